@@ -1,0 +1,33 @@
+# One command each. `make demo` needs neither root nor bubblewrap; the first use of each makes `.venv`.
+.PHONY: demo test proof lint bench clean
+
+bin := .venv/bin
+
+demo:
+	@scripts/setup run
+	@$(bin)/holdwater run demo
+
+test:
+	@scripts/setup dev
+	@scripts/test-needs
+	@$(bin)/pytest -m "not proof"
+
+proof:
+	@scripts/setup dev
+	@scripts/test-needs
+	@$(bin)/pytest -m proof
+	@$(bin)/python benchmarks/flat_memory.py
+
+lint:
+	@scripts/setup dev
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check .
+	@$(bin)/mypy
+	@$(bin)/lint-imports
+
+bench:
+	@scripts/setup run
+	@$(bin)/python benchmarks/flat_memory.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,152 @@
+"""Agents that are a program: any command, run in the sandbox with the model's URL and key.
+
+The template is split into words first and filled in afterwards, so no value ever becomes a shell word.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import string
+from collections.abc import Mapping
+
+from ..core.authoring import Agent, Model, Sandbox
+from ..core.errors import AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
+from ..core.records import CommandResult, Instance
+
+OF_THE_MODEL = ("model", "model_url", "model_key")
+PLACEHOLDERS = ("id", "instruction", "instruction_file", "workdir", *OF_THE_MODEL)
+INSTRUCTION_FILE = ".holdwater/instruction.md"
+LONGEST_ARGUMENT = 128 * 1024 - 1  # bytes that Linux takes in one argument
+LONGEST_REASON = 2000  # characters of output that a failure quotes
+NOT_FOUND = 127  # what a shell, or a sandbox that starts programs by one, says of a missing program
+MISSING = "missing"  # how a sandbox that looks first calls it
+
+Part = tuple[str, str | None]  # literal text, and the placeholder that follows it
+
+
+def command(template: str) -> Agent:
+    """An agent that runs `template`; its answer is what the program printed.
+
+    The instruction arrives as `{instruction}`, or else as a file (`{instruction_file}`,
+    `HOLDWATER_INSTRUCTION_FILE`). The model arrives as `{model}`, `{model_url}` and `{model_key}`, and in
+    `HOLDWATER_MODEL`, `OPENAI_BASE_URL` and `OPENAI_API_KEY`.
+    """
+    words = _parse(template)
+    program = words[0][0][0]
+    used = {name for word in words for _, name in word}
+    by_file = "instruction" not in used or "instruction_file" in used
+
+    async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
+        if by_file:
+            await sandbox.write(INSTRUCTION_FILE, instance.instruction)
+        values = _values(instance, sandbox) | _model_values(model, not used.isdisjoint(OF_THE_MODEL))
+        filled = [program, *(_fill(word, values) for word in words[1:])]
+        result = await _run(filled, sandbox, _environment(values, by_file))
+        if not result.ok:
+            reason = (result.stderr.strip() or result.stdout.strip())[-LONGEST_REASON:]
+            raise AgentFailed(f"`{program}` ended with status {result.exit_code}: {reason}", kind="exit")
+        return result.stdout
+
+    def check() -> None:
+        # A path may exist in the sandbox alone, where only the first attempt can look.
+        if "/" not in program and shutil.which(program) is None:
+            raise _missing(program)
+
+    return Agent(name=f"command:{program}", act=act, check=check, description=f"runs `{template}`")
+
+
+def _parse(template: str) -> list[list[Part]]:
+    try:
+        words = [_parts(word) for word in shlex.split(template)]
+    except ValueError as error:
+        raise BadInput(f"cannot read the agent's command: {error}: `{template}`") from None
+    if not words or words[0] == [("", None)]:
+        raise BadInput("the agent's command is empty", hint="for example: --command 'my-agent {instruction}'")
+    if any(name is not None for _, name in words[0]):
+        raise BadInput(f"the agent's program cannot be a placeholder: `{shlex.split(template)[0]}`")
+    return words
+
+
+def _parts(word: str) -> list[Part]:
+    hint = "write `{{` and `}}` for braces that are meant as they are; known are " + ", ".join(
+        f"`{{{name}}}`" for name in PLACEHOLDERS
+    )
+    try:
+        parsed = list(string.Formatter().parse(word))
+    except ValueError:
+        raise BadInput(f"a brace without its partner in the agent's command: `{word}`", hint=hint) from None
+    for _, name, form, conversion in parsed:
+        if name is not None and (name not in PLACEHOLDERS or form or conversion):
+            raise BadInput(f"unknown placeholder in the agent's command: `{word}`", hint=hint)
+    return _merged([(literal, name) for literal, name, _, _ in parsed])
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """Escaped braces come as parts of their own; a word without placeholders is one part."""
+    if all(name is None for _, name in parts):
+        return [("".join(literal for literal, _ in parts), None)]
+    return parts
+
+
+def _values(instance: Instance, sandbox: Sandbox) -> dict[str, str]:
+    return {
+        "id": instance.id,
+        "instruction": instance.instruction,
+        "instruction_file": f"{sandbox.workdir}/{INSTRUCTION_FILE}",
+        "workdir": sandbox.workdir,
+    }
+
+
+def _model_values(model: Model, needed: bool) -> dict[str, str]:
+    """What is to be known of the model; a run without one is fine for a program that names none."""
+    try:
+        return {"model": model.name, "model_url": model.sandbox_url, "model_key": model.key}
+    except ModelFailed:
+        if needed:
+            raise
+        return {}
+
+
+def _fill(word: list[Part], values: Mapping[str, str]) -> str:
+    filled = "".join(literal + (values[name] if name else "") for literal, name in word)
+    if "\0" in filled or len(filled.encode()) > LONGEST_ARGUMENT:
+        problem = "has a NUL character" if "\0" in filled else f"is longer than {LONGEST_ARGUMENT} bytes"
+        raise AgentFailed(
+            f"an argument of the agent's command {problem}", hint="use `{instruction_file}`", kind="argument"
+        )
+    return filled
+
+
+def _environment(values: Mapping[str, str], by_file: bool) -> dict[str, str]:
+    environment = {"HOLDWATER_ID": values["id"], "HOLDWATER_WORKDIR": values["workdir"]}
+    if by_file:
+        environment["HOLDWATER_INSTRUCTION_FILE"] = values["instruction_file"]
+    if "model" in values:
+        environment["HOLDWATER_MODEL"] = values["model"]
+        environment["OPENAI_BASE_URL"] = values["model_url"]
+        environment["OPENAI_API_KEY"] = values["model_key"]
+    return environment
+
+
+async def _run(words: list[str], sandbox: Sandbox, env: Mapping[str, str]) -> CommandResult:
+    """Run the program; a missing one will hit every instance, so it is the run's failure."""
+    try:
+        result = await sandbox.run(words, env=env)
+    except SandboxFailed as error:
+        if error.kind != MISSING:
+            raise
+        raise _missing(words[0]) from None
+    if result.exit_code == NOT_FOUND and not await _is_there(words[0], sandbox):
+        raise _missing(words[0])
+    return result
+
+
+async def _is_there(program: str, sandbox: Sandbox) -> bool:
+    """A program that is there may end with 127 as well: it may miss another."""
+    return (await sandbox.run(["sh", "-c", 'command -v "$1"', "sh", program])).ok
+
+
+def _missing(program: str) -> RunFailed:
+    hint = "install it, or give its absolute path"
+    return RunFailed(f"the agent's program is missing: `{program}`", hint=hint, kind="agent-missing")

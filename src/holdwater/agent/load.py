@@ -1,0 +1,68 @@
+"""Finds an agent by what the user typed: a name, `command:PROGRAM ...`, `path.py:name` or `module:name`.
+
+A worker loads the same spec again, so a spec is all that crosses a process boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import plugin
+from ..core.authoring import Agent
+from ..core.errors import BadInput
+from ..plugin import Known
+from .bash import bash
+from .command import command
+from .nop import nop
+from .oracle import oracle
+from .python import python
+
+__all__ = ["Known", "absolute", "known", "load"]
+
+GROUP = "holdwater.agents"
+COMMAND = "command"
+OTHERS = "`command:PROGRAM ...`, `path.py:name` or `module:name`"
+
+BUILT_IN: dict[str, Callable[[], Agent]] = {"bash": bash, "oracle": oracle, "nop": nop}
+
+
+def load(spec: str) -> Agent:
+    """The agent that `spec` stands for; BadInput says what is wrong with it."""
+    if spec in BUILT_IN:
+        return BUILT_IN[spec]()
+    head, colon, template = spec.partition(":")
+    if head == COMMAND:
+        return command(template)
+    if colon:
+        return _made(plugin.find(spec), spec)
+    if spec.endswith(".py"):
+        raise BadInput(f"which agent in `{spec}`?", hint=f"name it: `{spec}:solve`")
+    found = plugin.entry(GROUP, spec)
+    if found is None:
+        raise plugin.unknown("agent", spec, known(), OTHERS)
+    return _made(found, spec)
+
+
+def known() -> list[Known]:
+    """What `load` knows by name: ours, then what installed distributions bring."""
+    ours = [Known(name=name, description=make().description) for name, make in BUILT_IN.items()]
+    ours.append(
+        Known(name=COMMAND, description="any program: `--agent command --command 'PROGRAM {instruction}'`")
+    )
+    return ours + [brought for brought in plugin.entries(GROUP) if brought.name not in BUILT_IN]
+
+
+def absolute(spec: str) -> str:
+    """The same spec, meaning the same from any directory."""
+    return spec if spec.startswith(f"{COMMAND}:") else plugin.absolute(spec)
+
+
+def _made(found: object, spec: str) -> Agent:
+    if isinstance(found, Agent):
+        return found
+    if not callable(found):
+        hint = "it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`"
+        raise BadInput(f"not an agent: `{spec}` is of type `{type(found).__name__}`", hint=hint)
+    left, _, name = spec.rpartition(":")
+    return python(found, f"{Path(left).name}:{name}" if left else spec)

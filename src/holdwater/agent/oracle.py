@@ -1,0 +1,25 @@
+"""The agent that knows the solution: what it fails is the suite's own mistake."""
+
+from __future__ import annotations
+
+from ..core.authoring import Agent, Model, Sandbox
+from ..core.errors import AgentFailed
+from ..core.records import Instance
+
+LONGEST_REASON = 1000  # characters of output that a failure quotes
+
+
+async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
+    """Run the instance's own `solution`."""
+    if not instance.solution:
+        raise AgentFailed(
+            "the instance has no solution", hint="give it a `solution` command", kind="no-solution"
+        )
+    result = await sandbox.run(instance.solution)
+    if not result.ok:
+        reason = result.output.strip()[-LONGEST_REASON:]
+        raise AgentFailed(f"the solution ended with status {result.exit_code}: {reason}", kind="exit")
+
+
+def oracle() -> Agent:
+    return Agent(name="oracle", act=act, uses_model=False, description="runs the instance's own solution")

@@ -1,0 +1,22 @@
+"""Agents written as a function: `solve(instance, sandbox, model)`, plain or async.
+
+`act` stays the author's own function: how it is run (on the loop, or in a thread) is decided in `rollout/`.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from ..core.authoring import Act, Agent
+from ..core.errors import BadInput
+
+
+def python(function: Act, name: str = "") -> Agent:
+    """An agent that is `function`; its name is where the function was defined, unless one is given."""
+    name = name or f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except (TypeError, ValueError):
+        raise BadInput(f"`{name}` must take three arguments: `(instance, sandbox, model)`") from None
+    described = (inspect.getdoc(function) or "").partition("\n")[0]
+    return Agent(name=name, act=function, description=described)

@@ -1,0 +1,309 @@
+"""All that the command does, as typed calls: `run`, `resume`, `regrade`, `show`, `audit`, `export`.
+
+Each has an `async` twin where it waits (`arun`, ...). In a notebook the plain calls work too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypedDict, TypeVar, Unpack
+
+import msgspec
+import uvloop
+
+from .agent.load import absolute as absolute_agent
+from .agent.load import load as load_agent
+from .agent.python import python as python_agent
+from .core.authoring import Act, Agent, Suite
+from .core.config import Critic, Network, RunConfig
+from .core.errors import BadInput
+from .core.records import Limits, Summary, Verdict
+from .ledger.audit import Audit
+from .ledger.audit import audit as audit_run
+from .ledger.directory import RunDirectory
+from .ledger.export import export as export_run
+from .ledger.reader import Reader
+from .run.config import SCRIPTED, Environment, build, default_directory, environment, parse_bytes, parse_shard
+from .run.execute import Conduct, conduct, create
+from .run.feed import Feed
+from .run.regrade import RegradeFeed
+from .suite.load import absolute as absolute_suite
+from .suite.load import load as load_suite
+
+T = TypeVar("T")
+
+
+class Options(TypedDict, total=False):
+    """What a run can be told. Sizes are bytes or text such as `512MiB`; times are seconds."""
+
+    model: str | None
+    base_url: str | None
+    concurrency: int | None
+    workers: int | None
+    attempts: int | None
+    retries: int | None
+    samples: int | None
+    critic: Critic | str | None
+    only: Sequence[str] | None
+    limit: int | None
+    shard: str | None
+    timeout: float | None
+    working_time: float | None
+    setup_timeout: float | None
+    grade_timeout: float | None
+    sandbox_memory: int | str | None
+    network: Network | str | None
+    scratch: str | Path | None
+    memory: int | str | None
+    worker_memory: int | str | None
+    recycle_after: int | None
+    grace: float | None
+    suite_timeout: float | None
+    backoff: float | None
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A run that could be started: everything has been checked, nothing has been made."""
+
+    path: Path
+    config: RunConfig
+    suite: Suite
+    agent: Agent
+    importable: bool
+
+
+class Around(TypedDict, total=False):
+    """What surrounds a run: who watches, who is told, who hears signals."""
+
+    observers: Sequence[Callable[[Verdict], None]]
+    say: Callable[[str], None]
+    signals: bool
+    begun: Callable[[RunDirectory], None]  # called when the directory exists, before anything runs
+    duties: Sequence[Any]
+
+
+def run(
+    suite: Suite | str,
+    agent: Agent | Act | str | None = None,
+    *,
+    out: str | Path | None = None,
+    observers: Sequence[Callable[[Verdict], None]] = (),
+    **options: Unpack[Options],
+) -> Summary:
+    """Run a suite with an agent to its end; the run's summary. What went wrong is in it, not raised."""
+    return _wait(arun(suite, agent, out=out, observers=observers, **options))
+
+
+async def arun(
+    suite: Suite | str,
+    agent: Agent | Act | str | None = None,
+    *,
+    out: str | Path | None = None,
+    observers: Sequence[Callable[[Verdict], None]] = (),
+    **options: Unpack[Options],
+) -> Summary:
+    """`run`, for code that has an event loop."""
+    return await start(prepare(suite, agent, out, options), {"observers": observers})
+
+
+def resume(
+    path: str | Path, *, suite: Suite | None = None, agent: Agent | Act | None = None, accept_changes: bool = False
+) -> Summary:
+    """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
+    return _wait(aresume(path, suite=suite, agent=agent, accept_changes=accept_changes))
+
+
+async def aresume(
+    path: str | Path,
+    *,
+    suite: Suite | None = None,
+    agent: Agent | Act | None = None,
+    accept_changes: bool = False,
+    around: Around | None = None,
+) -> Summary:
+    """`resume`, for code that has an event loop."""
+    directory = RunDirectory.open(path)
+    config = directory.read_config()
+    given = _given(suite or load_suite(config.suite), _agent(agent or config.agent), around or {})
+    importable = suite is None and agent is None
+    given = msgspec.structs.replace(
+        given, resumed=True, accept_changes=accept_changes, importable=importable
+    )
+    return await _conduct(directory, config, given, around or {})
+
+
+def regrade(path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None) -> Summary:
+    """Grade a run's work again without running the agent; outcomes change where the grade does."""
+    return _wait(aregrade(path, only=only, suite=suite))
+
+
+async def aregrade(
+    path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None, around: Around | None = None
+) -> Summary:
+    """`regrade`, for code that has an event loop."""
+    directory = RunDirectory.open(path)
+    config = directory.read_config()
+    feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only))  # noqa: E731
+    given = _given(suite or load_suite(config.suite), _agent(config.agent), around or {})
+    given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
+    return await _conduct(directory, msgspec.structs.replace(config, model=None), given, around or {})
+
+
+def show(path: str | Path) -> Summary:
+    """A run in a page."""
+    with Reader(path) as reader:
+        return reader.summary()
+
+
+def audit(path: str | Path) -> Audit:
+    """Prove that nothing is missing: planned = settled, one verdict an attempt, every segment intact."""
+    return audit_run(path)
+
+
+def export(path: str | Path, out: BinaryIO, *, what: str = "outcomes", format: str = "jsonl") -> None:
+    """Stream a run's outcomes, attempts or exchanges to `out`."""
+    export_run(path, what, format, out)
+
+
+def prepare(
+    suite: Suite | str, agent: Agent | Act | str | None, out: str | Path | None, options: Options
+) -> Prepared:
+    """Check everything that can be checked before a run, and make nothing."""
+    found = load_suite(suite) if isinstance(suite, str) else suite
+    chosen = agent if agent is not None else found.defaults.agent
+    if chosen is None:
+        raise BadInput(f"which agent? suite `{found.name}` suggests none", "for example `--agent bash`")
+    actor = _agent(chosen)
+    names = (
+        absolute_suite(suite) if isinstance(suite, str) else found.name,
+        absolute_agent(chosen) if isinstance(chosen, str) else actor.name,
+    )
+    importable = isinstance(suite, str) and isinstance(chosen, str)
+    config = build(found, actor, names, _settings(options))
+    for check in (found.check, actor.check):
+        if check is not None:
+            check()
+    path = Path(out) if out is not None else default_directory(found.name)
+    return Prepared(path, config, found, actor, importable)
+
+
+async def start(prepared: Prepared, around: Around) -> Summary:
+    """Make the run directory of a prepared run and conduct it."""
+    _environment(prepared.config)  # a model without an upstream is refused before anything is made
+    directory = create(prepared.path, prepared.config)
+    given = _given(prepared.suite, prepared.agent, around)
+    given = msgspec.structs.replace(given, importable=prepared.importable)
+    return await _conduct(directory, prepared.config, given, around)
+
+
+async def _conduct(directory: RunDirectory, config: RunConfig, given: Conduct, around: Around) -> Summary:
+    if begun := around.get("begun"):
+        begun(directory)
+    async with _model(config) as env:
+        return await conduct(directory, msgspec.structs.replace(given, environment=env))
+
+
+def _given(suite: Suite, agent: Agent, around: Around) -> Conduct:
+    return Conduct(
+        suite=suite,
+        agent=agent,
+        environment=Environment(),
+        observers=around.get("observers", ()),
+        say=around.get("say", lambda line: None),
+        signals=around.get("signals", False),
+        duties=around.get("duties", ()),
+    )
+
+
+def _agent(agent: Agent | Act | str) -> Agent:
+    if isinstance(agent, str):
+        return load_agent(agent)
+    return agent if isinstance(agent, Agent) else python_agent(agent)
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    """The options as fields of a `RunConfig`."""
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    limits = {
+        "setup": said.pop("setup_timeout", None),
+        "acting": said.pop("timeout", None),
+        "working": said.pop("working_time", None),
+        "grading": said.pop("grade_timeout", None),
+        "memory": _size(said.pop("sandbox_memory", None), "--sandbox-memory"),
+    }
+    said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
+    for name in ("memory", "worker_memory"):
+        if name in said:
+            said[name] = _size(said[name], f"--{name.replace('_', '-')}")
+    for name, kind in (("critic", Critic), ("network", Network)):
+        if name in said:
+            said[name] = _choice(kind, said[name], name)
+    if "shard" in said:
+        said["shard"] = parse_shard(said["shard"])
+    if "only" in said:
+        said["only"] = tuple(said["only"])
+    if "scratch" in said:
+        said["scratch"] = str(Path(said["scratch"]).absolute())
+    return said
+
+
+def _choice(kind: type[Critic] | type[Network], value: str, name: str) -> Critic | Network:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(f"`{choice}`" for choice in kind)
+        raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
+
+
+def _size(value: int | str | None, flag: str) -> int | None:
+    return parse_bytes(value, flag) if isinstance(value, str) else value
+
+
+def _environment(config: RunConfig) -> Environment:
+    from .run.config import upstream_of
+
+    env = environment()
+    if config.model != SCRIPTED:
+        upstream_of(config, env)
+    return env
+
+
+@asynccontextmanager
+async def _model(config: RunConfig) -> AsyncIterator[Environment]:
+    """The environment that the run's model calls are made with; the scripted model is served here."""
+    env = _environment(config)
+    if config.model != SCRIPTED:
+        yield env
+        return
+    from .suite.demo.script import reply
+    from .testing.scripted import serve
+
+    async with serve(reply) as url:
+        yield msgspec.structs.replace(env, base_url=url, api_key=SCRIPTED)
+
+
+def _wait(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, also where a loop is running already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return uvloop.run(work)
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            results.append(uvloop.run(work))
+        except BaseException as error:  # boundary: raised again by the caller  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name="holdwater")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

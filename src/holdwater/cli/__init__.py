@@ -1,0 +1,157 @@
+"""The command: finds the verb, runs it, and turns what it raises into a message and an exit status.
+
+One file a verb. A verb's rooms are imported when that verb is called, so that `holdwater --help` is instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ..version import __version__
+from .console import Console, occupy_standard_fds
+
+VERBS = {
+    "run": "Run a suite with an agent",
+    "resume": "Go on with a run that was stopped or killed",
+    "show": "Show what became of a run, or of one instance",
+    "audit": "Prove that nothing is missing from a run",
+    "export": "Write a run's outcomes, attempts or exchanges as JSONL or CSV",
+    "regrade": "Grade a run's work again without running the agent",
+    "suites": "List the suites that are known here",
+    "agents": "List the agents that are known here",
+    "doctor": "Say what this machine gives, and what is weaker for it",
+}
+INTERRUPTED = 3
+BROKEN_PIPE = 141  # what a shell reports for SIGPIPE: the reader left, nothing is wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status."""
+    occupy_standard_fds()
+    try:
+        status = dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BrokenPipeError:
+        status = BROKEN_PIPE
+        leave_stdout()
+    except Exception as error:  # boundary: the user gets a sentence, not a traceback  # noqa: BLE001
+        status = complain(error)
+    if Console.current:
+        Console.current.flush()
+    return status
+
+
+def dispatch(words: list[str]) -> int:
+    """Call the verb that `words` begin with."""
+    if not words or words[0] in ("--help", "-h", "help"):
+        print(overview())  # noqa: T201
+        return 0
+    if words[0] in ("--version", "-V"):
+        print(__version__)  # noqa: T201
+        return 0
+    if words[0] not in VERBS:
+        raise unknown_verb(words[0])
+    return call(words[0], words[1:])
+
+
+def call(verb: str, words: list[str]) -> int:
+    from cyclopts import App, CycloptsError
+
+    from ..core.errors import BadInput
+
+    app = App(name="holdwater", help_format="markdown", version_flags=(), suppress_keyboard_interrupt=False)
+    app.command(f"holdwater.cli.{verb}:{verb}", name=verb)
+    try:
+        status = app([verb, *words], exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise BadInput(one_line(error), f"`holdwater {verb} --help` shows what it takes") from None
+    return status if isinstance(status, int) else 0
+
+
+def overview() -> str:
+    verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
+    return f"""\
+holdwater {__version__}: agent evaluations inside a fixed memory and disk budget, with nothing lost
+
+Usage: holdwater VERB [ARGUMENTS]
+
+{verbs}
+
+Examples:
+  holdwater run demo
+  holdwater run suite.py:suite --agent suite.py:solve --out runs/mine
+  holdwater show latest
+  holdwater VERB --help"""
+
+
+def unknown_verb(word: str) -> Exception:
+    from difflib import get_close_matches
+
+    from ..core.errors import BadInput
+
+    near = get_close_matches(word, VERBS, n=1)
+    hint = f"did you mean `holdwater {near[0]}`?" if near else "`holdwater --help` lists the verbs"
+    return BadInput(f"unknown verb: `{printable(word)}`", hint)
+
+
+def one_line(error: Exception) -> str:
+    """The message of a usage error, as all our messages are: no capital, no full stop."""
+    from cyclopts import UnusedCliTokensError
+
+    if isinstance(error, UnusedCliTokensError):
+        unused = " ".join(error.unused_tokens or ())
+        return f"unexpected argument: `{printable(unused)}`"
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text[0].lower() + text[1:].removesuffix(".")
+
+
+def printable(text: str) -> str:
+    """`text` as one line that cannot steer a terminal."""
+    short = text if len(text) <= 500 else text[:500] + "..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
+
+
+def complain(error: Exception) -> int:
+    """Say what went wrong on the real stderr; the exit status for it."""
+    from ..core.errors import HoldwaterError
+
+    console = Console.current or Console()
+    if isinstance(error, HoldwaterError):
+        console.say(f"error: {error.message}")
+        status = error.exit_status
+        hint = error.hint
+    else:
+        console.say(f"error: internal: {type(error).__name__}: {printable(str(error))}")
+        status = 1
+        hint = f"a bug in holdwater, or in a suite or an agent that it loaded; traceback: `{keep(error)}`"
+    if hint:
+        console.say(f"hint: {hint}")
+    console.flush()
+    return status
+
+
+def keep(error: Exception) -> str:
+    """Write the traceback to a file; its path."""
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="holdwater-", suffix=".traceback", delete=False, errors="replace"
+        ) as file:
+            file.write("".join(traceback.format_exception(error)))
+            return file.name
+    except OSError as failed:
+        return f"not kept: {failed.strerror}"
+
+
+def leave_stdout() -> None:
+    """Let the interpreter's last flush of a pipe that nobody reads go nowhere."""
+    import os
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

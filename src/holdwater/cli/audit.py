@@ -1,0 +1,57 @@
+"""`holdwater audit`: proves from what is on disk that nothing is missing. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .console import Console
+from .flags import Flag, find_run
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from ..ledger.audit import Audit
+
+MOST_SHOWN = 50
+
+
+def audit(run: str | None = None, /, *, json: Flag = False) -> int:
+    """Prove that nothing is missing from a run.
+
+    Every planned sample has one outcome, every attempt one verdict, every exchange can be read. The exit
+    status is 0 if so and 1 otherwise.
+
+    For example: `holdwater audit latest --json`
+
+    Parameters
+    ----------
+    run
+        The run's directory; `latest`, or nothing, is the newest in `runs/`.
+    json
+        Print one JSON document.
+    """
+    from ..ledger.audit import audit as examine
+
+    found = examine(find_run(run))
+    if json:
+        Console().data(found)
+    else:
+        Console().page(page(found))
+    return 0 if found.ok else 1
+
+
+def page(found: Audit) -> Text:
+    from rich.text import Text
+
+    from ..view.figures import line
+
+    text = Text(
+        f"planned {found.planned}, settled {found.settled}, lost {found.lost}, "
+        f"duplicated {found.duplicated}, corrupt {found.corrupt}: "
+    )
+    text.append("holds water" if found.ok else "does not hold water", "green" if found.ok else "red")
+    for problem in found.problems[:MOST_SHOWN]:
+        text.append(f"\nproblem: {line(problem)}")
+    if len(found.problems) > MOST_SHOWN:
+        text.append(f"\n... and {len(found.problems) - MOST_SHOWN} more")
+    return text

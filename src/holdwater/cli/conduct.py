@@ -1,0 +1,62 @@
+"""What `run`, `resume` and `regrade` share: a claimed console, the live display, the closing page, the status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from .console import Console
+
+if TYPE_CHECKING:
+    from ..api import Around
+    from ..core.records import Summary
+    from ..ledger.directory import RunDirectory
+    from ..view.terminal import Display
+
+INTERNAL = 1
+
+
+def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: bool, quiet: bool) -> int:
+    """Do `work` in front of the user; the exit status."""
+    import uvloop
+
+    console = Console.current or Console.claim()
+    displays: list[Display] = []
+
+    def begun(directory: RunDirectory) -> None:
+        console.divert(directory.logs / "console.log")
+        if not quiet:
+            displays.append(_display(directory, console))
+
+    around: Around = {"say": lambda line: console.say(line.rstrip("\n")), "signals": True, "begun": begun}
+    try:
+        summary = uvloop.run(work(around))
+    finally:
+        for display in displays:
+            display.stop()
+    _close(summary, console, json=json, quiet=quiet)
+    console.flush()
+    return summary.exit_status or 0
+
+
+def _display(directory: RunDirectory, console: Console) -> Display:
+    from ..ledger.reader import Reader
+    from ..view.terminal import Display
+
+    display = Display(lambda: Reader(directory), console.say, console.terminal)
+    display.start()
+    return display
+
+
+def _close(summary: Summary, console: Console, *, json: bool, quiet: bool) -> None:
+    """The closing page on stderr, the data on stdout."""
+    from ..ledger.reader import Reader
+    from ..view.report import render_report
+
+    if not quiet:
+        with Reader(summary.directory) as reader:
+            console.print(render_report(summary, reader))
+    if json:
+        console.data(summary)
+    sys.stdout.flush()

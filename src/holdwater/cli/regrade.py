@@ -1,0 +1,35 @@
+"""`holdwater regrade`: grade a run's work again without running the agent."""
+
+from __future__ import annotations
+
+from .console import Console
+from .flags import Flag, find_run
+
+
+def regrade(
+    run: str | None = None, /, *, only: list[str] | None = None, json: Flag = False, quiet: Flag = False
+) -> int:
+    """Grade a run's work again without running the agent.
+
+    What each chosen attempt left is put into a fresh sandbox and graded as the suite grades now.
+    For example: `holdwater regrade runs/mine --only 'add-*'`.
+
+    Parameters
+    ----------
+    run
+        The run's directory; `latest`, or nothing, is the newest in `runs/`.
+    only
+        Only instances whose id matches this pattern; may be repeated.
+    json
+        Print the run's summary as one JSON document on stdout.
+    quiet
+        No display and no closing page.
+    """
+    Console.claim()
+    from .. import api
+    from .conduct import conducted
+
+    path = find_run(run)
+    return conducted(
+        lambda around: api.aregrade(path, only=tuple(only or ()), around=around), json=json, quiet=quiet
+    )

@@ -1,0 +1,151 @@
+"""`holdwater run`: a suite, an agent, a model and budgets, from flags and a TOML file, to a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from .console import Console
+from .flags import Flag
+from .settings import merged
+
+if TYPE_CHECKING:
+    from ..api import Prepared
+
+CHOOSING = Group("What is run", sort_key=1)
+TRYING = Group("How often it is tried", sort_key=2)
+LIMITS = Group("Limits (seconds; sizes such as `512MiB`)", sort_key=3)
+MACHINE = Group("Where it runs", sort_key=4)
+
+
+def _in(group: Group, text: str) -> Any:
+    return Parameter(group=group, help=text, show_default=False, negative="")
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Every flag can stand in a TOML file too, under its own name."""
+
+    agent: Annotated[str | None, _in(CHOOSING, "`bash`, `oracle`, `nop`, `command`, `path.py:name` or a plug-in")] = None
+    command: Annotated[str | None, _in(CHOOSING, "With `--agent command`: the program, with placeholders such as `{instruction}`")] = None
+    model: Annotated[str | None, _in(CHOOSING, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` say where it is")] = None
+    base_url: Annotated[str | None, _in(CHOOSING, "The model's server, in place of `OPENAI_BASE_URL`")] = None
+    only: Annotated[list[str] | None, _in(CHOOSING, "Only instances whose id matches this pattern; may be repeated")] = None
+    limit: Annotated[int | None, _in(CHOOSING, "Only the first so many instances")] = None
+    shard: Annotated[str | None, _in(CHOOSING, "Only part i of n: `1/4`")] = None
+    attempts: Annotated[int | None, _in(TRYING, "Goes at an instance until the critic is satisfied (1)")] = None
+    critic: Annotated[str | None, _in(TRYING, "`grade`: it passed (default); `finished`: it ended without a failure")] = None
+    retries: Annotated[int | None, _in(TRYING, "Further tries after an infrastructure failure (2)")] = None
+    samples: Annotated[int | None, _in(TRYING, "Independent samples of each instance, for pass@k (1)")] = None
+    timeout: Annotated[float | None, _in(LIMITS, "For acting, from when the agent starts (3600)")] = None
+    working_time: Annotated[float | None, _in(LIMITS, "For acting, without the time spent waiting for a rate limit")] = None
+    setup_timeout: Annotated[float | None, _in(LIMITS, "For set-up (300)")] = None
+    grade_timeout: Annotated[float | None, _in(LIMITS, "For grading (600)")] = None
+    sandbox_memory: Annotated[str | None, _in(LIMITS, "For each sandbox; a retry after hitting it gets twice as much")] = None
+    memory: Annotated[str | None, _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise")] = None
+    worker_memory: Annotated[str | None, _in(LIMITS, "A worker above this is replaced (1GiB)")] = None
+    concurrency: Annotated[int | None, _in(MACHINE, "Attempts at once (8)")] = None
+    workers: Annotated[int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")] = None
+    network: Annotated[str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `host`")] = None
+    scratch: Annotated[str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")] = None
+    grace: Annotated[float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")] = None
+    recycle_after: Annotated[int | None, _in(MACHINE, "Attempts after which a worker is replaced (5000)")] = None
+    suite_timeout: Annotated[float | None, _in(MACHINE, "Seconds without an instance after which a suite counts as hung (600)")] = None
+    backoff: Annotated[float | None, _in(MACHINE, "Seconds before the first retry; doubles (1)")] = None
+
+
+def run(
+    suite: str,
+    /,
+    *,
+    flags: Flags = Flags(),  # noqa: B008 - frozen
+    out: Path | None = None,
+    config: Path | None = None,
+    dry_run: Flag = False,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> int:
+    """Run a suite with an agent.
+
+    For example: `holdwater run demo`, or
+    `holdwater run tasks.jsonl --agent bash --model gpt-5 --concurrency 30 --timeout 1800 --out runs/mine`.
+
+    Exit status: 0 all settled, 1 settled with infrastructure failures left, 2 bad input, 3 interrupted and
+    resumable, 4 stopped by a budget or a failure that hits every instance.
+
+    Parameters
+    ----------
+    suite
+        `demo`, `file.jsonl`, `path.py:name`, `module:name` or a plug-in.
+    out
+        The run's directory; `runs/<time>-<suite>` otherwise.
+    config
+        A TOML file with flags; those given here come first.
+    dry_run
+        Print what would happen, and do nothing.
+    json
+        Print the run's summary as one JSON document on stdout.
+    quiet
+        No display and no closing page.
+    """
+    console = Console.claim()
+    from .. import api
+
+    said = merged(dataclasses.asdict(flags), config)
+    agent = _agent(said.pop("agent"), said.pop("command"))
+    prepared = api.prepare(suite, agent, out, said)  # type: ignore[arg-type]
+    if dry_run:
+        return _rehearse(prepared, console, json)
+    from .conduct import conducted
+
+    return conducted(lambda around: api.start(prepared, around), json=json, quiet=quiet)
+
+
+def _agent(agent: str | None, command: str | None) -> str | None:
+    """`--agent command --command LINE` is the agent `command:LINE`; `--command` alone means the same."""
+    from ..core.errors import BadInput
+
+    if command is None:
+        if agent == "command":
+            raise BadInput("`--agent command` needs `--command`", "for example `--command 'mytool {instruction}'`")
+        return agent
+    if agent not in (None, "command"):
+        raise BadInput(f"`--command` goes with `--agent command`, not with `{agent}`")
+    return f"command:{command}"
+
+
+def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
+    """Say what would happen."""
+    import uvloop
+
+    from ..run.source import Source
+
+    async def look() -> tuple[list[str], int | None]:
+        source = Source(prepared.suite, prepared.config)
+        try:
+            return [instance.id for instance, _ in await source.take(10)], source.total
+        finally:
+            source.close()
+            if source.error is not None:
+                raise source.error
+
+    first, total = uvloop.run(look())
+    if json:
+        console.data({"directory": prepared.path, "config": prepared.config, "instances": total, "first": first})
+        return 0
+    config = prepared.config
+    lines = [
+        f"would run suite `{config.suite}` with agent `{config.agent}` on model `{config.model or 'none'}`",
+        f"instances: {'not known before it runs' if total is None else total}, "
+        f"samples {config.samples}, attempts {config.attempts}, retries {config.retries}",
+        f"first: {', '.join(first)}{', ...' if len(first) == 10 else ''}",
+        f"at once: {config.concurrency} attempts in {config.workers} workers",
+        f"limits: set-up {config.limits.setup:g} s, acting {config.limits.acting:g} s, grading {config.limits.grading:g} s",
+        f"directory: {prepared.path}",
+    ]
+    console.say("\n".join(lines))
+    return 0

@@ -1,0 +1,147 @@
+"""What people write: suites and agents; and what they are handed: a sandbox and a model.
+
+The protocols are the seams between rooms. `rollout/` calls what is written here, sync or async alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from .records import CommandResult, Exchange, Failure, Grade, Instance, Limits, Salvage, Usage
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """Where the agent acts. A `def` agent gets the same methods without `await`."""
+
+    @property
+    def workdir(self) -> str:
+        """The absolute path of the working directory, as seen from inside."""
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        log: Path | None = None,
+    ) -> CommandResult:
+        """Run a shell line, or a program with its arguments; a non-zero status is a result, not an error."""
+
+    async def read(self, path: str) -> bytes:
+        """The content of a file, by its path in the sandbox."""
+
+    async def write(self, path: str, content: str | bytes) -> None:
+        """Create or replace a file, and the directories above it."""
+
+
+class Keeper(Protocol):
+    """What rollout needs of a sandbox beside what agents see: to keep its work and to put it back."""
+
+    async def salvage(self, into: Path) -> Salvage | None:
+        """Write what changed since `mark` to the file `into`; None when nothing did."""
+
+    async def restore(self, source: Path) -> None:
+        """Put salvaged work back."""
+
+    async def mark(self) -> None:
+        """Set-up is over: what changes from now on is the agent's work."""
+
+
+class Model(Protocol):
+    """The agent's way to its model, through the gateway."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str:
+        """The base URL (`.../v1`) for code that runs in the worker."""
+
+    @property
+    def sandbox_url(self) -> str:
+        """The base URL (`.../v1`) for code that runs in the sandbox."""
+
+    @property
+    def key(self) -> str: ...
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        """One Chat Completions call; the reply's JSON."""
+
+
+class ExchangeLog(Protocol):
+    """Where the gateway writes: one attempt's segment, and the run's blobs."""
+
+    def append(self, exchange: Exchange) -> None:
+        """Write it so that it survives kill -9."""
+
+    def blob(self, content: bytes) -> str:
+        """Keep `content` once in the run; its hash."""
+
+
+class Session(Protocol):
+    """One attempt's place in the gateway."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for a rate limit so far."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the last model call failed, if it did; None once one succeeds again."""
+
+
+Instances = Iterable[Instance] | AsyncIterable[Instance]
+GradeResult = bool | int | float | Grade
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a suite suggests where the user says nothing."""
+
+    agent: str | None = None
+    model: str | None = None
+    attempts: int | None = None
+    timeout: float | None = None
+
+
+class Suite(msgspec.Struct, frozen=True, kw_only=True):
+    """Yields instances lazily, and grades."""
+
+    name: str
+    instances: Callable[[], Instances]
+    grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None  # (instance, sandbox, answer)
+    setup: Callable[..., Awaitable[None] | None] | None = None  # (instance, sandbox)
+    check: Callable[[], None] | None = None  # raises BadInput before anything is started
+    size: int | None = None
+    defaults: Defaults = Defaults()
+    description: str = ""
+
+
+Act = Callable[..., Any]  # (instance, sandbox, model) -> answer, plain or async
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
+    """What acts. `limits` lets an agent ask, for example, for more output."""
+
+    name: str
+    act: Act
+    uses_model: bool = True
+    check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
+    description: str = ""
+
+
+class Sandboxes(Protocol):
+    """Opens sandboxes of one kind."""
+
+    def open(self, attempt: int, limits: Limits, gateway: Path | None) -> Any:
+        """An async context manager of a sandbox for this attempt; made lazily."""

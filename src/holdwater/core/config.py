@@ -1,0 +1,52 @@
+"""What the user asked for, as one frozen record: built at the edge, stored as the run's `run.json`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .records import GiB, Limits, Record
+
+
+class Network(StrEnum):
+    """What a sandbox can reach."""
+
+    GATEWAY = "gateway"
+    NONE = "none"
+    HOST = "host"
+
+
+class Critic(StrEnum):
+    """Who says that a sample needs no further attempt."""
+
+    GRADE = "grade"  # it passed
+    FINISHED = "finished"  # it ended without a failure
+
+
+class RunConfig(Record, frozen=True):
+    """A run: a suite, an agent, a model, budgets. No secrets: keys are read from the environment each time."""
+
+    id: str
+    suite: str
+    agent: str
+    created: float
+    version: str
+    model: str | None = None
+    base_url: str | None = None  # the upstream, where it is not the environment's
+    concurrency: int = 8
+    workers: int = 2
+    attempts: int = 1
+    retries: int = 2
+    samples: int = 1
+    critic: Critic = Critic.GRADE
+    only: tuple[str, ...] = ()  # glob patterns over ids
+    limit: int | None = None
+    shard: tuple[int, int] | None = None  # i of n, from 1
+    limits: Limits = Limits()
+    network: Network = Network.GATEWAY
+    scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
+    memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
+    worker_memory: int = 1 * GiB  # a worker above this is drained and replaced
+    recycle_after: int = 5000  # attempts
+    grace: float = 30.0  # seconds that running attempts get after the first signal
+    suite_timeout: float = 600.0  # seconds without an instance before a suite counts as hung
+    backoff: float = 1.0  # seconds before the first retry; doubles, with jitter

@@ -1,0 +1,133 @@
+"""One error tree. Each error says where it happened and whether trying again can help.
+
+An error that ends an attempt becomes a `Failure` by `as_failure`; an error that ends a command is a
+`HoldwaterError` whose `exit_status` the CLI returns.
+"""
+
+from __future__ import annotations
+
+from .records import Failure, Phase, Where
+
+
+class HoldwaterError(Exception):
+    """Anything that holdwater itself raises. The message is a sentence that a user can act on."""
+
+    exit_status = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class BadInput(HoldwaterError):
+    """What the user gave is wrong; the message names the place."""
+
+    exit_status = 2
+
+
+class RunLocked(BadInput):
+    """Another conductor holds the run directory."""
+
+
+class SuiteFailed(BadInput):
+    """The suite raised, hung or yielded something that is no instance."""
+
+
+class Interrupted(HoldwaterError):
+    """The run was asked to stop; it can be resumed."""
+
+    exit_status = 3
+
+
+class RunStopped(HoldwaterError):
+    """A budget or a breaker stopped the run; it can be resumed."""
+
+    exit_status = 4
+
+
+class LedgerFailed(RunStopped):
+    """The ledger could not be written. Nothing that was acknowledged is lost."""
+
+
+class LedgerCorrupt(RunStopped):
+    """The ledger or a segment is not what was written."""
+
+
+class AttemptError(HoldwaterError):
+    """Something that ends an attempt. Subclasses say where."""
+
+    where = Where.AGENT
+    kind = "error"
+    again = True
+
+    def __init__(
+        self, message: str, hint: str = "", *, kind: str = "", again: bool | None = None, after: float = 0.0
+    ) -> None:
+        super().__init__(message, hint)
+        self.kind = kind or self.kind
+        self.again = self.again if again is None else again
+        self.after = after
+
+
+class AgentFailed(AttemptError):
+    """The agent raised, exited with a status or gave up. It is graded on what it left."""
+
+
+class LimitReached(AttemptError):
+    where = Where.LIMIT
+    kind = "timeout"
+
+
+class ResourceExhausted(AttemptError):
+    """The sandbox was stopped at its memory or disk limit."""
+
+    where = Where.RESOURCE
+    kind = "memory"
+
+
+class ModelFailed(AttemptError):
+    where = Where.MODEL
+    kind = "upstream"
+
+
+class SandboxFailed(AttemptError):
+    where = Where.SANDBOX
+    kind = "sandbox"
+
+
+class GradeFailed(AttemptError):
+    where = Where.GRADE
+    kind = "grade"
+
+
+class RunFailed(AttemptError):
+    """A failure that will hit every instance: a bad key, a missing model, a missing binary, a full disk."""
+
+    where = Where.RUN
+    kind = "run"
+    again = False
+
+
+class AttemptOver(HoldwaterError):
+    """A call on a sandbox or a model whose attempt has ended; only late threads ever see it."""
+
+
+def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase) -> Failure:
+    """The failure that `error` stands for; a foreign exception counts as an `otherwise`."""
+    if isinstance(error, AttemptError):
+        return Failure(
+            where=error.where,
+            kind=error.kind,
+            message=error.message,
+            hint=error.hint,
+            phase=phase,
+            again=error.again,
+            after=error.after,
+        )
+    return Failure(
+        where=otherwise.where,
+        kind="exception",
+        message=f"{type(error).__name__}: {error}"[:2000],
+        phase=phase,
+    )

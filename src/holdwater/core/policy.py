@@ -1,0 +1,153 @@
+"""What follows from a verdict: is it scored, is the critic satisfied, is there another try, and when.
+
+Pure functions over the failure table. The planner asks them; nobody else decides.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .config import Critic, RunConfig
+from .failures import POISON, RULES, Again, Rule, Scored
+from .records import Failure, Record, Verdict, Where
+
+LARGEST_SCALE = 8
+LONGEST_BACKOFF = 60.0
+
+
+class Policy(Record, frozen=True):
+    """The part of a run's configuration that the planner decides by."""
+
+    concurrency: int
+    attempts: int = 1
+    retries: int = 2
+    critic: Critic = Critic.GRADE
+    backoff: float = 1.0
+    losses_before_alone: int = 2
+    alone_at_once: int = 2
+    preemptions: int = 3  # after so many an attempt is left to finish
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Policy:
+        return cls(
+            concurrency=config.concurrency,
+            attempts=config.attempts,
+            retries=config.retries,
+            critic=config.critic,
+            backoff=config.backoff,
+            alone_at_once=max(1, config.workers),
+        )
+
+
+class Result(Record, frozen=True):
+    """What the planner needs to know of a verdict: small, so that a log of many costs little."""
+
+    attempt: int
+    where: Where | None = None
+    kind: str = ""
+    again: bool = True
+    after: float = 0.0
+    passed: bool | None = None
+    score: float | None = None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Result:
+        failure, grade = verdict.failure, verdict.grade
+        return cls(
+            attempt=verdict.attempt,
+            where=failure.where if failure else None,
+            kind=failure.kind if failure else "",
+            again=failure.again if failure else True,
+            after=failure.after if failure else 0.0,
+            passed=grade.passed if grade else None,
+            score=grade.score if grade else None,
+        )
+
+    @property
+    def rule(self) -> Rule | None:
+        return RULES[self.where] if self.where else None
+
+
+class Spent(msgspec.Struct):
+    """What a sample has used up so far."""
+
+    round: int = 1
+    retries: int = 0  # in this round
+    scale: int = 1
+
+
+class Next(Record, frozen=True):
+    """Another try at the sample, with these counts, not before `delay` seconds have passed."""
+
+    round: int
+    retries: int
+    scale: int
+    delay: float = 0.0
+
+
+def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
+    """The next try that a blamed verdict asks for, or None when the sample is to be closed."""
+    if satisfied(result, policy.critic):
+        return None
+    rule = result.rule
+    if rule is not None and rule.again is Again.NEVER:
+        return None
+    if rule is not None and rule.again is Again.RETRIES and result.again and spent.retries < policy.retries:
+        scale = min(spent.scale * 2, LARGEST_SCALE) if rule.grows else spent.scale
+        delay = backoff(result, spent.retries, policy)
+        return Next(round=spent.round, retries=spent.retries + 1, scale=scale, delay=delay)
+    if result.kind != POISON and spent.round < policy.attempts:
+        return Next(round=spent.round + 1, retries=0, scale=spent.scale)
+    return None
+
+
+def satisfied(result: Result, critic: Critic) -> bool:
+    """Whether the critic asks for no further attempt."""
+    if critic is Critic.FINISHED:
+        return result.where is None
+    return outcome_kind(result, spent=False) == "passed"
+
+
+def outcome_kind(result: Result, *, spent: bool) -> str:
+    """`passed`, `failed`, or the place of a failure that is not scored. `spent`: no try will follow."""
+    rule = result.rule
+    if rule is None:
+        return "passed" if result.passed else "failed"
+    counts = {
+        Scored.YES: True,
+        Scored.PASS_OR_SPENT: bool(result.passed) or spent,
+        Scored.PASS_ONLY: bool(result.passed),
+        Scored.NO: False,
+    }[rule.scored]
+    if not counts:
+        return str(result.where)
+    return "passed" if result.passed else "failed"
+
+
+def backoff(result: Result, retries: int, policy: Policy) -> float:
+    """Doubling, with jitter that is the same each time it is asked for, and never less than Retry-After."""
+    doubled = min(policy.backoff * float(2**retries), LONGEST_BACKOFF)
+    return max(doubled * (0.5 + _jitter(result.attempt, retries)), result.after)
+
+
+def _jitter(attempt: int, retries: int) -> float:
+    """A number in [0, 1) that is spread evenly over attempts (Knuth's multiplicative hash)."""
+    return ((attempt * 31 + retries) * 2654435761 % 2**32) / 2**32
+
+
+def rank(result: Result, *, spent: bool) -> tuple[int, float, int]:
+    """Orders a sample's verdicts: passed, then scored by score, then unscored; the later one of equals."""
+    kind = outcome_kind(result, spent=spent)
+    tier = {"passed": 2, "failed": 1}.get(kind, 0)
+    return tier, result.score or 0.0, result.attempt
+
+
+def verdict_kind(failure: Failure | None, passed: bool | None) -> str:
+    """The word by which a single verdict is counted."""
+    result = Result(attempt=0, where=failure.where if failure else None, passed=passed)
+    return outcome_kind(result, spent=False)
+
+
+def exit_status(kind: str, where: Where | None) -> int:
+    """What one outcome does to the exit status of its run."""
+    return RULES[where].exit_status if where is not None and kind != "passed" else 0

@@ -1,0 +1,290 @@
+"""The records that every room speaks in: what was asked, what was tried, how it ended.
+
+Frozen and encodable. No behaviour beyond reading themselves: decisions are in `policy.py` and `plan.py`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+MiB = 1024 * 1024
+GiB = 1024 * MiB
+
+LONGEST_ID = 512
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A frozen, typed value that can be written to disk or sent to a worker."""
+
+
+class Limits(Record, frozen=True):
+    """What one attempt may use. Seconds and bytes; each phase's time starts when that phase starts."""
+
+    setup: float = 300.0
+    acting: float = 3600.0
+    working: float | None = None  # acting time less the time spent waiting for a rate limit
+    grading: float = 600.0
+    memory: int | None = None
+    disk: int | None = None
+    pids: int | None = 512
+    output: int = 16 * MiB
+
+    def under(self, ask: Ask) -> Limits:
+        """These limits with what the instance asks for put in their place."""
+        asked = {f: v for f in ask.__struct_fields__ if (v := getattr(ask, f)) is not None}
+        return msgspec.structs.replace(self, **asked) if asked else self
+
+    def scaled(self, scale: int) -> Limits:
+        """These limits with `scale` times the memory and disk: what a retry after a resource failure gets."""
+        if scale == 1:
+            return self
+        return msgspec.structs.replace(
+            self,
+            memory=self.memory and self.memory * scale,
+            disk=self.disk and self.disk * scale,
+        )
+
+
+class Ask(Record, frozen=True):
+    """The limits that an instance sets for itself; what it leaves out comes from the run."""
+
+    setup: float | None = None
+    acting: float | None = None
+    working: float | None = None
+    grading: float | None = None
+    memory: int | None = None
+    disk: int | None = None
+    pids: int | None = None
+    output: int | None = None
+
+
+class Instance(Record, frozen=True):
+    """One problem."""
+
+    id: str
+    instruction: str = ""
+    files: dict[str, Any] = {}  # path in the sandbox -> str or bytes
+    directory: str | None = None  # a directory on this machine that is copied into the sandbox
+    setup: str | None = None  # a shell command, run before the agent acts
+    grade: str | None = None  # a shell command: status 0 is a pass
+    solution: str | None = None  # a shell command that the oracle runs
+    data: dict[str, Any] = {}
+    limits: Ask = Ask()
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+        for path, content in self.files.items():
+            if not isinstance(content, str | bytes):
+                raise ValueError(f"`files[{path!r}]` must be str or bytes, not {type(content).__name__}")
+
+
+def check_id(name: str) -> None:
+    """Ids are data: any printable text, never a path, but short enough to read."""
+    if not name:
+        raise ValueError("`id` is empty")
+    if len(name) > LONGEST_ID:
+        raise ValueError(f"`id` has {len(name)} characters, at most {LONGEST_ID} are allowed")
+    if not name.isprintable():
+        raise ValueError(f"`id` has unprintable characters: {name[:80]!r}")
+
+
+class Where(StrEnum):
+    """Where a failure lies. What follows from it is in `core/failures.py`."""
+
+    AGENT = "agent"
+    LIMIT = "limit"
+    RESOURCE = "resource"
+    MODEL = "model"
+    IMAGE = "image"
+    SANDBOX = "sandbox"
+    GRADE = "grade"
+    WORKER = "worker"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+    RUN = "run"
+
+
+class Phase(StrEnum):
+    """Where in its life an attempt is."""
+
+    SETUP = "setup"
+    ACTING = "acting"
+    SALVAGE = "salvage"
+    GRADING = "grading"
+    CLOSING = "closing"
+
+
+class Failure(Record, frozen=True):
+    """What went wrong, in a sentence that a user can act on."""
+
+    where: Where
+    kind: str  # a short word: `timeout`, `exit`, `exception`, `lost`, `poison`, ...
+    message: str
+    hint: str = ""
+    phase: Phase | None = None
+    again: bool = True  # could the same try end otherwise?
+    after: float = 0.0  # seconds to wait first (Retry-After)
+
+
+class Grade(Record, frozen=True):
+    """What the suite made of the work."""
+
+    passed: bool
+    score: float
+    detail: str = ""
+    metrics: dict[str, float] = {}
+
+
+class Usage(Record, frozen=True):
+    """What the model calls of an attempt used."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            requests=self.requests + other.requests,
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+        )
+
+
+class Times(Record, frozen=True):
+    """Seconds that each phase took; `waited` is the part of acting spent waiting for a rate limit."""
+
+    setup: float = 0.0
+    acting: float = 0.0
+    grading: float = 0.0
+    waited: float = 0.0
+
+
+class Salvage(Record, frozen=True):
+    """The work that an attempt left, as a file in the run's `artifacts/`."""
+
+    name: str
+    files: int
+    bytes: int
+
+
+class Attempt(Record, frozen=True):
+    """One try at one sample of an instance."""
+
+    id: int
+    instance: int  # the instance's row in the ledger
+    sample: int
+    number: int  # 1, 2, 3, ... within the sample, counting every try
+    round: int = 1  # which of `--attempts` this try belongs to
+    scale: int = 1  # how many times the resources that the instance asked for
+    alone: bool = False  # a suspect: has a worker to itself
+    regrades: int | None = None  # the attempt whose salvaged work is graded again
+
+
+class Verdict(Record, frozen=True):
+    """How an attempt ended. Exactly one each."""
+
+    attempt: int
+    token: int
+    failure: Failure | None = None
+    grade: Grade | None = None
+    answer: str | None = None  # as JSON
+    usage: Usage = Usage()
+    times: Times = Times()
+    salvage: Salvage | None = None
+    exchanges: int = 0
+    peak_memory: int = 0
+
+
+class Outcome(Record, frozen=True):
+    """What became of one sample of an instance, chosen from its verdicts."""
+
+    instance: int
+    sample: int
+    attempt: int
+    kind: str  # `passed`, `failed`, or the failure's `Where`
+    score: float | None
+    where: Where | None = None  # the failure behind it, if any
+
+
+class Exchange(Record, frozen=True):
+    """One model request and its reply; of the request, what is new since its parent."""
+
+    number: int  # 1, 2, 3, ... within the attempt
+    parent: int | None  # the exchange whose messages this request begins with
+    keep: int  # how many of the parent's messages it keeps
+    append: tuple[msgspec.Raw, ...]  # the messages that follow
+    head: msgspec.Raw | None  # every other key of the request; None: the same as the parent's
+    reply: msgspec.Raw | None  # the reply's JSON, whole, also when it was streamed
+    status: int
+    dialect: str = "chat"
+    streamed: bool = False
+    usage: Usage = Usage()
+    error: str = ""
+    started: float = 0.0  # seconds since the epoch
+    seconds: float = 0.0
+
+
+class CommandResult(Record, frozen=True):
+    """How a command in a sandbox ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float = 0.0
+    timed_out: bool = False
+    truncated: bool = False  # more was printed than is kept
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Gauge(Record, frozen=True):
+    """One reading of a run in progress: what runs, what waits and why, memory and disk against limits."""
+
+    at: float  # seconds since the epoch
+    running: int = 0
+    waiting: dict[str, int] = {}  # why -> how many attempts: `slot`, `back-off`, `a worker of its own`
+    workers: int = 0
+    draining: int = 0
+    memory: int = 0  # bytes that conductor and workers use
+    memory_limit: int = 0
+    disk_free: int = 0
+    disk_total: int = 0
+    lag: float = 0.0  # the longest event-loop lag of a worker since the last reading, in seconds
+    phases: dict[str, int] = {}  # phase -> how many running attempts are in it
+
+
+class Summary(Record, frozen=True):
+    """What `show --json` prints: a run in a page."""
+
+    run: str
+    directory: str
+    suite: str
+    agent: str
+    model: str | None
+    state: str  # `running`, `finished`, `interrupted`, `stopped`, `unfinished` (its conductor is gone)
+    reason: str = ""  # why it stopped
+    exit_status: int | None = None
+    planned: int = 0  # instances x samples that were pulled from the suite
+    settled: int = 0
+    total: int | None = None  # planned in the end, where the suite can tell
+    outcomes: dict[str, int] = {}  # `passed`, `failed`, or a failure's place -> samples
+    attempts: int = 0
+    verdicts: dict[str, int] = {}  # the same by attempt
+    score: float | None = None  # mean over scored samples
+    usage: Usage = Usage()
+    started: float = 0.0
+    ended: float | None = None
+    seconds: float = 0.0  # time that conductors spent on it
+    gauge: Gauge | None = None
+    events: dict[str, int] = {}  # kind -> how many, for example `worker.lost`

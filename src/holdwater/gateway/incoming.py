@@ -1,0 +1,124 @@
+"""Reads the body of a request into one buffer, within the admission, the cap and a limit on silence.
+
+`Body` gives back what is admitted, when the bytes have left again; `recorder.py` parses what is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Protocol
+
+from aiohttp import web
+
+from .body import Admission, Admitted
+
+UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
+LONGEST_SILENCE = 60.0  # seconds that a client may take between two pieces of its body
+STEP = 1024 * 1024  # bytes that are decompressed at once
+
+
+class Unreadable(Exception):
+    """There is no body to go on with; `status` is the answer to that."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_body(request: web.BaseRequest, admission: Admission, cap: int) -> tuple[bytearray, Admitted]:
+    """The body of `request`, decompressed, and what was admitted for it."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise Unreadable(f"`Content-Encoding` is not supported: `{encoding[:40]}`", 415)
+    length = request.content_length if encoding == "identity" else None
+    if length is not None and length > cap:
+        raise Unreadable(f"the body is larger than the {cap} bytes that are allowed", 413)
+    admitted = await admission.take(UNKNOWN if length is None else length)
+    reader = _Reader(request, admitted, cap)
+    try:
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await _ask_for_body(request)
+        return await (reader.unknown(encoding) if length is None else reader.known(length)), admitted
+    except BaseException:
+        admitted.release()
+        raise
+
+
+async def _ask_for_body(request: web.BaseRequest) -> None:
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # aiohttp takes what was written for the start of the response
+
+
+class _Reader:
+    def __init__(self, request: web.BaseRequest, admitted: Admitted, cap: int) -> None:
+        self._content = request.content
+        self._admitted = admitted
+        self._cap = cap
+
+    async def known(self, length: int) -> bytearray:
+        body = bytearray(length)
+        at = 0
+        while at < length:
+            piece = await self._piece()
+            if not piece:
+                raise Unreadable("the body ended early")
+            body[at : at + len(piece)] = piece
+            at += len(piece)
+        return body
+
+    async def unknown(self, encoding: str) -> bytearray:
+        body = bytearray()
+        decoder = _decoder(encoding)
+        while piece := await self._piece():
+            while piece:
+                try:
+                    decoded = decoder.decompress(piece, STEP)
+                except zlib.error as error:
+                    raise Unreadable(f"the body is not {encoding}: {error}") from None
+                await self._make_room(len(body) + len(decoded))
+                body += decoded
+                piece = decoder.unconsumed_tail
+        if not decoder.eof:
+            raise Unreadable(f"the {encoding} body ended early")
+        return body
+
+    async def _piece(self) -> bytes:
+        if self._content._buffer or self._content.at_eof():
+            return self._content.read_nowait()
+        try:
+            async with asyncio.timeout(LONGEST_SILENCE):
+                return await self._content.readany()
+        except TimeoutError:
+            raise Unreadable("the body stopped coming", 408) from None
+        except web.RequestPayloadError as error:
+            raise Unreadable(f"the body cannot be read: {error}") from None
+
+    async def _make_room(self, size: int) -> None:
+        if size > self._cap:
+            raise Unreadable(f"the body is larger than the {self._cap} bytes that are allowed", 413)
+        await self._admitted.grow(size)
+
+
+class _Decoder(Protocol):
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+
+    @property
+    def eof(self) -> bool: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _Identity:
+    unconsumed_tail = b""
+    eof = True
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return data
+
+
+def _decoder(encoding: str) -> _Decoder:
+    if encoding == "identity":
+        return _Identity()
+    return zlib.decompressobj(wbits=31 if encoding == "gzip" else 15)

@@ -1,0 +1,222 @@
+"""What is new in a request, in O(new bytes): the exchange it continues, how many messages it keeps, the rest.
+
+The state of a conversation is a digest for each message and one for the bytes up to the last message, never
+the messages. It neither talks to anyone nor writes; `sessions.py` does. The way back is in the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+from msgspec import Raw
+
+Buffer = bytes | bytearray
+
+DIGEST = 16  # bytes of blake3: collisions cannot be crafted
+TIPS = 32  # conversations of an attempt that are remembered
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
+_LAST = 32  # bytes before a mark that are compared before anything is hashed
+_BLANK = b" \t\r\n"
+
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_ARRAY = msgspec.json.Decoder(list[Raw])
+
+
+class Malformed(ValueError):
+    """The body is not a request."""
+
+
+class Mark(NamedTuple):
+    """Where in a body the messages begin and the last one ends, and a digest of all before that end."""
+
+    opening: int  # the first byte after `"messages":[`
+    end: int
+    digest: bytes
+    last: bytes
+
+
+class Tip(NamedTuple):
+    """The end of a conversation that is in the record."""
+
+    number: int
+    digests: bytes
+    head: bytes  # digest of all keys but the messages
+    mark: Mark | None
+
+
+class Reading(NamedTuple):
+    """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live."""
+
+    head: dict[str, Raw]
+    fresh: list[Raw]  # the messages after the first `known` ones
+    known: int
+    digests: bytes
+    span: memoryview  # the array of messages
+    mark: Mark | None
+
+
+class Delta(NamedTuple):
+    """What is new in a request; holds no part of the body."""
+
+    parent: int | None
+    keep: int
+    append: list[bytes]
+    head: bytes | None
+    digests: bytes
+    head_digest: bytes
+    mark: Mark | None
+
+
+class Recorder:
+    """The conversations of one attempt: at most `TIPS`, the least recently continued is forgotten first."""
+
+    def __init__(self) -> None:
+        self._tips: list[Tip] = []
+
+    def read(self, body: Buffer) -> Reading:
+        """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
+        try:
+            return self._continued(body) or _whole(body)
+        except UNREADABLE as error:
+            raise Malformed(str(error)) from None
+
+    def delta(self, reading: Reading, head: bytes) -> Delta:
+        """What is new in it, given `head`: its other keys, as they go upstream."""
+        head_digest = _digest(head)
+        parent, keep = self._parent(reading.digests, head_digest)
+        append = [bytes(raw) for raw in reading.fresh[keep - reading.known :]]
+        if not all(part.isascii() or _is_utf8(part) for part in (*append, head)):
+            raise Malformed("the body is not UTF-8")
+        same = parent is not None and parent.head == head_digest
+        return Delta(
+            parent=parent.number if parent else None,
+            keep=keep,
+            append=append,
+            head=None if same else head,
+            digests=reading.digests,
+            head_digest=head_digest,
+            mark=reading.mark,
+        )
+
+    def written(self, delta: Delta, number: int) -> None:
+        """The exchange is in the record: later requests may continue it."""
+        tip = Tip(number, delta.digests, delta.head_digest, delta.mark)
+        # What the new tip begins with needs no place of its own.
+        self._tips = [t for t in self._tips if not delta.digests.startswith(t.digests)]
+        self._tips.append(tip)
+        del self._tips[:-TIPS]
+
+    def _continued(self, body: Buffer) -> Reading | None:
+        for tip in sorted(self._tips, key=lambda t: -t.mark.end if t.mark else 0):
+            mark = tip.mark
+            if mark is None or body[mark.end - len(mark.last) : mark.end] != mark.last:
+                continue
+            before = blake3(memoryview(body)[: mark.end])
+            if before.digest(DIGEST) == mark.digest:
+                return _rest(body, tip, mark, before)
+        return None
+
+    def _parent(self, digests: bytes, head: bytes) -> tuple[Tip | None, int]:
+        best: tuple[int, bool, int] = (0, False, 0)
+        parent = None
+        for tip in self._tips:
+            rank = (_shared(tip.digests, digests), tip.head == head, tip.number)
+            if rank[0] and rank > best:
+                best, parent = rank, tip
+        return parent, best[0]
+
+
+def _whole(body: Buffer) -> Reading:
+    head = _OBJECT.decode(body)
+    messages = _messages(head)
+    fresh = _ARRAY.decode(messages)
+    digests = b"".join([_digest(raw) for raw in fresh])
+    return Reading(head, fresh, 0, digests, memoryview(messages), _find_mark(body, messages, head))
+
+
+def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3) -> Reading | None:
+    """Parse what follows the mark, as if the messages before it were not there."""
+    after = bytes(memoryview(body)[mark.end :])
+    trimmed = after.lstrip(_BLANK)
+    skipped = mark.end + len(after) - len(trimmed)
+    if trimmed[:1] == b",":
+        trimmed = trimmed[1:]
+        skipped += 1
+        if trimmed.lstrip(_BLANK)[:1] == b"]":  # a trailing comma
+            return None
+    elif trimmed[:1] != b"]":
+        return None
+    short = bytes(memoryview(body)[: mark.opening]) + trimmed
+    head = _OBJECT.decode(short)
+    messages = _messages(head)
+    if bytes(messages) != short[mark.opening - 1 : mark.opening - 1 + len(memoryview(messages))]:
+        return None  # a second `messages` key
+    fresh = _ARRAY.decode(messages)
+    close = skipped + len(memoryview(messages)) - 1
+    end = _end_of_last(body, close) if fresh else mark.end
+    before.update(memoryview(body)[mark.end : end])
+    return Reading(
+        head,
+        fresh,
+        len(tip.digests) // DIGEST,
+        tip.digests + b"".join([_digest(raw) for raw in fresh]),
+        memoryview(body)[mark.opening - 1 : close],
+        Mark(mark.opening, end, before.digest(DIGEST), bytes(body[max(0, end - _LAST) : end])),
+    )
+
+
+def _messages(head: dict[str, Raw]) -> Raw:
+    try:
+        return head.pop("messages")
+    except KeyError:
+        raise Malformed("`messages` is missing") from None
+
+
+def _find_mark(body: Buffer, messages: Raw, head: dict[str, Raw]) -> Mark | None:
+    """Where the messages stand in the body; None where that is not certain: the next one is read whole."""
+    view = memoryview(messages)
+    start = body.find(bytes(view[:256]))
+    close = start + len(view)
+    if start < 0 or memoryview(body)[start:close] != view:
+        return None
+    end = _end_of_last(body, close)
+    without = bytes(memoryview(body)[: start + 1]) + bytes(memoryview(body)[close - 1 :])
+    try:
+        rest = _OBJECT.decode(without)
+    except UNREADABLE:
+        return None
+    if end <= start + 1 or bytes(rest.pop("messages", b"")) != b"[]" or rest.keys() != head.keys():
+        return None
+    digest = blake3(memoryview(body)[:end]).digest(DIGEST)
+    return Mark(start + 1, end, digest, bytes(body[max(0, end - _LAST) : end]))
+
+
+def _end_of_last(body: Buffer, close: int) -> int:
+    """The end of the message before the bracket that ends at `close`."""
+    end = close - 1
+    while body[end - 1] in _BLANK:
+        end -= 1
+    return end
+
+
+def _digest(part: Raw | bytes) -> bytes:
+    return blake3(part).digest(DIGEST)
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """How many digests the two begin with in common."""
+    low, high = 0, min(len(a), len(b)) // DIGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[: middle * DIGEST] == b[: middle * DIGEST] else (low, middle - 1)
+    return low
+
+
+def _is_utf8(part: bytes) -> bool:
+    try:
+        part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""One attempt's place in the gateway: its key, its calls in flight, its usage, its record.
+
+A session is made for an attempt and dead with it: closing it answers every call that is still held. How a
+call is passed on is in `relay.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
+
+from msgspec import Raw
+
+from ..core.authoring import ExchangeLog
+from ..core.errors import AttemptError, AttemptOver, HoldwaterError
+from ..core.records import Exchange, Failure, Usage, Where
+from . import media
+from .recorder import Delta, Reading, Recorder
+
+ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
+CLOSING = 5.0  # seconds for held calls to be answered
+
+
+class RecordFailed(HoldwaterError):
+    """An exchange could not be written, so its reply is not delivered."""
+
+
+class Ending(NamedTuple):
+    """How a call ended."""
+
+    status: int  # what the client got; 499 if it got nothing
+    reply: bytes | None = None  # JSON
+    usage: Usage = Usage(requests=1)
+    error: str = ""
+    streamed: bool = False
+
+
+class Session:
+    """Implements `core.authoring.Session`."""
+
+    def __init__(self, attempt: int, log: ExchangeLog, executor: Executor) -> None:
+        self.attempt = attempt
+        self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
+        self.usage = Usage()
+        self.exchanges = 0
+        self.closed = False
+        self.recorder = Recorder()
+        self._log = log
+        self._executor = executor
+        self._failure: Failure | None = None
+        self._broken: Failure | None = None
+        self._calls: set[asyncio.Timeout] = set()  # one for each call in flight
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._waits = 0  # calls that wait for a rate limit now
+        self._waited = 0.0
+        self._waiting_since = 0.0
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the last model call failed, if it did. A record that cannot be written stays the reason."""
+        return self._broken or self._failure
+
+    @failure.setter
+    def failure(self, failure: Failure | None) -> None:
+        self._failure = failure
+
+    @property
+    def waited(self) -> float:
+        """Seconds during which at least one call waited for a rate limit, up to now."""
+        return self._waited + (time.monotonic() - self._waiting_since if self._waits else 0.0)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A call waits for a rate limit."""
+        if not self._waits:
+            self._waiting_since = time.monotonic()
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._waited += time.monotonic() - self._waiting_since
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """A call in flight; raises `AttemptOver` inside it, wherever it waits, when the session closes."""
+        if self.closed:
+            raise AttemptOver("the attempt is over")
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._calls.add(scope)
+                self._idle.clear()
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise AttemptOver("the attempt is over") from None
+        finally:
+            self._calls.discard(scope)
+            if not self._calls:
+                self._idle.set()
+
+    async def close(self) -> bool:
+        """Answer what is held; False if that took too long."""
+        self.closed = True
+        now = asyncio.get_running_loop().time()
+        for scope in self._calls:
+            scope.reschedule(now)
+        try:
+            async with asyncio.timeout(CLOSING):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def delta(self, reading: Reading, head: bytes) -> Delta:
+        """What is new in a request, its media in the run's blobs."""
+        delta = self.recorder.delta(reading, head)
+        del reading
+        if any(media.has_large(message, ASIDE) for message in delta.append):
+            return await self._aside(delta)
+        return self._extracted(delta)
+
+    async def _aside(self, delta: Delta) -> Delta:
+        writing = asyncio.get_running_loop().run_in_executor(self._executor, self._extracted, delta)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])  # a thread cannot be stopped, and must not outlive the log
+            raise
+
+    def _extracted(self, delta: Delta) -> Delta:
+        try:
+            return delta._replace(append=[media.extracted(m, self._log.blob) for m in delta.append])
+        except Exception as error:  # boundary: whatever a log raises ends the attempt
+            raise self._break(error) from error
+
+    def write(self, delta: Delta, ending: Ending, started: float) -> None:
+        """Put the exchange into the record. Only then may the end of its reply leave."""
+        number = self.exchanges + 1
+        exchange = Exchange(
+            number=number,
+            parent=delta.parent,
+            keep=delta.keep,
+            append=tuple(Raw(message) for message in delta.append),
+            head=Raw(delta.head) if delta.head is not None else None,
+            reply=Raw(ending.reply) if ending.reply is not None else None,
+            status=ending.status,
+            streamed=ending.streamed,
+            usage=ending.usage,
+            error=ending.error,
+            started=started,
+            seconds=max(0.0, time.time() - started),
+        )
+        try:
+            self._log.append(exchange)
+        except AttemptOver:
+            raise
+        except Exception as error:  # boundary: whatever a log raises ends the attempt
+            raise self._break(error) from error
+        self.exchanges = number
+        self.usage = self.usage.plus(ending.usage)
+        self.recorder.written(delta, number)
+
+    def _break(self, error: Exception) -> RecordFailed:
+        message = f"an exchange could not be written: {error}"
+        hint = error.hint if isinstance(error, HoldwaterError) else ""
+        kind = error.kind if isinstance(error, AttemptError) else "record"
+        self._broken = Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False)
+        return RecordFailed(message, hint)

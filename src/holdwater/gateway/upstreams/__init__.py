@@ -1,0 +1,39 @@
+"""Where calls go: the seam between the gateway and whatever answers. `http.py` is the first upstream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from ...core.records import Failure
+from ..body import Body
+
+
+class Call(NamedTuple):
+    """One request on its way up."""
+
+    path: str  # below the upstream's base URL, for example `chat/completions`
+    headers: Mapping[str, str]  # the client's own, without its key and without those of its connection
+    body: Body
+    waiting: Callable[
+        [], AbstractContextManager[None]
+    ]  # entered while the upstream's rate limit is waited for
+
+
+class Answer(Protocol):
+    """What came back, from its first byte on."""
+
+    status: int
+    headers: Mapping[str, str]  # those that may go on to the client
+    failure: Failure | None  # what the status means for the attempt
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives; raises `ModelFailed` if it breaks off."""
+
+
+class Upstream(Protocol):
+    """Answers calls."""
+
+    def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+        """Pass `call` on; raises `ModelFailed` if there is no answer. Leaving the context cancels it."""

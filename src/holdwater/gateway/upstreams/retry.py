@@ -1,0 +1,94 @@
+"""When a call is tried again, how long to wait first, and what a failed one means. Decides, does nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from ...core.records import Failure, Where
+
+AGAIN = frozenset({429, 500, 502, 503, 504, 529})
+RATE_LIMITED = frozenset({429, 503, 529})  # waiting for these does not count as work
+LONGEST_WAIT = 300.0  # seconds; an upstream that asks for more is left to the run's own retries
+FIRST_WAIT = 0.5
+LONGEST_BACKOFF = 30.0
+LONGEST_MESSAGE = 2000
+
+
+def delay(tried: int, headers: Mapping[str, str]) -> float:
+    """Seconds before the next try after `tried` failed ones: what is asked for, or back-off with jitter."""
+    asked = retry_after(headers)
+    if asked is not None:
+        return asked + random.uniform(0, min(1.0, asked / 10))
+    return float(min(LONGEST_BACKOFF, FIRST_WAIT * 2 ** (tried - 1)) * random.uniform(0.5, 1.0))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """`Retry-After` in seconds, from either form; None where there is none that makes sense."""
+    text = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(text)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
+    except ValueError:
+        pass  # not a number: it may be a date
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())
+
+
+def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> Failure | None:
+    """What an answer with this status means for the attempt; None for a success."""
+    if status < 300:
+        return None
+    error = error_in(body)
+    message = f"the upstream answered {status}: {error.message or 'no message'}"[:LONGEST_MESSAGE]
+    if status in (401, 403):
+        return _of_run("key", message, "check the upstream's API key and what it may use")
+    if status == 404 or "model_not_found" in (error.code, error.type):
+        return _of_run("model", message, "check the model's name and the upstream's base URL")
+    if status in AGAIN or status >= 500:
+        kind = "429" if status == 429 else "5xx"
+        return Failure(where=Where.MODEL, kind=kind, message=message, after=retry_after(headers) or 0.0)
+    return Failure(where=Where.MODEL, kind="invalid", message=message, again=False)
+
+
+def _of_run(kind: str, message: str, hint: str) -> Failure:
+    return Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False)
+
+
+class ErrorText(msgspec.Struct):
+    """The part of an error that people and programs read."""
+
+    message: str = ""
+    type: str = ""
+    code: str = ""
+
+
+def error_in(body: bytes) -> ErrorText:
+    """The error in a JSON body of any upstream's making; an empty one where there is none."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ErrorText(body[:LONGEST_MESSAGE].decode(errors="replace").strip())
+    return error_of(document.get("error", document)) if isinstance(document, dict) else ErrorText()
+
+
+def error_of(error: Any) -> ErrorText:
+    """The text of a decoded error, whatever its shape."""
+    if isinstance(error, dict):
+        text = error.get("message") or error.get("detail") or ""
+        return ErrorText(_text(text), _text(error.get("type")), _text(error.get("code")))
+    return ErrorText(_text(error))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else str(value)

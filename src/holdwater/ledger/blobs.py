@@ -1,0 +1,112 @@
+"""Media by content: each is kept once in a run, under its blake3 hash.
+
+Written to one side and renamed, so that a blob that exists is whole. Who refers to it is in `media.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import zstandard
+from blake3 import blake3
+
+from ..core.errors import LedgerCorrupt
+from .compression import expand, shrink
+from .disk import cannot_write, sync_directory, sync_path, write_all
+
+WORTHWHILE = 0.95  # a blob is kept compressed when that is smaller than this part of it
+HEX = frozenset("0123456789abcdef")
+_numbers = itertools.count()
+
+
+class Blobs:
+    """The blobs of one run. Many processes may put at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, content: bytes) -> str:
+        """Keep `content`; its hash. It survives kill -9 now, and power loss after `sync`."""
+        name = blake3(content).hexdigest()
+        if self._find(name) is None:
+            squeezed = shrink(content)
+            if squeezed is not None and len(squeezed) < WORTHWHILE * len(content):
+                self._write(self._plain(name).with_suffix(".zst"), squeezed)
+            else:
+                self._write(self._plain(name), content)
+        return name
+
+    def get(self, name: str) -> bytes:
+        """The content with this hash, checked."""
+        path = self._find(name) if is_hash(name) else None
+        if path is None:
+            raise LedgerCorrupt(f"a blob is missing: {name[:64]!r}")
+        try:
+            content = path.read_bytes()
+            content = expand(content) if path.suffix else content
+        except (OSError, zstandard.ZstdError) as e:
+            raise LedgerCorrupt(f"a blob cannot be read: `{path}`: {e}") from e
+        if blake3(content).hexdigest() != name:
+            raise LedgerCorrupt(f"a blob is not what was written: `{path}`")
+        return content
+
+    def has(self, name: str) -> bool:
+        return is_hash(name) and self._find(name) is not None
+
+    def sync(self, name: str) -> None:
+        """Make a blob survive power loss, whoever wrote it."""
+        path = self._find(name)
+        if path is None:
+            raise LedgerCorrupt(f"a blob is missing: {name!r}")
+        try:
+            sync_path(path)
+            for above in (path.parent, path.parent.parent, self.path):
+                sync_directory(above)
+        except OSError as e:
+            raise cannot_write(path, e) from e
+
+    def sweep(self) -> int:
+        """Remove what killed writers left; how many files. Only while nobody writes."""
+        left = list(self._aside.iterdir()) if self._aside.is_dir() else []
+        for path in left:
+            path.unlink()
+        return len(left)
+
+    def _find(self, name: str) -> Path | None:
+        plain = self._plain(name)
+        if plain.exists():
+            return plain
+        squeezed = plain.with_suffix(".zst")
+        return squeezed if squeezed.exists() else None
+
+    def _plain(self, name: str) -> Path:
+        return self.path / name[:2] / name[2:4] / name
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / "new"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        new = self._aside / f"{os.getpid()}-{next(_numbers)}"
+        try:
+            self._aside.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                try:
+                    write_all(fd, content)
+                finally:
+                    os.close(fd)
+                new.rename(path)
+            except OSError:
+                new.unlink(missing_ok=True)
+                raise
+        except OSError as e:
+            raise cannot_write(path, e) from e
+
+
+def is_hash(name: str) -> bool:
+    """Names come from recorded requests: nothing but a hash may become a path."""
+    return len(name) == 64 and HEX.issuperset(name)

@@ -1,0 +1,292 @@
+"""What is written into the ledger, statement by statement, in the writer's thread and its transaction.
+
+Each operation either fails before it changed anything or changes the tally along with the rows.
+`writer.py` gives it its transactions, `standing.py` reads what an earlier conductor left.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..core.errors import BadInput, LedgerFailed
+from ..core.policy import verdict_kind
+from ..core.records import Attempt, Gauge, Outcome, Record, Usage, Verdict
+from .compression import pack, unpack
+from .schema import connect, failed, migrate
+from .standing import Known, known, verdict_of
+from .text import clean, encode
+
+LONGEST_TIMELINE = 20_000  # rows; over it, every second one goes
+LARGEST_USAGE = 1 << 40  # what an upstream claims is not trusted further than this
+SEEN_EVERY = 1.0  # seconds
+
+
+class Planned(Record, frozen=True):
+    """An instance as the suite yielded it; `place` says where, for messages."""
+
+    name: str
+    digest: bytes
+    payload: bytes
+    place: str
+
+
+class Book:
+    """The open database."""
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.token = 0
+        self._now = now
+        self._tally: dict[str, float] = {}  # changes of this transaction; bound: the keys of a tally
+        self._seen = 0.0
+        self._gauges = 0
+
+    def open(self) -> None:
+        """Bring the tables up to date and fence every earlier conductor."""
+        if not self.path.exists():
+            raise LedgerFailed(f"the ledger is gone: `{self.path}`")
+        self.connection = connect(self.path, "rw")
+        try:
+            migrate(self.connection)
+            now = self._now()
+            self.token = (
+                self.connection.execute(
+                    "INSERT INTO conductor (token, started, seen)"
+                    " VALUES ((SELECT coalesce(max(token), 0) + 1 FROM conductor), ?, ?)",
+                    (now, now),
+                ).lastrowid
+                or 0
+            )
+            self._gauges = self.connection.execute("SELECT count(*) FROM timeline").fetchone()[0]
+        except BaseException as e:
+            self.connection.close()
+            if isinstance(e, sqlite3.Error):
+                raise failed(self.path, e) from e
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+
+    # Transactions.
+
+    def begin(self) -> None:
+        self._tally.clear()
+        self.connection.execute("BEGIN IMMEDIATE")
+        if self.connection.execute("SELECT max(token) FROM conductor").fetchone()[0] != self.token:
+            raise LedgerFailed("another conductor has taken the run over")
+
+    def commit(self) -> None:
+        if self._tally:
+            self.connection.executemany(
+                "INSERT INTO tally VALUES (?, ?)"
+                " ON CONFLICT (key) DO UPDATE SET value = value + excluded.value",
+                self._tally.items(),
+            )
+            now = self._now()
+            if now - self._seen >= SEEN_EVERY:
+                self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (now, self.token))
+                self._seen = now
+        self.connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # the failure that led here is the one that is reported; SQLite rolls back on the next open
+
+    # Instances.
+
+    def plan(self, items: Sequence[Planned]) -> list[int]:
+        return [self._plan(item) for item in items]
+
+    def _plan(self, item: Planned) -> int:
+        try:
+            cursor = self.connection.execute(
+                "INSERT INTO instance (name, digest, payload, place, planned, sighted)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (item.name, item.digest, pack(item.payload), clean(item.place), self.token, self.token),
+            )
+        except sqlite3.IntegrityError:
+            return self._plan_again(item)
+        self._count("planned")
+        return cursor.lastrowid or 0
+
+    def _plan_again(self, item: Planned) -> int:
+        """An instance of an earlier conductor is the same row; a second one in this suite is refused."""
+        found = self.sight([item])[0]
+        if found is None:
+            raise LedgerFailed(f"the ledger refused the instance `{item.name}`")
+        if found.digest != item.digest:
+            raise BadInput(
+                f"the instance has changed since it was planned: `{item.name}` in {item.place}",
+                hint="`--accept-changes` takes it as it is now",
+            )
+        return found.id
+
+    def sight(self, items: Sequence[Planned]) -> list[Known | None]:
+        """What was known of each, now marked as seen in the suite; a second sighting is a duplicate."""
+        found: list[Known | None] = []
+        for item in items:
+            entry = known(self.connection, item.name, self.token)
+            if entry is not None and entry.sighted:
+                raise BadInput(f"duplicate id `{item.name}`: first in {entry.place}, again in {item.place}")
+            if entry is not None:
+                self.connection.execute(
+                    "UPDATE instance SET sighted = ?, place = ? WHERE id = ?",
+                    (self.token, clean(item.place), entry.id),
+                )
+            found.append(entry)
+        return found
+
+    def sighted(self, names: Sequence[str]) -> None:
+        self.connection.executemany(
+            "UPDATE instance SET sighted = ? WHERE name = ?", ((self.token, name) for name in names)
+        )
+
+    def replace(self, item: Planned) -> int:
+        """The instance as the suite has it now; what was settled stays."""
+        row = self.connection.execute(
+            "UPDATE instance SET digest = ?, payload = ?, place = ?, sighted = ? WHERE name = ? RETURNING id",
+            (item.digest, pack(item.payload), clean(item.place), self.token, item.name),
+        ).fetchone()
+        if row is None:
+            raise BadInput(f"no such instance: `{item.name}`")
+        return int(row[0])
+
+    def payload(self, instance: int) -> bytes:
+        row = self.connection.execute("SELECT payload FROM instance WHERE id = ?", (instance,)).fetchone()
+        if row is None:
+            raise BadInput(f"no such instance: {instance}")
+        return unpack(row[0])
+
+    # Attempts.
+
+    def begin_attempt(self, attempt: Attempt) -> bytes:
+        """Write the attempt; its instance's payload, which whoever starts it needs next."""
+        self.connection.execute(
+            "INSERT INTO attempt (id, instance, sample, number, round, scale, alone, regrades, token,"
+            " started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                attempt.id,
+                attempt.instance,
+                attempt.sample,
+                attempt.number,
+                attempt.round,
+                attempt.scale,
+                attempt.alone,
+                attempt.regrades,
+                self.token,
+                self._now(),
+            ),
+        )
+        self._count("attempts")
+        return self.payload(attempt.instance)
+
+    def answer(self, attempt: int) -> str | None:
+        """What an attempt answered, as JSON."""
+        row = self.connection.execute("SELECT verdict FROM attempt WHERE id = ?", (attempt,)).fetchone()
+        return verdict_of(row[0]).answer if row and row[0] is not None else None
+
+    def settle(self, verdict: Verdict) -> bool:
+        failure, grade = verdict.failure, verdict.grade
+        passed = grade.passed if grade else None
+        kind = verdict_kind(failure, passed)
+        cursor = self.connection.execute(
+            "UPDATE attempt SET settled = ?, kind = ?, place = ?, failure = ?, passed = ?, score = ?,"
+            " exchanges = ?, verdict = ? WHERE id = ? AND token = ? AND settled IS NULL",
+            (
+                self._now(),
+                kind,
+                failure.where.value if failure else None,
+                clean(failure.kind) if failure else None,
+                passed,
+                _finite(grade.score) if grade else None,
+                verdict.exchanges,
+                pack(encode(verdict)),
+                verdict.attempt,
+                verdict.token,
+            ),
+        )
+        if cursor.rowcount != 1:
+            return False
+        self._count(f"verdict:{kind}")
+        self._count_usage(verdict.usage)
+        return True
+
+    def close_sample(self, outcome: Outcome) -> None:
+        """Also in the place of an earlier outcome, whose count it takes over."""
+        key = (outcome.instance, outcome.sample)
+        old = self.connection.execute(
+            "SELECT kind, score FROM outcome WHERE instance = ? AND sample = ?", key
+        ).fetchone()
+        score = _finite(outcome.score)
+        self.connection.execute(
+            "INSERT OR REPLACE INTO outcome (instance, sample, attempt, kind, score, place, closed)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*key, outcome.attempt, outcome.kind, score, outcome.where and outcome.where.value, self._now()),
+        )
+        if old is not None:
+            self._count_outcome(old[0], old[1], -1)
+        self._count_outcome(outcome.kind, score, 1)
+
+    # The run.
+
+    def note(self, kind: str, message: str, attempt: int | None) -> None:
+        self.connection.execute(
+            "INSERT INTO event (at, token, kind, message, attempt) VALUES (?, ?, ?, ?, ?)",
+            (self._now(), self.token, kind, clean(message), attempt),
+        )
+        self._count(f"event:{kind}")
+
+    def gauge(self, gauge: Gauge) -> None:
+        self.connection.execute("INSERT INTO timeline (gauge) VALUES (?)", (encode(gauge),))
+        self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (self._now(), self.token))
+        self._gauges += 1
+        if self._gauges > LONGEST_TIMELINE:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Drop every second reading: the older, the sparser; the latest stays."""
+        self.connection.execute(
+            "DELETE FROM timeline WHERE id IN (SELECT id FROM"
+            " (SELECT id, row_number() OVER (ORDER BY id DESC) AS back FROM timeline) WHERE back % 2 = 0)"
+        )
+        self._gauges = self.connection.execute("SELECT count(*) FROM timeline").fetchone()[0]
+
+    def expect(self, total: int | None) -> None:
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('total', ?)", (total,))
+
+    def finish(self, state: str, reason: str, exit_status: int) -> None:
+        now = self._now()
+        self.connection.execute(
+            "UPDATE conductor SET ended = ?, seen = ?, state = ?, reason = ?, exit_status = ?"
+            " WHERE token = ?",
+            (now, now, state, clean(reason), exit_status, self.token),
+        )
+
+    # The tally: applied once in a transaction, so that counting costs next to nothing.
+
+    def _count(self, key: str, by: float = 1) -> None:
+        self._tally[key] = self._tally.get(key, 0) + by
+
+    def _count_usage(self, usage: Usage) -> None:
+        for field in usage.__struct_fields__:
+            amount = getattr(usage, field)
+            if amount:
+                self._count(f"usage:{field}", min(amount, LARGEST_USAGE))
+
+    def _count_outcome(self, kind: str, score: float | None, by: int) -> None:
+        self._count(f"outcome:{kind}", by)
+        if score is not None:
+            self._count("scored", by)
+            self._count("score", by * score)
+
+
+def _finite(score: float | None) -> float | None:
+    """SQLite has no NaN, and a sum with an infinity in it says nothing."""
+    return score if score is not None and math.isfinite(score) else None

@@ -1,0 +1,61 @@
+"""Small durable file operations: whole-file replacement and making directory entries last.
+
+No formats here: frames are in `segment.py`, content by hash in `blobs.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from ..core.errors import LedgerFailed
+
+NEW = ".new"  # the suffix of a file that is being written
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `path` so that a reader, or a crash at any moment, finds the old content or the new, whole."""
+    new = path.with_name(path.name + NEW)
+    try:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(fd, content)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        new.replace(path)
+        sync_directory(path.parent)
+    except OSError as e:
+        raise cannot_write(path, e) from e
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of it; a short write is continued."""
+    written = os.write(fd, content)
+    if written == len(content):
+        return
+    view = memoryview(content)
+    while written < len(content):
+        written += os.write(fd, view[written:])
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive power loss."""
+    sync_path(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_path(path: Path, flags: int = os.O_RDONLY) -> None:
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cannot_write(path: Path, error: OSError) -> LedgerFailed:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return LedgerFailed(
+        f"cannot write `{path}`: {os.strerror(error.errno or errno.EIO)}",
+        hint="make space, then `holdwater resume` the run" if full else "",
+    )

@@ -1,0 +1,175 @@
+"""The exchanges of an attempt: one segment each, `exchanges/<id // 1000>/<id>.seg`.
+
+Written by the gateway through `AttemptLog`, read back one at a time: a trajectory is a query, never a list in
+memory. Frames are in `segment.py`, media in `media.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..core.errors import AttemptOver, LedgerCorrupt, LedgerFailed, RunFailed
+from ..core.records import Exchange, Record, Usage
+from . import segment
+from .blobs import Blobs
+from .directory import RunDirectory
+from .media import resolve
+from .segment import Segment
+
+MOST_UNSYNCED = 4096  # blobs that an attempt may refer to before they are synced
+
+
+class AttemptLog:
+    """A core `ExchangeLog`: one attempt's exchanges. The file is made with the first."""
+
+    def __init__(self, directory: RunDirectory, attempt: int) -> None:
+        self.path = segment_path(directory, attempt)
+        self.count = 0
+        self._blobs = Blobs(directory.blobs)
+        self._segment: Segment | None = None
+        self._closed = False
+        self._unsynced: set[str] = set()  # bound: MOST_UNSYNCED
+
+    def append(self, exchange: Exchange) -> None:
+        """Write it so that it survives kill -9; a disk that is full stops the run."""
+        if self._closed:
+            raise AttemptOver("the attempt has ended")
+        try:
+            if self._segment is None:
+                self._segment = Segment.open(self.path)
+            self._segment.append(_encode(exchange))
+        except LedgerFailed as e:
+            raise RunFailed(e.message, e.hint, kind="disk") from e
+        self.count += 1
+
+    def blob(self, content: bytes) -> str:
+        """Keep `content` once in the run; its hash."""
+        try:
+            name = self._blobs.put(content)
+            self._unsynced.add(name)  # also when it was there: its writer may not have synced it
+            if len(self._unsynced) >= MOST_UNSYNCED:
+                self._sync_blobs()
+        except LedgerFailed as e:
+            raise RunFailed(e.message, e.hint, kind="disk") from e
+        return name
+
+    def sync(self) -> None:
+        """Make all of it survive power loss. Blocks for as long as the disk takes: call it in a thread."""
+        self._sync_blobs()
+        if self._segment is not None:
+            self._segment.sync()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._segment is not None:
+            self._segment.close()
+
+    def _sync_blobs(self) -> None:
+        names, self._unsynced = self._unsynced, set()
+        for name in names:
+            self._blobs.sync(name)
+
+
+class Spending(Record, frozen=True):
+    """What the exchanges of an attempt on disk add up to."""
+
+    exchanges: int = 0
+    usage: Usage = Usage()
+
+
+def read_exchanges(directory: RunDirectory, attempt: int) -> Iterator[Exchange]:
+    """The exchanges of an attempt in order, one in memory at a time; media stay references."""
+    for content in read_frames(directory, attempt):
+        yield decode(content, attempt)
+
+
+def read_frames(directory: RunDirectory, attempt: int) -> Iterator[bytes]:
+    """The exchanges of an attempt as they stand on disk."""
+    path = segment_path(directory, attempt)
+    if path.exists():
+        yield from segment.read(path)
+
+
+def spending(directory: RunDirectory, attempt: int) -> Spending:
+    """What an attempt that can no longer say so itself has used."""
+    count, usage = 0, Usage()
+    for exchange in read_exchanges(directory, attempt):
+        count, usage = count + 1, usage.plus(exchange.usage)
+    return Spending(exchanges=count, usage=usage)
+
+
+def conversation(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:
+    """The messages of an exchange's request as they were sent, media resolved."""
+    parts: dict[int, list[msgspec.Raw]] = {}  # bound: the messages of one request
+    wanted = _wanted(directory, attempt, number)
+    blobs = Blobs(directory.blobs)
+    for exchange in read_exchanges(directory, attempt):
+        if exchange.number in wanted:
+            kept = exchange.append[: wanted[exchange.number]]
+            parts[exchange.number] = [msgspec.Raw(resolve(bytes(message), blobs)) for message in kept]
+    return [message for part in sorted(parts) for message in parts[part]]
+
+
+def segment_path(directory: RunDirectory, attempt: int) -> Path:
+    return directory.exchanges / str(attempt // 1000) / f"{attempt}.seg"
+
+
+def decode(content: bytes, attempt: int) -> Exchange:
+    try:
+        stored = _decoder.decode(content)
+    except msgspec.MsgspecError as e:
+        raise LedgerCorrupt(f"an exchange of attempt {attempt} is not one: {e}") from e
+    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    fields["head"], fields["reply"] = _present(stored.head), _present(stored.reply)
+    return Exchange(**fields)
+
+
+def _wanted(directory: RunDirectory, attempt: int, number: int) -> dict[int, int]:
+    """Which exchanges make up a request, and how many of each one's own messages."""
+    shape: dict[int, tuple[int | None, int, int]] = {}  # bound: a few words for each exchange of one attempt
+    for exchange in read_exchanges(directory, attempt):
+        shape[exchange.number] = (exchange.parent, exchange.keep, len(exchange.append))
+        if exchange.number == number:
+            break
+    wanted: dict[int, int] = {}
+    at: int | None = number
+    keep: int | None = None
+    while keep is None or keep > 0:
+        if at is None or at not in shape or at in wanted:
+            raise LedgerCorrupt(f"attempt {attempt} has no exchange {at}")
+        parent, kept, appended = shape[at]
+        wanted[at] = appended if keep is None else max(0, keep - kept)
+        if wanted[at] > appended:
+            raise LedgerCorrupt(f"attempt {attempt} keeps more messages of exchange {at} than it has")
+        keep = kept if keep is None else min(keep, kept)
+        at = parent
+    return wanted
+
+
+class _Stored(Record, frozen=True):
+    """An exchange as it is decoded: raw values cannot be optional."""
+
+    number: int
+    parent: int | None
+    keep: int
+    append: tuple[msgspec.Raw, ...]
+    head: msgspec.Raw
+    reply: msgspec.Raw
+    status: int
+    dialect: str = "chat"
+    streamed: bool = False
+    usage: Usage = Usage()
+    error: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+def _present(raw: msgspec.Raw) -> msgspec.Raw | None:
+    return None if bytes(raw) == b"null" else raw
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(_Stored)

@@ -1,0 +1,154 @@
+"""The ledger as the conductor sees it: the only writer of a run's truth.
+
+Every call is awaited until its transaction is committed and synced; calls made together share one. The thread
+is in `writer.py`, the statements in `book.py`; whoever only wants to look uses `reader.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+
+from ..core.records import Attempt, Gauge, Outcome, Verdict
+from . import schema, standing
+from .book import Book, Planned
+from .directory import RunDirectory
+from .standing import Known, Standing
+from .tally import TALLY, Counts, counts
+from .writer import Writer
+
+__all__ = ["Counts", "Known", "Ledger", "Planned", "Standing"]
+
+
+class Ledger:
+    """Open it with `async with`; hold the directory's lock around that."""
+
+    def __init__(self, directory: RunDirectory, now: Callable[[], float] = time.time) -> None:
+        self.directory = directory
+        self._book = Book(directory.database, now)
+
+    @staticmethod
+    def create(directory: RunDirectory) -> None:
+        """A new, empty ledger in a directory that is being created."""
+        schema.create(directory.database)
+
+    async def __aenter__(self) -> Ledger:
+        self._writer = Writer(self._book)
+        await self._writer.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._writer.stop()
+
+    @property
+    def token(self) -> int:
+        """This conductor's number: the fencing token of every attempt that it begins."""
+        return self._book.token
+
+    # What the conductor writes.
+
+    async def plan(self, items: Sequence[Planned]) -> list[int]:
+        """Write instances; their rows. An id that comes twice raises, what came before it stays."""
+        return await self._writer.do(self._book.plan, items)
+
+    async def begin(self, attempt: Attempt) -> bytes:
+        """Write an attempt, before it starts; its instance's payload."""
+        return await self._writer.do(self._book.begin_attempt, attempt)
+
+    async def settle(self, verdict: Verdict) -> bool:
+        """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
+        return await self._writer.do(self._book.settle, verdict)
+
+    async def close_sample(self, outcome: Outcome) -> None:
+        """Write what became of a sample, also in the place of what was written before."""
+        await self._writer.do(self._book.close_sample, outcome)
+
+    async def note(self, kind: str, message: str = "", attempt: int | None = None) -> None:
+        """Write down that something happened."""
+        await self._writer.do(self._book.note, kind, message, attempt)
+
+    async def gauge(self, gauge: Gauge) -> None:
+        """Write a reading; the latest one is what `show` shows."""
+        await self._writer.do(self._book.gauge, gauge)
+
+    async def expect(self, total: int | None) -> None:
+        """Write how many samples there will be in the end, where the suite can tell."""
+        await self._writer.do(self._book.expect, total)
+
+    async def finish(self, state: str, reason: str, exit_status: int) -> None:
+        """Write how this conductor ended the run: `finished`, `interrupted` or `stopped`."""
+        await self._writer.do(self._book.finish, state, reason, exit_status)
+
+    # What a resume compares with the suite.
+
+    async def known(self, name: str) -> Known | None:
+        return await self._writer.do(self._known, name)
+
+    async def sight(self, items: Sequence[Planned]) -> list[Known | None]:
+        """What is known of each; from now on they count as seen in the suite. A second sighting raises."""
+        return await self._writer.do(self._book.sight, items)
+
+    async def sighted(self, names: Sequence[str]) -> None:
+        """Mark instances as seen in the suite."""
+        await self._writer.do(self._book.sighted, names)
+
+    async def missing(self, limit: int = 100) -> list[str]:
+        """The first ids that were planned before and that this conductor has not seen in the suite."""
+        return await self._writer.do(self._missing, limit)
+
+    async def replace(self, name: str, digest: bytes, payload: bytes, place: str) -> int:
+        """Put a changed instance in the place of what was planned; its row. Outcomes stay."""
+        item = Planned(name=name, digest=digest, payload=payload, place=place)
+        return await self._writer.do(self._book.replace, item)
+
+    # What a resume continues.
+
+    async def payload(self, instance: int) -> bytes:
+        return await self._writer.do(self._book.payload, instance)
+
+    async def answer(self, attempt: int) -> str | None:
+        """What an earlier attempt answered, as JSON."""
+        return await self._writer.do(self._book.answer, attempt)
+
+    async def next_attempt(self) -> int:
+        return await self._writer.do(self._next_attempt)
+
+    async def unsettled(self) -> list[tuple[int, int]]:
+        """The attempts without a verdict, each with its token; never more than ran at once."""
+        return await self._writer.do(self._unsettled)
+
+    async def open_samples(self, samples: int) -> AsyncIterator[Standing]:
+        """Each sample of 0..samples-1 without an outcome, of the instances planned so far; paged."""
+        until = await self._writer.do(standing.last_instance, self._book.connection)
+        after: int | None = 0
+        while after is not None:
+            page = await self._writer.do(standing.open_page, self._book.connection, samples, after, until)
+            for found in page.standings:
+                yield found
+            after = page.after
+
+    async def counts(self) -> Counts:
+        return await self._writer.do(self._counts)
+
+    # In the writer's thread.
+
+    def _known(self, name: str) -> Known | None:
+        return standing.known(self._book.connection, name, self.token)
+
+    def _missing(self, limit: int) -> list[str]:
+        return standing.missing(self._book.connection, self.token, limit)
+
+    def _counts(self) -> Counts:
+        return counts(self._book.connection.execute(TALLY).fetchall())
+
+    def _next_attempt(self) -> int:
+        row = self._book.connection.execute("SELECT coalesce(max(id), 0) + 1 FROM attempt").fetchone()
+        return int(row[0])
+
+    def _unsettled(self) -> list[tuple[int, int]]:
+        return self._book.connection.execute(
+            "SELECT id, token FROM attempt WHERE settled IS NULL ORDER BY id"
+        ).fetchall()

@@ -1,0 +1,302 @@
+"""A run as others see it: read-only, while a conductor writes or long after, from any process.
+
+Everything is paged and short: a reader never holds the ledger's write-ahead log open. `audit.py` and
+`export.py` stand on this; the conductor's own reads are in `standing.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ..core.errors import LedgerCorrupt
+from ..core.records import Gauge, Record, Summary, Times, Usage, Verdict, Where
+from .compression import unpack
+from .directory import RunDirectory
+from .schema import check_version, connect, failed
+from .standing import verdict_of
+from .tally import TALLY, Counts, counts
+
+PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one by one
+
+
+class InstanceRow(Record, frozen=True):
+    id: int
+    name: str
+    place: str
+    digest: bytes
+
+
+class OutcomeRow(Record, frozen=True):
+    """What became of a sample; usage and times are those of the attempt that was chosen."""
+
+    instance: str
+    row: int  # the instance's row
+    sample: int
+    kind: str
+    score: float | None
+    where: Where | None
+    failure: str  # its message
+    attempts: int
+    attempt: int  # the chosen one
+    usage: Usage
+    times: Times
+    closed: float
+
+
+class AttemptRow(Record, frozen=True):
+    """An attempt, and its verdict once it is settled."""
+
+    attempt: int
+    instance: str
+    row: int
+    sample: int
+    number: int
+    round: int
+    scale: int
+    alone: bool
+    regrades: int | None
+    token: int
+    started: float
+    settled: float | None
+    kind: str | None
+    verdict: Verdict | None
+
+
+class EventRow(Record, frozen=True):
+    at: float
+    kind: str
+    message: str
+    attempt: int | None
+    token: int
+
+
+class Reader:
+    """Usable from several threads; each call sees what was committed before it."""
+
+    def __init__(self, run: RunDirectory | Path | str) -> None:
+        self.directory = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
+        self.config = self.directory.read_config()
+        self._mutex = threading.Lock()
+        self._connection = _open(self.directory.database)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def summary(self) -> Summary:
+        """The run in a page; costs the same at any size."""
+        found, conductors = self.counts(), self._conductors()
+        config = self.config
+        total = self.rows("SELECT value FROM meta WHERE key = 'total'")
+        state, reason, exit_status, ended = self._state()
+        return Summary(
+            run=config.id,
+            directory=str(self.directory.path),
+            suite=config.suite,
+            agent=config.agent,
+            model=config.model,
+            state=state,
+            reason=reason,
+            exit_status=exit_status,
+            planned=found.planned * config.samples,
+            settled=found.settled,
+            total=total[0][0] if total else None,
+            outcomes=found.outcomes,
+            attempts=found.attempts,
+            verdicts=found.verdicts,
+            score=found.score,
+            usage=found.usage,
+            started=conductors[0] or config.created,
+            ended=ended,
+            seconds=conductors[1] + (self._since_seen() if state == "running" else 0.0),
+            gauge=self.gauge(),
+            events=found.events,
+        )
+
+    def counts(self) -> Counts:
+        return counts(self.rows(TALLY))
+
+    def outcomes(self) -> Iterator[OutcomeRow]:
+        """What became of each sample, in the order of planning."""
+        at = (0, -1)
+        while page := self.rows(_OUTCOMES, (*at, PAGE)):
+            for row in page:
+                yield self._outcome(row)
+            at = page[-1][1], page[-1][2]
+
+    def attempts(self, instance: int | None = None) -> Iterator[AttemptRow]:
+        """The attempts at an instance, or all there are, in the order in which they began."""
+        at = 0
+        query = _ATTEMPTS if instance is None else _ATTEMPTS_AT
+        while page := self.rows(query, {"after": at, "instance": instance, "limit": PAGE}):
+            for row in page:
+                yield self._attempt(row)
+            at = page[-1][0]
+
+    def failures(self) -> list[tuple[str, Where]]:
+        """The kinds of outcomes that have a failure behind them, each with its place, once."""
+        rows = self.rows("SELECT DISTINCT kind, place FROM outcome WHERE place IS NOT NULL")
+        return [(kind, Where(place)) for kind, place in rows]
+
+    def events(self, last: int = 100) -> list[EventRow]:
+        """The last things that happened, the oldest first."""
+        rows = self.rows(
+            "SELECT at, kind, message, attempt, token FROM event ORDER BY id DESC LIMIT ?", (last,)
+        )
+        return [
+            EventRow(at=at, kind=kind, message=message, attempt=attempt, token=token)
+            for at, kind, message, attempt, token in reversed(rows)
+        ]
+
+    def gauge(self) -> Gauge | None:
+        """The latest reading."""
+        rows = self.rows("SELECT gauge FROM timeline ORDER BY id DESC LIMIT 1")
+        return _gauges.decode(rows[0][0]) if rows else None
+
+    def gauges(self) -> Iterator[Gauge]:
+        """The readings of the run so far; the older, the sparser."""
+        at = 0
+        while page := self.rows(
+            "SELECT id, gauge FROM timeline WHERE id > ? ORDER BY id LIMIT ?", (at, PAGE)
+        ):
+            for _, content in page:
+                yield _gauges.decode(content)
+            at = page[-1][0]
+
+    def find(self, name: str) -> InstanceRow | None:
+        rows = self.rows("SELECT id, name, place, digest FROM instance WHERE name = ?", (name,))
+        return _instance(rows[0]) if rows else None
+
+    def instances(self) -> Iterator[InstanceRow]:
+        at = 0
+        query = "SELECT id, name, place, digest FROM instance WHERE id > ? ORDER BY id LIMIT ?"
+        while page := self.rows(query, (at, PAGE)):
+            yield from map(_instance, page)
+            at = page[-1][0]
+
+    def payload(self, instance: int) -> bytes:
+        rows = self.rows("SELECT payload FROM instance WHERE id = ?", (instance,))
+        if not rows:
+            raise LedgerCorrupt(f"the ledger has no instance {instance}")
+        return unpack(rows[0][0])
+
+    def verdict(self, attempt: int) -> Verdict | None:
+        rows = self.rows("SELECT verdict FROM attempt WHERE id = ?", (attempt,))
+        if not rows or rows[0][0] is None:
+            return None
+        try:
+            return verdict_of(rows[0][0])
+        except Exception as e:  # boundary: whatever the bytes on disk make of the decoders
+            raise LedgerCorrupt(f"the verdict of attempt {attempt} cannot be read: {e}") from e
+
+    def rows(self, query: str, arguments: Any = ()) -> list[tuple[Any, ...]]:
+        """A bounded number of rows; for the modules of this room."""
+        try:
+            with self._mutex:
+                return self._connection.execute(query, arguments).fetchall()
+        except sqlite3.Error as e:
+            raise LedgerCorrupt(f"the ledger cannot be read: `{self.directory.database}`: {e}") from e
+
+    # How the run stands.
+
+    def _state(self) -> tuple[str, str, int | None, float | None]:
+        rows = self.rows(
+            "SELECT state, reason, exit_status, ended FROM conductor ORDER BY token DESC LIMIT 1"
+        )
+        if rows and rows[0][3] is not None:
+            state, reason, exit_status, ended = rows[0]
+            return state, reason, exit_status, ended
+        return ("running" if self.directory.holder() else "unfinished"), "", None, None
+
+    def _conductors(self) -> tuple[float | None, float]:
+        """When the first began, and the seconds that all of them spent."""
+        row = self.rows("SELECT min(started), coalesce(sum(seen - started), 0.0) FROM conductor")[0]
+        return row[0], row[1]
+
+    def _since_seen(self) -> float:
+        seen: float = self.rows("SELECT max(seen) FROM conductor")[0][0]
+        return max(0.0, time.time() - seen)
+
+    def _outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
+        name, id_, sample, kind, score, place, closed, attempt, attempts = row
+        verdict = self.verdict(attempt) or Verdict(attempt=attempt, token=0)
+        return OutcomeRow(
+            instance=name,
+            row=id_,
+            sample=sample,
+            kind=kind,
+            score=score,
+            where=Where(place) if place else None,
+            failure=verdict.failure.message if verdict.failure else "",
+            attempts=attempts,
+            attempt=attempt,
+            usage=verdict.usage,
+            times=verdict.times,
+            closed=closed,
+        )
+
+    def _attempt(self, row: tuple[Any, ...]) -> AttemptRow:
+        fields = AttemptRow.__struct_fields__[:-1]
+        values = dict(zip(fields, row, strict=True))
+        values["alone"] = bool(values["alone"])
+        return AttemptRow(**values, verdict=self.verdict(row[0]))
+
+
+_OUTCOMES = """
+    SELECT i.name, o.instance, o.sample, o.kind, o.score, o.place, o.closed, o.attempt,
+        (SELECT count(*) FROM attempt a WHERE a.instance = o.instance AND a.sample = o.sample)
+    FROM outcome o JOIN instance i ON i.id = o.instance
+    WHERE (o.instance, o.sample) > (?, ?) ORDER BY o.instance, o.sample LIMIT ?
+"""
+_ATTEMPTS = """
+    SELECT a.id, i.name, a.instance, a.sample, a.number, a.round, a.scale, a.alone, a.regrades, a.token,
+        a.started, a.settled, a.kind
+    FROM attempt a JOIN instance i ON i.id = a.instance
+    WHERE a.id > :after ORDER BY a.id LIMIT :limit
+"""
+# by the index over instances: the plus keeps SQLite from walking through all attempts in the order of ids
+_ATTEMPTS_AT = _ATTEMPTS.replace("a.id > :after", "a.instance = :instance AND +a.id > :after").replace(
+    "BY a.id", "BY +a.id"
+)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        raise LedgerCorrupt(f"the ledger is gone: `{path}`")
+    log = path.with_name(path.name + "-wal")
+    archived = not log.exists() and not os.access(path.parent, os.W_OK)  # SQLite cannot make its index there
+    connection = connect(path, "ro&immutable=1" if archived else "ro")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        check_version(version)
+        return connection
+    except sqlite3.Error as e:
+        connection.close()
+        raise failed(path, e) from e
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _instance(row: tuple[Any, ...]) -> InstanceRow:
+    id_, name, place, digest = row
+    return InstanceRow(id=id_, name=name, place=place, digest=digest)
+
+
+_gauges = msgspec.msgpack.Decoder(Gauge)

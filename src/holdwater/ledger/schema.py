@@ -1,0 +1,145 @@
+"""The tables of a ledger, as numbered migrations, and how a connection is opened.
+
+A migration that has shipped is never edited: append another. What is written into the tables: `book.py`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from ..core.errors import BadInput, LedgerCorrupt, LedgerFailed
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+    CREATE TABLE conductor (          -- one row each time a conductor opens the run
+        token INTEGER PRIMARY KEY,    -- fences the earlier ones
+        started REAL NOT NULL,
+        seen REAL NOT NULL,           -- when it was last known to be alive
+        ended REAL,
+        state TEXT,
+        reason TEXT,
+        exit_status INTEGER
+    );
+    CREATE TABLE instance (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        digest BLOB NOT NULL,
+        payload BLOB NOT NULL,        -- packed, see compression.py
+        place TEXT NOT NULL,
+        planned INTEGER NOT NULL,     -- the conductor that planned it
+        sighted INTEGER NOT NULL      -- the conductor that last saw it in the suite
+    );
+    CREATE TABLE attempt (
+        id INTEGER PRIMARY KEY,
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        sample INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        round INTEGER NOT NULL,
+        scale INTEGER NOT NULL,
+        alone INTEGER NOT NULL,
+        regrades INTEGER REFERENCES attempt (id),
+        token INTEGER NOT NULL REFERENCES conductor (token),
+        started REAL NOT NULL,
+        settled REAL,                 -- NULL until its verdict is committed
+        kind TEXT,                    -- `passed`, `failed` or the place of an unscored failure
+        place TEXT,                   -- where it failed, if it did
+        failure TEXT,                 -- the failure's kind
+        passed INTEGER,
+        score REAL,
+        exchanges INTEGER,
+        verdict BLOB,                 -- packed
+        UNIQUE (instance, sample, number)
+    );
+    CREATE INDEX attempt_unsettled ON attempt (id) WHERE settled IS NULL;
+    CREATE TABLE outcome (
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        sample INTEGER NOT NULL,
+        attempt INTEGER NOT NULL REFERENCES attempt (id),
+        kind TEXT NOT NULL,
+        score REAL,
+        place TEXT,
+        closed REAL NOT NULL,
+        PRIMARY KEY (instance, sample)
+    ) WITHOUT ROWID;
+    CREATE TABLE tally (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+    CREATE TABLE event (
+        id INTEGER PRIMARY KEY,
+        at REAL NOT NULL,
+        token INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        message TEXT NOT NULL,
+        attempt INTEGER
+    );
+    CREATE TABLE timeline (id INTEGER PRIMARY KEY, gauge BLOB NOT NULL);
+    """,
+)
+BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
+
+
+def create(path: Path) -> None:
+    """A new, empty ledger."""
+    if path.exists():
+        raise BadInput(f"there is a ledger already: `{path}`")
+    connection = connect(path, "rwc")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        migrate(connection)
+    except sqlite3.Error as e:
+        raise failed(path, e) from e
+    finally:
+        connection.close()
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection with our settings; `mode` is SQLite's: `rwc`, `rw` or `ro`."""
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            timeout=BUSY,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+    except sqlite3.Error as e:
+        raise failed(path, e) from e
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+    """Bring the tables up to date; each migration is whole or not at all."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    check_version(version, len(migrations))
+    for number in range(version, len(migrations)):
+        script = f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
+        try:
+            connection.executescript(script)
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.rollback()
+            raise
+
+
+def check_version(version: int, known: int = len(MIGRATIONS)) -> None:
+    if version > known:
+        raise BadInput(
+            f"the run was written by a newer holdwater: ledger version {version}, this one knows {known}",
+            hint="upgrade holdwater",
+        )
+
+
+def failed(path: Path, error: sqlite3.Error) -> LedgerFailed | LedgerCorrupt:
+    """What an SQLite error means to the run."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return LedgerCorrupt(f"the ledger is damaged: `{path}`: {error}", hint="restore the file from a copy")
+    hint = (
+        "make space, then `holdwater resume` the run"
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        else ""
+    )
+    return LedgerFailed(f"cannot write the ledger: `{path}`: {error}", hint=hint)

@@ -1,0 +1,136 @@
+"""What a conductor finds when it opens a run again: what it knows, and how each open sample stands.
+
+Reads only, on the writer's connection and a page at a time. What follows from a standing is decided in core.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from ..core.failures import POISON, RULES, Again
+from ..core.policy import Result, Spent, rank
+from ..core.records import Record, Verdict, Where
+from .compression import unpack
+
+PAGE = 256  # standings in memory at a time
+RETRIED = frozenset(where for where, rule in RULES.items() if rule.again is Again.RETRIES)
+BLAMELESS = frozenset((Where.INTERRUPTED, Where.RUN))  # they say nothing about the sample
+
+
+class Known(Record, frozen=True):
+    """An instance that was planned before."""
+
+    id: int
+    name: str
+    digest: bytes
+    place: str
+    closed: int  # samples with an outcome
+    sighted: bool  # this conductor saw it in the suite already
+
+
+class Standing(Record, frozen=True):
+    """A planned sample without an outcome, and what is needed to continue it."""
+
+    instance: int
+    sample: int
+    number: int = 0  # attempts so far
+    round: int = 1
+    retries: int = 0  # infrastructure failures in this round, `last` included
+    scale: int = 1
+    losses: int = 0
+    best: Result | None = None
+    last: Result | None = (
+        None  # a verdict with blame that nothing has followed on yet: another try, or the close
+    )
+
+    @property
+    def spent(self) -> Spent:
+        """What had been used up when `last` was settled: with it, `policy.decide` says what follows."""
+        counted = self.last is not None and self.last.where in RETRIED
+        return Spent(round=self.round, retries=self.retries - counted, scale=self.scale)
+
+
+class OpenPage(Record, frozen=True):
+    standings: tuple[Standing, ...]
+    after: int | None  # the instance to go on behind; None at the end
+
+
+def known(connection: sqlite3.Connection, name: str, token: int) -> Known | None:
+    row = connection.execute(
+        "SELECT id, name, digest, place, (SELECT count(*) FROM outcome WHERE instance = i.id), sighted"
+        " FROM instance i WHERE name = ?",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    id_, name, digest, place, closed, sighted = row
+    return Known(id=id_, name=name, digest=digest, place=place, closed=closed, sighted=sighted == token)
+
+
+def missing(connection: sqlite3.Connection, token: int, limit: int) -> list[str]:
+    """Names that were planned before and that this conductor has not seen in the suite."""
+    rows = connection.execute(
+        "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?", (token, limit)
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def last_instance(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(id), 0) FROM instance").fetchone()[0])
+
+
+def open_page(connection: sqlite3.Connection, samples: int, after: int, until: int) -> OpenPage:
+    """The next open samples of the instances in (after, until]."""
+    limit = max(1, PAGE // samples)
+    instances = [
+        row[0]
+        for row in connection.execute(
+            "SELECT id FROM instance i WHERE id > ? AND id <= ? AND"
+            " (SELECT count(*) FROM outcome WHERE instance = i.id AND sample < ?) < ? ORDER BY id LIMIT ?",
+            (after, until, samples, samples, limit),
+        )
+    ]
+    found = []
+    for instance in instances:
+        closed = {
+            s for (s,) in connection.execute("SELECT sample FROM outcome WHERE instance = ?", (instance,))
+        }
+        found += [_standing(connection, instance, s) for s in range(samples) if s not in closed]
+    return OpenPage(standings=tuple(found), after=instances[-1] if len(instances) == limit else None)
+
+
+def verdict_of(packed: bytes) -> Verdict:
+    return _verdicts.decode(unpack(packed))
+
+
+def _standing(connection: sqlite3.Connection, instance: int, sample: int) -> Standing:
+    rows = connection.execute(
+        "SELECT id, number, round, scale, verdict FROM attempt"
+        " WHERE instance = ? AND sample = ? ORDER BY number",
+        (instance, sample),
+    ).fetchall()
+    if not rows:
+        return Standing(instance=instance, sample=sample)
+    last, number, round_, scale, _ = rows[-1]
+    results = [(of, Result.of(verdict_of(packed))) for _, _, of, _, packed in rows if packed is not None]
+    blamed = [result for _, result in results if not _blameless(result)]
+    return Standing(
+        instance=instance,
+        sample=sample,
+        number=number,
+        round=round_,
+        retries=sum(1 for of, result in results if of == round_ and result.where in RETRIED),
+        scale=scale,
+        losses=sum(1 for _, result in results if result.where is Where.WORKER and result.kind != POISON),
+        best=max(blamed, key=lambda result: rank(result, spent=True), default=None),
+        last=blamed[-1] if blamed and blamed[-1].attempt == last else None,
+    )
+
+
+def _blameless(result: Result) -> bool:
+    return result.where in BLAMELESS or (result.where is Where.WORKER and result.kind != POISON)
+
+
+_verdicts = msgspec.msgpack.Decoder(Verdict)

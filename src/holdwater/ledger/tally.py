@@ -1,0 +1,48 @@
+"""The counts of a run, kept in step with its rows, so that a summary costs the same at any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..core.records import Record, Usage
+
+TALLY = "SELECT key, value FROM tally"  # a row for each thing that is counted
+
+
+class Counts(Record, frozen=True):
+    """What there is in a ledger. `planned` counts instances; `settled` counts samples."""
+
+    planned: int = 0
+    settled: int = 0
+    attempts: int = 0
+    outcomes: dict[str, int] = msgspec.field(default_factory=dict)
+    verdicts: dict[str, int] = msgspec.field(default_factory=dict)
+    events: dict[str, int] = msgspec.field(default_factory=dict)
+    usage: Usage = Usage()
+    scored: int = 0
+    score: float | None = None  # the mean over scored samples
+
+
+def counts(rows: list[tuple[Any, ...]]) -> Counts:
+    """What the rows of `TALLY` say."""
+    tally = dict(rows)
+    outcomes = _of(tally, "outcome:")
+    scored = int(tally.get("scored", 0))
+    return Counts(
+        planned=int(tally.get("planned", 0)),
+        settled=sum(outcomes.values()),
+        attempts=int(tally.get("attempts", 0)),
+        outcomes=outcomes,
+        verdicts=_of(tally, "verdict:"),
+        events=_of(tally, "event:"),
+        usage=Usage(**_of(tally, "usage:")),
+        scored=scored,
+        score=round(tally["score"] / scored, 9) if scored else None,
+    )
+
+
+def _of(tally: dict[str, float], prefix: str) -> dict[str, int]:
+    found = {key.removeprefix(prefix): int(n) for key, n in tally.items() if key.startswith(prefix)}
+    return {key: n for key, n in found.items() if n}

@@ -1,0 +1,172 @@
+"""Finds what others wrote: an object by `path.py:name`, by `module:name`, or by an entry point.
+
+It does not know what a suite or an agent is: `suite/load.py` and `agent/load.py` do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from .core.errors import BadInput
+from .core.records import Record
+
+T = TypeVar("T")
+
+LONGEST_REASON = 500  # characters of a foreign exception's message
+
+
+class Known(Record, frozen=True):
+    """Something that can be named: what `holdwater suites` and `holdwater agents` list."""
+
+    name: str
+    description: str = ""
+    source: str = ""  # the distribution that brings it; empty: holdwater itself
+
+
+def find(spec: str) -> object:
+    """The object that `path.py:name` or `module:name` stands for; BadInput says what is wrong with it."""
+    left, _, name = spec.rpartition(":")
+    if not left or not name:
+        raise BadInput(f"no name given: `{spec}`", hint="write `path.py:name` or `module:name`")
+    module = _from_file(Path(left)) if left.endswith(".py") else _from_name(left)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        near = close(name, vars(module))
+        raise BadInput(f"`{left}` has no `{name}`", hint=f"did you mean `{near}`?" if near else "") from None
+
+
+def absolute(spec: str) -> str:
+    """The same spec, meaning the same from any directory."""
+    left, colon, name = spec.rpartition(":")
+    if left.endswith(".py"):
+        return f"{Path(left).absolute()}{colon}{name}"
+    return str(Path(spec).absolute()) if spec.endswith(".jsonl") else spec
+
+
+def entry(group: str, name: str) -> object | None:
+    """What the entry point `name` of `group` loads to; None when there is none."""
+    for point in entry_points(group=group, name=name):
+        found: object = guarded(point.load, f"the entry point `{name}` of `{_source(point)}`")
+        return found
+    return None
+
+
+def entries(group: str) -> list[Known]:
+    """The entry points of `group`, without importing any."""
+    points = sorted(entry_points(group=group), key=lambda p: p.name)
+    return [Known(name=p.name, description=f"entry point `{p.value}`", source=_source(p)) for p in points]
+
+
+def unknown(what: str, spec: str, known: Iterable[Known], also: str) -> BadInput:
+    """The error for a name that stands for nothing: what is known, and what may have been meant."""
+    names = [k.name for k in known]
+    near = close(spec, names)
+    listed = ", ".join(f"`{name}`" for name in names)
+    hint = f"did you mean `{near}`?" if near else f"give one of these or {also}"
+    return BadInput(f"unknown {what}: `{spec[:200]}`; known are {listed}", hint=hint)
+
+
+def close(name: str, among: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(name, list(among), n=1)), None)
+
+
+def guarded(call: Callable[[], T], place: str) -> T:
+    """Call foreign code; what it raises becomes a BadInput that names the place and the line."""
+    try:
+        return call()
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # boundary: foreign code may raise anything  # noqa: BLE001
+        raise BadInput(f"cannot load {place}: {_reason(error)}") from None
+
+
+def _from_file(path: Path) -> ModuleType:
+    path = path.absolute()
+    if not path.is_file():
+        raise BadInput(f"no such file: `{path}`")
+    name = _module_name(path)
+    if name in sys.modules:  # one module for each version of a file that was asked for
+        return sys.modules[name]
+    return guarded(lambda: _execute(path, name), f"`{path}`")
+
+
+def _module_name(path: Path) -> str:
+    """Unique for the path and, so that a notebook sees an edited file, for its version."""
+    stat = path.stat()
+    key = f"{path.resolve()}\0{stat.st_mtime_ns}\0{stat.st_size}"
+    return f"holdwater_file_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _execute(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"not a Python file: `{path}`")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up while it is being executed
+    try:
+        with _first_on_path(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    if "/" in name:
+        raise BadInput(f"not a Python file: `{name}`", hint="write `path.py:name` or `module:name`")
+
+    def load() -> ModuleType:
+        try:
+            with _first_on_path(Path.cwd()):
+                return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and f"{name}.".startswith(f"{error.name}."):
+                raise BadInput(
+                    f"no such module: `{name}`", hint="is it installed, or in this directory?"
+                ) from None
+            raise
+
+    return guarded(load, f"the module `{name}`")
+
+
+@contextmanager
+def _first_on_path(directory: Path) -> Iterator[None]:
+    added = str(directory)
+    sys.path.insert(0, added)
+    try:
+        yield
+    finally:
+        if added in sys.path:
+            sys.path.remove(added)
+
+
+def _reason(error: BaseException) -> str:
+    """`file:line: exception`, at the deepest line that is neither Python's own nor ours."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith((*_NOT_THEIRS, "<frozen"))]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}: {what}" if theirs else what
+
+
+def _source(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else ""
+
+
+_NOT_THEIRS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parent))

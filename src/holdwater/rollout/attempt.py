@@ -1,0 +1,360 @@
+"""The life of one attempt: set-up, acting, salvage, grading, closing, and one verdict whatever happens.
+
+`live` is the story; `Life` remembers what has happened so far. What hosts many lives is `host.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ..core.authoring import Agent, ExchangeLog, GradeResult, Model, Sandboxes, Session, Suite
+from ..core.errors import (
+    AgentFailed,
+    AttemptError,
+    GradeFailed,
+    LimitReached,
+    RunFailed,
+    SandboxFailed,
+    as_failure,
+)
+from ..core.failures import RULES, Scored, interrupted
+from ..core.records import Failure, Grade, Instance, Limits, Phase, Salvage, Times, Usage, Verdict, Where
+from .logs import attempt_log
+from .scope import Note, Scope
+from .threads import Threads
+from .views import ModelView, SandboxView, for_caller
+from .wire import Job
+
+SALVAGE_SECONDS = 60.0
+LONGEST_ANSWER = 1024 * 1024
+
+
+class Log(ExchangeLog, Protocol):
+    """An attempt's segment, as the worker sees it."""
+
+    count: int
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """What surrounds an attempt in its worker."""
+
+    suite: Suite
+    agent: Agent
+    limits: Limits
+    token: int
+    gateway: Path | None
+
+    @property
+    def sandboxes(self) -> Sandboxes: ...
+
+    def paths(self, attempt: int, name: str) -> Paths: ...
+
+    def exchanges(self, attempt: int) -> Log: ...
+
+    def session(self, attempt: int, log: Log) -> AbstractAsyncContextManager[Session | None]: ...
+
+    def model(self, session: Session | None) -> Model | None: ...
+
+    def full(self) -> OSError | None:
+        """The error that writing to the run directory gives or is about to give."""
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where an attempt keeps what it leaves. Nothing is made before it is needed."""
+
+    log: Path
+    output: Path
+    salvage: Path
+    salvaged: Callable[[int], Path]  # of another attempt
+
+
+class Life:
+    """What is known of an attempt while it lives."""
+
+    def __init__(self, job: Job, note: Note) -> None:
+        self.job = job
+        self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
+        self.phase = Phase.SETUP
+        self.since = asyncio.get_running_loop().time()
+        self.threads = Threads(f"attempt-{job.attempt.id}")
+        self.scope = Scope(note)
+        self.note = note
+        self.ready = False  # set-up is over: there is something to grade
+        self.failure: Failure | None = None
+        self.grade: Grade | None = None
+        self.answer: Any = None
+        self.salvage: Salvage | None = None
+        self.seconds: dict[Phase, float] = {}
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._reason: str | None = None
+
+    @property
+    def tainted(self) -> bool:
+        """Whether something of the attempt still runs in this process."""
+        return self.threads.alive > 0 or self.scope.stuck > 0
+
+    def interrupt(self, reason: str) -> None:
+        """End it soon, with the verdict `interrupted`."""
+        if self._reason is None and self._task is not None and self.phase is not Phase.CLOSING:
+            self._reason = reason
+            self._task.cancel()
+
+    async def stage(
+        self,
+        phase: Phase,
+        allowed: Callable[[], float],
+        otherwise: type[AttemptError],
+        work: Callable[[], Awaitable[None]],
+    ) -> Failure | None:
+        """Do `work` as `phase`, for as long as is `allowed`; how it failed, if it did."""
+        loop = asyncio.get_running_loop()
+        self.phase, self.since = phase, loop.time()
+        try:
+            async with _limit(allowed, phase):
+                await work()
+        except asyncio.CancelledError:
+            if self._reason is None:
+                raise
+            if self._task is not None:
+                self._task.uncancel()
+            return interrupted(self._reason)
+        except Exception as error:  # boundary: a bad attempt is data  # noqa: BLE001
+            return as_failure(error, otherwise, phase)
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + loop.time() - self.since
+        return None
+
+    def verdict(self, token: int, session: Session | None, exchanges: int, peak: int) -> Verdict:
+        return Verdict(
+            attempt=self.job.attempt.id,
+            token=token,
+            failure=self.failure,
+            grade=self.grade,
+            answer=_json(self.answer),
+            usage=session.usage if session else Usage(),
+            times=Times(
+                setup=self.seconds.get(Phase.SETUP, 0.0),
+                acting=self.seconds.get(Phase.ACTING, 0.0),
+                grading=self.seconds.get(Phase.GRADING, 0.0),
+                waited=session.waited if session else 0.0,
+            ),
+            salvage=self.salvage,
+            exchanges=exchanges,
+            peak_memory=peak,
+        )
+
+
+async def live(life: Life, place: Place) -> Verdict:
+    """Live the attempt to its verdict. Every exchange is on disk when this returns."""
+    attempt, instance = life.job.attempt, life.instance
+    limits = place.limits.under(instance.limits).scaled(attempt.scale)
+    paths = place.paths(attempt.id, instance.id)
+    log = place.exchanges(attempt.id)
+    work = _Work(life, place, limits, paths, log)
+    try:
+        with attempt_log(paths.log) as sink:
+            async with life.scope:
+                life.failure = await life.stage(Phase.SETUP, lambda: limits.setup, SandboxFailed, work.set_up)
+                if life.failure is None:
+                    life.failure = await life.stage(Phase.ACTING, work.acting_seconds, AgentFailed, work.act)
+                    life.failure = _model_first(life.failure, work.session)
+                if life.ready:
+                    await work.keep()
+                if life.ready and _worth_grading(life.failure):
+                    await work.judge()
+                work.end()
+                life.phase = Phase.CLOSING
+        if log.count:
+            await life.threads.call(log.sync)
+        if (error := sink.error or place.full()) is not None:
+            life.failure = as_failure(disk_full(error), RunFailed, life.phase)
+    finally:
+        log.close()
+    return life.verdict(place.token, work.session, log.count, work.peak)
+
+
+class _Work:
+    """The stages of `live`, each as one method."""
+
+    def __init__(self, life: Life, place: Place, limits: Limits, paths: Paths, log: Log) -> None:
+        self.life = life
+        self.place = place
+        self.limits = limits
+        self.paths = paths
+        self.log = log
+        self.session: Session | None = None
+        self.sandbox: Any = None
+        self.view: SandboxView | None = None
+        self.model: ModelView | None = None
+
+    @property
+    def peak(self) -> int:
+        return int(getattr(self.sandbox, "peak_memory", 0) or 0)
+
+    async def set_up(self) -> None:
+        life, place = self.life, self.place
+        attempt, instance = life.job.attempt, life.instance
+        opening = place.sandboxes.open(attempt.id, self.limits, place.gateway)
+        self.sandbox = await life.scope.open("sandbox", opening)
+        self.session = await life.scope.open("gateway session", place.session(attempt.id, self.log))
+        self.view = SandboxView(self.sandbox, lambda: self.paths.output)
+        self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
+        await self._furnish(instance, self.view)
+        await self.sandbox.mark()
+        life.ready = True
+
+    async def _furnish(self, instance: Instance, sandbox: SandboxView) -> None:
+        """Put into the sandbox what the instance comes with."""
+        if instance.directory is not None:
+            await self.life.threads.call(_copy_tree, instance.directory, sandbox.workdir)
+        for path, content in instance.files.items():
+            await sandbox.write(path, content)
+        if instance.setup is not None:
+            result = await sandbox.run(instance.setup)
+            if not result.ok:
+                raise SandboxFailed(
+                    f"set-up command exited with {result.exit_code}: {result.output[-500:]}", kind="setup"
+                )
+        if self.place.suite.setup is not None:
+            await self._call(self.place.suite.setup, instance, sandbox)
+
+    def acting_seconds(self) -> float:
+        """The acting limit, or the working-time limit plus what was spent waiting for a rate limit."""
+        if self.limits.working is None:
+            return self.limits.acting
+        waited = self.session.waited if self.session else 0.0
+        return min(self.limits.acting, self.limits.working + waited)
+
+    async def act(self) -> None:
+        """The agent's turn; for a regrade, what an earlier attempt left is put back instead."""
+        earlier = self.life.job.attempt.regrades
+        if earlier is None:
+            answer = await self._call(self.place.agent.act, self.life.instance, self.view, self.model)
+            self.life.answer = answer
+            return
+        if (source := self.paths.salvaged(earlier)).exists():
+            await self.sandbox.restore(source)
+        if self.life.job.answer is not None:
+            self.life.answer = msgspec.json.decode(self.life.job.answer)
+
+    async def keep(self) -> None:
+        """Salvage what the agent left; a failure is an event and changes no verdict."""
+
+        async def salvage() -> None:
+            self.life.salvage = await self.sandbox.salvage(self.paths.salvage)
+
+        failure = await self.life.stage(Phase.SALVAGE, lambda: SALVAGE_SECONDS, SandboxFailed, salvage)
+        if failure is not None and failure.where is Where.INTERRUPTED:
+            self.life.failure = self.life.failure or failure
+        elif failure is not None:
+            self.life.note("salvage.failed", failure.message)
+
+    async def judge(self) -> None:
+        """Grade what is there. A grade that could not be had hides a failure that would be scored."""
+        failure = await self.life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, self._grade)
+        if failure is None:
+            return
+        if failure.where is Where.LIMIT:
+            failure = msgspec.structs.replace(failure, where=Where.GRADE)
+        earlier = self.life.failure
+        if earlier is None or RULES[earlier.where].scored is Scored.YES:
+            self.life.failure = failure
+
+    async def _grade(self) -> None:
+        grade = self.place.suite.grade
+        if grade is None:
+            raise GradeFailed(f"suite `{self.place.suite.name}` has no grade function", kind="missing", again=False)
+        result = await self._call(grade, self.life.instance, self.view, self.life.answer)
+        self.life.grade = as_grade(result)
+
+    def end(self) -> None:
+        for view in (self.view, self.model):
+            if view is not None:
+                view.end()
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self.life.threads.call(function, *for_caller(function, *arguments))
+
+
+def as_grade(result: GradeResult) -> Grade:
+    """What a grade function returned, as a grade. A number passes from 1 up."""
+    match result:
+        case Grade():
+            return result
+        case bool():
+            return Grade(passed=result, score=float(result))
+        case int() | float() if result == result:
+            return Grade(passed=result >= 1, score=float(result))
+    raise GradeFailed(f"the grade function returned {result!r}: expected bool, number or `Grade`", kind="type")
+
+
+def _worth_grading(failure: Failure | None) -> bool:
+    return failure is None or RULES[failure.where].scored is not Scored.NO
+
+
+def _model_first(failure: Failure | None, session: Session | None) -> Failure | None:
+    """When the last model call failed, that is why the agent ended: never a zero for the agent."""
+    cause = session.failure if session else None
+    blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
+    return cause if cause is not None and blames_agent else failure
+
+
+@asynccontextmanager
+async def _limit(allowed: Callable[[], float], phase: Phase) -> AsyncIterator[None]:
+    """Like `asyncio.timeout`, but what is allowed may grow while it runs."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    handle: asyncio.TimerHandle
+    try:
+        async with asyncio.timeout(None) as timeout:
+
+            def check() -> None:
+                nonlocal handle
+                due = start + allowed()
+                if loop.time() >= due:
+                    timeout.reschedule(loop.time())
+                else:
+                    handle = loop.call_at(due, check)
+
+            handle = loop.call_at(start + allowed(), check)
+            try:
+                yield
+            finally:
+                handle.cancel()
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise LimitReached(f"{phase} took longer than {allowed():g} s") from error
+
+
+def _copy_tree(source: str, target: str) -> None:
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+
+
+def disk_full(error: OSError) -> RunFailed:
+    """A failed write is the run's failure, never an agent's."""
+    return RunFailed(
+        f"the run directory cannot be written: {error.strerror}", "make space, then `holdwater resume`", kind="disk"
+    )
+
+
+def _json(answer: Any) -> str | None:
+    """The answer as JSON, so that a later grading is given what the first was given."""
+    if answer is None:
+        return None
+    try:
+        text = msgspec.json.encode(answer).decode()
+    except (TypeError, ValueError):
+        text = msgspec.json.encode(repr(answer)).decode()
+    return text if len(text) <= LONGEST_ANSWER else msgspec.json.encode(text[: LONGEST_ANSWER // 2]).decode()

@@ -1,0 +1,181 @@
+"""Hosts many attempts on one event loop: in a worker process, or in the conductor itself.
+
+It gives each life its surroundings, writes the verdict to its journal and only then reports it. Who starts,
+replaces and buries workers is in `run/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+
+import aiohttp
+
+from ..agent.load import load as load_agent
+from ..core.authoring import Agent, Model, Session, Suite
+from ..core.errors import HoldwaterError
+from ..core.failures import interrupted, worker_lost
+from ..core.records import Limits, Verdict
+from ..gateway.client import ChatClient
+from ..gateway.server import Gateway
+from ..gateway.upstreams.http import HttpUpstream
+from ..ledger.directory import RunDirectory
+from ..ledger.exchanges import AttemptLog
+from ..ledger.journal import Journal
+from ..sandbox.process import ProcessSandboxes
+from ..suite.load import load as load_suite
+from .attempt import Life, Log, Paths, live
+from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
+
+FULL = 1024 * 1024  # a run directory with less room than this counts as full
+MODEL_CONNECTIONS = 0  # no limit: the number of attempts is one already
+
+
+class Host:
+    """The attempts of one process. Everything they share is opened here and closed with it."""
+
+    def __init__(
+        self, welcome: Welcome, emit: Callable[[ToConductor], None], suite: Suite | None, agent: Agent | None
+    ) -> None:
+        config = welcome.config
+        self._welcome = welcome
+        self._emit = emit
+        self._directory = RunDirectory(Path(welcome.directory))
+        self._living: dict[int, Life] = {}  # bound: the run's concurrency
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
+        self.suite = suite or load_suite(config.suite)
+        self.agent = agent or load_agent(config.agent)
+        self.limits: Limits = config.limits
+        self.token = welcome.token
+        self.gateway: Path | None = None
+        self.sandboxes = ProcessSandboxes(
+            scratch=Path(config.scratch) if config.scratch else self._directory.scratch,
+            run=config.id,
+            network=config.network,
+            hide=(self._directory.path,),
+            path=welcome.path,
+        )
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Host]:
+        """The gateway listens and the journal is open while this block runs."""
+        welcome = self._welcome
+        with closing(Journal(self._directory, welcome.worker, welcome.token)) as self._journal:
+            if welcome.upstream is None:
+                yield self
+                return
+            # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
+            place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
+            try:
+                connector = aiohttp.TCPConnector(limit=MODEL_CONNECTIONS)
+                async with (
+                    HttpUpstream(welcome.upstream.url, welcome.upstream.key) as upstream,
+                    Gateway(upstream, place / "gateway", model=welcome.config.model) as self._server,
+                    aiohttp.ClientSession(connector=connector) as self._http,
+                ):
+                    self.gateway = self._server.socket
+                    yield self
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def start(self, job: Job, group: asyncio.TaskGroup) -> None:
+        """Begin to live an attempt; its verdict comes by `emit`."""
+        self._tasks[job.attempt.id] = group.create_task(self._host(job))
+
+    def interrupt(self, attempt: int, reason: str) -> None:
+        """End an attempt with the verdict `interrupted`."""
+        if (life := self._living.get(attempt)) is not None:
+            life.interrupt(reason)
+        elif (task := self._tasks.get(attempt)) is not None:
+            task.cancel()
+
+    def living(self) -> tuple[Living, ...]:
+        """Every attempt that is being lived, and where in its life it is."""
+        now = asyncio.get_running_loop().time()
+        lives = self._living.items()
+        return tuple(Living(attempt=a, phase=life.phase, seconds=now - life.since) for a, life in lives)
+
+    async def _host(self, job: Job) -> None:
+        attempt = job.attempt
+        tainted = False
+        try:
+            try:
+                life = self._living[attempt.id] = Life(job, self._noter(attempt.id))
+                verdict = await live(life, self)
+                tainted = life.tainted
+            except asyncio.CancelledError:
+                failure = interrupted("the attempt was stopped before it had begun")
+                verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
+            except Exception as error:  # boundary: our own bug must not cost a verdict  # noqa: BLE001
+                self._noter(attempt.id)("attempt.crashed", traceback.format_exc(limit=-8))
+                failure = worker_lost(attempt, f"internal error: {type(error).__name__}: {error}")
+                verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
+            self._report(verdict, tainted)
+        finally:
+            self._living.pop(attempt.id, None)
+            self._tasks.pop(attempt.id, None)
+
+    def _report(self, verdict: Verdict, tainted: bool) -> None:
+        try:
+            self._journal.append(verdict)
+        except HoldwaterError as error:
+            self._emit(Broken(message=error.message))
+            return
+        self._emit(Done(verdict=verdict, tainted=tainted))
+
+    def _noter(self, attempt: int) -> Callable[[str, str], None]:
+        return lambda kind, message: self._emit(Noted(kind=kind, message=message, attempt=attempt))
+
+    # The surroundings of an attempt (`attempt.Place`).
+
+    def paths(self, attempt: int, name: str) -> Paths:
+        stem = f"{attempt:06d}-{slug(name)}"
+        artifacts = self._directory.artifacts
+        return Paths(
+            log=self._directory.logs / f"{stem}.log",
+            output=self._directory.logs / f"{stem}.out",
+            salvage=artifacts / f"{attempt:06d}.tar.zst",
+            salvaged=lambda earlier: artifacts / f"{earlier:06d}.tar.zst",
+        )
+
+    def exchanges(self, attempt: int) -> Log:
+        return AttemptLog(self._directory, attempt)
+
+    def session(self, attempt: int, log: Log) -> AbstractAsyncContextManager[Session | None]:
+        return self._server.session(attempt, log) if self.gateway is not None else _no_session()
+
+    def model(self, session: Session | None) -> Model | None:
+        if session is None:
+            return None
+        url = self._server.url
+        name = self._welcome.config.model or ""
+        return ChatClient(self._http, url, self.sandboxes.gateway_url(url), session.key, name)
+
+    def full(self) -> OSError | None:
+        space = os.statvfs(self._directory.path)
+        if space.f_bavail * space.f_frsize >= FULL:
+            return None
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def socket_prefix(run: str) -> str:
+    """What the directories of a run's gateway sockets carry, so that a later conductor can sweep them."""
+    return f"holdwater-{run}-"
+
+
+def slug(name: str) -> str:
+    """Enough of an id to recognise its files by; what is no plain character becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:48].strip(".") or "_"
+
+
+@asynccontextmanager
+async def _no_session() -> AsyncIterator[None]:
+    yield None

@@ -1,0 +1,160 @@
+"""One log file an attempt: log records and prints go where the current context belongs, threads included.
+
+A record of no attempt goes to `elsewhere`. A thread that writes after its attempt closed writes nowhere.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+LONGEST_LOG = 64 * 1024 * 1024
+FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class Sink:
+    """An attempt's log file, made when the first line arrives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: io.FileIO | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._written = 0
+        self.error: OSError | None = None  # why it could not be written; what printed does not hear of it
+
+    def write(self, text: str) -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with self._lock:
+            if self._closed or self._written > LONGEST_LOG:
+                return
+            self._written += len(data)
+            if self._written > LONGEST_LOG:
+                data = b"\n[the log ends here: it is longer than is kept]\n"
+            try:
+                if self._file is None:
+                    self._file = self.path.open("ab", buffering=0)
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+_sink: contextvars.ContextVar[Sink | None] = contextvars.ContextVar("holdwater_attempt_log", default=None)
+
+
+@contextmanager
+def attempt_log(path: Path) -> Iterator[Sink]:
+    """What this context and its threads say goes to the file at `path` until the block ends."""
+    sink = Sink(path)
+    token = _sink.set(sink)
+    try:
+        yield sink
+    finally:
+        _sink.reset(token)
+        sink.close()
+
+
+@contextmanager
+def routed(elsewhere: Callable[[str], None]) -> Iterator[None]:
+    """Route log records and prints by context; lines that belong to no attempt go to `elsewhere`."""
+    handler = _Handler(elsewhere)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    root = logging.getLogger()
+    before = root.level, sys.stdout, sys.stderr, threading.Thread.start, ThreadPoolExecutor.submit
+    root.addHandler(handler)
+    root.setLevel(min(root.level, logging.INFO))
+    sys.stdout, sys.stderr = _Stream(sys.stdout), _Stream(sys.stderr)
+    threading.Thread.start = _start_in_context(before[3])  # type: ignore[method-assign, assignment]
+    ThreadPoolExecutor.submit = _submit_in_context(before[4])  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before[0])
+        sys.stdout, sys.stderr = before[1], before[2]
+        threading.Thread.start = before[3]  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = before[4]  # type: ignore[method-assign]
+
+
+class _Handler(logging.Handler):
+    def __init__(self, elsewhere: Callable[[str], None]) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+        except Exception as error:  # boundary: a record that cannot be formatted is still a fact  # noqa: BLE001
+            line = f"{record.levelname} {record.name} unformattable record: {error}\n"
+        sink = _sink.get()
+        (sink.write if sink is not None else self._elsewhere)(line)
+
+
+class _Stream(io.TextIOBase):
+    """Takes the place of `sys.stdout` and `sys.stderr`."""
+
+    def __init__(self, original: TextIO) -> None:
+        self._original = original
+
+    def write(self, text: str) -> int:
+        sink = _sink.get()
+        if sink is not None:
+            sink.write(text)
+        elif self._original is not None:
+            self._original.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if _sink.get() is None and self._original is not None:
+            self._original.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._original.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+
+def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def started(self: threading.Thread) -> None:
+        if _sink.get() is not None:
+            context = contextvars.copy_context()
+
+            def run() -> None:
+                del self.__dict__["run"]  # else the thread and this function hold each other
+                context.run(self.run)
+
+            self.run = run  # type: ignore[method-assign]
+        start(self)
+
+    return started
+
+
+def _submit_in_context(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def submitted(
+        self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        if _sink.get() is None:
+            return submit(self, function, *args, **kwargs)
+        return submit(self, contextvars.copy_context().run, function, *args, **kwargs)
+
+    return submitted

@@ -1,0 +1,75 @@
+"""A scope: an exit stack whose closes are bounded, shielded and never change what happened inside.
+
+A close that fails or hangs is noted and counted. One that cannot even be cancelled taints its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 15.0
+CANCEL_SECONDS = 1.0
+
+Note = Callable[[str, str], None]  # kind, message
+
+
+class Scope:
+    """Everything that is kept for an attempt, a worker or a run is entered into one of these."""
+
+    def __init__(self, note: Note, close_seconds: float = CLOSE_SECONDS) -> None:
+        self._note = note
+        self._close_seconds = close_seconds
+        self._entered: list[tuple[str, AbstractAsyncContextManager[Any]]] = []  # bound: what `open` is called for
+        self.stuck = 0  # closes that are still running
+
+    async def open(self, name: str, manager: AbstractAsyncContextManager[T]) -> T:
+        """Enter `manager`; it is closed when the scope is, in reverse order."""
+        value = await manager.__aenter__()
+        self._entered.append((name, manager))
+        return value
+
+    async def __aenter__(self) -> Scope:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._entered:
+            await self._close(*self._entered.pop())
+
+    async def _close(self, name: str, manager: AbstractAsyncContextManager[Any]) -> None:
+        task = asyncio.ensure_future(manager.__aexit__(None, None, None))
+        if not await self._settled(task, self._close_seconds):
+            task.cancel()
+            if not await self._settled(task, CANCEL_SECONDS):
+                self.stuck += 1
+                task.add_done_callback(_retrieve)
+            self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            self._note("close.failed", f"{name}: {type(error).__name__}: {error}")
+
+    async def _settled(self, task: asyncio.Future[Any], seconds: float) -> bool:
+        """Wait for the task, come what may: a cancellation of ours is put off until it is closed."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        put_off = False
+        while not task.done() and (left := until - loop.time()) > 0:
+            try:
+                await asyncio.wait({task}, timeout=left)
+            except asyncio.CancelledError:
+                put_off = True
+        if put_off and (current := asyncio.current_task()) is not None:
+            asyncio.get_running_loop().call_soon(current.cancel)
+        return task.done()
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """A close that ended late: its error has been noted as a hang already."""
+    if not task.cancelled():
+        task.exception()

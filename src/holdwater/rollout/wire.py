@@ -1,0 +1,145 @@
+"""What conductor and worker say to each other: small records in length-prefixed msgpack over a socket pair.
+
+A history never crosses here: exchanges and artifacts go straight to disk in the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ..core.config import RunConfig
+from ..core.records import Attempt, Phase, Record, Verdict
+
+LARGEST_FRAME = 256 * 1024 * 1024
+_LENGTH = struct.Struct("!I")
+
+
+class Message(Record, frozen=True, tag=True):
+    """One thing said."""
+
+
+class Upstream(Record, frozen=True):
+    """Where model calls go. The key is in no file and in no sandbox."""
+
+    url: str
+    key: str | None = None
+
+
+class Welcome(Message, frozen=True):
+    """The conductor's first message: everything that a worker has to know."""
+
+    config: RunConfig
+    directory: str
+    worker: int
+    token: int
+    upstream: Upstream | None = None
+    path: str = ""
+
+
+class Job(Message, frozen=True):
+    """Live this attempt."""
+
+    attempt: Attempt
+    payload: bytes  # the instance, as msgpack
+    answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
+
+
+class Cancel(Message, frozen=True):
+    """End the attempt with the verdict `interrupted`."""
+
+    attempt: int
+    reason: str
+
+
+class Leave(Message, frozen=True):
+    """Exit; nothing is running any more."""
+
+
+class Ready(Message, frozen=True):
+    """The worker has loaded its suite and its agent."""
+
+
+class Unfit(Message, frozen=True):
+    """The worker cannot be started, and another one could not either."""
+
+    message: str
+    hint: str = ""
+    exit_status: int = 4
+
+
+class Living(Record, frozen=True):
+    """One attempt in a beat."""
+
+    attempt: int
+    phase: Phase
+    seconds: float
+
+
+class Beat(Message, frozen=True):
+    """I am alive, and this is what I host."""
+
+    rss: int
+    lag: float
+    living: tuple[Living, ...] = ()
+
+
+class Done(Message, frozen=True):
+    """The attempt's verdict, which is in the worker's journal already."""
+
+    verdict: Verdict
+    tainted: bool = False  # something of the attempt still runs in this process
+
+
+class Noted(Message, frozen=True):
+    """A counted event: a failed clean-up, a failed duty."""
+
+    kind: str
+    message: str
+    attempt: int | None = None
+
+
+class Said(Message, frozen=True):
+    """A log record that belongs to no attempt."""
+
+    line: str
+
+
+class Broken(Message, frozen=True):
+    """The worker could not write; the run has to stop."""
+
+    message: str
+
+
+ToWorker = Welcome | Job | Cancel | Leave
+ToConductor = Ready | Unfit | Beat | Done | Noted | Said | Broken
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: Message) -> bytes:
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+T = TypeVar("T")
+
+
+class Inbox(Generic[T]):
+    """Decodes the frames of one direction."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    async def messages(self, reader: asyncio.StreamReader) -> AsyncIterator[T]:
+        """Every whole message until the other side is gone."""
+        while True:
+            try:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                yield self._decoder.decode(await reader.readexactly(length))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return

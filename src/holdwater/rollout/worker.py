@@ -1,0 +1,94 @@
+"""The process that hosts attempts: `python -m holdwater.rollout.worker FD PID`, started by `run/local.py`.
+
+It says that it is alive each second, dies with its conductor, and exits when told to, whatever still hangs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import psutil
+import uvloop
+
+from ..core.errors import HoldwaterError
+from .host import Host
+from .logs import routed
+from .wire import Beat, Cancel, Inbox, Job, Leave, Ready, Said, ToConductor, ToWorker, Unfit, Welcome, frame
+
+BEAT_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    faulthandler.enable()
+    _die_with(conductor=int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor decides what a Ctrl-C means
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    uvloop.run(_serve(connection))
+    # Threads of attempts that were given up on may hang for ever: nothing waits for them.
+    os._exit(0)
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=2**20)
+    inbox = Inbox[ToWorker](ToWorker)  # type: ignore[arg-type]
+    messages = inbox.messages(reader)
+    welcome = await anext(messages)
+    assert isinstance(welcome, Welcome)
+
+    def emit(message: ToConductor) -> None:
+        writer.write(frame(message))
+
+    with routed(lambda line: emit(Said(line=line))):
+        try:
+            host = Host(welcome, emit, None, None)
+        except HoldwaterError as error:
+            emit(Unfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
+            await writer.drain()
+            return
+        gc.freeze()
+        async with host.opened(), asyncio.TaskGroup() as group:
+            emit(Ready())
+            beats = group.create_task(_beat(host, emit))
+            async for message in messages:
+                match message:
+                    case Job():
+                        host.start(message, group)
+                    case Cancel(attempt=attempt, reason=reason):
+                        host.interrupt(attempt, reason)
+                    case Leave():
+                        break
+            else:
+                os._exit(0)  # the conductor is gone: what runs here has nobody to report to
+            beats.cancel()
+
+
+async def _beat(host: Host, emit: Callable[[ToConductor], None]) -> None:
+    """Say each second what is alive here, and how late the loop was."""
+    loop = asyncio.get_running_loop()
+    process = psutil.Process()
+    while True:
+        due = loop.time() + BEAT_SECONDS
+        await asyncio.sleep(BEAT_SECONDS)
+        emit(Beat(rss=process.memory_info().rss, lag=max(0.0, loop.time() - due), living=host.living()))
+
+
+def _die_with(conductor: int) -> None:
+    """Ask the kernel to kill this process when its conductor dies, by kill -9 too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != conductor:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs: the conductor's side. `execute.py` is the way in; `scheduler.py` carries out what the planner decides."""

@@ -1,0 +1,122 @@
+"""From what the user said and what the environment holds to one frozen `RunConfig`.
+
+`environment()` is the only place in holdwater that reads environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..core.authoring import Agent, Suite
+from ..core.config import RunConfig
+from ..core.errors import BadInput
+from ..core.records import GiB, Limits, MiB, Record
+from ..rollout.wire import Upstream
+from ..version import __version__
+
+SCRIPTED = "scripted"
+OPENAI_URL = "https://api.openai.com/v1"
+PROVIDER_KEYS = {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "GEMINI_API_KEY", "GOOGLE_API_KEY"}
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Environment(Record, frozen=True):
+    """What holdwater takes from its environment."""
+
+    api_key: str | None = None
+    base_url: str | None = None
+    path: str = DEFAULT_PATH
+    no_color: bool = False
+    inherited: dict[str, str] = {}  # what workers are started with: everything but provider keys
+
+
+def environment() -> Environment:
+    return Environment(
+        api_key=os.environ.get("OPENAI_API_KEY") or None,
+        base_url=os.environ.get("OPENAI_BASE_URL") or None,
+        path=os.environ.get("PATH") or DEFAULT_PATH,
+        no_color=bool(os.environ.get("NO_COLOR")),
+        inherited={name: value for name, value in os.environ.items() if name not in PROVIDER_KEYS},
+    )
+
+
+def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
+    """Where the run's model calls go; None for a run without a model."""
+    if config.model is None:
+        return None
+    url = config.base_url or env.base_url
+    if url is None and env.api_key is None:
+        raise BadInput(
+            f"model `{config.model}` has no upstream",
+            "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
+        )
+    return Upstream(url=(url or OPENAI_URL).rstrip("/"), key=env.api_key)
+
+
+def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str, Any]) -> RunConfig:
+    """The run's configuration: what the user said, what the suite suggests, and our defaults, in that order."""
+    suggested = suite.defaults
+    said = {name: value for name, value in options.items() if value is not None}
+    said.setdefault("attempts", suggested.attempts or 1)
+    said.setdefault("workers", os.cpu_count() or 1)
+    limits = said.pop("limits", Limits())
+    if suggested.timeout is not None and limits.acting == Limits().acting:
+        limits = msgspec.structs.replace(limits, acting=suggested.timeout)
+    if said.get("model") is None and suggested.model is not None and agent.uses_model:
+        said["model"] = suggested.model
+    config = RunConfig(
+        id=secrets.token_hex(8),
+        suite=named[0],
+        agent=named[1],
+        created=time.time(),
+        version=__version__,
+        limits=limits,
+        **said,
+    )
+    check(config)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what can never work, by the name that the user gave it."""
+    least = {"concurrency": 1, "workers": 0, "attempts": 1, "retries": 0, "samples": 1, "recycle_after": 1}
+    for name, lowest in least.items():
+        if getattr(config, name) < lowest:
+            raise BadInput(f"`--{name.replace('_', '-')}` must be at least {lowest}: {getattr(config, name)}")
+    if config.limit is not None and config.limit < 1:
+        raise BadInput(f"`--limit` must be at least 1: {config.limit}")
+    if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
+        raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
+    for name in ("setup", "acting", "grading"):
+        if getattr(config.limits, name) <= 0:
+            raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
+
+
+def default_directory(suite: str) -> Path:
+    """`runs/<time>-<suite>`, in the current directory."""
+    stem = Path(suite.split(":")[0]).stem if "/" in suite or "." in suite else suite.split(":")[0]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """`512MiB`, `8GiB`, `1.5g`, `1000000`: a number of bytes."""
+    units = {"": 1, "k": 1024, "m": MiB, "g": GiB, "t": 1024 * GiB}
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if match is None:
+        raise BadInput(f"`{flag}` is no size: `{text}`", "for example `512MiB` or `8GiB`")
+    return int(float(match[1]) * units[match[2]])
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise BadInput(f"`--shard` must look like `1/4`: `{text}`")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,228 @@
+"""From a run directory to its end: lock, recover, compare, conduct, and a summary whatever happened.
+
+`create` makes the directory, `conduct` runs or resumes what is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..core.authoring import Agent, Suite
+from ..core.config import RunConfig
+from ..core.errors import HoldwaterError, RunStopped
+from ..core.policy import exit_status
+from ..core.records import Gauge, Summary
+from ..governor.meter import Meter
+from ..ledger.directory import RunDirectory
+from ..ledger.ledger import Ledger
+from ..ledger.reader import Reader
+from ..ledger.recovery import recover
+from ..rollout.host import FULL, socket_prefix
+from ..rollout.wire import Welcome
+from ..sandbox.sweep import sweep
+from .config import Environment, upstream_of
+from .duty import Duty
+from .feed import Feed, RunFeed, compare
+from .fleet import Emit, Fleet
+from .inline import InlineFleet
+from .local import LocalFleet
+from .observers import Observer, Observers
+from .scheduler import Scheduler
+from .source import Source
+
+GAUGE_SECONDS = 1.0
+
+
+class Conduct(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conductor is given beside the run itself."""
+
+    suite: Suite
+    agent: Agent
+    environment: Environment
+    resumed: bool = False
+    accept_changes: bool = False
+    importable: bool = True  # workers can load the suite and the agent by their names
+    observers: Sequence[Observer] = ()
+    say: Callable[[str], None] = lambda line: None  # lines that belong to no attempt
+    signals: bool = False  # SIGINT and SIGTERM are ours to hear
+    feed: Callable[[Ledger], Feed] | None = None  # in the place of the suite: a regrade's samples
+    duties: Sequence[Duty] = ()
+
+
+def create(path: Path, config: RunConfig) -> RunDirectory:
+    """A run directory that can be conducted. A kill on the way leaves one that can be created again."""
+    directory = RunDirectory.create(path)
+    with directory.lock():
+        Ledger.create(directory)
+        directory.write_config(config)
+    return directory
+
+
+async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
+    """Run, or resume, until everything is settled or something stops it. The summary says which."""
+    config = directory.read_config()
+    with directory.lock(), _console_log(directory, given.say) as say:
+        _sweep(directory, config)
+        async with Ledger(directory) as ledger:
+            await recover(ledger, directory)
+            try:
+                await _conduct(directory, config, ledger, given, say)
+            except HoldwaterError as error:
+                await _end(ledger, directory, config, error)
+            else:
+                await _end(ledger, directory, config, None)
+            finally:
+                _sweep(directory, config)
+    with Reader(directory) as reader:
+        return reader.summary()
+
+
+async def _conduct(
+    directory: RunDirectory,
+    config: RunConfig,
+    ledger: Ledger,
+    given: Conduct,
+    say: Callable[[str], None],
+) -> None:
+    if given.resumed and given.feed is None:
+        await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
+    source = Source(given.suite, config)
+    if given.feed is not None:
+        feed: Feed = given.feed(ledger)
+    else:
+        feed = RunFeed(config, ledger, source, resumed=given.resumed)
+        await ledger.expect(None if source.total is None else source.total * config.samples)
+    observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
+    scheduler = Scheduler(config, ledger, feed, observers, await ledger.next_attempt(), say)
+    welcome = Welcome(
+        config=config,
+        directory=str(directory.path.absolute()),
+        worker=0,
+        token=ledger.token,
+        upstream=upstream_of(config, given.environment),
+        path=given.environment.path,
+    )
+    async with _fleet(welcome, scheduler.hear, given) as fleet:
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(directory, config, ledger, scheduler, fleet))
+        with _signals(scheduler, given.signals):
+            try:
+                await scheduler.run(fleet, (gauge, *given.duties))
+            finally:
+                for missed in observers.close():
+                    await ledger.note("observer.behind", missed)
+
+
+@asynccontextmanager
+async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Fleet]:
+    if welcome.config.workers == 0 or not given.importable:
+        async with InlineFleet(welcome, emit, given.suite, given.agent) as inline:
+            yield inline
+    else:
+        async with LocalFleet(welcome, emit, given.environment.inherited) as local:
+            yield local
+
+
+def _gauger(
+    directory: RunDirectory, config: RunConfig, ledger: Ledger, scheduler: Scheduler, fleet: Fleet
+) -> Callable[[], Awaitable[None]]:
+    """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
+    meter = Meter(directory.path)
+
+    async def gauge() -> None:
+        census = fleet.census()
+        reading = meter.read((os.getpid(), *census.pids))
+        await ledger.gauge(
+            Gauge(
+                at=time.time(),
+                running=scheduler.plan.running,
+                waiting=scheduler.plan.waiting,
+                workers=census.workers,
+                draining=census.draining,
+                memory=reading.memory,
+                memory_limit=config.memory or reading.memory_limit,
+                disk_free=reading.disk_free,
+                disk_total=reading.disk_total,
+                lag=census.lag,
+                phases=census.phases,
+            )
+        )
+        if reading.disk_free < FULL:
+            raise RunStopped(
+                f"the run directory's disk is full: {reading.disk_free} bytes are free",
+                "make space, then `holdwater resume`",
+            )
+
+    return gauge
+
+
+@contextmanager
+def _signals(scheduler: Scheduler, ours: bool) -> Iterator[None]:
+    """First drains, second leaves, third kills."""
+    if not ours:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    responses = [scheduler.drain, scheduler.leave]
+
+    def respond() -> None:
+        if not responses:
+            os._exit(3)
+        responses.pop(0)()
+
+    both = (signal.SIGINT, signal.SIGTERM)
+    for number in both:
+        loop.add_signal_handler(number, respond)
+    try:
+        yield
+    finally:
+        for number in both:
+            loop.remove_signal_handler(number)
+
+
+async def _end(ledger: Ledger, directory: RunDirectory, config: RunConfig, error: HoldwaterError | None) -> None:
+    """Settle what is left over, and write down how it ended."""
+    await recover(ledger, directory)
+    if error is None:
+        with Reader(directory) as reader:
+            status = _status(reader)
+        await ledger.finish("finished", "", status)
+        return
+    state = {3: "interrupted"}.get(error.exit_status, "stopped")
+    hint = f"; {error.hint}" if error.hint else ""
+    await ledger.finish(state, f"{error.message}{hint}", error.exit_status)
+
+
+def _status(reader: Reader) -> int:
+    """0 when everything is settled, 1 when infrastructure failures are left among the outcomes."""
+    return max((exit_status(kind, where) for kind, where in reader.failures()), default=0)
+
+
+def _sweep(directory: RunDirectory, config: RunConfig) -> None:
+    """Remove what conductors of this run left: processes, sandboxes, sockets."""
+    scratch = Path(config.scratch) if config.scratch else directory.scratch
+    sweep(config.id, scratch)
+    for left in Path(tempfile.gettempdir()).glob(f"{socket_prefix(config.id)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _console_log(directory: RunDirectory, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Lines of no attempt go to the caller and to `run.log`."""
+    with (directory.path / "run.log").open("a", encoding="utf-8", errors="backslashreplace") as log:
+
+        def both(line: str) -> None:
+            say(line)
+            log.write(line)
+            log.flush()
+
+        yield both

@@ -1,0 +1,144 @@
+"""Where the planner's samples come from: what an earlier conductor left open, then the suite, lazily.
+
+A sample is written to the ledger before it is handed out. `compare` tells a resume what changed in the suite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from ..core.config import RunConfig
+from ..core.errors import BadInput, HoldwaterError
+from ..core.plan import Opened
+from ..core.records import Instance
+from ..ledger.ledger import Ledger, Planned, Standing
+from .source import Source
+
+BATCH = 256
+NAMED = 10  # changed or missing instances that a message names
+
+
+class Feed(Protocol):
+    """Gives the scheduler samples to try."""
+
+    @property
+    def error(self) -> HoldwaterError | None: ...
+
+    async def take(self, count: int) -> list[Opened]:
+        """About `count` samples; none when there are no more."""
+
+    def close(self) -> None: ...
+
+
+class RunFeed:
+    """The samples of a run: first those that stand open in the ledger, then new ones."""
+
+    def __init__(self, config: RunConfig, ledger: Ledger, source: Source, *, resumed: bool) -> None:
+        self._samples = config.samples
+        self._ledger = ledger
+        self._source = source
+        self._resumed = resumed
+        self._standing: AsyncIterator[Standing] | None = ledger.open_samples(config.samples) if resumed else None
+        self._refused: HoldwaterError | None = None
+
+    @property
+    def error(self) -> HoldwaterError | None:
+        """What the suite did wrong, if it did."""
+        return self._refused or self._source.error
+
+    async def take(self, count: int) -> list[Opened]:
+        opened = await self._take_standing(count)
+        while len(opened) < count and self._refused is None:
+            items = await self._source.take(math.ceil((count - len(opened)) / self._samples))
+            if not items:
+                break
+            for row in await self._plan([planned(*item) for item in items]):
+                opened += [Opened(instance=row, sample=sample) for sample in range(self._samples)]
+        return opened
+
+    def close(self) -> None:
+        self._source.close()
+
+    async def _take_standing(self, count: int) -> list[Opened]:
+        opened: list[Opened] = []
+        while self._standing is not None and len(opened) < count:
+            try:
+                opened.append(reopened(await anext(self._standing)))
+            except StopAsyncIteration:
+                self._standing = None
+        return opened
+
+    async def _plan(self, items: list[Planned]) -> list[int]:
+        """Write what is new; a duplicate ends the pulling, what came before it stays."""
+        if self._resumed:
+            items = [item for item in items if await self._ledger.known(item.name) is None]
+        rows: list[int] = []
+        try:
+            rows = await self._ledger.plan(items)
+        except BadInput as error:
+            self._refused = error
+            for item in items:  # those before the duplicate have been written
+                known = await self._ledger.known(item.name)
+                if known is None or known.place != item.place:
+                    break
+                rows.append(known.id)
+        return rows
+
+
+def planned(instance: Instance, place: str) -> Planned:
+    """An instance as it is written to the ledger."""
+    try:
+        payload = msgspec.msgpack.encode(instance)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInput(f"{place} (`{instance.id}`) cannot be stored: {error}") from error
+    return Planned(name=instance.id, digest=blake3(payload).digest(), payload=payload, place=place)
+
+
+def reopened(standing: Standing) -> Opened:
+    """An open sample with what it has used up."""
+    spent = standing.spent
+    return Opened(
+        instance=standing.instance,
+        sample=standing.sample,
+        number=standing.number,
+        round=spent.round,
+        retries=spent.retries,
+        scale=spent.scale,
+        losses=standing.losses,
+        best=standing.best,
+        last=standing.last,
+    )
+
+
+async def compare(ledger: Ledger, source: Source, *, accept: bool) -> None:
+    """Refuse to resume over a suite whose planned instances changed or vanished, unless that is accepted."""
+    changed: list[str] = []
+    count = 0
+    while items := await source.take(BATCH):
+        rows = [planned(*item) for item in items]
+        for row, known in zip(rows, await ledger.sight(rows), strict=True):
+            if known is None or known.digest == row.digest:
+                continue
+            count += 1
+            changed += [row.name] if len(changed) < NAMED else []
+            if accept:
+                await ledger.replace(row.name, row.digest, row.payload, row.place)
+    source.close()
+    # A suite that raised cannot say what is missing: the run will end with its error.
+    missing = await ledger.missing(NAMED) if source.error is None else []
+    if accept or not (changed or missing):
+        return
+    parts = [f"changed: {_list(changed)}" if changed else "", f"missing: {_list(missing)}" if missing else ""]
+    raise BadInput(
+        f"the suite is not what was planned; {'; '.join(part for part in parts if part)}",
+        "`--accept-changes` resumes all the same: settled instances keep their verdicts",
+    )
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) + (", ..." if len(names) == NAMED else "")

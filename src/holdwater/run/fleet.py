@@ -1,0 +1,40 @@
+"""What a fleet is: the workers that host attempts, here or elsewhere.
+
+`inline.py` hosts them in the conductor, `local.py` in processes of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..core.records import Record
+from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
+
+News = Done | Noted | Said | Broken | Unfit
+Emit = Callable[[News], None]
+
+
+class Census(Record, frozen=True):
+    """The workers at one moment."""
+
+    workers: int
+    draining: int = 0
+    pids: tuple[int, ...] = ()
+    lag: float = 0.0
+    phases: dict[str, int] = {}
+
+
+class Fleet(Protocol):
+    """Hosts attempts and reports their verdicts; opened and closed with `async with`."""
+
+    async def start(self, job: Job) -> None:
+        """Hand the attempt to a worker; waits until one can take it."""
+
+    def interrupt(self, attempt: int, reason: str) -> None:
+        """End the attempt with the verdict `interrupted`."""
+
+    def give_up(self, attempt: int) -> str:
+        """Stop waiting for an attempt that overran all its limits; where it hangs. Its worker takes no more."""
+
+    def census(self) -> Census: ...

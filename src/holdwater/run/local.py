@@ -1,0 +1,223 @@
+"""The fleet of worker processes on this machine: started by exec, watched, recycled, buried.
+
+Supervision is ours: a dead worker is seen at once, its attempts are handed back without blame, and no pool
+stands between. What a worker does inside is in `rollout/worker.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from ..core.failures import interrupted, worker_lost
+from ..core.records import Attempt, Failure, Verdict
+from ..rollout.wire import Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Unfit, Welcome
+from .fleet import Census, Emit
+from .process import WorkerProcess
+
+PATROL_SECONDS = 1.0
+SILENCE_SECONDS = 20.0  # without a beat and without CPU time: hung
+LONGEST_SILENCE = 180.0  # without a beat, however busy
+STILLBORN = 3  # workers that die before they are ready, one after another, stop the run
+
+
+class LocalFleet:
+    """`welcome.config.workers` processes, and one more for each suspect that must be alone."""
+
+    def __init__(self, welcome: Welcome, emit: Emit, env: Mapping[str, str]) -> None:
+        self._welcome = welcome
+        self._env = env
+        self._config = welcome.config
+        self._emit = emit
+        self._workers: dict[int, WorkerProcess] = {}  # bound: 2 x workers, and suspects
+        self._waiting: dict[int, str | None] = {}  # attempts without a worker yet -> why they must end
+        self._changed = asyncio.Condition()
+        self._numbers = 0
+        self._stillborn = 0
+        self._closing = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> LocalFleet:
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._patrol_task = self._group.create_task(self._patrol())
+        for _ in range(self._config.workers):
+            self._spawn()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        self._patrol_task.cancel()
+        for worker in self._workers.values():
+            if worker.attempts or not worker.ready:
+                worker.kill()
+            else:
+                worker.leave()
+        await self._stack.aclose()
+
+    # What the scheduler asks for.
+
+    async def start(self, job: Job) -> None:
+        attempt = job.attempt
+        self._waiting[attempt.id] = None
+        worker = await (self._solo(attempt) if attempt.alone else self._shared(attempt))
+        reason = self._waiting.pop(attempt.id)
+        if worker is None:
+            self._finish(attempt, interrupted(reason or "no worker was left"))
+            return
+        worker.attempts[attempt.id] = attempt
+        worker.send(job)
+
+    def interrupt(self, attempt: int, reason: str) -> None:
+        if attempt in self._waiting:
+            self._waiting[attempt] = reason
+            self._group.create_task(self._wake())
+        for worker in self._workers.values():
+            if attempt in worker.attempts:
+                worker.send(Cancel(attempt=attempt, reason=reason))
+
+    def give_up(self, attempt: int) -> str:
+        for worker in self._workers.values():
+            if attempt in worker.attempts:
+                del worker.attempts[attempt]
+                self._retire(worker, f"attempt {attempt} hangs in it")
+                return worker.whereabouts(attempt)
+        return "no worker has it"
+
+    def census(self) -> Census:
+        workers = [w for w in self._workers.values() if not w.gone]
+        phases = Counter(str(living.phase) for w in workers for living in w.living)
+        lag = max((w.take_lag() for w in workers), default=0.0)
+        return Census(
+            workers=len(workers),
+            draining=sum(1 for w in workers if w.draining),
+            pids=tuple(w.pid for w in workers),
+            lag=lag,
+            phases=dict(phases),
+        )
+
+    # Who hosts an attempt.
+
+    async def _shared(self, attempt: Attempt) -> WorkerProcess | None:
+        """The ready worker that hosts least; None when the attempt is to end instead."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._waiting[attempt.id] or self._least() is not None)
+        return None if self._waiting[attempt.id] else self._least()
+
+    async def _solo(self, attempt: Attempt) -> WorkerProcess | None:
+        """A worker for a suspect, to itself."""
+        while True:
+            worker = self._spawn(solo=True)
+            async with self._changed:
+                await self._changed.wait_for(self._until_ready(worker, attempt))
+            if self._waiting[attempt.id]:
+                self._retire(worker, "its suspect is to end")
+                return None
+            if worker.ready and not worker.gone:
+                return worker
+
+    def _until_ready(self, worker: WorkerProcess, attempt: Attempt) -> Callable[[], bool]:
+        return lambda: worker.ready or worker.gone or self._waiting[attempt.id] is not None
+
+    def _least(self) -> WorkerProcess | None:
+        free = [w for w in self._workers.values() if w.ready and not w.draining and not w.solo and not w.gone]
+        return min(free, key=lambda w: len(w.attempts), default=None)
+
+    # A worker's life.
+
+    def _spawn(self, solo: bool = False) -> WorkerProcess:
+        self._numbers += 1
+        worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
+        self._workers[worker.number] = worker
+        self._group.create_task(self._attend(worker))
+        return worker
+
+    async def _attend(self, worker: WorkerProcess) -> None:
+        """Listen to a worker until it is dead, then bury it."""
+        async for message in worker.messages():
+            match message:
+                case Ready():
+                    worker.ready, self._stillborn = True, 0
+                    await self._wake()
+                case Beat():
+                    worker.heard(message)
+                case Done():
+                    self._done(worker, message)
+                case Unfit():
+                    self._closing = True
+                    self._emit(message)
+                case Noted() | Said() | Broken():
+                    self._emit(message)
+        reason = await worker.buried()
+        del self._workers[worker.number]
+        await self._mourn(worker, reason)
+
+    def _done(self, worker: WorkerProcess, message: Done) -> None:
+        attempt = worker.attempts.pop(message.verdict.attempt, None)
+        worker.hosted += 1
+        if attempt is not None:
+            self._emit(message)
+        if message.tainted:
+            self._retire(worker, f"attempt {message.verdict.attempt} left something running in it")
+        elif worker.solo:
+            self._retire(worker, "its suspect is done")
+        elif worker.draining and not worker.attempts:
+            worker.leave()
+
+    async def _mourn(self, worker: WorkerProcess, reason: str) -> None:
+        """A worker is gone: its attempts are handed back, and another one takes its place."""
+        if self._closing:
+            return
+        if not worker.draining or worker.attempts:
+            self._emit(Noted(kind="worker.lost", message=f"worker {worker.number}: {reason}"))
+        if not worker.ready:
+            self._stillborn += 1
+            if self._stillborn >= STILLBORN:
+                self._closing = True
+                self._emit(Unfit(message=f"workers die at start-up: {reason}", hint=f"see `{worker.log}`"))
+                return
+        for attempt in list(worker.attempts.values()):
+            self._finish(attempt, worker_lost(attempt, reason))
+        if not worker.draining and not worker.solo:
+            self._spawn()
+        await self._wake()
+
+    def _retire(self, worker: WorkerProcess, reason: str) -> None:
+        """The worker takes nothing new; another takes its place; it leaves when it is empty."""
+        if not worker.draining:
+            worker.draining = True
+            self._emit(Noted(kind="worker.retired", message=f"worker {worker.number}: {reason}"))
+            if not worker.solo and not self._closing:
+                self._spawn()
+        if not worker.attempts:
+            worker.leave()
+            return
+        draining = [w for w in self._workers.values() if w.draining and not w.solo and w.attempts]
+        if len(draining) > max(1, self._config.workers):
+            for attempt in draining[0].attempts:
+                draining[0].send(Cancel(attempt=attempt, reason="its worker is being replaced"))
+
+    async def _patrol(self) -> None:
+        """Each second: who hangs, who is too fat, who has hosted enough."""
+        while True:
+            await asyncio.sleep(PATROL_SECONDS)
+            for worker in list(self._workers.values()):
+                if worker.silent(SILENCE_SECONDS, LONGEST_SILENCE):
+                    worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
+                elif worker.draining or not worker.ready:
+                    continue
+                elif worker.rss > self._config.worker_memory:
+                    self._retire(worker, f"uses {worker.rss >> 20} MiB")
+                elif worker.hosted >= self._config.recycle_after:
+                    self._retire(worker, f"hosted {worker.hosted} attempts")
+
+    def _finish(self, attempt: Attempt, failure: Failure) -> None:
+        self._emit(Done(verdict=Verdict(attempt=attempt.id, token=self._welcome.token, failure=failure)))
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

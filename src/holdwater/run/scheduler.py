@@ -1,0 +1,236 @@
+"""Carries out what the planner decides: pulls, begins, starts, settles, closes, in that order on disk.
+
+It holds O(open samples). What to do next is decided in `core/plan.py`; who hosts attempts is a `Fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from ..core.config import RunConfig
+from ..core.errors import HoldwaterError, Interrupted, RunStopped
+from ..core.failures import worker_lost
+from ..core.plan import (
+    Abort,
+    AnyCommand,
+    AnyEvent,
+    Close,
+    Drain,
+    Exhausted,
+    Finish,
+    Interrupt,
+    Plan,
+    Pull,
+    Settled,
+    Start,
+    Wake,
+    Woke,
+)
+from ..core.policy import Policy, Result
+from ..core.records import Ask, Attempt, Verdict, Where
+from ..ledger.ledger import Ledger
+from ..rollout.attempt import SALVAGE_SECONDS
+from ..rollout.scope import CANCEL_SECONDS, CLOSE_SECONDS
+from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
+from .duty import Duty
+from .feed import Feed
+from .fleet import Fleet, News
+from .observers import Observers
+
+WATCH_SECONDS = 1.0
+PATIENCE = 30.0  # seconds beyond all its limits before an attempt counts as hung
+ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
+CLOSES = 3  # what an attempt closes one after another
+
+
+class Scheduler:
+    """One conductor's pass over a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: Ledger,
+        feed: Feed,
+        observers: Observers,
+        next_attempt: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._feed = feed
+        self._observers = observers
+        self._say = say
+        self._plan = Plan(Policy.of(config), next_attempt)
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
+        self._due: dict[int, float] = {}  # bound: the run's concurrency
+        self._begun: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and one pull
+        self._error: HoldwaterError | None = None
+        self._reason = "the run is being stopped"
+        self._over = False
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
+        """Run until everything is settled, or raise what stopped it."""
+        self._fleet = fleet
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                watch = Duty("watch", WATCH_SECONDS, self._watch)
+                perpetual = [self._group.create_task(duty.perform(self.note)) for duty in (watch, *duties)]
+                self._take(Woke())
+                await self._finished.wait()
+                for task in (*perpetual, *self._begun):
+                    task.cancel()
+        except* HoldwaterError as group:
+            raise _first(group) from None
+        finally:
+            self._over = True
+            self._feed.close()
+        if self._error is not None:
+            raise self._error
+
+    def hear(self, news: News) -> None:
+        """What the fleet reports. After the end it is left to the journals, where the next conductor finds it."""
+        if self._over and not isinstance(news, Said):
+            return
+        match news:
+            case Done(verdict=verdict):
+                self._spawn(self._settle(verdict))
+            case Noted(kind=kind, message=message, attempt=attempt):
+                self._spawn(self._ledger.note(kind, message, attempt))
+            case Said(line=line):
+                self._say(line)
+            case Broken(message=message):
+                self._stop(RunStopped(message, "make space, then `holdwater resume`"))
+            case Unfit(message=message, hint=hint, exit_status=status):
+                error = RunStopped(message, hint)
+                error.exit_status = status
+                self._stop(error)
+
+    def note(self, kind: str, message: str) -> None:
+        """Write down that something happened; from any thread."""
+        self._loop.call_soon_threadsafe(self.hear, Noted(kind=kind, message=message))
+
+    def drain(self) -> None:
+        """The first signal: start nothing more, and interrupt what still runs after the grace period."""
+        self._error = self._error or Interrupted("interrupted", "`holdwater resume` continues the run")
+        self._reason = "interrupted by a signal"
+        self._loop.call_later(self._config.grace, self.abort)
+        self._take(Drain())
+
+    def abort(self) -> None:
+        """Interrupt what runs, and end when it has settled, or a little later."""
+        if not self._finished.is_set():
+            self._loop.call_later(ABORT_SECONDS, self._finished.set)
+            self._take(Abort())
+
+    def leave(self) -> None:
+        """The second signal: end now. What runs is found unsettled by the next conductor."""
+        self._finished.set()
+
+    # Carrying out commands.
+
+    def _take(self, event: AnyEvent) -> None:
+        for command in self._plan.handle(event, self._loop.time()):
+            self._do(command)
+
+    def _do(self, command: AnyCommand) -> None:
+        match command:
+            case Pull(count=count):
+                self._begin(self._pull(count))
+            case Start(attempt=attempt):
+                self._attempts[attempt.id] = attempt
+                self._begin(self._start(attempt))
+            case Interrupt(attempt=attempt_id):
+                self._fleet.interrupt(attempt_id, self._reason)
+            case Close(outcome=outcome):
+                self._spawn(self._ledger.close_sample(outcome))
+            case Wake(at=at):
+                self._loop.call_at(at, self._take, Woke())
+            case Finish():
+                self._finished.set()
+
+    async def _pull(self, count: int) -> None:
+        opened = await self._feed.take(count)
+        for event in opened:
+            self._take(event)
+        if len(opened) < count:
+            self._error = self._error or self._feed.error
+            self._take(Exhausted())
+
+    async def _start(self, attempt: Attempt) -> None:
+        """Written before it starts; its time begins when a worker has it."""
+        payload = await self._ledger.begin(attempt)
+        answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
+        job = Job(attempt=attempt, payload=payload, answer=answer)
+        await self._fleet.start(job)
+        self._due[attempt.id] = self._loop.time() + self._longest(job)
+
+    async def _settle(self, verdict: Verdict) -> None:
+        """Commit, then tell the planner and the observers, in that order."""
+        committed = await self._ledger.settle(verdict)
+        self._attempts.pop(verdict.attempt, None)
+        self._due.pop(verdict.attempt, None)
+        if not committed:
+            return
+        self._observers.tell(verdict)
+        if verdict.failure is not None and verdict.failure.where is Where.RUN:
+            self._stop(RunStopped(verdict.failure.message, verdict.failure.hint))
+        self._take(Settled(result=Result.of(verdict)))
+
+    def _stop(self, error: HoldwaterError) -> None:
+        """Something that will hit every instance: end early, and say why."""
+        self._error = self._error or error
+        self._reason = f"the run was stopped: {error.message}"
+        self.abort()
+
+    # Watching.
+
+    async def _watch(self) -> None:
+        """An attempt that overran all its limits is named, ended and handed back; the run goes on."""
+        now = self._loop.time()
+        for attempt_id in [a for a, due in self._due.items() if due < now]:
+            del self._due[attempt_id]
+            where = self._fleet.give_up(attempt_id)
+            self.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
+            failure = worker_lost(self._attempts[attempt_id], f"it hung {where}")
+            self.hear(Done(verdict=Verdict(attempt=attempt_id, token=self._ledger.token, failure=failure)))
+
+    def _longest(self, job: Job) -> float:
+        """The seconds after which nothing of the attempt can be running by its own limits."""
+        asks = msgspec.msgpack.decode(job.payload, type=_Asks).limits
+        limits = self._config.limits.under(asks)
+        closes = CLOSES * (CLOSE_SECONDS + CANCEL_SECONDS)
+        return limits.setup + limits.acting + SALVAGE_SECONDS + limits.grading + closes + PATIENCE
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that is done before the run ends."""
+        self._group.create_task(work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that the end of the run cuts short."""
+        task = self._group.create_task(work)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+
+
+class _Asks(msgspec.Struct):
+    """The part of an instance that the conductor reads."""
+
+    limits: Ask = Ask()
+
+
+def _first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, HoldwaterError)
+    return error

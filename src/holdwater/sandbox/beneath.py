@@ -1,0 +1,82 @@
+"""Files below a directory that someone else may be changing: no path, and no link in it, leads out.
+
+A path is resolved first, and then opened step by step without following links, so that a directory which
+is swapped for a link in between is refused, not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..core.errors import SandboxFailed
+
+LARGEST_READ = 256 * 1024 * 1024  # a file is handed over whole: what is larger does not belong into memory
+STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a pipe without a partner must not hold us
+
+
+def resolve(root: str, path: str) -> list[str]:
+    """The steps from `root` to `path`, links followed; SandboxFailed if it lies outside."""
+    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118
+    if "\0" in path or not real.startswith(f"{root}/"):
+        raise SandboxFailed(f"not below the working directory: `{path[:300]}`", kind="path", again=False)
+    return real[len(root) + 1 :].split("/")
+
+
+def size(root: str, path: str) -> int:
+    with open_file(root, resolve(root, path), os.O_RDONLY) as fd:
+        return os.fstat(fd).st_size
+
+
+def read(root: str, path: str) -> bytes:
+    with open_file(root, resolve(root, path), os.O_RDONLY) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+        content = file.read(LARGEST_READ + 1)
+    if len(content) > LARGEST_READ:
+        raise SandboxFailed(f"larger than {LARGEST_READ} bytes: `{path}`", kind="size", again=False)
+    return content
+
+
+def write(root: str, path: str, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open_file(root, resolve(root, path), flags) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_file(root: str, steps: Sequence[str], flags: int, mode: int = 0o666) -> Iterator[int]:
+    """A regular file; the directories above it are made where `flags` may create it."""
+    with open_parent(root, steps, make=bool(flags & os.O_CREAT)) as parent:
+        fd = os.open(steps[-1], flags | FILE, mode, dir_fd=parent)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise SandboxFailed(f"not a file: `{'/'.join(steps)}`", kind="path", again=False)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def open_parent(root: str, steps: Sequence[str], make: bool = False) -> Iterator[int]:
+    """The directory that holds the last of `steps`."""
+    fd = os.open(root, STEP)
+    try:
+        for step in steps[:-1]:
+            inner = _open_step(step, fd, make)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_step(step: str, parent: int, make: bool) -> int:
+    try:
+        return os.open(step, STEP, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+        os.mkdir(step, dir_fd=parent)
+        return os.open(step, STEP, dir_fd=parent)

@@ -1,0 +1,84 @@
+"""The command line of bubblewrap: what a command sees of the machine.
+
+It builds arguments and starts nothing: `command.py` does. Whether bubblewrap works here is `probe.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..core.records import Record
+
+PORT = 4141
+INSIDE = "/run/holdwater"
+SECRETS = (".ssh", ".aws", ".config/gcloud", ".netrc", ".docker", ".kube", ".gnupg", ".git-credentials")
+REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # have nothing of the host's left to hide
+NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+FORWARDER = Path(__file__).with_name("forwarder.py")
+
+
+class View(Record, frozen=True):
+    """What a command can see and reach."""
+
+    work: str
+    home: str
+    tmp: str
+    hide: tuple[str, ...] = ()
+    shares_network: bool = False
+    gateway: str | None = None
+
+
+def confine(bwrap: str, view: View, status: int, argv: Sequence[str]) -> list[str]:
+    """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
+    masks = [path for path in view.hide if not _replaced(path)]
+    arguments = [bwrap, *base(view.shares_network), "--json-status-fd", str(status)]
+    arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
+    for path in masks:
+        arguments += _mask(path)
+    arguments += ["--bind", view.work, view.work, "--bind", view.home, view.home]
+    if view.gateway:
+        arguments += ["--ro-bind", str(FORWARDER), f"{INSIDE}/forwarder.py"]
+        arguments += ["--bind", view.gateway, f"{INSIDE}/gateway.sock"]
+        argv = [*forwarder(), *argv]
+    for path in [*(path for path in masks if Path(path).is_dir()), "/run"]:
+        arguments += ["--remount-ro", path]
+    return [*arguments, "--chdir", view.work, "--", *argv]
+
+
+def base(shares_network: bool) -> list[str]:
+    """A read-only host without its processes, devices, run-time sockets and capabilities."""
+    arguments = ["--die-with-parent", "--new-session", *NAMESPACES, "--cap-drop", "ALL"]
+    arguments += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+    if not shares_network:
+        return [*arguments, "--unshare-net"]
+    resolver = "/run/systemd/resolve"  # where `/etc/resolv.conf` often leads
+    return [*arguments, "--ro-bind-try", resolver, resolver]
+
+
+def forwarder() -> list[str]:
+    python = os.path.realpath(sys.executable)  # not the virtual environment's link: it may be hidden
+    return [python, "-I", "-S", f"{INSIDE}/forwarder.py", f"{INSIDE}/gateway.sock", str(PORT), "--"]
+
+
+def hidden(paths: Iterable[Path]) -> tuple[str, ...]:
+    """These paths and the places where people keep secrets, as far as they exist."""
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        secrets = []
+    else:
+        secrets = [home / name for name in SECRETS]
+    found = sorted({os.path.realpath(path) for path in [*paths, *secrets] if path.exists()})
+    return tuple(path for path in found if not any(path.startswith(f"{outer}/") for outer in found))
+
+
+def _mask(path: str) -> list[str]:
+    return ["--tmpfs", path] if Path(path).is_dir() else ["--ro-bind", "/dev/null", path]
+
+
+def _replaced(path: str) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in REPLACED)

@@ -1,0 +1,75 @@
+"""What a command prints, in bounded memory: its beginning, its end, and a file of it up to a limit.
+
+Reading the pipes is `command.py`'s part.
+"""
+
+from __future__ import annotations
+
+from io import FileIO
+from pathlib import Path
+
+KEPT = 32 * 1024  # bytes kept from each end of a stream
+
+
+class Capture:
+    """One stream: its first and its last `KEPT` bytes."""
+
+    def __init__(self, log: Log | None = None) -> None:
+        self.total = 0
+        self._head = bytearray()
+        self._tail = bytearray()  # at most 4 x KEPT, cut as it grows
+        self._log = log
+
+    def feed(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        if self._log is not None:
+            self._log.write(chunk)
+        room = KEPT - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        if len(self._tail) > 3 * KEPT:
+            del self._tail[:-KEPT]
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > 2 * KEPT
+
+    def text(self) -> str:
+        if not self.truncated:
+            return (self._head + self._tail).decode(errors="replace")
+        left_out = f"\n[... {self.total - 2 * KEPT} bytes left out ...]\n"
+        return self._head.decode(errors="replace") + left_out + self._tail[-KEPT:].decode(errors="replace")
+
+
+class Log:
+    """A file that takes a command's output up to `limit` bytes; beyond it a note, and nothing more."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.error: OSError | None = None  # kept until the command has ended: its pipes are drained first
+        self._file = FileIO(path, "ab")
+        self._room = max(0, limit - self._file.tell())
+        self._limit = limit
+        self._full = False
+
+    def write(self, chunk: bytes) -> None:
+        if self._full or self.error is not None:
+            return
+        try:
+            self._put(chunk[: self._room])
+            if len(chunk) > self._room:
+                self._full = True
+                self._put(f"\n[... cut: more than {self._limit} bytes ...]\n".encode())
+        except OSError as e:
+            self.error = e
+        self._room -= len(chunk)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:
+            view = view[self._file.write(view) or 0 :]

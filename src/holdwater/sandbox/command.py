@@ -1,0 +1,240 @@
+"""One command in a sandbox, from its start to the end of its whole tree.
+
+Waits on a pidfd and reads the pipes on the event loop: no thread for each child, nothing that a child can
+hold up by keeping a pipe open. What it may see and use is decided in `process.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from ..core.errors import SandboxFailed
+from . import marks
+from .capture import Capture, Log
+
+CHUNK = 64 * 1024
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+LINGER = 1.0  # seconds that the last output of an ended command may take
+GONE = 5.0  # seconds for killed processes to be gone
+NOT_ENTERED = 125  # the status of the wrapper when it could not enter the control group
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How a command is started: `argv` gets the descriptor to which bubblewrap reports."""
+
+    argv: Callable[[int], list[str]]
+    env: Mapping[str, str]
+    cwd: str
+    marks: Mapping[str, str]
+    confined: bool  # in bubblewrap: its tree ends with it
+
+
+class Command:
+    def __init__(self, launch: Launch, log: Log | None, threads: Executor) -> None:
+        self.stdout = Capture(log)
+        self.stderr = Capture(log)
+        self.timed_out = False
+        self.seconds = 0.0
+        self._launch = launch
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._exited = asyncio.Event()
+        self._silent = asyncio.Event()  # both pipes have ended
+        self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
+        self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
+        self._pipes: set[int] = set()
+        self._status = b""  # bubblewrap's report, a few hundred bytes
+        self._started = time.monotonic()
+        self._process = self._start()
+
+    async def finish(self, timeout: float | None) -> int:
+        """Wait for its end, at most `timeout` seconds; its exit status. Nothing of it runs on afterwards."""
+        try:
+            if await _within(timeout, self._exited):
+                await _within(LINGER, self._silent)
+            else:
+                self.timed_out = True
+                await self._terminate()
+        finally:
+            await finish_anyway(self.kill())
+        return self._exit_code()
+
+    async def kill(self) -> None:
+        """End the whole tree, whatever it does."""
+        if self._process.returncode is not None:
+            return
+        if not self._launch.confined:
+            self._signal_group(signal.SIGKILL)
+            await self._in_thread(marks.kill_all, self._launch.marks)
+        self._process.kill()
+        for event in (self._exited, self._silent, self._gone):
+            await _within(GONE, event)
+        self.seconds = time.monotonic() - self._started
+        for fd in list(self._open):
+            self._close(fd)
+        self._process.poll()  # reaped last: until here its pid and its process group are its own
+
+    def started(self) -> bool:
+        """Whether the program itself was started, as far as one can tell from outside."""
+        if self._launch.confined:
+            return b'"exit-code"' in self._status or self.timed_out or self._killed()
+        return self._process.returncode != NOT_ENTERED or not self.stderr.text().startswith("holdwater: ")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        report, status = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = subprocess.Popen(
+                self._launch.argv(status),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._launch.cwd,
+                env=self._launch.env,
+                start_new_session=True,
+                pass_fds=(status,) if self._launch.confined else (),
+                bufsize=0,
+            )
+        except OSError as e:
+            os.close(report)
+            raise SandboxFailed(f"cannot start a process: {e.strerror}", kind="spawn") from e
+        finally:
+            os.close(status)
+        self._watch(process, report)
+        return process
+
+    def _watch(self, process: subprocess.Popen[bytes], report: int) -> None:
+        for pipe, capture in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
+            assert pipe is not None
+            fd = os.dup(pipe.fileno())
+            pipe.close()
+            os.set_blocking(fd, False)
+            self._pipes.add(fd)
+            self._add(fd, self._read, capture)
+        self._add(os.pidfd_open(process.pid), self._on_exit)
+        os.set_blocking(report, False)
+        if self._launch.confined:
+            self._add(report, self._on_report)
+        else:
+            os.close(report)
+            self._gone.set()
+
+    def _add(self, fd: int, on_readable: Callable[..., None], *arguments: object) -> None:
+        self._open.add(fd)
+        self._loop.add_reader(fd, on_readable, fd, *arguments)
+
+    def _read(self, fd: int, capture: Capture) -> None:
+        try:
+            chunk = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return
+        if chunk:
+            capture.feed(chunk)
+            return
+        self._close(fd)
+        self._pipes.discard(fd)
+        if not self._pipes:
+            self._silent.set()
+
+    def _on_exit(self, fd: int) -> None:
+        self._close(fd)
+        self._exited.set()
+
+    def _on_report(self, fd: int) -> None:
+        try:
+            chunk = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._close(fd)
+            if b"child-pid" not in self._status:
+                self._gone.set()
+            return
+        first = not self._status
+        self._status += chunk
+        if first:
+            self._watch_namespace()
+
+    def _watch_namespace(self) -> None:
+        """The first process of the namespace outlives bubblewrap for a moment: know when it is gone."""
+        try:
+            init = msgspec.json.decode(self._status.splitlines()[0])["child-pid"]
+            self._add(os.pidfd_open(init), self._on_gone)
+        except (OSError, ValueError, KeyError):
+            self._gone.set()
+
+    def _on_gone(self, fd: int) -> None:
+        self._close(fd)
+        self._gone.set()
+
+    def _close(self, fd: int) -> None:
+        if fd in self._open:
+            self._loop.remove_reader(fd)
+            self._open.discard(fd)
+            os.close(fd)
+
+    async def _terminate(self) -> None:
+        if self._launch.confined:
+            # Not bubblewrap itself: it would go at once, and take the tree with it.
+            marks.end(marks.descendants(self._process.pid), signal.SIGTERM)
+        else:
+            self._signal_group(signal.SIGTERM)
+            await self._in_thread(marks.signal_all, self._launch.marks, signal.SIGTERM)
+        await _within(GRACE, self._exited)
+
+    async def _in_thread(self, function: Callable[..., object], *arguments: object) -> None:
+        await self._loop.run_in_executor(self._threads, function, *arguments)
+
+    def _signal_group(self, number: int) -> None:
+        if self._process.returncode is not None:
+            return  # reaped: its number may be another's by now
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # the group has ended
+
+    def _killed(self) -> bool:
+        return (self._process.returncode or 0) < 0
+
+    def _exit_code(self) -> int:
+        code = self._process.returncode
+        if code is None:
+            raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
+        return code if code >= 0 else 128 - code
+
+
+async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` to its end, also when the caller is cancelled meanwhile; the cancellation follows."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                break
+            cancelled = True
+    if cancelled:
+        task.exception()
+        raise asyncio.CancelledError
+    task.result()
+
+
+async def _within(seconds: float | None, event: asyncio.Event) -> bool:
+    """Whether `event` came within `seconds`."""
+    if event.is_set():
+        return True
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

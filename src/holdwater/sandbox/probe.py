@@ -1,0 +1,154 @@
+"""What this machine gives a sandbox, and what is weaker without the rest. `holdwater doctor` prints it.
+
+It tries each thing once in a process's life; nothing here decides: `process.py` takes the record.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from ..core.records import Record
+from .bubblewrap import base
+from .cgroup import CgroupHome, locate
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATIENCE = 10.0  # seconds
+
+
+class Machine(Record, frozen=True):
+    """What this machine gives a sandbox."""
+
+    bubblewrap: str | None = None  # where it is
+    version: str = ""
+    works: bool = False
+    why_not: str = ""
+    user_namespaces: bool = False
+    cgroup: CgroupHome = CgroupHome(kind="none")
+    root: bool = False
+
+    @property
+    def bwrap(self) -> str | None:
+        """The bubblewrap to use, if it works."""
+        return self.bubblewrap if self.works else None
+
+
+class Finding(Record, frozen=True):
+    """One line of `holdwater doctor`."""
+
+    what: str
+    value: str
+    note: str = ""  # what is weaker, and what to do about it
+
+
+@functools.cache
+def probe() -> Machine:
+    path = shutil.which("bwrap", path=SYSTEM_PATH)
+    why_not = _why_not(path)
+    return Machine(
+        bubblewrap=path,
+        version=_version(path) if path else "",
+        works=not why_not,
+        why_not=why_not,
+        user_namespaces=_user_namespaces(),
+        cgroup=locate(),
+        root=os.geteuid() == 0,
+    )
+
+
+def findings(machine: Machine | None = None) -> list[Finding]:
+    """What `machine` gives, in plain words."""
+    machine = machine or probe()
+    return [_on_bubblewrap(machine), _on_network(machine), _on_cgroup(machine), _on_user(machine)]
+
+
+def _on_bubblewrap(machine: Machine) -> Finding:
+    if machine.works:
+        return Finding(what="bubblewrap", value=f"{machine.version} works")
+    return Finding(
+        what="bubblewrap",
+        value=f"not used: {machine.why_not}",
+        note="commands see the host's files and processes and can write what this user can write; "
+        "if a worker is killed, its commands live on until the next start sweeps them. "
+        "hint: install the package `bubblewrap`; in a container, allow user namespaces",
+    )
+
+
+def _on_network(machine: Machine) -> Finding:
+    if machine.works:
+        return Finding(what="network", value="`gateway`, `none` and `host`")
+    return Finding(
+        what="network",
+        value="`host` only",
+        note="`gateway` does not keep commands from the network, and `none` is refused: both need bubblewrap",
+    )
+
+
+def _on_cgroup(machine: Machine) -> Finding:
+    home = machine.cgroup
+    if home.usable:
+        note = "" if home.pids else "the number of processes is not limited: there is no pids controller"
+        return Finding(what="control groups", value=f"{home.kind}, one for each attempt", note=note)
+    return Finding(
+        what="control groups",
+        value=f"not used: {home.why}",
+        note="the memory limit holds for each process, not for a sandbox as a whole; its peak is not known "
+        "and the number of processes is not limited. "
+        "hint: run as root, or in a delegated group, such as `systemd-run --user --scope -p Delegate=yes`",
+    )
+
+
+def _on_user(machine: Machine) -> Finding:
+    if not machine.root:
+        value = "an ordinary user" + ("" if machine.user_namespaces else ", without user namespaces")
+        return Finding(what="user", value=value)
+    note = "" if machine.works else "commands run as root on the host itself: use a container or bubblewrap"
+    return Finding(what="user", value="root", note=note)
+
+
+def _why_not(bwrap: str | None) -> str:
+    """Why bubblewrap cannot be used as sandboxes use it; empty if it can."""
+    if bwrap is None:
+        return "it is not installed"
+    try:
+        tried = subprocess.run(
+            [bwrap, *base(shares_network=False), "--", "/bin/sh", "-c", ":"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            env={"PATH": SYSTEM_PATH},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"it cannot be run: {e}"
+    if tried.returncode == 0:
+        return ""
+    return tried.stderr.decode(errors="replace").strip()[:300] or f"it ended with {tried.returncode}"
+
+
+def _version(bwrap: str) -> str:
+    try:
+        told = subprocess.run(
+            [bwrap, "--version"], capture_output=True, timeout=PATIENCE, env={}, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.decode(errors="replace").strip().removeprefix("bubblewrap ")[:40]
+
+
+def _user_namespaces() -> bool:
+    """Whether the kernel's switches allow them to an ordinary user; a missing switch forbids nothing."""
+    most = _switch("user/max_user_namespaces", otherwise=1)
+    allowed = _switch("kernel/unprivileged_userns_clone", otherwise=1)
+    restricted = _switch("kernel/apparmor_restrict_unprivileged_userns", otherwise=0)
+    return most > 0 and allowed == 1 and restricted == 0
+
+
+def _switch(name: str, otherwise: int) -> int:
+    try:
+        return int(Path("/proc/sys", name).read_text())
+    except (OSError, ValueError):
+        return otherwise

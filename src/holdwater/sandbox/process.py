@@ -1,0 +1,340 @@
+"""The embedded sandbox: a process tree with a directory of its own, in bubblewrap where that works.
+
+It decides what a command sees, carries and may use; `command.py` runs it, `changes.py` keeps its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from ..core.config import Network
+from ..core.errors import AttemptOver, BadInput, ResourceExhausted, RunFailed, SandboxFailed
+from ..core.records import CommandResult, Limits, MiB, Salvage
+from . import beneath, bubblewrap, changes, marks
+from .capture import Log
+from .cgroup import Cgroup, prefix
+from .command import NOT_ENTERED, Command, Launch, finish_anyway
+from .probe import SYSTEM_PATH, Machine, probe
+from .remove import FULL, remove_tree
+
+T = TypeVar("T")
+
+CLOSING = 10.0  # seconds
+EMPTYING = 3.0  # seconds for a control group to lose its killed processes
+SMALL = 1 * MiB  # files up to this size are read and written on the event loop
+LONGEST_LINE = 100 * 1024  # bytes: the kernel takes 128 KiB for one argument; a longer line becomes a script
+THREADS = 4
+
+
+class ProcessSandboxes:
+    """Opens sandboxes below `scratch`, which belongs to this run alone."""
+
+    def __init__(
+        self,
+        scratch: Path,
+        run: str,
+        network: Network,
+        hide: tuple[Path, ...] = (),
+        machine: Machine | None = None,
+        path: str = SYSTEM_PATH,
+    ) -> None:
+        self.machine = machine or probe()
+        if network is Network.NONE and not self.machine.bwrap:
+            raise BadInput(
+                f"network `none` needs bubblewrap: {self.machine.why_not or 'not available'}",
+                hint="install the package `bubblewrap`, or use `--network host`",
+            )
+        self.scratch = Path(os.path.realpath(scratch))
+        self.run = run
+        self.network = network
+        self.path = path
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
+        self._hide = hide
+
+    def open(self, attempt: int, limits: Limits, gateway: Path | None) -> ProcessSandbox:
+        """A sandbox for this attempt; nothing is made before it is used."""
+        forwards = self.machine.bwrap and self.network is Network.GATEWAY
+        return ProcessSandbox(self, attempt, limits, gateway if forwards else None)
+
+    def gateway_url(self, host_url: str) -> str:
+        """The base URL of the gateway for code in a sandbox."""
+        if self.machine.bwrap and self.network is Network.GATEWAY:
+            return f"http://127.0.0.1:{bubblewrap.PORT}/v1"
+        return host_url
+
+    @cached_property
+    def hidden(self) -> tuple[str, ...]:
+        """What commands must not see: the other sandboxes, what the caller hides, this user's secrets."""
+        return bubblewrap.hidden([self.scratch, *self._hide])
+
+    @cached_property
+    def shell(self) -> str:
+        return shutil.which("bash", path=SYSTEM_PATH) or "/bin/sh"
+
+
+class ProcessSandbox:
+    """Where one attempt acts: a `core.authoring.Sandbox` and `Keeper`."""
+
+    def __init__(
+        self, sandboxes: ProcessSandboxes, attempt: int, limits: Limits, gateway: Path | None
+    ) -> None:
+        self.leftovers: list[str] = []  # what closing could not clean, a handful at most
+        self._sandboxes = sandboxes
+        self._attempt = attempt
+        self._limits = limits
+        self._gateway = gateway
+        self._directory = sandboxes.scratch / str(attempt)
+        self._work = str(self._directory / "work")
+        self._made = False
+        self._closed = False
+        self._group: Cgroup | None = None
+        self._peak = 0
+        self._commands = 0
+        self._running: set[Command] = set()  # bounded by the callers: one each
+
+    async def __aenter__(self) -> ProcessSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        if self._made:
+            await finish_anyway(self._close())
+
+    @property
+    def workdir(self) -> str:
+        return self._work
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that it used at once, in bytes; 0 where there is no control group."""
+        return max(self._peak, self._group.peak() if self._group else 0)
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        log: Path | None = None,
+    ) -> CommandResult:
+        self._prepare()
+        launch = self._launch(command, env or {})
+        kills = self._group.oom_kills() if self._group else 0
+        kept = Log(log, self._limits.output) if log else None
+        try:
+            running = Command(launch, kept, self._sandboxes.threads)
+            self._running.add(running)
+            try:
+                code = await running.finish(timeout)
+            finally:
+                self._running.discard(running)
+        finally:
+            if kept:
+                kept.close()
+        if self._closed:
+            raise AttemptOver("the attempt has ended")
+        self._check(running, code, kills)
+        if kept and kept.error:
+            raise kept.error
+        return CommandResult(
+            exit_code=code,
+            stdout=running.stdout.text(),
+            stderr=running.stderr.text(),
+            seconds=running.seconds,
+            timed_out=running.timed_out,
+            truncated=running.stdout.truncated or running.stderr.truncated,
+        )
+
+    async def read(self, path: str) -> bytes:
+        self._check_open()
+        with _naming(path):
+            if beneath.size(self._work, path) <= SMALL:
+                return beneath.read(self._work, path)
+            return await self._in_thread(beneath.read, self._work, path)
+
+    async def write(self, path: str, content: str | bytes) -> None:
+        self._prepare()
+        content = content.encode() if isinstance(content, str) else content
+        with _naming(path):
+            if len(content) <= SMALL:
+                beneath.write(self._work, path, content)
+            else:
+                await self._in_thread(beneath.write, self._work, path, content)
+
+    async def mark(self) -> None:
+        if self._made:
+            await self._in_thread(changes.mark, self._work, self._manifest)
+
+    async def salvage(self, into: Path) -> Salvage | None:
+        if not self._made:
+            return None
+        return await self._in_thread(changes.salvage, self._work, self._manifest, into)
+
+    async def restore(self, source: Path) -> None:
+        self._prepare()
+        await self._in_thread(changes.restore, self._work, source)
+
+    @property
+    def _manifest(self) -> Path:
+        return self._directory / "manifest"
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        return {marks.RUN: self._sandboxes.run, marks.ATTEMPT: str(self._attempt)}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptOver("the attempt has ended")
+
+    def _prepare(self) -> None:
+        """Make the directory and the control group, the first time that something needs them."""
+        self._check_open()
+        if self._made:
+            return
+        if self._directory.exists() and (left := remove_tree(self._directory)):
+            raise SandboxFailed(f"left by an earlier attempt, and cannot be removed: {left}")
+        try:
+            for name in ("work", "home", "tmp"):
+                (self._directory / name).mkdir(parents=True)
+        except OSError as e:
+            failure = RunFailed if e.errno in FULL else SandboxFailed
+            raise failure(f"cannot make a sandbox's directory: {e}", kind="disk") from e
+        self._made = True
+        home, limits = self._sandboxes.machine.cgroup, self._limits
+        if home.usable and (limits.memory or limits.pids):
+            name = f"{prefix(self._sandboxes.run)}{self._attempt}"
+            self._group = Cgroup.make(home, name, limits.memory, limits.pids)
+
+    def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
+        self._commands += 1
+        bwrap = self._sandboxes.machine.bwrap
+        carried = {**self._marks, marks.COMMAND: str(self._commands)}
+        environment = {
+            "PATH": self._sandboxes.path,
+            "HOME": str(self._directory / "home"),
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp" if bwrap else str(self._directory / "tmp"),
+            **env,
+            **carried,
+        }
+        argv = (
+            self._shell_line(command)
+            if isinstance(command, str)
+            else self._program(command, environment["PATH"])
+        )
+
+        def complete(status: int) -> list[str]:
+            inner = bubblewrap.confine(bwrap, self._view(), status, argv) if bwrap else argv
+            return [*self._entrance(), *inner]
+
+        return Launch(complete, environment, self._work, carried, confined=bool(bwrap))
+
+    def _view(self) -> bubblewrap.View:
+        return bubblewrap.View(
+            work=self._work,
+            home=str(self._directory / "home"),
+            tmp=str(self._directory / "tmp"),
+            hide=self._sandboxes.hidden,
+            shares_network=self._sandboxes.network is Network.HOST,
+            gateway=str(self._gateway) if self._gateway else None,
+        )
+
+    def _entrance(self) -> list[str]:
+        """A shell that enters the control group and then becomes the command: never a moment outside it."""
+        entrances = self._group.entrances if self._group else []
+        memory = self._limits.memory
+        rlimit = f"ulimit -d {memory // 1024}; " if memory and not self._group else ""
+        script = (
+            "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; "  # taken before the worker
+            'n=$1; shift; while [ "$n" -gt 0 ]; do '
+            '{ echo $$ >"$1"; } 2>/dev/null || '
+            f'{{ echo "holdwater: cannot enter $1" >&2; exit {NOT_ENTERED}; }}; '
+            f'shift; n=$((n-1)); done; ulimit -c 0; {rlimit}exec "$@"'
+        )
+        return ["/bin/sh", "-c", script, "sh", str(len(entrances)), *map(str, entrances)]
+
+    def _shell_line(self, line: str) -> list[str]:
+        shell = self._sandboxes.shell
+        if len(line.encode()) <= LONGEST_LINE:
+            return [shell, "-c", line]
+        name = f".line-{self._commands}"
+        (self._directory / "home" / name).write_text(line)
+        return [shell, str(self._directory / "home" / name)]
+
+    def _program(self, argv: Sequence[str], path: str) -> list[str]:
+        """`argv`, if its program is there: an own error, not a status that the program could have given."""
+        program = argv[0]
+        place = program
+        if "/" in program:
+            place = os.path.join(self._work, program)  # noqa: PTH118
+            private = place.startswith("/tmp/") and not place.startswith(f"{self._directory}/")
+            if private and self._sandboxes.machine.bwrap:
+                place = str(self._directory / place[1:])
+        if shutil.which(place, path=path) is None:
+            raise SandboxFailed(f"no such program in the sandbox: `{program}`", kind="missing", again=False)
+        return list(argv)
+
+    def _check(self, command: Command, code: int, kills: int) -> None:
+        if self._group and self._group.oom_kills() > kills:
+            memory = self._limits.memory
+            at = f"at {memory // MiB} MiB" if memory else "by the machine, out of memory"
+            raise ResourceExhausted(f"killed {at}: sandbox memory")
+        if not command.started():
+            raise SandboxFailed(f"cannot start the command: {command.stderr.text().strip()[-500:] or code}")
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._sandboxes.threads, function, *arguments)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSING):
+                async with asyncio.TaskGroup() as tasks:
+                    for command in list(self._running):
+                        tasks.create_task(command.kill())
+                await self._in_thread(self._clear)
+        except TimeoutError:
+            self.leftovers.append(f"not removed within {CLOSING:.0f} s: {self._directory}")
+        except Exception as e:  # boundary: a failed clean-up is counted, it changes no verdict  # noqa: BLE001
+            self.leftovers.append(f"not cleaned: {e!r}")
+
+    def _clear(self) -> None:
+        """Kill what is left of the tree, and remove the directory and the group. Blocks."""
+        if self._commands and not self._sandboxes.machine.bwrap:
+            marks.kill_all(self._marks)
+        if self._group:
+            self._empty(self._group)
+        if left := remove_tree(self._directory):
+            self.leftovers.append(f"not removed: {left}")
+
+    def _empty(self, group: Cgroup) -> None:
+        self._peak = group.peak()
+        until = time.monotonic() + EMPTYING
+        while group.kill() or not group.remove():
+            if time.monotonic() > until:
+                self.leftovers.append(f"control group not removed: {group.directories[0]}")
+                break
+            time.sleep(0.002)
+        self._group = None
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """File errors name the path that the caller gave, not the step at which it went wrong."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in FULL:
+            raise RunFailed(f"the disk is full: `{path}`", kind="disk") from e
+        raise OSError(e.errno, e.strerror, path) from e

@@ -1,0 +1,54 @@
+"""Ends and removes what a killed run left: processes, control groups and directories.
+
+Called at the next start, when the run's lock is held and none of its sandboxes can be alive.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from ..core.records import Record
+from . import cgroup, marks
+from .remove import remove_tree
+
+SECONDS = 5.0
+
+
+class Swept(Record, frozen=True):
+    """How much was left."""
+
+    processes: int = 0
+    directories: int = 0
+    cgroups: int = 0
+
+
+def sweep(run: str, scratch: Path) -> Swept:
+    """Kill every process that carries the mark of `run`; remove its groups and all in `scratch`. Blocks."""
+    processes = marks.kill_all({marks.RUN: run}, SECONDS)
+    groups = cgroup.left_by(run)
+    processes += sum(_empty(group) for group in groups)
+    return Swept(
+        processes=processes,
+        cgroups=sum(not group.exists() for group in groups),
+        directories=sum(not remove_tree(directory) for directory in _left_in(scratch)),
+    )
+
+
+def _empty(group: Path) -> int:
+    """Kill those that hid their marks; how many there were."""
+    until = time.monotonic() + SECONDS
+    killed: set[int] = set()
+    while not cgroup.remove(group) and time.monotonic() < until:
+        found = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        marks.end(found, signal.SIGKILL)
+        killed |= found
+        time.sleep(marks.LOOK_AGAIN)
+    return len(killed)
+
+
+def _left_in(scratch: Path) -> list[Path]:
+    if not scratch.is_dir():
+        return []
+    return [entry for entry in scratch.iterdir() if entry.name.isdigit()]

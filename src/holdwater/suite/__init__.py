@@ -1,0 +1,1 @@
+"""Suites: what yields instances and grades. `load.py` finds one by name; others come by entry points."""

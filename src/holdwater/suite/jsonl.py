@@ -1,0 +1,234 @@
+"""A suite in a file: one instance a line, graded by its own command.
+
+Rows are decoded one at a time; `check` goes over the whole file first, in 8 bytes of memory a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ..core.authoring import Suite
+from ..core.errors import BadInput
+from ..core.records import Ask, GiB, Instance, MiB, Record
+from .grading import command_grade
+
+LONGEST_LINE = 64 * MiB
+BOM = b"\xef\xbb\xbf"
+BUCKETS = 256  # hashes are sorted a bucket at a time, so that sorting needs no second copy of them all
+MOST_SUSPECTS = 1000  # repeated hashes that the second pass looks at
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(gt=0)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class RowLimits(Record, frozen=True):
+    """`limits` as people write them: sizes also as `512MiB`."""
+
+    setup: Seconds | None = None
+    acting: Seconds | None = None
+    working: Seconds | None = None
+    grading: Seconds | None = None
+    memory: Count | str | None = None
+    disk: Count | str | None = None
+    pids: Count | None = None
+    output: Count | str | None = None
+
+
+class Row(Record, frozen=True):
+    """A line of the file."""
+
+    id: str
+    grade: Text
+    instruction: str = ""
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+    directory: Text | None = None  # relative to the file
+    setup: Text | None = None
+    solution: Text | None = None
+    limits: RowLimits = RowLimits()
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class WrongField(ValueError):
+    """A value that has the right type and no meaning."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field `{field}`: {problem}")
+
+
+def jsonl(path: Path | str) -> Suite:
+    """The suite in the file `path`. Its size is known once its `check` has run."""
+    path = Path(path).absolute()
+    if not path.is_file():
+        raise BadInput(f"no such file: `{path}`")
+
+    def check() -> None:
+        msgspec.structs.force_setattr(suite, "size", _check(path))
+
+    suite = Suite(
+        name=path.stem,
+        instances=lambda: (instance for _, instance in _rows(path)),
+        grade=command_grade,
+        check=check,
+        description=f"the rows of `{path.name}`",
+    )
+    return suite
+
+
+def _check(path: Path) -> int:
+    """Every row is valid and no id is there twice; how many rows there are."""
+    hashes = [array("q") for _ in range(BUCKETS)]
+    for _, instance in _rows(path):
+        number = hash(instance.id)
+        hashes[number % BUCKETS].append(number)
+    suspects = _repeated(hashes)
+    if suspects:
+        _refuse_duplicates(path, suspects)
+    return sum(len(bucket) for bucket in hashes)
+
+
+def _repeated(hashes: list[array[int]]) -> set[int]:
+    repeated: set[int] = set()  # at most MOST_SUSPECTS, and a bucket's worth
+    for bucket in hashes:
+        ordered = sorted(bucket)
+        repeated.update(a for a, b in pairwise(ordered) if a == b)
+        if len(repeated) >= MOST_SUSPECTS:
+            break
+    return repeated
+
+
+def _refuse_duplicates(path: Path, suspects: set[int]) -> None:
+    """Hashes may collide, so look at the ids themselves; name both places of the first that repeats."""
+    first: dict[str, int] = {}  # an id for each suspect, and for each that collides with one
+    for line, instance in _rows(path):
+        if hash(instance.id) not in suspects:
+            continue
+        if instance.id in first:
+            places = f"{path.name}:{first[instance.id]} and {path.name}:{line}"
+            raise BadInput(f"duplicate id `{instance.id}`: {places}")
+        first[instance.id] = line
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Instance]]:
+    decode = msgspec.json.Decoder(Row).decode
+    for number, line in _lines(path):
+        try:
+            instance = _instance(decode(line), path.parent)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            message, hint = _explained(error)
+            raise BadInput(f"{path.name}:{number}: {message}", hint=hint) from None
+        yield number, instance
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers; a line is never read beyond its bound."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise BadInput(f"{path.name}:{number}: the line is longer than {LONGEST_LINE // MiB} MiB")
+                text = _decoded(line.removeprefix(BOM) if number == 1 else line, f"{path.name}:{number}")
+                if text:
+                    yield number, text
+    except OSError as error:
+        raise BadInput(f"cannot read `{path}`: {error.strerror}") from None
+
+
+def _decoded(line: bytes, place: str) -> str:
+    try:
+        return line.strip().decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{place}: not valid UTF-8: byte {error.start + 1}") from None
+
+
+def _instance(row: Row, base: Path) -> Instance:
+    for path in row.files:
+        if not _inside(path):
+            raise WrongField("files", f"path leaves the working directory: {path[:200]!r}")
+    directory = None if row.directory is None else base / row.directory
+    if directory is not None and not directory.is_dir():
+        raise WrongField("directory", f"no such directory: `{directory}`")
+    return Instance(
+        id=row.id,
+        instruction=row.instruction,
+        files=row.files,
+        directory=None if directory is None else str(directory),
+        setup=row.setup,
+        grade=row.grade,
+        solution=row.solution,
+        data=row.data,
+        limits=_ask(row.limits),
+    )
+
+
+def _inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
+
+
+def _ask(limits: RowLimits) -> Ask:
+    given = {f: v for f in limits.__struct_fields__ if (v := getattr(limits, f)) is not None}
+    return Ask(**{field: _bytes(field, v) if isinstance(v, str) else v for field, v in given.items()})
+
+
+def _bytes(field: str, text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text.strip(), re.ASCII | re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
+    if size < 1:
+        raise WrongField(f"limits.{field}", f"expected bytes or a size like `512MiB`, got `{text[:80]}`")
+    return size
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1024, "mi": MiB, "gi": GiB, "ti": 1024 * GiB}
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """msgspec's message in our words: ``field `limits.acting`: expected float, got str``; and a hint."""
+    if isinstance(error, RecursionError):
+        return "not valid JSON: nested too deeply", ""
+    text = str(error).removeprefix("JSON is malformed: ")
+    if not isinstance(error, msgspec.ValidationError):
+        return (f"not valid JSON: {text}" if isinstance(error, msgspec.DecodeError) else text), ""
+    what, _, place = text.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".").replace("[...]", "").replace("[", ".").replace("]", "")
+    for pattern, explain in _EXPLAINED:
+        if match := re.fullmatch(pattern, what):
+            return explain(path, match[1])
+    what = what.replace(" | null`", "`").replace("`", "")
+    what = what[:1].lower() + what[1:]
+    return (f"field `{path}`: {what}" if path else what), ""
+
+
+def _missing(path: str, field: str) -> tuple[str, str]:
+    return f"field `{_joined(path, field)}`: missing", ""
+
+
+def _unknown(path: str, field: str) -> tuple[str, str]:
+    fields = (RowLimits if path else Row).__struct_fields__
+    near = difflib.get_close_matches(field, fields, n=1)
+    known = ", ".join(f"`{f}`" for f in fields)
+    return (
+        f"field `{_joined(path, field)}`: unknown",
+        f"did you mean `{near[0]}`?" if near else f"known are {known}",
+    )
+
+
+def _joined(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+_Explain = Callable[[str, str], tuple[str, str]]
+_EXPLAINED: tuple[tuple[str, _Explain], ...] = (
+    (r"Object missing required field `(.*)`", _missing),
+    (r"Object contains unknown field `(.*)`", _unknown),
+)

@@ -1,0 +1,152 @@
+"""The closing table of a run: what became of each instance, the totals, and what to type next.
+
+`holdwater run` prints it at its end and `holdwater show` begins with it; one instance is in `story.py`.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from ..core.records import Summary
+from ..ledger.reader import OutcomeRow, Reader
+from .figures import called, count, duration, line, spec, style_of, tallied, tally, tokens
+from .survey import Survey, seconds, survey
+
+SCORED = ("passed", "failed")
+INSTANCE, WHAT = "instance", "what happened"
+COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
+ROOMY = ("tokens", WHAT)  # left out below WIDE columns
+WIDE = 76
+
+
+def render_report(summary: Summary, reader: Reader) -> RenderableType:
+    """The report of a run, finished or not."""
+    seen = survey(reader.outcomes(), summary)
+    return Group(
+        heading(summary),
+        *([OutcomeTable(seen, reader), Text()] if seen.rows else []),
+        totals(summary, seen),
+        *failures(seen, summary),
+        Text(),
+        commands(summary, seen),
+    )
+
+
+def heading(summary: Summary) -> Text:
+    named = " · ".join(spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
+    styles = {"finished": "green", "running": "cyan"}
+    title = Text(named, "bold").append("  ").append(summary.state, styles.get(summary.state, "yellow"))
+    if summary.reason:
+        title.append(f": {line(summary.reason)}", "yellow")
+    return title
+
+
+class OutcomeTable:
+    """What became of each instance; on a narrow terminal without the columns that need room."""
+
+    def __init__(self, seen: Survey, reader: Reader) -> None:
+        self._hidden = seen.hidden
+        self._rows = [cells(row, reader) for row in seen.rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [name for name in COLUMNS if options.max_width >= WIDE or name not in ROOMY]
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+        for name in names:
+            if name in (INSTANCE, WHAT):  # the columns that give way
+                table.add_column(name, max_width=40 if name == INSTANCE else None)
+            else:
+                table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*(row[name] for name in names))
+        if self._hidden:
+            table.add_row(Text(f"... and {self._hidden} more", "dim"))
+        yield table
+
+
+def cells(row: OutcomeRow, reader: Reader) -> dict[str, Text]:
+    used = row.usage.input_tokens + row.usage.output_tokens
+    return {
+        INSTANCE: Text(named(row, reader.config.samples > 1), no_wrap=True, overflow="ellipsis"),
+        "outcome": Text(called(row.kind), style_of(row.kind)),
+        "score": Text("" if row.score is None else f"{row.score:.2f}"),
+        "tries": Text(str(row.attempts)),
+        "time": Text(duration(seconds(row))),
+        "tokens": Text(count(used) if used else ""),
+        WHAT: Text(line(what_happened(row, reader)), "dim", no_wrap=True, overflow="ellipsis"),
+    }
+
+
+def named(row: OutcomeRow, samples: bool) -> str:
+    return f"{line(row.instance)} #{row.sample}" if samples else line(row.instance)
+
+
+def what_happened(row: OutcomeRow, reader: Reader) -> str:
+    """The failure, or what the grade says of work that did not pass."""
+    if row.failure or row.kind == "passed":
+        return row.failure
+    verdict = reader.verdict(row.attempt)
+    return verdict.grade.detail if verdict and verdict.grade else ""
+
+
+def totals(summary: Summary, seen: Survey) -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    planned = summary.planned if summary.total is None else summary.total
+    facts.add_row("settled", Text(f"{summary.settled} of {planned}: ").append_text(tally(summary.outcomes)))
+    if summary.score is not None:
+        scored = sum(summary.outcomes.get(kind, 0) for kind in SCORED)
+        facts.add_row("score", Text(f"{summary.score:.3f}, the mean over {scored} scored"))
+    facts.add_row("attempts", Text(str(summary.attempts)))
+    if summary.usage.requests:
+        facts.add_row("tokens", Text(tokens(summary.usage)))
+    slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
+    facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
+    if summary.events:
+        events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
+        facts.add_row("events", Text(events))
+    facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
+    return facts
+
+
+def failures(seen: Survey, summary: Summary) -> list[RenderableType]:
+    """Infrastructure failures by kind, each with the first message: what kept instances from a score."""
+    kinds = [kind for kind in summary.outcomes if kind not in SCORED and summary.outcomes[kind]]
+    if not kinds:
+        return []
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for kind in sorted(kinds, key=lambda kind: -summary.outcomes[kind]):
+        first = seen.first.get(kind)
+        example = Text(f"{line(first.instance, 40)}: {line(first.failure)}") if first else Text()
+        table.add_row(Text(tallied(kind, summary.outcomes[kind]), style_of(kind)), example)
+    return [Text("\nnot scored", "bold"), table]
+
+
+def commands(summary: Summary, seen: Survey) -> Table:
+    """What is worth typing next."""
+    directory = shlex.quote(summary.directory)
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, command in enumerate(worth_typing(summary, seen, directory)):
+        table.add_row("next:" if number == 0 else "", Text(command, "cyan"))
+    return table
+
+
+def worth_typing(summary: Summary, seen: Survey, directory: str) -> list[str]:
+    said = []
+    if summary.state not in ("finished", "running"):
+        said.append(f"holdwater resume {directory}")
+    if summary.state == "running":
+        said.append(f"holdwater show {directory} --watch")
+    problem = next((row for kind, row in sorted(seen.first.items()) if kind != "passed"), None)
+    if problem is not None:
+        said.append(f"holdwater show {directory} {shlex.quote(problem.instance)}")
+    said.append(f"holdwater export {directory} --format csv --out outcomes.csv")
+    said.append(f"holdwater audit {directory}")
+    return said

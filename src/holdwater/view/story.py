@@ -1,0 +1,138 @@
+"""One instance of a run: its attempts one by one, how each ended and where its files are.
+
+The run as a whole is in `report.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..core.records import Failure, Grade, Record, Verdict
+from ..ledger.reader import AttemptRow, InstanceRow, Reader
+from .figures import called, duration, line, size, style_of, tokens
+
+MOST_ATTEMPTS = 200  # on a page
+LONGEST_DETAIL = 2000
+
+
+class Story(Record, frozen=True):
+    """What `show RUN INSTANCE --json` prints."""
+
+    instance: str
+    place: str
+    attempts: tuple[Chapter, ...]
+    more: int = 0  # attempts that are not listed
+
+
+class Chapter(Record, frozen=True):
+    """One attempt, with the files that it left."""
+
+    attempt: AttemptRow
+    files: tuple[str, ...]
+
+
+def story(reader: Reader, instance: InstanceRow) -> Story:
+    """The attempts at an instance, the last MOST_ATTEMPTS of them."""
+    chapters: list[Chapter] = []
+    more = 0
+    for row in reader.attempts(instance.id):
+        chapters.append(Chapter(attempt=row, files=tuple(str(path) for path in files(reader, row))))
+        if len(chapters) > MOST_ATTEMPTS:
+            chapters.pop(0)
+            more += 1
+    return Story(instance=instance.name, place=instance.place, attempts=tuple(chapters), more=more)
+
+
+def files(reader: Reader, row: AttemptRow) -> Iterator[Path]:
+    """What an attempt left on disk: logs, salvaged work. Names begin with the attempt's number."""
+    for folder in (reader.directory.logs, reader.directory.artifacts):
+        yield from sorted(folder.glob(f"{row.attempt:06d}[-.]*"))
+
+
+def render_story(told: Story) -> RenderableType:
+    parts: list[RenderableType] = [Text(line(told.instance), "bold").append(f"  {line(told.place)}", "dim")]
+    if told.more:
+        parts.append(Text(f"... {told.more} earlier attempts are not shown", "dim"))
+    if not told.attempts:
+        parts.append(Text("no attempt has been made yet", "dim"))
+    for chapter in told.attempts:
+        parts += [Text(), render_chapter(chapter)]
+    return Group(*parts)
+
+
+def render_chapter(chapter: Chapter) -> RenderableType:
+    row, verdict = chapter.attempt, chapter.attempt.verdict
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True, min_width=8)
+    facts.add_column(overflow="fold")
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started))
+    facts.add_row("began", f"{began}{peculiarities(row)}")
+    if verdict:
+        for name, value in verdict_facts(verdict):
+            facts.add_row(name, value)
+    for path in chapter.files:
+        facts.add_row("file", Text(line(path)))
+    return Group(title(row), facts)
+
+
+def title(row: AttemptRow) -> Text:
+    sample = f" of sample {row.sample}" if row.sample else ""
+    kind = row.kind or "not settled"
+    text = Text(f"attempt {row.number}{sample}: ").append(called(kind) if row.kind else kind, style_of(kind))
+    return text.append(f"  (id {row.attempt})", "dim")
+
+
+def peculiarities(row: AttemptRow) -> str:
+    """What sets this attempt apart from a first one."""
+    said = [f"round {row.round}"] if row.round > 1 else []
+    said += [f"{row.scale} times the resources"] if row.scale > 1 else []
+    said += ["alone in its worker"] if row.alone else []
+    said += [f"grades the work of attempt id {row.regrades} again"] if row.regrades else []
+    return ", " + ", ".join(said) if said else ""
+
+
+def verdict_facts(verdict: Verdict) -> Iterator[tuple[str, Text]]:
+    if verdict.failure:
+        yield from failure_facts(verdict.failure)
+    if verdict.grade:
+        yield from grade_facts(verdict.grade)
+    if verdict.answer:
+        yield "answer", Text(line(verdict.answer, LONGEST_DETAIL))
+    times = verdict.times
+    waited = f" ({duration(times.waited)} of it for a rate limit)" if times.waited else ""
+    yield (
+        "time",
+        Text(
+            f"{duration(times.setup)} set-up, {duration(times.acting)} acting{waited},"
+            f" {duration(times.grading)} grading"
+        ),
+    )
+    if verdict.usage.requests:
+        yield "tokens", Text(tokens(verdict.usage))
+    if verdict.peak_memory:
+        yield "memory", Text(f"{size(verdict.peak_memory)} at its peak")
+    if verdict.salvage:
+        kept = verdict.salvage
+        yield "salvaged", Text(f"{kept.files} changed files, {size(kept.bytes)}")
+
+
+def failure_facts(failure: Failure) -> Iterator[tuple[str, Text]]:
+    phase = f", in phase {failure.phase.value}" if failure.phase else ""
+    yield "failure", Text(f"{failure.where.value}: {line(failure.kind, 40)}{phase}", "yellow")
+    yield "message", Text(line(failure.message, LONGEST_DETAIL))
+    if failure.hint:
+        yield "hint", Text(line(failure.hint, LONGEST_DETAIL))
+
+
+def grade_facts(grade: Grade) -> Iterator[tuple[str, Text]]:
+    passed = Text("passed", "green") if grade.passed else Text("failed", "red")
+    metrics = "".join(f", {line(name, 40)} {value:g}" for name, value in grade.metrics.items())
+    yield "grade", passed.append(f", score {grade.score:g}{metrics}", "default")
+    if grade.detail:
+        yield "detail", Text("\n".join(line(row) for row in grade.detail[:LONGEST_DETAIL].splitlines()))

@@ -1,0 +1,162 @@
+"""The command as a user meets it: wrong input, help, exit statuses; each through a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60.0
+
+
+def holdwater(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdwater.cli", *words]
+    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
+    return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    env = environment() | variables
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE, check=False)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["rnu"], "unknown verb: `rnu`", "did you mean `holdwater run`?"),
+        (["zzz"], "unknown verb: `zzz`", "`holdwater --help` lists the verbs"),
+        (["a\x1b[2J\nb"], "unknown verb: `a\\x1b[2J\\nb`", "`holdwater --help` lists the verbs"),
+        (["agents", "--jsno"], "unknown option: --jsno", "`holdwater agents --help` shows what it takes"),
+        (
+            ["agents", "stray"],
+            "unexpected argument: `stray`",
+            "`holdwater agents --help` shows what it takes",
+        ),
+        (["show", "no/such/run"], "no such directory: `no/such/run`", None),
+        (["show", "latest"], "no run in `", "name a run's directory, or make a run: `holdwater run demo`"),
+        (["export", "latest", "--format", "xml"], "xml", "`holdwater export --help` shows what it takes"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_2(
+    tmp_path: Path, words: list[str], message: str, hint: str | None
+) -> None:
+    done = holdwater(*words, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    told = done.stderr.splitlines()
+    assert told[0].startswith("error: ") and message in told[0]
+    assert len(told) == 1 if hint is None else told[1:] == [f"hint: {hint}"]
+
+
+def test_the_overview_names_every_verb() -> None:
+    done = holdwater("--help")
+
+    named = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert done.returncode == 0
+    assert {"run", "resume", "show", "audit", "export", "regrade", "suites", "agents", "doctor"} <= named
+
+
+@pytest.mark.parametrize("verb", ["show", "audit", "export", "suites", "agents", "doctor"])
+def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
+    done = holdwater(verb, "--help")
+
+    assert done.returncode == 0
+    assert "Usage: holdwater " + verb in done.stdout
+    assert f"For example: holdwater {verb}" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_load_no_library(flag: str) -> None:
+    code = f"import sys, holdwater.cli; holdwater.cli.main(['{flag}']); print(*sys.modules, file=sys.stderr)"
+
+    done = python(code)
+
+    loaded = set(done.stderr.split())
+    assert "holdwater.cli" in loaded
+    assert loaded.isdisjoint({"cyclopts", "rich", "msgspec", "sqlite3", "asyncio", "aiohttp"})
+
+
+def test_the_overview_is_there_at_once() -> None:
+    def seconds() -> float:
+        before = time.perf_counter()
+        holdwater("--help")
+        return time.perf_counter() - before
+
+    assert min(seconds() for _ in range(5)) < 0.2  # the best of five: the machine may be busy
+
+
+@pytest.mark.parametrize("verb", ["suites", "agents", "doctor"])
+def test_json_is_exactly_one_document(verb: str) -> None:
+    done = holdwater(verb, "--json")
+
+    assert done.returncode == 0
+    assert isinstance(json.loads(done.stdout), dict)
+    assert done.stderr == ""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = holdwater("agents", stdout=writer, stderr=subprocess.PIPE, capture_output=False)
+    finally:
+        os.close(writer)
+
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_a_full_disk_behind_stdout_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = holdwater("agents", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to stdout: No space left on device\n"
+
+
+def test_an_interrupt_is_exit_3_without_a_traceback() -> None:
+    code = """
+import signal, sys
+import holdwater.cli as cli
+cli.dispatch = lambda words: signal.raise_signal(signal.SIGINT)
+sys.exit(cli.main(["agents"]))
+"""
+    done = python(code)
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_a_bug_is_a_sentence_and_its_traceback_a_file(tmp_path: Path) -> None:
+    code = """
+import sys
+import holdwater.cli as cli
+cli.dispatch = lambda words: {}["missing"]
+sys.exit(cli.main(["agents"]))
+"""
+    done = python(code, TMPDIR=str(tmp_path))
+
+    error, hint = done.stderr.splitlines()
+    kept = list(tmp_path.glob("*.traceback"))
+    assert done.returncode == 1
+    assert error == "error: internal: KeyError: 'missing'"
+    assert f"`{kept[0]}`" in hint
+    assert "Traceback" in kept[0].read_text()
+
+
+def test_a_closed_stdout_and_stderr_are_survived() -> None:
+    command = f"{sys.executable} -m holdwater.cli agents >&- 2>&- <&-"
+
+    done = subprocess.run(["sh", "-c", command], env=environment(), timeout=PATIENCE, check=False)
+
+    assert done.returncode == 0

@@ -1,0 +1,288 @@
+"""Summaries, audits and exports: right while a conductor writes, flat in memory, and not fooled."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import csv
+import io
+import json
+import os
+import sqlite3
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.ledger_scene import exchange, failed, new_run, passed, planned, settle_all
+
+from holdwater.core.errors import BadInput
+from holdwater.core.records import Attempt, Outcome, Where
+from holdwater.gateway.media import extracted
+from holdwater.ledger.audit import audit
+from holdwater.ledger.directory import RunDirectory
+from holdwater.ledger.exchanges import AttemptLog
+from holdwater.ledger.export import export
+from holdwater.ledger.ledger import Ledger
+from holdwater.ledger.reader import Reader
+
+IMAGE = "data:image/png;base64," + base64.b64encode(os.urandom(6000)).decode()
+
+
+async def recorded_run(path: Path) -> RunDirectory:
+    """One instance with two exchanges and an image, finished."""
+    directory = new_run(path)
+    async with Ledger(directory) as ledger:
+        await ledger.plan([planned("=cmd()")])
+        await ledger.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        log = AttemptLog(directory, 1)
+        message = json.dumps({"role": "user", "content": IMAGE}, indent=1).encode()
+        log.append(exchange(1, [extracted(message, log.blob)]))
+        log.append(exchange(2, keep=1))
+        log.close()
+        await ledger.settle(passed(1, ledger.token, exchanges=2))
+        await ledger.close_sample(Outcome(instance=1, sample=0, attempt=1, kind="passed", score=1.0))
+        await ledger.finish("finished", "", 0)
+    return directory
+
+
+def lines(path: Path, what: str) -> list[dict[str, object]]:
+    out = io.BytesIO()
+    export(path, what, "jsonl", out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+# Reading.
+
+
+async def test_a_reader_sees_what_was_committed_while_the_conductor_writes(tmp_path: Path) -> None:
+    directory = new_run(tmp_path, samples=2)
+    with Reader(tmp_path) as reader:
+        assert reader.summary().state == "unfinished"
+        with directory.lock():
+            async with Ledger(directory) as ledger:
+                await settle_all(ledger, ["one"])
+                await ledger.note("worker.lost", "pid 7")
+                await ledger.expect(10)
+
+                summary = reader.summary()
+                assert (summary.state, summary.planned, summary.settled, summary.total) == (
+                    "running",
+                    2,
+                    1,
+                    10,
+                )
+                assert summary.events == {"worker.lost": 1}
+                await ledger.finish("interrupted", "SIGINT", 3)
+        summary = reader.summary()
+        assert (summary.state, summary.reason, summary.exit_status) == ("interrupted", "SIGINT", 3)
+
+
+async def test_a_conductor_that_is_gone_leaves_an_unfinished_run(tmp_path: Path) -> None:
+    clock = iter(range(100, 1000, 5))
+    async with Ledger(new_run(tmp_path), now=lambda: float(next(clock))) as ledger:
+        await settle_all(ledger, ["one"])
+
+    with Reader(tmp_path) as reader:
+        summary = reader.summary()
+        assert (summary.state, summary.ended, summary.started) == ("unfinished", None, 100.0)
+        assert 0 < summary.seconds < 100, "the time until it was last seen"
+
+
+async def test_rows_tell_what_became_of_each_sample(tmp_path: Path) -> None:
+    async with Ledger(new_run(tmp_path)) as ledger:
+        await settle_all(ledger, ["one"])
+        [row] = await ledger.plan([planned("two")])
+        for number, verdict in enumerate([failed(2, 0, Where.MODEL), failed(3, 0, Where.MODEL)], 1):
+            await ledger.begin(Attempt(id=verdict.attempt, instance=row, sample=0, number=number))
+            await ledger.settle(msgspec.structs.replace(verdict, token=ledger.token))
+        await ledger.close_sample(
+            Outcome(instance=row, sample=0, attempt=3, kind="model", score=None, where=Where.MODEL)
+        )
+
+    with Reader(tmp_path) as reader:
+        one, two = reader.outcomes()
+        assert (one.instance, one.kind, one.attempts, one.usage.input_tokens) == ("one", "passed", 1, 10)
+        assert (two.kind, two.where, two.failure, two.attempts, two.attempt) == (
+            *("model", Where.MODEL, "it broke", 2, 3),
+        )
+        found = reader.find("two")
+        assert found is not None and [a.attempt for a in reader.attempts(found.id)] == [2, 3]
+        assert [a.attempt for a in reader.attempts()] == [1, 2, 3]
+        assert reader.find("three") is None
+
+
+async def test_many_outcomes_are_paged_in_order(tmp_path: Path) -> None:
+    async with Ledger(new_run(tmp_path, samples=2)) as ledger:
+        rows = await ledger.plan([planned(f"i{n}") for n in range(300)])
+
+        async def close(row: int, sample: int) -> None:
+            attempt = 2 * row + sample
+            await ledger.begin(Attempt(id=attempt, instance=row, sample=sample, number=1))
+            await ledger.settle(passed(attempt, ledger.token))
+            await ledger.close_sample(
+                Outcome(instance=row, sample=sample, attempt=attempt, kind="passed", score=1.0)
+            )
+
+        async with asyncio.TaskGroup() as group:
+            for row in reversed(rows):
+                group.create_task(close(row, 1))
+                group.create_task(close(row, 0))
+
+    with Reader(tmp_path) as reader:
+        assert [(o.row, o.sample) for o in reader.outcomes()] == [(r, s) for r in rows for s in (0, 1)]
+
+
+# Audit.
+
+
+async def test_an_intact_run_passes_its_audit(tmp_path: Path) -> None:
+    await recorded_run(tmp_path)
+
+    found = audit(tmp_path)
+
+    assert (found.planned, found.settled, found.lost, found.duplicated, found.corrupt) == (1, 1, 0, 0, 0)
+    assert found.ok and found.problems == ()
+    assert b'"lost":0' in msgspec.json.encode(found), "a zero is printed too"
+
+
+async def test_a_sample_without_an_outcome_is_lost(tmp_path: Path) -> None:
+    async with Ledger(new_run(tmp_path, samples=2)) as ledger:
+        await settle_all(ledger, ["one"])
+        await ledger.plan([planned("two")])
+
+    found = audit(tmp_path)
+
+    assert (found.planned, found.settled, found.lost, found.ok) == (4, 1, 3, False)
+    assert any("holdwater resume" in problem for problem in found.problems)
+    assert "without an outcome: `two`" in found.problems
+
+
+async def test_a_run_that_still_runs_is_not_ok_and_says_what_is_open(tmp_path: Path) -> None:
+    directory = new_run(tmp_path)
+    with directory.lock():
+        async with Ledger(directory) as ledger:
+            await ledger.plan([planned("one")])
+
+            found = audit(tmp_path)
+
+    assert not found.ok
+    assert found.problems == ("the run is still running, open samples: 1",)
+
+
+async def test_damage_to_any_file_is_found(tmp_path: Path) -> None:
+    directory = await recorded_run(tmp_path)
+    segment = directory.exchanges / "0" / "1.seg"
+    [blob] = [path for path in directory.blobs.rglob("*") if path.is_file()]
+    for path in (segment, blob):
+        whole = path.read_bytes()
+        for damaged in (whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], b""):
+            path.write_bytes(damaged)
+            found = audit(tmp_path)
+            assert (found.corrupt, found.ok) == (1, False), (path, len(damaged))
+        path.write_bytes(whole)
+    assert audit(tmp_path).ok
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE attempt SET verdict = x'00ff'",
+        "UPDATE tally SET value = 7 WHERE key = 'planned'",
+        "UPDATE outcome SET attempt = 99",
+        "UPDATE attempt SET settled = NULL, verdict = NULL",
+    ],
+)
+async def test_a_ledger_that_was_edited_is_found(tmp_path: Path, statement: str) -> None:
+    directory = await recorded_run(tmp_path)
+    with sqlite3.connect(directory.database) as connection:
+        connection.execute(statement)
+    connection.close()
+
+    assert not audit(tmp_path).ok
+    assert audit(tmp_path).corrupt >= 1
+
+
+async def test_a_ledger_that_cannot_be_read_fails_the_audit(tmp_path: Path) -> None:
+    directory = await recorded_run(tmp_path)
+    content = bytearray(directory.database.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    directory.database.write_bytes(content)
+
+    found = audit(tmp_path)
+
+    assert found.corrupt >= 1 and not found.ok
+
+
+# Export.
+
+
+async def test_exchanges_are_exported_with_their_media_a_line_each(tmp_path: Path) -> None:
+    await recorded_run(tmp_path)
+
+    first, second = lines(tmp_path, "exchanges")
+
+    assert (first["instance"], first["number"], second["parent"], second["keep"]) == ("=cmd()", 1, 1, 1)
+    assert first["append"] == [{"role": "user", "content": IMAGE}]
+    assert first["usage"] == {"requests": 1, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 2}
+    assert (second["head"], second["reply"]) == (None, {"id": "r"})
+
+
+async def test_rows_are_exported_flat(tmp_path: Path) -> None:
+    await recorded_run(tmp_path)
+
+    [outcome] = lines(tmp_path, "outcomes")
+    [attempt] = lines(tmp_path, "attempts")
+
+    assert (outcome["instance"], outcome["kind"], outcome["output_tokens"]) == ("=cmd()", "passed", 0)
+    assert (attempt["kind"], attempt["passed"], attempt["where"], attempt["exchanges"]) == (
+        "passed",
+        True,
+        None,
+        2,
+    )
+
+
+@pytest.mark.parametrize("what", ["outcomes", "attempts"])
+async def test_a_spreadsheet_runs_nothing_of_what_is_exported(tmp_path: Path, what: str) -> None:
+    await recorded_run(tmp_path)
+    out = io.BytesIO()
+
+    export(tmp_path, what, "csv", out)
+
+    [row] = csv.DictReader(io.StringIO(out.getvalue().decode()))
+    assert row["instance"] == "'=cmd()"
+    assert row["kind"] == "passed"
+
+
+@pytest.mark.parametrize(("what", "form"), [("exchanges", "csv"), ("results", "jsonl"), ("outcomes", "xml")])
+async def test_an_export_that_cannot_be_is_refused(tmp_path: Path, what: str, form: str) -> None:
+    await recorded_run(tmp_path)
+
+    with pytest.raises(BadInput):
+        export(tmp_path, what, form, io.BytesIO())
+
+
+async def test_export_and_audit_hold_one_exchange_at_a_time(tmp_path: Path) -> None:
+    directory = new_run(tmp_path)
+    size = 1 << 20
+    async with Ledger(directory) as ledger:
+        await ledger.plan([planned("big")])
+        for id_ in range(1, 5):
+            await ledger.begin(Attempt(id=id_, instance=1, sample=0, number=id_))
+            log = AttemptLog(directory, id_)
+            for number in range(1, 11):
+                log.append(exchange(number, [b'"%s"' % base64.b64encode(os.urandom(size * 3 // 4))]))
+            log.close()
+            await ledger.settle(passed(id_, ledger.token, exchanges=10))
+        await ledger.close_sample(Outcome(instance=1, sample=0, attempt=1, kind="passed", score=1.0))
+
+    tracemalloc.start()
+    with (tmp_path / "out").open("wb") as out:
+        export(tmp_path, "exchanges", "jsonl", out)
+    assert audit(tmp_path).ok
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (tmp_path / "out").stat().st_size > 40 * size
+    assert peak < 8 * size

@@ -1,0 +1,204 @@
+"""What a command in bubblewrap can see, write and reach."""
+
+import asyncio
+import os
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from holdwater.core.config import Network
+from holdwater.core.records import Limits, MiB
+from holdwater.sandbox.probe import findings, probe
+from holdwater.sandbox.process import ProcessSandboxes
+
+pytestmark = pytest.mark.skipif(
+    not probe().works and os.environ.get("CI") != "true",
+    reason=f"bubblewrap does not work here: {probe().why_not}",
+)
+
+
+@pytest.fixture
+def short(tmp_path):
+    """A directory outside /tmp, which every sandbox has of its own, and short enough for a socket's path."""
+    place = Path("/var/lib" if os.geteuid() == 0 else Path.home(), f"holdwater-test-{os.getpid()}")
+    place.mkdir()
+    yield place
+    shutil.rmtree(place)
+
+
+def opened(scratch: Path, network: Network = Network.GATEWAY, hide: tuple[Path, ...] = (), gateway=None):
+    return ProcessSandboxes(scratch, "run", network, hide, probe()).open(1, Limits(memory=512 * MiB), gateway)
+
+
+async def test_the_host_cannot_be_written(tmp_path, short):
+    async with opened(short / "scratch") as box:
+        result = await box.run(f"touch {short}/x /x /etc/x /run/x /dev/shm/ok; touch /tmp/private")
+
+        assert result.stderr.count("Read-only file system") == 4
+    assert not Path("/tmp/private").exists()
+
+
+async def test_the_hosts_processes_cannot_be_seen(short):
+    async with opened(short / "scratch") as box:
+        result = await box.run("cat /proc/[0-9]*/comm | sort -u")
+
+    assert set(result.stdout.split()) <= {"bwrap", "bash", "cat", "sort"}
+
+
+async def test_the_hosts_environment_cannot_be_seen(short, monkeypatch):
+    monkeypatch.setenv("SECRET_KEY", "hunter2")
+
+    async with opened(short / "scratch") as box:
+        result = await box.run("cat /proc/[0-9]*/environ")
+
+    assert "HOLDWATER_RUN=run" in result.stdout and "hunter2" not in result.stdout
+
+
+async def test_it_has_no_capabilities(short):
+    async with opened(short / "scratch") as box:
+        result = await box.run("grep -E 'Cap(Eff|Prm|Bnd|Amb|Inh)' /proc/self/status; mount -o remount,rw /")
+
+    held = {line.split()[1] for line in result.stdout.splitlines() if "CapBnd" not in line}
+    assert held == {"0" * 16}
+    assert not result.ok
+
+
+async def test_other_sandboxes_the_run_and_hidden_places_cannot_be_seen(short):
+    run, secret, file = short / "run", short / "secret", short / "key"
+    for directory in (run / "scratch/2/work", secret):
+        directory.mkdir(parents=True)
+    (run / "ledger.db").write_text("truth")
+    (secret / "key").write_text("hunter2")
+    file.write_text("hunter2")
+
+    async with opened(run / "scratch", hide=(run, secret, file)) as box:
+        result = await box.run(
+            f"find {short} -type f -size +0; ls {run} {run}/scratch {secret}; cat {file}; touch {run}/x"
+        )
+        await box.write("mine", "x")
+        mine = await box.run("cat mine")
+
+    assert "hunter2" not in result.stdout and "ledger" not in result.stdout
+    assert result.stdout.split() == [f"{run}:", "scratch", f"{run}/scratch:", "1", f"{secret}:"]
+    assert "Read-only file system" in result.stderr
+    assert mine.stdout == "x"
+
+
+async def test_the_loopback_of_the_host_cannot_be_reached(short):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        knock = [
+            "python3",
+            "-c",
+            f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}))",
+        ]
+
+        outcomes = {}
+        for network in Network:
+            async with opened(short / "scratch", network) as box:
+                outcomes[network] = (await box.run(knock)).ok
+
+    assert outcomes == {Network.GATEWAY: False, Network.NONE: False, Network.HOST: True}
+
+
+@asynccontextmanager
+async def gateway(path: Path, answer):
+    server = await asyncio.start_unix_server(answer, path)
+    async with server:
+        yield path
+
+
+async def echo_http(reader, writer):
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    body = await reader.readexactly(length)
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (len(body) + 3)
+        + b"me "
+        + body
+    )
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def echo_until_half_close(reader, writer):
+    while chunk := await reader.read(65536):
+        writer.write(chunk)
+        await writer.drain()
+    writer.write(b"end")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_the_gateway_is_reached_by_http_through_its_socket(short):
+    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe())
+    url = boxes.gateway_url("http://127.0.0.1:9999/v1")
+    post = f"import urllib.request as u; print(u.urlopen('{url}/chat', data=b'hello').read().decode())"
+
+    async with gateway(short / "gw.sock", echo_http) as path, boxes.open(1, Limits(), path) as box:
+        result = await box.run(["python3", "-c", post], timeout=20)
+
+    assert url == "http://127.0.0.1:4141/v1"
+    assert (result.stdout, result.stderr) == ("me hello\n", "")
+
+
+async def test_many_connections_at_once_with_large_bodies_and_half_closes(short):
+    client = """
+import socket, threading
+def talk(i):
+    with socket.create_connection(("127.0.0.1", 4141)) as s:
+        def send():
+            for _ in range(16): s.sendall(bytes([i]) * 65536)
+            s.shutdown(socket.SHUT_WR)
+        t = threading.Thread(target=send); t.start()
+        got = b"".join(iter(lambda: s.recv(65536), b""))
+        t.join()
+        assert got == bytes([i]) * 65536 * 16 + b"end", len(got)
+        done.append(i)
+done = []
+threads = [threading.Thread(target=talk, args=(i,)) for i in range(40)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(len(done))
+"""
+    async with (
+        gateway(short / "gw.sock", echo_until_half_close) as path,
+        opened(short / "scratch", gateway=path) as box,
+    ):
+        result = await box.run(["python3", "-c", client], timeout=60)
+
+    assert (result.stdout, result.stderr) == ("40\n", "")
+
+
+async def test_behind_the_forwarder_a_command_is_itself(short):
+    """Its status, signals and children are its own; a gateway that is gone is a closed connection."""
+    async with opened(short / "scratch", gateway=make_socket(short / "gone.sock")) as box:
+        status = await box.run("exit 7")
+        children = await box.run("cat /proc/$$/task/$$/children; echo; yes | head -n 1")
+        signalled = await box.run("kill -9 $$")
+        knock = await box.run("exec 3<>/dev/tcp/127.0.0.1/4141; cat <&3; echo closed", timeout=10)
+        slow = await box.run("trap 'exit 5' TERM; while :; do sleep 0.1; done", timeout=0.5)
+
+    assert status.exit_code == 7
+    assert len(children.stdout.splitlines()[0].split()) == 1  # `cat` alone
+    assert children.stdout.endswith("y\n") and children.stderr == ""
+    assert signalled.exit_code == 137
+    assert knock.stdout == "closed\n"
+    assert (slow.timed_out, slow.exit_code) == (True, 5)
+
+
+def make_socket(path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    return path
+
+
+def test_the_doctor_says_what_is_weaker_without_it():
+    with_it, without = findings(probe()), findings(type(probe())(why_not="it is not installed"))
+
+    assert with_it[0].note == "" and "works" in with_it[0].value
+    assert "not installed" in without[0].value and "install" in without[0].note
+    assert "`none` is refused" in without[1].note
+    assert "memory limit holds for each process" in without[2].note
