@@ -46,7 +46,8 @@ class Log:
 
     def append(self, exchange: Exchange) -> None:
         self._before(exchange)
-        self.exchanges.append(msgspec.msgpack.decode(msgspec.msgpack.encode(exchange), type=Exchange))
+        msgspec.json.decode(msgspec.json.encode(exchange))  # it can be written and read
+        self.exchanges.append(exchange)
 
     def blob(self, content: bytes) -> str:
         digest = blake3(content).hexdigest()
@@ -78,7 +79,7 @@ class Scene:
         self.client = ChatClient(http, gateway.url, gateway.url, session.key, MODEL)
 
     def post(self, request: Any, key: str | None = None, **options: Any) -> Any:
-        body = request if isinstance(request, bytes) else msgspec.json.encode(request)
+        body = msgspec.json.encode(request) if isinstance(request, dict) else request
         headers = {"Authorization": f"Bearer {key or self.session.key}", **options.pop("headers", {})}
         return self.http.post(f"{self.gateway.url}/chat/completions", data=body, headers=headers, **options)
 

@@ -111,7 +111,11 @@ async def arun(
 
 
 def resume(
-    path: str | Path, *, suite: Suite | None = None, agent: Agent | Act | None = None, accept_changes: bool = False
+    path: str | Path,
+    *,
+    suite: Suite | None = None,
+    agent: Agent | Act | None = None,
+    accept_changes: bool = False,
 ) -> Summary:
     """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
     return _wait(aresume(path, suite=suite, agent=agent, accept_changes=accept_changes))
@@ -130,9 +134,7 @@ async def aresume(
     config = directory.read_config()
     given = _given(suite or load_suite(config.suite), _agent(agent or config.agent), around or {})
     importable = suite is None and agent is None
-    given = msgspec.structs.replace(
-        given, resumed=True, accept_changes=accept_changes, importable=importable
-    )
+    given = msgspec.structs.replace(given, resumed=True, accept_changes=accept_changes, importable=importable)
     return await _conduct(directory, config, given, around or {})
 
 

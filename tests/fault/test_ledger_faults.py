@@ -204,6 +204,14 @@ def test_a_full_disk_while_a_run_is_created_leaves_what_can_be_created_again(sma
     assert new_run(small_disk / "run").read_config().id == "run-1"
 
 
+async def test_a_run_on_a_read_only_disk_can_be_audited(small_disk: Path) -> None:
+    async with Ledger(new_run(small_disk / "run")) as ledger:
+        await settle_all(ledger, ["one"])
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    assert audit(small_disk / "run").ok
+
+
 def test_what_a_killed_writer_left_beside_the_blobs_is_swept(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path)
     name = blobs.put(b"kept")

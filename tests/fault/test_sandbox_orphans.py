@@ -21,10 +21,11 @@ from holdwater.sandbox.probe import Machine, probe
 from holdwater.sandbox.process import ProcessSandboxes
 
 async def main(scratch, run, kind):
+    hiding = "env -i sleep 1000 &" if probe().cgroup.usable else ""  # found by its group alone
     machine = probe() if kind == "bubblewrap" else Machine(cgroup=probe().cgroup)
     boxes = ProcessSandboxes(Path(scratch), run, Network.GATEWAY, machine=machine)
     async with boxes.open(7, Limits(), None) as box:
-        await box.run("env -i sleep 1000 & setsid sleep 1000 & touch started; sleep 1000")
+        await box.run(f"{hiding} setsid sleep 1000 & touch started; sleep 1000")
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -89,7 +90,7 @@ def test_the_sweep_ends_the_orphans_of_its_run_and_of_no_other(start):
 
     swept = sweep(mine, scratch)
 
-    assert swept.processes >= 3 and swept.directories == 1
+    assert swept.processes >= (3 if probe().cgroup.usable else 2) and swept.directories == 1
     assert alive(mine) == [] and in_groups(mine) == set()
     assert cgroup.left_by(mine) == []
     assert alive(other) == others

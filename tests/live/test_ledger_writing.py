@@ -86,7 +86,7 @@ async def test_a_duplicate_id_names_both_places_and_keeps_what_came_before(tmp_p
     async with Ledger(new_run(tmp_path)) as ledger:
         items = [planned("a", place="s.jsonl:1"), planned("b"), planned("a", place="s.jsonl:3"), planned("c")]
 
-        with pytest.raises(BadInput, match="duplicate id `a`: first in s.jsonl:1, again in s.jsonl:3"):
+        with pytest.raises(BadInput, match=r"duplicate id `a`: first in s\.jsonl:1, again in s\.jsonl:3"):
             await ledger.plan(items)
 
         assert await ledger.known("b") is not None
@@ -104,6 +104,19 @@ async def test_a_cancelled_caller_leaves_its_operation_whole(tmp_path: Path) -> 
 
         assert await ledger.unsettled() == []
         assert await ledger.settle(passed(attempt, ledger.token)) is False
+
+
+async def test_leaving_commits_what_waits_and_then_refuses(tmp_path: Path) -> None:
+    directory = new_run(tmp_path)
+    async with Ledger(directory) as ledger:
+        waiting = asyncio.ensure_future(ledger.note("last"))
+        await asyncio.sleep(0)
+    await waiting
+
+    with pytest.raises(LedgerFailed, match="closed"):
+        await ledger.note("late")
+    with Reader(directory) as reader:
+        assert [event.kind for event in reader.events()] == ["last"]
 
 
 async def test_more_callers_than_the_queue_holds_all_get_through(tmp_path: Path) -> None:

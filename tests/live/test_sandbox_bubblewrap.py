@@ -37,7 +37,7 @@ async def test_the_host_cannot_be_written(tmp_path, short):
     async with opened(short / "scratch") as box:
         result = await box.run(f"touch {short}/x /x /etc/x /run/x /dev/shm/ok; touch /tmp/private")
 
-        assert result.stderr.count("Read-only file system") == 4
+        assert result.stderr.count("cannot touch") == 4
     assert not Path("/tmp/private").exists()
 
 

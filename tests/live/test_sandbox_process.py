@@ -224,6 +224,12 @@ async def test_a_program_that_was_written_into_the_sandbox_runs(box):
     assert (await box.run([f"{tmp}/tool"])).stdout == "mine\n"
 
 
+@pytest.mark.parametrize("line", ["echo \0", "echo \ud800"])
+async def test_a_line_that_no_process_can_be_given_is_refused(box, line):
+    with pytest.raises(SandboxFailed, match="cannot start"):
+        await box.run(line)
+
+
 async def test_a_line_longer_than_an_argument_can_be(box):
     result = await box.run("cat > out <<'END'\n" + "x" * 300_000 + "\nEND\nwc -c < out")
 

@@ -1,5 +1,6 @@
 """A stream, however it is cut, gives the client its events and the record the reply."""
 
+import itertools
 import json
 
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ def events_of(reply):
 
 def pieces_of(data, cuts):
     bounds = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def assembled(data, cuts=(), wants_usage=False):
@@ -34,7 +35,8 @@ def assembled(data, cuts=(), wants_usage=False):
         text=st.text(max_size=60),
         reasoning=st.text(max_size=20),
         tool_calls=st.lists(
-            st.fixed_dictionaries({"name": st.just("bash"), "arguments": st.just({"command": "ls\n"})}), max_size=3
+            st.fixed_dictionaries({"name": st.just("bash"), "arguments": st.just({"command": "ls\n"})}),
+            max_size=3,
         ),
     ),
     st.lists(st.integers(0, 4000), max_size=20),

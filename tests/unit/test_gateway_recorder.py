@@ -10,12 +10,12 @@ from blake3 import blake3
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
+from tests.gateway_scene import rebuilt
 
 from holdwater.core.records import Exchange
 from holdwater.gateway import media
 from holdwater.gateway.recorder import TIPS, Malformed, Recorder
 from holdwater.ledger.media import resolve
-from tests.gateway_scene import rebuilt
 
 IMAGE = "data:image/png;base64," + base64.b64encode(random.Random(7).randbytes(4500)).decode()
 BLOBS: dict[str, bytes] = {}
@@ -56,7 +56,9 @@ edits = st.one_of(
     st.tuples(st.just("edit"), messages),
     st.tuples(st.just("branch"), st.integers(0, 9)),
 )
-layouts = st.tuples(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]), st.booleans(), st.booleans())
+layouts = st.tuples(
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]), st.booleans(), st.booleans()
+)
 
 
 def conversation(steps):

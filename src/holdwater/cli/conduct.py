@@ -1,4 +1,4 @@
-"""What `run`, `resume` and `regrade` share: a claimed console, the live display, the closing page, the status."""
+"""What `run`, `resume` and `regrade` share: a claimed console, the live display, the closing page."""
 
 from __future__ import annotations
 

@@ -281,4 +281,4 @@ def whole(value: Any) -> Any:
         return {key: whole(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [whole(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value

@@ -30,31 +30,63 @@ def _in(group: Group, text: str) -> Any:
 class Flags:
     """Every flag can stand in a TOML file too, under its own name."""
 
-    agent: Annotated[str | None, _in(CHOOSING, "`bash`, `oracle`, `nop`, `command`, `path.py:name` or a plug-in")] = None
-    command: Annotated[str | None, _in(CHOOSING, "With `--agent command`: the program, with placeholders such as `{instruction}`")] = None
-    model: Annotated[str | None, _in(CHOOSING, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` say where it is")] = None
+    agent: Annotated[
+        str | None, _in(CHOOSING, "`bash`, `oracle`, `nop`, `command`, `path.py:name` or a plug-in")
+    ] = None
+    command: Annotated[
+        str | None,
+        _in(CHOOSING, "With `--agent command`: the program, with placeholders such as `{instruction}`"),
+    ] = None
+    model: Annotated[
+        str | None, _in(CHOOSING, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` say where it is")
+    ] = None
     base_url: Annotated[str | None, _in(CHOOSING, "The model's server, in place of `OPENAI_BASE_URL`")] = None
-    only: Annotated[list[str] | None, _in(CHOOSING, "Only instances whose id matches this pattern; may be repeated")] = None
+    only: Annotated[
+        list[str] | None, _in(CHOOSING, "Only instances whose id matches this pattern; may be repeated")
+    ] = None
     limit: Annotated[int | None, _in(CHOOSING, "Only the first so many instances")] = None
     shard: Annotated[str | None, _in(CHOOSING, "Only part i of n: `1/4`")] = None
-    attempts: Annotated[int | None, _in(TRYING, "Goes at an instance until the critic is satisfied (1)")] = None
-    critic: Annotated[str | None, _in(TRYING, "`grade`: it passed (default); `finished`: it ended without a failure")] = None
+    attempts: Annotated[int | None, _in(TRYING, "Goes at an instance until the critic is satisfied (1)")] = (
+        None
+    )
+    critic: Annotated[
+        str | None, _in(TRYING, "`grade`: it passed (default); `finished`: it ended without a failure")
+    ] = None
     retries: Annotated[int | None, _in(TRYING, "Further tries after an infrastructure failure (2)")] = None
     samples: Annotated[int | None, _in(TRYING, "Independent samples of each instance, for pass@k (1)")] = None
     timeout: Annotated[float | None, _in(LIMITS, "For acting, from when the agent starts (3600)")] = None
-    working_time: Annotated[float | None, _in(LIMITS, "For acting, without the time spent waiting for a rate limit")] = None
+    working_time: Annotated[
+        float | None, _in(LIMITS, "For acting, without the time spent waiting for a rate limit")
+    ] = None
     setup_timeout: Annotated[float | None, _in(LIMITS, "For set-up (300)")] = None
     grade_timeout: Annotated[float | None, _in(LIMITS, "For grading (600)")] = None
-    sandbox_memory: Annotated[str | None, _in(LIMITS, "For each sandbox; a retry after hitting it gets twice as much")] = None
-    memory: Annotated[str | None, _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise")] = None
+    sandbox_memory: Annotated[
+        str | None, _in(LIMITS, "For each sandbox; a retry after hitting it gets twice as much")
+    ] = None
+    memory: Annotated[
+        str | None,
+        _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise"),
+    ] = None
     worker_memory: Annotated[str | None, _in(LIMITS, "A worker above this is replaced (1GiB)")] = None
     concurrency: Annotated[int | None, _in(MACHINE, "Attempts at once (8)")] = None
-    workers: Annotated[int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")] = None
-    network: Annotated[str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `host`")] = None
-    scratch: Annotated[str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")] = None
-    grace: Annotated[float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")] = None
-    recycle_after: Annotated[int | None, _in(MACHINE, "Attempts after which a worker is replaced (5000)")] = None
-    suite_timeout: Annotated[float | None, _in(MACHINE, "Seconds without an instance after which a suite counts as hung (600)")] = None
+    workers: Annotated[
+        int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")
+    ] = None
+    network: Annotated[
+        str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `host`")
+    ] = None
+    scratch: Annotated[
+        str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")
+    ] = None
+    grace: Annotated[
+        float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")
+    ] = None
+    recycle_after: Annotated[int | None, _in(MACHINE, "Attempts after which a worker is replaced (5000)")] = (
+        None
+    )
+    suite_timeout: Annotated[
+        float | None, _in(MACHINE, "Seconds without an instance after which a suite counts as hung (600)")
+    ] = None
     backoff: Annotated[float | None, _in(MACHINE, "Seconds before the first retry; doubles (1)")] = None
 
 
@@ -111,7 +143,9 @@ def _agent(agent: str | None, command: str | None) -> str | None:
 
     if command is None:
         if agent == "command":
-            raise BadInput("`--agent command` needs `--command`", "for example `--command 'mytool {instruction}'`")
+            raise BadInput(
+                "`--agent command` needs `--command`", "for example `--command 'mytool {instruction}'`"
+            )
         return agent
     if agent not in (None, "command"):
         raise BadInput(f"`--command` goes with `--agent command`, not with `{agent}`")
@@ -135,17 +169,19 @@ def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
 
     first, total = uvloop.run(look())
     if json:
-        console.data({"directory": prepared.path, "config": prepared.config, "instances": total, "first": first})
+        console.data(
+            {"directory": prepared.path, "config": prepared.config, "instances": total, "first": first}
+        )
         return 0
-    config = prepared.config
+    config, limits = prepared.config, prepared.config.limits
     lines = [
         f"would run suite `{config.suite}` with agent `{config.agent}` on model `{config.model or 'none'}`",
         f"instances: {'not known before it runs' if total is None else total}, "
         f"samples {config.samples}, attempts {config.attempts}, retries {config.retries}",
         f"first: {', '.join(first)}{', ...' if len(first) == 10 else ''}",
         f"at once: {config.concurrency} attempts in {config.workers} workers",
-        f"limits: set-up {config.limits.setup:g} s, acting {config.limits.acting:g} s, grading {config.limits.grading:g} s",
+        f"limits: set-up {limits.setup:g} s, acting {limits.acting:g} s, grading {limits.grading:g} s",
         f"directory: {prepared.path}",
     ]
-    console.say("\n".join(lines))
+    console.page("\n".join(lines))
     return 0

@@ -40,7 +40,10 @@ class Sandbox(Protocol):
 
 
 class Keeper(Protocol):
-    """What rollout needs of a sandbox beside what agents see: to keep its work and to put it back."""
+    """What rollout needs of a sandbox beside what agents see: to fill it, keep its work and put it back."""
+
+    async def furnish(self, directory: Path) -> None:
+        """Copy a directory of this machine into the working directory."""
 
     async def salvage(self, into: Path) -> Salvage | None:
         """Write what changed since `mark` to the file `into`; None when nothing did."""

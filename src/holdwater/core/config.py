@@ -23,7 +23,7 @@ class Critic(StrEnum):
 
 
 class RunConfig(Record, frozen=True):
-    """A run: a suite, an agent, a model, budgets. No secrets: keys are read from the environment each time."""
+    """A run: a suite, an agent, a model, budgets. No secrets: keys come from the environment each time."""
 
     id: str
     suite: str

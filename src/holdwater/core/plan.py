@@ -332,7 +332,8 @@ class Plan:
         if state.exhausted:
             return
         missing = self._window - len(state.open) - state.pulling
-        if missing >= max(1, self._window // 8) or (missing > 0 and not self._ready):
+        starved = not self._ready and not state.pulling
+        if missing >= max(1, self._window // 8) or (missing > 0 and starved):
             state.pulling += missing
             commands.append(Pull(count=missing))
 

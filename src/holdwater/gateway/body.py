@@ -43,9 +43,9 @@ class Admission:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give(size)
-            else:
+            if not turn.cancelled():
+                self.give(size)  # its turn had come
+            elif entry in self._waiting:
                 self._waiting.remove(entry)
                 self._admit()
             raise

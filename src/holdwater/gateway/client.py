@@ -17,7 +17,6 @@ from ..core.errors import ModelFailed
 from .body import Body, Payload
 from .upstreams.retry import error_in
 
-
 UNTIL_DONE = aiohttp.ClientTimeout(total=None)  # the gateway's own limits end a call
 
 

@@ -1,6 +1,7 @@
 """Media inside a message: what is large and base64 goes to the run's blobs, and a reference takes its place.
 
-Works on the message's bytes in one pass, unparsed; no text that looks like a reference is left in them. The way back is in the ledger.
+Works on the message's bytes in one pass, unparsed, and leaves no text in them that looks like a reference.
+The way back is in the ledger's own `media.py`.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # bound: MOST_WAITING, by `_room`
         self._room = asyncio.Semaphore(MOST_WAITING)
         self._failure: LedgerFailed | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._stopped = asyncio.Event()
 
@@ -51,18 +52,26 @@ class Writer:
 
     async def stop(self) -> None:
         """Commit what waits, close the book, end the thread."""
+        self._closed = True
         self._queue.put(None)
-        try:
-            async with asyncio.timeout(STOPPING):
-                await asyncio.shield(self._stopped.wait())
-        except TimeoutError:
-            raise LedgerFailed(f"the disk did not answer for {STOPPING:.0f} s: `{self._path}`") from None
+        cancelled: asyncio.CancelledError | None = None
+        while not self._stopped.is_set():
+            try:
+                async with asyncio.timeout(STOPPING):
+                    await self._stopped.wait()
+            except TimeoutError:
+                raise LedgerFailed(f"the disk did not answer for {STOPPING:.0f} s: `{self._path}`") from None
+            except asyncio.CancelledError as e:
+                cancelled = e  # what was acknowledged is safe; what waits is committed before anyone leaves
+        if cancelled is not None:
+            raise cancelled
 
     async def do(self, work: Callable[..., T], *args: Any) -> T:
         """Have it done in the next transaction; returns when that is committed."""
-        if self._failure is not None:
-            raise again(self._failure)
         await self._room.acquire()
+        if self._failure is not None or self._closed:
+            self._room.release()
+            raise again(self._failure or LedgerFailed("the ledger is closed"))
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((work, args, future))
         return await future
@@ -82,8 +91,10 @@ class Writer:
             batch, going = self._take()
             if batch:
                 self._tell(self._answer, self._commit(batch))
-        self._book.close()
-        self._tell(self._stopped.set)
+        try:
+            self._book.close()
+        finally:
+            self._tell(self._stopped.set)
 
     def _take(self) -> tuple[list[Work], bool]:
         """Wait for work, then take all there is, to a bound; False when it was the last."""
@@ -108,9 +119,11 @@ class Writer:
             self._book.commit()
             return answers
         except sqlite3.Error as e:
-            self._failure = self._failure or _as_failed(self._path, e)
+            self._failure = _as_failed(self._path, e)
         except LedgerFailed as e:
             self._failure = e
+        except Exception as e:  # boundary: a thread that died would leave its callers waiting  # noqa: BLE001
+            self._failure = LedgerFailed(f"cannot write the ledger: `{self._path}`: {e!r}")
         self._book.rollback()
         return [(future, None, again(self._failure)) for _, _, future in batch]
 

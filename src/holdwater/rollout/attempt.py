@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -70,13 +69,17 @@ class Place(Protocol):
         """The error that writing to the run directory gives or is about to give."""
 
 
-class Paths(msgspec.Struct, frozen=True):
-    """Where an attempt keeps what it leaves. Nothing is made before it is needed."""
+class Paths(Protocol):
+    """Where an attempt keeps what it leaves."""
 
-    log: Path
-    output: Path
-    salvage: Path
-    salvaged: Callable[[int], Path]  # of another attempt
+    def log(self) -> Path:
+        """What the agent and the suite log and print."""
+
+    def output(self) -> Path:
+        """What its commands print."""
+
+    def salvage(self, attempt: int) -> Path:
+        """The work that an attempt left, this one or an earlier one."""
 
 
 class Life:
@@ -175,6 +178,8 @@ async def live(life: Life, place: Place) -> Verdict:
                     await work.judge()
                 work.end()
                 life.phase = Phase.CLOSING
+        for left in getattr(work.sandbox, "leftovers", ()):
+            life.note("sandbox.leftover", left)
         if log.count:
             await life.threads.call(log.sync)
         if (error := sink.error or place.full()) is not None:
@@ -208,7 +213,7 @@ class _Work:
         opening = place.sandboxes.open(attempt.id, self.limits, place.gateway)
         self.sandbox = await life.scope.open("sandbox", opening)
         self.session = await life.scope.open("gateway session", place.session(attempt.id, self.log))
-        self.view = SandboxView(self.sandbox, lambda: self.paths.output)
+        self.view = SandboxView(self.sandbox, self.paths.output)
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)
         await self.sandbox.mark()
@@ -217,7 +222,7 @@ class _Work:
     async def _furnish(self, instance: Instance, sandbox: SandboxView) -> None:
         """Put into the sandbox what the instance comes with."""
         if instance.directory is not None:
-            await self.life.threads.call(_copy_tree, instance.directory, sandbox.workdir)
+            await self.sandbox.furnish(Path(instance.directory))
         for path, content in instance.files.items():
             await sandbox.write(path, content)
         if instance.setup is not None:
@@ -243,7 +248,7 @@ class _Work:
             answer = await self._call(self.place.agent.act, self.life.instance, self.view, self.model)
             self.life.answer = answer
             return
-        if (source := self.paths.salvaged(earlier)).exists():
+        if (source := self.paths.salvage(earlier)).exists():
             await self.sandbox.restore(source)
         if self.life.job.answer is not None:
             self.life.answer = msgspec.json.decode(self.life.job.answer)
@@ -252,7 +257,7 @@ class _Work:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
 
         async def salvage() -> None:
-            self.life.salvage = await self.sandbox.salvage(self.paths.salvage)
+            self.life.salvage = await self.sandbox.salvage(self.paths.salvage(self.life.job.attempt.id))
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: SALVAGE_SECONDS, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
@@ -274,7 +279,9 @@ class _Work:
     async def _grade(self) -> None:
         grade = self.place.suite.grade
         if grade is None:
-            raise GradeFailed(f"suite `{self.place.suite.name}` has no grade function", kind="missing", again=False)
+            raise GradeFailed(
+                f"suite `{self.place.suite.name}` has no grade function", kind="missing", again=False
+            )
         result = await self._call(grade, self.life.instance, self.view, self.life.answer)
         self.life.grade = as_grade(result)
 
@@ -296,7 +303,9 @@ def as_grade(result: GradeResult) -> Grade:
             return Grade(passed=result, score=float(result))
         case int() | float() if result == result:
             return Grade(passed=result >= 1, score=float(result))
-    raise GradeFailed(f"the grade function returned {result!r}: expected bool, number or `Grade`", kind="type")
+    raise GradeFailed(
+        f"the grade function returned {result!r}: expected bool, number or `Grade`", kind="type"
+    )
 
 
 def _worth_grading(failure: Failure | None) -> bool:
@@ -338,14 +347,12 @@ async def _limit(allowed: Callable[[], float], phase: Phase) -> AsyncIterator[No
         raise LimitReached(f"{phase} took longer than {allowed():g} s") from error
 
 
-def _copy_tree(source: str, target: str) -> None:
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-
-
 def disk_full(error: OSError) -> RunFailed:
     """A failed write is the run's failure, never an agent's."""
     return RunFailed(
-        f"the run directory cannot be written: {error.strerror}", "make space, then `holdwater resume`", kind="disk"
+        f"the run directory cannot be written: {error.strerror}",
+        "make space, then `holdwater resume`",
+        kind="disk",
     )
 
 

@@ -137,14 +137,7 @@ class Host:
     # The surroundings of an attempt (`attempt.Place`).
 
     def paths(self, attempt: int, name: str) -> Paths:
-        stem = f"{attempt:06d}-{slug(name)}"
-        artifacts = self._directory.artifacts
-        return Paths(
-            log=self._directory.logs / f"{stem}.log",
-            output=self._directory.logs / f"{stem}.out",
-            salvage=artifacts / f"{attempt:06d}.tar.zst",
-            salvaged=lambda earlier: artifacts / f"{earlier:06d}.tar.zst",
-        )
+        return _Paths(self._directory, attempt, name)
 
     def exchanges(self, attempt: int) -> Log:
         return AttemptLog(self._directory, attempt)
@@ -164,6 +157,28 @@ class Host:
         if space.f_bavail * space.f_frsize >= FULL:
             return None
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Paths:
+    """Paths are put together when they are asked for: most attempts of a quiet agent leave nothing."""
+
+    def __init__(self, directory: RunDirectory, attempt: int, name: str) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._name = name
+
+    def log(self) -> Path:
+        return self._directory.logs / f"{self._stem}.log"
+
+    def output(self) -> Path:
+        return self._directory.logs / f"{self._stem}.out"
+
+    def salvage(self, attempt: int) -> Path:
+        return self._directory.artifacts / f"{attempt:06d}.tar.zst"
+
+    @property
+    def _stem(self) -> str:
+        return f"{self._attempt:06d}-{slug(self._name)}"
 
 
 def socket_prefix(run: str) -> str:

@@ -23,8 +23,8 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 class Sink:
     """An attempt's log file, made when the first line arrives."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Callable[[], Path]) -> None:
+        self._path = path
         self._file: io.FileIO | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -41,7 +41,7 @@ class Sink:
                 data = b"\n[the log ends here: it is longer than is kept]\n"
             try:
                 if self._file is None:
-                    self._file = self.path.open("ab", buffering=0)
+                    self._file = self._path().open("ab", buffering=0)
                 self._file.write(data)
             except OSError as error:
                 self.error = error
@@ -58,7 +58,7 @@ _sink: contextvars.ContextVar[Sink | None] = contextvars.ContextVar("holdwater_a
 
 
 @contextmanager
-def attempt_log(path: Path) -> Iterator[Sink]:
+def attempt_log(path: Callable[[], Path]) -> Iterator[Sink]:
     """What this context and its threads say goes to the file at `path` until the block ends."""
     sink = Sink(path)
     token = _sink.set(sink)

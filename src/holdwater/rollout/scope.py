@@ -25,7 +25,9 @@ class Scope:
     def __init__(self, note: Note, close_seconds: float = CLOSE_SECONDS) -> None:
         self._note = note
         self._close_seconds = close_seconds
-        self._entered: list[tuple[str, AbstractAsyncContextManager[Any]]] = []  # bound: what `open` is called for
+        self._entered: list[
+            tuple[str, AbstractAsyncContextManager[Any]]
+        ] = []  # bound: what `open` is called for
         self.stuck = 0  # closes that are still running
 
     async def open(self, name: str, manager: AbstractAsyncContextManager[T]) -> T:

@@ -1,6 +1,6 @@
 """The process that hosts attempts: `python -m holdwater.rollout.worker FD PID`, started by `run/local.py`.
 
-It says that it is alive each second, dies with its conductor, and exits when told to, whatever still hangs in it.
+It says that it is alive each second, dies with its conductor, and exits when told to, whatever hangs in it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs: the conductor's side. `execute.py` is the way in; `scheduler.py` carries out what the planner decides."""
+"""The conductor's side of a run. `execute.py` is the way in; `scheduler.py` does what the planner decides."""

@@ -23,7 +23,13 @@ from ..version import __version__
 
 SCRIPTED = "scripted"
 OPENAI_URL = "https://api.openai.com/v1"
-PROVIDER_KEYS = {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "GEMINI_API_KEY", "GOOGLE_API_KEY"}
+PROVIDER_KEYS = {
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -34,7 +40,9 @@ class Environment(Record, frozen=True):
     base_url: str | None = None
     path: str = DEFAULT_PATH
     no_color: bool = False
-    inherited: dict[str, str] = {}  # what workers are started with: everything but provider keys
+    inherited: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # what workers are started with: everything but provider keys
 
 
 def environment() -> Environment:
@@ -61,7 +69,7 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
 
 
 def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str, Any]) -> RunConfig:
-    """The run's configuration: what the user said, what the suite suggests, and our defaults, in that order."""
+    """The run's configuration: what the user said, what the suite suggests, our defaults, in that order."""
     suggested = suite.defaults
     said = {name: value for name, value in options.items() if value is not None}
     said.setdefault("attempts", suggested.attempts or 1)

@@ -13,7 +13,9 @@ LONGEST = 30.0  # seconds that one turn of a duty may take
 class Duty:
     """Something that is done again and again while a run lasts."""
 
-    def __init__(self, name: str, every: float, work: Callable[[], Awaitable[None]], longest: float = LONGEST):
+    def __init__(
+        self, name: str, every: float, work: Callable[[], Awaitable[None]], longest: float = LONGEST
+    ):
         self.name = name
         self._every = every
         self._work = work

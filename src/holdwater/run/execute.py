@@ -189,7 +189,9 @@ def _signals(scheduler: Scheduler, ours: bool) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _end(ledger: Ledger, directory: RunDirectory, config: RunConfig, error: HoldwaterError | None) -> None:
+async def _end(
+    ledger: Ledger, directory: RunDirectory, config: RunConfig, error: HoldwaterError | None
+) -> None:
     """Settle what is left over, and write down how it ended."""
     await recover(ledger, directory)
     if error is None:

@@ -43,7 +43,9 @@ class RunFeed:
         self._ledger = ledger
         self._source = source
         self._resumed = resumed
-        self._standing: AsyncIterator[Standing] | None = ledger.open_samples(config.samples) if resumed else None
+        self._standing: AsyncIterator[Standing] | None = (
+            ledger.open_samples(config.samples) if resumed else None
+        )
         self._refused: HoldwaterError | None = None
 
     @property

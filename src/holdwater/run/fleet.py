@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from ..core.records import Record
 from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
 
@@ -22,7 +24,7 @@ class Census(Record, frozen=True):
     draining: int = 0
     pids: tuple[int, ...] = ()
     lag: float = 0.0
-    phases: dict[str, int] = {}
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Fleet(Protocol):
@@ -35,6 +37,6 @@ class Fleet(Protocol):
         """End the attempt with the verdict `interrupted`."""
 
     def give_up(self, attempt: int) -> str:
-        """Stop waiting for an attempt that overran all its limits; where it hangs. Its worker takes no more."""
+        """Stop waiting for an attempt that overran its limits; where it hangs. Its worker takes no more."""
 
     def census(self) -> Census: ...

@@ -58,7 +58,11 @@ class WorkerProcess:
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-                env={**env, **ALLOCATOR, "HOLDWATER_RUN": welcome.config.id},  # the mark that a sweep looks for
+                env={
+                    **env,
+                    **ALLOCATOR,
+                    "HOLDWATER_RUN": welcome.config.id,
+                },  # the mark that a sweep looks for
             )
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
@@ -141,10 +145,7 @@ class WorkerProcess:
         return f"({lives})" if lives else "(no attempt)"
 
     def _obituary(self, status: int) -> str:
-        if status < 0:
-            how = f"killed by {signal.Signals(-status).name}"
-        else:
-            how = f"exited with {status}"
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
         tail = self.log.read_bytes()[-TAIL:].decode("utf-8", "replace").strip() if self.log.exists() else ""
         return f"{how}: {tail}" if tail and status > 0 else how
 

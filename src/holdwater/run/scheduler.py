@@ -67,6 +67,7 @@ class Scheduler:
         self._plan = Plan(Policy.of(config), next_attempt)
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
+        self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self._due: dict[int, float] = {}  # bound: the run's concurrency
         self._begun: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and one pull
@@ -98,7 +99,7 @@ class Scheduler:
             raise self._error
 
     def hear(self, news: News) -> None:
-        """What the fleet reports. After the end it is left to the journals, where the next conductor finds it."""
+        """What the fleet reports. After the end it is left to the journals, where it is found again."""
         if self._over and not isinstance(news, Said):
             return
         match news:
@@ -159,7 +160,8 @@ class Scheduler:
                 self._finished.set()
 
     async def _pull(self, count: int) -> None:
-        opened = await self._feed.take(count)
+        async with self._pulling:
+            opened = await self._feed.take(count)
         for event in opened:
             self._take(event)
         if len(opened) < count:

@@ -103,12 +103,19 @@ class Command:
                 pass_fds=(status,) if self._launch.confined else (),
                 bufsize=0,
             )
-        except OSError as e:
+        except (OSError, ValueError) as e:  # ValueError: a NUL, or what no encoding can write
             os.close(report)
-            raise SandboxFailed(f"cannot start a process: {e.strerror}", kind="spawn") from e
+            raise SandboxFailed(f"cannot start a process: {e}", kind="spawn") from e
         finally:
             os.close(status)
-        self._watch(process, report)
+        try:
+            self._watch(process, report)
+        except OSError as e:  # out of descriptors
+            process.kill()
+            process.wait()
+            for fd in list(self._open):
+                self._close(fd)
+            raise SandboxFailed(f"cannot watch a process: {e}", kind="spawn") from e
         return process
 
     def _watch(self, process: subprocess.Popen[bytes], report: int) -> None:

@@ -173,6 +173,15 @@ class ProcessSandbox:
             else:
                 await self._in_thread(beneath.write, self._work, path, content)
 
+    async def furnish(self, directory: Path) -> None:
+        self._prepare()
+        try:
+            await self._in_thread(
+                lambda: shutil.copytree(directory, self._work, symlinks=True, dirs_exist_ok=True)
+            )
+        except OSError as e:
+            raise SandboxFailed(f"cannot copy `{directory}` into the sandbox: {e}", kind="setup") from e
+
     async def mark(self) -> None:
         if self._made:
             await self._in_thread(changes.mark, self._work, self._manifest)
@@ -267,7 +276,7 @@ class ProcessSandbox:
 
     def _shell_line(self, line: str) -> list[str]:
         shell = self._sandboxes.shell
-        if len(line.encode()) <= LONGEST_LINE:
+        if len(line.encode(errors="replace")) <= LONGEST_LINE:
             return [shell, "-c", line]
         name = f".line-{self._commands}"
         (self._directory / "home" / name).write_text(line)

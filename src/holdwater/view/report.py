@@ -27,9 +27,10 @@ WIDE = 76
 def render_report(summary: Summary, reader: Reader) -> RenderableType:
     """The report of a run, finished or not."""
     seen = survey(reader.outcomes(), summary)
+    rows: list[RenderableType] = [OutcomeTable(seen, reader), Text()] if seen.rows else []
     return Group(
         heading(summary),
-        *([OutcomeTable(seen, reader), Text()] if seen.rows else []),
+        *rows,
         totals(summary, seen),
         *failures(seen, summary),
         Text(),
@@ -86,11 +87,12 @@ def named(row: OutcomeRow, samples: bool) -> str:
 
 
 def what_happened(row: OutcomeRow, reader: Reader) -> str:
-    """The failure, or what the grade says of work that did not pass."""
+    """The failure, or the last line of what the grade says of work that did not pass: tests sum up there."""
     if row.failure or row.kind == "passed":
         return row.failure
     verdict = reader.verdict(row.attempt)
-    return verdict.grade.detail if verdict and verdict.grade else ""
+    detail = verdict.grade.detail.strip() if verdict and verdict.grade else ""
+    return detail.rpartition("\n")[2]
 
 
 def totals(summary: Summary, seen: Survey) -> Table:

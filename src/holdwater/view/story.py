@@ -135,4 +135,4 @@ def grade_facts(grade: Grade) -> Iterator[tuple[str, Text]]:
     metrics = "".join(f", {line(name, 40)} {value:g}" for name, value in grade.metrics.items())
     yield "grade", passed.append(f", score {grade.score:g}{metrics}", "default")
     if grade.detail:
-        yield "detail", Text("\n".join(line(row) for row in grade.detail[:LONGEST_DETAIL].splitlines()))
+        yield "detail", Text("\n".join(line(row) for row in grade.detail[-LONGEST_DETAIL:].splitlines()))

@@ -1,0 +1,251 @@
+"""Memory, CPU and disk of long runs: four kinds of work, ours and, with `--peers`, that of others beside it.
+
+    python benchmarks/flat_memory.py [--quick] [--json] [--peers] [--rows 1,4] [--keep DIRECTORY]
+
+Memory is PSS summed over the conductor and its workers, CPU that of the same. It measures; it asserts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import content
+import msgspec
+import peers
+import table
+import work
+import zstandard
+from gauge import MB, Watch
+from launch import HERE, Launched, holdwater, run, run_arguments, size_of, upstream
+from table import Row, at_most, say
+
+import holdwater as hw
+
+IMAGE = 150_000  # bytes
+PAGE = 4_000_000  # bytes of text in each turn of a large history
+PAGES = 5
+TALK = ("--agent", f"{HERE / 'work.py'}:talk")
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """How many instances each kind of work has."""
+
+    talks: int
+    images: int
+    histories: int
+
+
+FULL = Sizes(talks=433, images=40, histories=433)
+QUICK = Sizes(talks=40, images=4, histories=10)
+
+
+def main() -> None:
+    options = table.options(__doc__ or "")
+    sizes = QUICK if options.quick else FULL
+    chosen = options.rows.split(",") if options.rows else list(ROWS)
+    rows: list[Row] = []
+    with _directory(options.keep) as directory:
+        for number in chosen:
+            rows += ROWS[number](directory, sizes)
+        if options.peers:
+            rows += peers.measured(directory, sizes.images, chosen)
+    table.show(rows, json=options.json)
+
+
+def talks(directory: Path, sizes: Sizes) -> list[Row]:
+    """Row 1: many turns of a little text, the agent in the worker."""
+    count = sizes.talks
+    what = f"{count} x {work.TURNS} turns x 10 KB"
+    say(what)
+    with upstream(work.TURNS, work.REPLIED) as url:
+        ran = run(directory / "talks", directory / "talks.log", TALK, count, url)
+    return [
+        *_ended(what, ran),
+        *_memory(what, ran.watch, 180),
+        at_most(f"{what}: CPU a turn", 1000 * ran.watch.cpu / (count * work.TURNS), 3, "ms"),
+        _slope(what, ran, count),
+        Row(f"{what}: turns a second", round(count * work.TURNS / ran.seconds, 1), "1/s"),
+    ]
+
+
+def images(directory: Path, sizes: Sizes) -> list[Row]:
+    """Row 2: an image in each turn, the agent a command."""
+    count = sizes.images
+    what = f"{count} x {work.TURNS} turns x 150 KB image"
+    say(what)
+    out = directory / "images"
+    with upstream(work.TURNS, work.REPLIED) as url:
+        ran = run(out, directory / "images.log", _talker("images", work.TURNS, IMAGE), count, url)
+    kept = size_of(out / "exchanges") + size_of(out / "blobs")
+    unique = sum(_compressed_images(f"talk-{number}") for number in range(count))
+    return [
+        *_ended(what, ran),
+        *_memory(what, ran.watch, 200),
+        Row(f"{what}: CPU a turn", round(1000 * ran.watch.cpu / (count * work.TURNS), 2), "ms"),
+        Row(f"{what}: disk", round(kept / MB, 1), "MB"),
+        at_most(f"{what}: disk / unique compressed bytes", kept / unique, 1.2, ""),
+    ]
+
+
+def histories(directory: Path, sizes: Sizes) -> list[Row]:
+    """Row 3: large histories, then everything that reads them."""
+    count = sizes.histories
+    what = f"{count} histories of {PAGES * PAGE // MB} MB"
+    say(what)
+    out, log = directory / "histories", directory / "histories.log"
+    with upstream(PAGES, work.REPLIED) as url:
+        ran = run(out, log, _talker("text", PAGES, PAGE), count, url)
+    turns = count * PAGES
+    rows = [
+        *_ended(what, ran),
+        *_memory(f"{what}: run", ran.watch, 300),
+        Row(f"{what}: CPU a turn", round(1000 * ran.watch.cpu / turns, 2), "ms"),
+        Row(f"{what}: disk", round((size_of(out / "exchanges") + size_of(out / "blobs")) / MB, 1), "MB"),
+    ]
+    for command in READERS:
+        say(f"{what}: {command[0]} {' '.join(command[1:])}")
+        ran = holdwater([command[0], str(out), *command[1:]], Path(os.devnull))
+        name = f"{what}: `{' '.join(command)}`"
+        rows += [*_ended(name, ran), at_most(f"{name}: peak", ran.watch.peak.total / MB, 300, "MB")]
+    return rows
+
+
+READERS = (
+    ("show", "--json"),
+    ("export", "outcomes"),
+    ("export", "attempts"),
+    ("export", "exchanges"),
+    ("audit", "--json"),
+)
+
+
+def resumed(directory: Path, sizes: Sizes) -> list[Row]:
+    """Row 4: the first row, killed at half-way and resumed."""
+    count = sizes.talks
+    what = f"{count} x {work.TURNS} turns x 10 KB, kill -9 at half-way and resume"
+    say(what)
+    out, log = directory / "resumed", directory / "resumed.log"
+    with upstream(work.TURNS, work.REPLIED) as url:
+        arguments = run_arguments(out, TALK, count, url)
+        holdwater(arguments, log, during=lambda pid: _kill_when(out, count // 2, pid))
+        settled = hw.show(out).settled
+        ran = holdwater(["resume", str(out), "--json", "--quiet"], log)
+    again, lost = _run_again(directory, out)
+    audit = hw.audit(out)
+    return [
+        *_ended(what, ran),
+        Row(f"{what}: settled when killed", settled),
+        at_most(f"{what}: finished attempts run again", again, 0, ""),
+        Row(f"{what}: attempts that were running and run again", lost),
+        Row(f"{what}: audit", "ok" if audit.ok else "not ok", "", "ok", audit.ok),
+        at_most(f"{what}: peak memory of the resume", ran.watch.peak.total / MB, 180, "MB"),
+    ]
+
+
+ROWS: dict[str, Callable[[Path, Sizes], list[Row]]] = {
+    "1": talks,
+    "2": images,
+    "3": histories,
+    "4": resumed,
+}
+
+
+def _talker(kind: str, turns: int, size: int) -> tuple[str, ...]:
+    words = [sys.executable, str(HERE / "talker.py"), "{id}", "{model_url}", "{model_key}", "{model}"]
+    return "--agent", "command", "--command", f"{shlex.join(words)} {kind} {turns} {size}"
+
+
+def _ended(what: str, ran: Launched) -> list[Row]:
+    """A row only where something is wrong: a figure of a failed run is none."""
+    return [] if ran.status == 0 else [Row(f"{what}: exit status", ran.status, "", "0", False)]
+
+
+def _memory(what: str, watch: Watch, most: float) -> list[Row]:
+    peak = watch.peak
+    return [
+        at_most(f"{what}: peak memory", peak.total / MB, most, "MB"),
+        Row(f"{what}: of it the conductor", round(peak.root / MB, 1), "MB"),
+    ]
+
+
+def _slope(what: str, ran: Launched, count: int) -> Row:
+    """Flat is what differs from no growth by less than two standard errors."""
+    slope = ran.watch.slope().times(100 * ran.seconds / count / MB)
+    value = f"{slope.value:+.2f} ± {slope.error:.2f}"
+    return Row(f"{what}: slope", value, "MB a 100 instances", "0", slope.value <= 2 * slope.error)
+
+
+def _compressed_images(name: str) -> int:
+    """What zstd makes of all that is new in one conversation: its images and its text."""
+    squeeze = zstandard.ZstdCompressor(level=3)
+    seeds = [f"{name}/{turn}" for turn in range(work.TURNS)]
+    pictures = sum(len(squeeze.compress(content.image(seed, IMAGE))) for seed in seeds)
+    # The replies are noise of 68 different characters, of which zstd makes about 6.1 bits each.
+    said = "".join(f"Look at {seed}." + content.text(seed, work.REPLIED) for seed in seeds)
+    return pictures + len(squeeze.compress(said.encode()))
+
+
+def _kill_when(directory: Path, settled: int, pid: int) -> None:
+    """Kill a conductor's whole process group with -9 once so many samples are settled."""
+    while _settled(directory) < settled:
+        time.sleep(0.2)
+    os.killpg(pid, signal.SIGKILL)
+
+
+def _settled(directory: Path) -> int:
+    try:
+        return hw.show(directory).settled
+    except hw.HoldwaterError:
+        return 0  # not made yet
+
+
+class Tried(msgspec.Struct):
+    """The part of an exported attempt that says whether it had to be."""
+
+    instance: str
+    sample: int
+    number: int
+    where: str | None
+    settled: float | None = None
+
+
+def _run_again(directory: Path, out: Path) -> tuple[int, int]:
+    """Attempts after one that had ended by itself; and after one that was interrupted."""
+    exported = directory / "attempts.jsonl"
+    with exported.open("wb") as file:
+        hw.export(out, file, what="attempts")
+    ended: dict[tuple[str, int], bool] = {}  # bound: the instances of the benchmark
+    again = lost = 0
+    with exported.open("rb") as lines:
+        for tried in sorted(map(_tried, lines), key=lambda tried: tried.number):
+            key = (tried.instance, tried.sample)
+            again += ended.get(key, False)
+            lost += key in ended and not ended[key]
+            ended[key] = ended.get(key, False) or tried.where != "interrupted"
+    return again, lost
+
+
+def _tried(line: bytes) -> Tried:
+    return msgspec.json.decode(line, type=Tried)
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="holdwater-benchmark-") as made:
+        yield Path(made)
+
+
+if __name__ == "__main__":
+    main()

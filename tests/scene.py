@@ -1,0 +1,204 @@
+"""What the scenes share: the command as a process of its own, waits with deadlines, what a run left running.
+
+A scene plays a whole run through the command and looks at what it leaves on disk and in `/proc`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SOURCE = Path(__file__).parents[1] / "src"
+WORKER = "holdwater.rollout.worker"
+MARK = "HOLDWATER_RUN"
+
+
+class Command:
+    """A `holdwater` command in a process group of its own; its output goes to files, so it never blocks."""
+
+    def __init__(self, place: Path, *words: str) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        number = len(list(place.glob("*.out")))
+        self._out, self._err = place / f"{number:03d}.out", place / f"{number:03d}.err"
+        self.words = words
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdwater.cli", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, "PYTHONPATH": str(SOURCE)},
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status; a scene that takes longer than `seconds` has failed."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"not over after {seconds:g} s: {self}") from None
+
+    def live_on(self, seconds: float) -> None:
+        """Let it run for `seconds` more, or to its end."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process group, as a terminal does."""
+        os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        if self.running:
+            self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def document(self) -> Any:
+        """What stdout holds: exactly one JSON document."""
+        return json.loads(self.stdout)
+
+    def __str__(self) -> str:
+        return f"`holdwater {' '.join(self.words)}`\nstdout: {self.stdout}\nstderr: {self.stderr}"
+
+
+class Scene:
+    """A run directory, the suite file that it is about, and every command that was started on it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.out = place / "run"
+        self.file = place / "suite.py"
+        self._commands: list[Command] = []
+
+    def suite(self, source: str, **constants: Any) -> str:
+        """Write a suite file that begins with `constants`; the spec of its `suite`."""
+        lines = [f"{name} = {value!r}" for name, value in constants.items()]
+        self.file.write_text("\n".join([*lines, textwrap.dedent(source)]))
+        return f"{self.file}:suite"
+
+    def agent(self, name: str = "solve") -> tuple[str, str]:
+        return "--agent", f"{self.file}:{name}"
+
+    def start(self, *words: str) -> Command:
+        command = Command(self.place / "commands", *words)
+        self._commands.append(command)
+        return command
+
+    def run(self, *words: str) -> Command:
+        return self.start("run", f"{self.file}:suite", "--out", str(self.out), "--json", *words)
+
+    def resume(self) -> Command:
+        return self.start("resume", str(self.out), "--json")
+
+    def audit(self) -> dict[str, Any]:
+        """What `audit --json` says."""
+        command = self.start("audit", str(self.out), "--json")
+        command.wait(60)
+        found: dict[str, Any] = command.document()
+        return found
+
+    def export(self, what: str) -> list[dict[str, Any]]:
+        command = self.start("export", str(self.out), "--what", what)
+        assert command.wait(60) == 0, command
+        return [json.loads(line) for line in command.stdout.splitlines()]
+
+    def outcomes(self) -> dict[str, str]:
+        """Instance -> how it ended."""
+        return {row["instance"]: row["kind"] for row in self.export("outcomes")}
+
+    @property
+    def id(self) -> str:
+        run: str = json.loads((self.out / "run.json").read_text())["id"]
+        return run
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything of this run that lives, but for the commands themselves: by what it carries."""
+        return [p for p in psutil.process_iter() if _carries(p, f"{MARK}={self.id}")]
+
+    def workers(self) -> list[psutil.Process]:
+        return [p for p in self.processes() if WORKER in _line(p)]
+
+    def scratch(self) -> list[str]:
+        """The sandboxes' directories that are left."""
+        return [entry.name for entry in (self.out / "scratch").iterdir()]
+
+    def assert_clean(self) -> None:
+        """Nothing of the run is left: no process, no sandbox, no socket."""
+        assert [_line(p) for p in self.processes()] == []
+        assert self.scratch() == []
+        assert list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"holdwater-{self.id}-*")) == []
+
+    def assert_whole(self, planned: int) -> None:
+        """Every instance is settled, once."""
+        found = self.audit()
+        expected = {"planned": planned, "settled": planned, "lost": 0, "duplicated": 0, "corrupt": 0}
+        assert found == {**expected, "ok": True, "problems": []}
+
+    def close(self) -> None:
+        """End whatever a failed scene left."""
+        for command in self._commands:
+            command.kill()
+        if (self.out / "run.json").exists():
+            for process in self.processes():
+                _end(process)
+
+
+def until(what: str, true: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait until `true()`; a scene in which that takes longer than `seconds` has failed."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited for {seconds:g} s: {what}"
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> list[str]:
+    """The whole lines of a trace file, which may not be there yet."""
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        return mark.encode() in environ and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):
+        return False
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _end(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.Error:
+        pass  # it is gone

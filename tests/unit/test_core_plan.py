@@ -1,0 +1,429 @@
+"""The planner, played against a suite, a fleet, a clock, a governor and a ledger that are all models.
+
+`Conduct` is the machine; the scenes below it are the stories that a machine tells too seldom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from holdwater.core import plan as planning
+from holdwater.core.config import Critic
+from holdwater.core.failures import POISON, RULES, Again, Scored, worker_lost
+from holdwater.core.plan import (
+    Abort,
+    AnyCommand,
+    AnyEvent,
+    Close,
+    Drain,
+    Exhausted,
+    Finish,
+    Interrupt,
+    Opened,
+    Plan,
+    Preempt,
+    Pull,
+    Settled,
+    Start,
+    Wake,
+    Woke,
+)
+from holdwater.core.policy import LARGEST_SCALE, Policy, Result
+from holdwater.core.records import Attempt, Outcome, Verdict, Where
+
+Key = tuple[int, int]
+SHARED = 2  # workers that host many attempts
+RETRIED = {where for where, rule_ in RULES.items() if rule_.again is Again.RETRIES}
+BLAMED = [where for where in Where if where not in (Where.WORKER, Where.INTERRUPTED, Where.RUN)]
+COSTLY = frozenset((Where.RESOURCE, Where.MODEL))
+
+
+class Row(msgspec.Struct):
+    """An attempt as the ledger has it."""
+
+    attempt: Attempt
+    result: Result | None = None
+
+
+def lost(attempt: Attempt) -> Result:
+    return Result.of(Verdict(attempt=attempt.id, token=1, failure=worker_lost(attempt, "killed")))
+
+
+def passed(attempt: Attempt) -> Result:
+    return Result(attempt=attempt.id, passed=True, score=1.0)
+
+
+def blameless(result: Result) -> bool:
+    free = result.where in (Where.INTERRUPTED, Where.RUN)
+    return free or (result.where is Where.WORKER and result.kind != POISON)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    return Policy(
+        concurrency=draw(st.integers(1, 5)),
+        attempts=draw(st.integers(1, 3)),
+        retries=draw(st.integers(0, 3)),
+        critic=draw(st.sampled_from(Critic)),
+        backoff=draw(st.sampled_from([0.0, 1.0, 7.0])),
+        losses_before_alone=draw(st.integers(1, 2)),
+        alone_at_once=draw(st.integers(1, 2)),
+        preemptions=draw(st.integers(0, 2)),
+    )
+
+
+verdicts = st.builds(
+    Result,
+    attempt=st.just(0),
+    where=st.sampled_from([None, None, *BLAMED]),
+    again=st.sampled_from([True, True, False]),
+    after=st.sampled_from([0.0, 0.0, 100.0]),
+    passed=st.sampled_from([True, False, None]),
+    score=st.sampled_from([None, 0.25, 0.5]),
+)
+
+
+class Conduct(RuleBasedStateMachine):
+    """A run of up to 14 instances: what the planner commands is done, at moments that hypothesis chooses."""
+
+    @initialize(policy=policies(), size=st.integers(0, 14), samples=st.integers(1, 2), culprits=st.sets(st.integers(0, 13), max_size=2))
+    def begin(self, policy: Policy, size: int, samples: int, culprits: set[int]) -> None:
+        self.policy = policy
+        self.keys: list[Key] = [(i, s) for i in range(size) for s in range(samples)]
+        self.culprits = {key for key in self.keys if key[0] in culprits}
+        self.rows: dict[Key, list[Row]] = {}
+        self.outcomes: dict[Key, Outcome] = {}
+        self.ids: set[int] = set()
+        self.now = 0.0
+        self.conduct(self.keys)
+
+    # The suite, the clock, the ledger.
+
+    def conduct(self, keys: list[Key]) -> None:
+        """A new conductor: `keys` are what its feed will give."""
+        self.feed = deque(keys)
+        self.asked = 0
+        self.told_end = self.draining = self.finished = False
+        self.running: dict[int, Attempt] = {}
+        self.wakes: list[float] = []
+        self.interrupted: Counter[Key] = Counter()
+        self.widest = 0
+        self.fresh: list[Key] = []  # closed by the last event
+        self.plan = Plan(self.policy, next_attempt=max(self.ids, default=0) + 1)
+        self.take(Woke())
+
+    def take(self, event: AnyEvent) -> list[AnyCommand]:
+        twin = self.plan.replayed()
+        commands = self.plan.handle(event, self.now)
+        assert twin.handle(event, self.now) == commands
+        self.fresh = []
+        for command in commands:
+            self.do(command)
+        return commands
+
+    def do(self, command: AnyCommand) -> None:
+        assert not self.finished, f"{command} after Finish"
+        match command:
+            case Pull(count=count):
+                assert count > 0 and not self.told_end and not self.draining
+                self.asked += count
+            case Start(attempt=attempt):
+                self.start(attempt)
+            case Interrupt(attempt=attempt):
+                assert attempt in self.running
+            case Close(outcome=outcome):
+                self.close(outcome)
+            case Wake(at=at):
+                assert at >= self.now and not self.draining
+                self.wakes.append(at)
+            case Finish():
+                assert not self.running
+                assert self.draining or (self.told_end and not self.feed and self.all_closed())
+                self.finished = True
+
+    def start(self, attempt: Attempt) -> None:
+        key = (attempt.instance, attempt.sample)
+        rows = self.rows.setdefault(key, [])
+        assert not self.draining
+        assert key not in self.outcomes, "started after it was closed"
+        assert key not in [(a.instance, a.sample) for a in self.running.values()], "two at once"
+        assert attempt.id not in self.ids
+        assert attempt.number == len(rows) + 1
+        assert 1 <= attempt.round <= self.policy.attempts
+        assert 1 <= attempt.scale <= LARGEST_SCALE
+        grown = 2 ** sum(1 for row in rows if row.result and row.result.where is Where.RESOURCE)
+        assert attempt.scale <= grown
+        losses = sum(1 for row in rows if row.result and row.result.where is Where.WORKER)
+        assert attempt.alone == (losses >= self.policy.losses_before_alone)
+        self.ids.add(attempt.id)
+        self.running[attempt.id] = attempt
+        rows.append(Row(attempt))
+
+    def close(self, outcome: Outcome) -> None:
+        key = (outcome.instance, outcome.sample)
+        assert key not in self.outcomes, "a second outcome"
+        assert key in self.keys
+        assert key not in [(a.instance, a.sample) for a in self.running.values()]
+        assert expected(self.rows[key]) == (outcome.kind, outcome.score)
+        of = next(row.result for row in self.rows[key] if row.attempt.id == outcome.attempt)
+        assert of is not None and of.where == outcome.where
+        poison = [row for row in self.rows[key] if row.result and row.result.kind == POISON]
+        assert not poison or key in self.culprits
+        self.outcomes[key] = outcome
+        self.fresh.append(key)
+
+    def settle(self, result: Result) -> None:
+        attempt = self.running.pop(result.attempt)
+        key = (attempt.instance, attempt.sample)
+        self.rows[key][-1].result = result
+        if result.where is Where.INTERRUPTED and not self.draining:
+            self.interrupted[key] += 1
+        if result.where is Where.RUN:
+            self.draining = True
+        self.take(Settled(result=result))
+
+    def all_closed(self) -> bool:
+        return set(self.outcomes) == set(self.keys)
+
+    def innocent(self) -> list[Attempt]:
+        return [a for a in self.running.values() if (a.instance, a.sample) not in self.culprits]
+
+    def workers(self) -> dict[object, list[Attempt]]:
+        """Who runs where: a suspect has its worker to itself."""
+        found: dict[object, list[Attempt]] = {}
+        for attempt in self.running.values():
+            found.setdefault(("alone", attempt.id) if attempt.alone else attempt.id % SHARED, []).append(attempt)
+        return found
+
+    def losable(self) -> list[list[Attempt]]:
+        """Workers that may die: shared ones of anything, one with a single tenant only of its tenant."""
+        return [
+            tenants
+            for tenants in self.workers().values()
+            if not tenants[0].alone or (tenants[0].instance, tenants[0].sample) in self.culprits
+        ]
+
+    # What can happen.
+
+    @precondition(lambda self: self.asked and not self.told_end)
+    @rule(count=st.integers(1, 8))
+    def open_samples(self, count: int) -> None:
+        for _ in range(min(count, self.asked)):
+            if not self.feed:
+                self.told_end, self.asked = True, 0
+                self.take(Exhausted())
+                return
+            self.asked -= 1
+            self.take(self.opened(self.feed.popleft()))
+
+    @precondition(lambda self: self.innocent())
+    @rule(data=st.data(), result=verdicts)
+    def end(self, data: st.DataObject, result: Result) -> None:
+        attempt = data.draw(st.sampled_from(self.innocent()))
+        self.settle(msgspec.structs.replace(result, attempt=attempt.id))
+
+    @precondition(lambda self: self.losable())
+    @rule(data=st.data())
+    def lose_a_worker(self, data: st.DataObject) -> None:
+        for attempt in data.draw(st.sampled_from(self.losable())):
+            self.settle(lost(attempt))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), in_time=st.booleans())
+    def preempt(self, data: st.DataObject, in_time: bool) -> None:
+        attempt = data.draw(st.sampled_from(list(self.running.values())))
+        commands = self.take(Preempt(attempt=attempt.id))
+        key = (attempt.instance, attempt.sample)
+        spared = self.interrupted[key] >= self.policy.preemptions
+        assert commands == ([] if spared else [Interrupt(attempt=attempt.id)])
+        if commands and in_time:
+            self.settle(Result(attempt=attempt.id, where=Where.INTERRUPTED))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 200.0]))
+    def pass_time(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.wakes and min(self.wakes) <= until:
+            self.now = min(self.wakes)
+            self.wakes.remove(self.now)
+            self.take(Woke())
+        self.now = until
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def hear_twice(self, data: st.DataObject) -> None:
+        """A verdict of an attempt that does not run changes nothing."""
+        before = self.plan.open, self.plan.running
+        commands = self.take(Settled(result=Result(attempt=max(self.ids) + 1, passed=True)))
+        assert not [c for c in commands if not isinstance(c, Pull)]
+        assert (self.plan.open, self.plan.running) == before
+
+    @precondition(lambda self: not self.finished)
+    @rule(how=st.sampled_from(["drain", "abort", "run failed", "crash", "crash", "crash"]), data=st.data())
+    def stop_and_resume(self, how: str, data: st.DataObject) -> None:
+        if how == "crash":
+            self.crash(data)
+        else:
+            self.wind_down(how)
+        self.conduct([key for key in self.keys if key not in self.outcomes])
+
+    def wind_down(self, how: str) -> None:
+        if how == "run failed" and not self.innocent():
+            how = "abort"
+        if how == "run failed":
+            self.settle(Result(attempt=self.innocent()[0].id, where=Where.RUN, again=False))
+        else:
+            self.draining = True
+            commands = self.take(Drain() if how == "drain" else Abort())
+            stopped = [c.attempt for c in commands if isinstance(c, Interrupt)]
+            assert stopped == ([] if how == "drain" else list(self.running))
+        for attempt in list(self.running.values()):
+            finishes = how == "drain" and attempt in self.innocent()
+            self.settle(passed(attempt) if finishes else Result(attempt=attempt.id, where=Where.INTERRUPTED))
+        assert self.finished
+
+    def crash(self, data: st.DataObject) -> None:
+        """Whatever was not on disk is gone: the last attempts, the last outcomes; a verdict may be news."""
+        for attempt in list(self.running.values()):
+            key = (attempt.instance, attempt.sample)
+            fate = data.draw(st.sampled_from(["unsettled", "not begun", "in the journal"]))
+            if fate == "not begun":
+                self.rows[key].pop()
+                self.ids.discard(attempt.id)
+            elif fate == "in the journal" and key not in self.culprits:
+                result = data.draw(verdicts)
+                self.rows[key][-1].result = msgspec.structs.replace(result, attempt=attempt.id)
+        if data.draw(st.booleans()):
+            for key in self.fresh:
+                del self.outcomes[key]
+
+    def opened(self, key: Key) -> Opened:
+        """The sample as a ledger knows it."""
+        rows = self.rows.get(key)
+        if not rows:
+            return Opened(instance=key[0], sample=key[1])
+        last = rows[-1]
+        results = [row.result for row in rows if row.result is not None]
+        blamed = [result for result in results if not blameless(result)]
+        pending = blamed[-1] if blamed and blamed[-1].attempt == last.attempt.id else None
+        followed = [r.result for r in rows if r.attempt.round == last.attempt.round and r.result is not pending]
+        return Opened(
+            instance=key[0],
+            sample=key[1],
+            number=len(rows),
+            round=last.attempt.round,
+            retries=sum(1 for result in followed if result and result.where in RETRIED),
+            scale=last.attempt.scale,
+            losses=sum(1 for r in results if r.where is Where.WORKER and r.kind != POISON),
+            best=max(blamed, key=worth, default=None),
+            last=pending,
+        )
+
+    # What always holds.
+
+    @invariant()
+    def never_more_at_once_than_asked(self) -> None:
+        assert self.plan.running == len(self.running) <= self.policy.concurrency
+        assert sum(a.alone for a in self.running.values()) <= self.policy.alone_at_once
+
+    @invariant()
+    def no_slot_is_idle_while_a_sample_could_use_it(self) -> None:
+        if self.draining or self.plan.running == self.policy.concurrency:
+            return
+        assert "slot" not in self.plan.waiting
+        if "a worker of its own" in self.plan.waiting:
+            assert sum(a.alone for a in self.running.values()) == self.policy.alone_at_once
+
+    @invariant()
+    def every_open_sample_is_in_one_place(self) -> None:
+        if not self.draining:
+            assert self.plan.running + sum(self.plan.waiting.values()) == self.plan.open
+
+    @invariant()
+    def what_is_open_is_bounded(self) -> None:
+        ahead = max(4, self.policy.concurrency)
+        self.widest = max(self.widest, self.plan.waiting.get("back-off", 0))
+        room = min(self.policy.concurrency + self.widest, 4 * self.policy.concurrency)
+        assert self.plan.open <= room + ahead
+
+    @invariant()
+    def blame_is_bounded(self) -> None:
+        for key, rows in self.rows.items():
+            results = [row.result for row in rows if row.result is not None]
+            deaths = sum(1 for r in results if r.where is Where.WORKER)
+            assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 1
+            rounds = Counter(row.attempt.round for row in rows if row.result and not blameless(row.result))
+            assert all(count <= self.policy.retries + 1 for count in rounds.values())
+            assert self.interrupted[key] <= self.policy.preemptions
+
+    @invariant()
+    def its_twin_is_equal(self) -> None:
+        assert self.plan.replayed()._snapshot() == self.plan._snapshot()
+
+    def teardown(self) -> None:
+        """From wherever it stands, the run comes to its end within a bound."""
+        if not hasattr(self, "plan"):
+            return
+        for _ in range(20 * len(self.keys) + 20):
+            if self.finished:
+                break
+            self.open_samples(count=8) if self.asked and not self.told_end else None
+            self.pass_time(seconds=200.0)
+            for tenants in list(self.workers().values()):
+                if any((a.instance, a.sample) in self.culprits for a in tenants):
+                    for attempt in tenants:
+                        self.settle(lost(attempt))
+                else:
+                    self.settle(passed(tenants[0]))
+        assert self.finished and self.all_closed()
+        for key in self.keys:
+            assert (self.outcomes[key].kind == "worker") == (key in self.culprits)
+
+
+def worth(result: Result) -> tuple[bool, bool, float, int]:
+    """Which of a sample's verdicts is kept: written apart from `policy.rank`, to be held against it."""
+    scored = result.rule.scored if result.rule else Scored.YES
+    counts = scored in (Scored.YES, Scored.PASS_OR_SPENT)
+    passes = bool(result.passed) and scored is not Scored.NO
+    return passes, passes or counts, result.score or 0.0, result.attempt
+
+
+def expected(rows: list[Row]) -> tuple[str, float | None]:
+    best = max((r.result for r in rows if r.result and not blameless(r.result)), key=worth)
+    passes, counts, score, _ = worth(best)
+    if not counts:
+        return str(best.where), None
+    return ("passed" if passes else "failed"), score
+
+
+@pytest.fixture
+def short_log() -> Iterator[None]:
+    """A log so short that every run of the machine crosses many checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "LOG_BOUND", 5)
+        yield
+
+
+def test_every_sample_ends_in_exactly_one_outcome_whatever_happens(short_log):
+    run_state_machine_as_test(
+        Conduct,
+        settings=settings(
+            max_examples=120,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
