@@ -2,7 +2,7 @@
 
     python benchmarks/flat_memory.py [--quick] [--json] [--peers] [--rows 1,4] [--keep DIRECTORY]
 
-Memory is PSS summed over the conductor and its workers, CPU that of the same. It measures; it asserts nothing.
+Memory is PSS summed over the conductor and its workers, CPU that of the same. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from launch import HERE, Launched, holdwater, run, run_arguments, size_of, upstr
 from table import Row, at_most, say
 
 import holdwater as hw
+from holdwater.testing.scripted import Reply, turns
 
 IMAGE = 150_000  # bytes
 PAGE = 4_000_000  # bytes of text in each turn of a large history
@@ -85,7 +86,7 @@ def images(directory: Path, sizes: Sizes) -> list[Row]:
     with upstream(work.TURNS, work.REPLIED) as url:
         ran = run(out, directory / "images.log", _talker("images", work.TURNS, IMAGE), count, url)
     kept = size_of(out / "exchanges") + size_of(out / "blobs")
-    unique = sum(_compressed_images(f"talk-{number}") for number in range(count))
+    unique = _compressed(count)
     return [
         *_ended(what, ran),
         *_memory(what, ran.watch, 200),
@@ -120,9 +121,9 @@ def histories(directory: Path, sizes: Sizes) -> list[Row]:
 
 READERS = (
     ("show", "--json"),
-    ("export", "outcomes"),
-    ("export", "attempts"),
-    ("export", "exchanges"),
+    ("export", "--what", "outcomes"),
+    ("export", "--what", "attempts"),
+    ("export", "--what", "exchanges"),
     ("audit", "--json"),
 )
 
@@ -183,14 +184,17 @@ def _slope(what: str, ran: Launched, count: int) -> Row:
     return Row(f"{what}: slope", value, "MB a 100 instances", "0", slope.value <= 2 * slope.error)
 
 
-def _compressed_images(name: str) -> int:
-    """What zstd makes of all that is new in one conversation: its images and its text."""
-    squeeze = zstandard.ZstdCompressor(level=3)
-    seeds = [f"{name}/{turn}" for turn in range(work.TURNS)]
-    pictures = sum(len(squeeze.compress(content.image(seed, IMAGE))) for seed in seeds)
-    # The replies are noise of 68 different characters, of which zstd makes about 6.1 bits each.
-    said = "".join(f"Look at {seed}." + content.text(seed, work.REPLIED) for seed in seeds)
-    return pictures + len(squeeze.compress(said.encode()))
+def _compressed(count: int) -> int:
+    """The bytes that zstd makes of all that is new in row 2: each image, and each text once."""
+    squeeze = zstandard.ZstdCompressor(level=3).compress
+    seeds = [f"talk-{number}/{turn}" for number in range(count) for turn in range(work.TURNS)]
+    script = turns(work.TURNS, work.REPLIED)
+    replies = [script({}, b'"assistant"' * turn) for turn in range(work.TURNS)]
+    said = [f"Look at {seed}." for seed in seeds]
+    said += [reply.text for reply in replies if isinstance(reply, Reply)]
+    return sum(len(squeeze(content.image(seed, IMAGE))) for seed in seeds) + len(
+        squeeze("".join(said).encode())
+    )
 
 
 def _kill_when(directory: Path, settled: int, pid: int) -> None:

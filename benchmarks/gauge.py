@@ -6,6 +6,7 @@ is in `launch.py`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -159,6 +160,6 @@ def fitted(x: Sequence[float], y: Sequence[float]) -> Slope:
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
     rest = [b - mean_y - slope * (a - mean_x) for a, b in zip(x, y, strict=True)]
     squares = sum(r * r for r in rest)
-    alike = sum(a * b for a, b in zip(rest, rest[1:], strict=False)) / squares if squares else 0.0
+    alike = sum(a * b for a, b in itertools.pairwise(rest)) / squares if squares else 0.0
     fewer = (1 + min(max(alike, 0.0), 0.98)) / (1 - min(max(alike, 0.0), 0.98))
     return Slope(slope, math.sqrt(squares / (n - 2) / spread * fewer))

@@ -18,7 +18,7 @@ import uvloop
 from .agent.load import absolute as absolute_agent
 from .agent.load import load as load_agent
 from .agent.python import python as python_agent
-from .core.authoring import Act, Agent, Suite
+from .core.authoring import Act, Agent, Enclose, Suite
 from .core.config import Critic, Network, RunConfig
 from .core.errors import BadInput
 from .core.records import Limits, Summary, Verdict
@@ -64,6 +64,9 @@ class Options(TypedDict, total=False):
     grace: float | None
     suite_timeout: float | None
     backoff: float | None
+    salvaging: float | None
+    closing: float | None
+    patience: float | None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -84,6 +87,7 @@ class Around(TypedDict, total=False):
     signals: bool
     begun: Callable[[RunDirectory], None]  # called when the directory exists, before anything runs
     duties: Sequence[Any]
+    enclose: Enclose | None  # what surrounds each thing that an attempt in this process opens
 
 
 def run(
@@ -218,6 +222,7 @@ def _given(suite: Suite, agent: Agent, around: Around) -> Conduct:
         say=around.get("say", lambda line: None),
         signals=around.get("signals", False),
         duties=around.get("duties", ()),
+        enclose=around.get("enclose"),
     )
 
 

@@ -427,3 +427,121 @@ def test_every_sample_ends_in_exactly_one_outcome_whatever_happens(short_log):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def opened(count: int) -> list[Opened]:
+    return [Opened(instance=instance, sample=0) for instance in range(count)]
+
+
+def started(commands: list[AnyCommand]) -> list[Attempt]:
+    return [command.attempt for command in commands if isinstance(command, Start)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(culprit=st.integers(0, 11), concurrency=st.integers(2, 6), hosts=st.integers(1, 3))
+def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts):
+    """Given one that kills every worker it is in, when all others pass, then it alone is blamed."""
+    plan = Plan(Policy(concurrency=concurrency))
+    pending = [a for event in (*opened(12), Exhausted()) for a in started(plan.handle(event, 0.0))]
+    closed: list[Outcome] = []
+    deaths = 0
+    while pending:
+        host = pending[0].id % hosts
+        tenants = [a for a in pending if not a.alone and a.id % hosts == host]
+        tenants = [pending[0]] if pending[0].alone else tenants
+        dies = any(attempt.instance == culprit for attempt in tenants)
+        deaths += dies
+        for attempt in tenants:
+            pending.remove(attempt)
+            result = lost(attempt) if dies else passed(attempt)
+            commands = plan.handle(Settled(result=result), 0.0)
+            pending += started(commands)
+            closed += [command.outcome for command in commands if isinstance(command, Close)]
+
+    assert plan.finished and deaths == 3
+    assert {outcome.instance: outcome.kind for outcome in closed} == {
+        instance: "worker" if instance == culprit else "passed" for instance in range(12)
+    }
+    assert len(closed) == 12
+
+
+def test_a_preempted_sample_goes_before_those_that_wait_and_is_spared_in_the_end():
+    plan = Plan(Policy(concurrency=1, preemptions=2))
+    (attempt,) = [a for event in opened(5) for a in started(plan.handle(event, 0.0))]
+    for _ in range(2):
+        assert plan.handle(Preempt(attempt=attempt.id), 0.0) == [Interrupt(attempt=attempt.id)]
+        result = Result(attempt=attempt.id, where=Where.INTERRUPTED)
+        (attempt,) = started(plan.handle(Settled(result=result), 0.0))
+        assert attempt.instance == 0
+
+    assert plan.handle(Preempt(attempt=attempt.id), 0.0) == []
+
+
+def test_wakes_do_not_pile_up_while_something_is_always_in_back_off():
+    """Given samples that are put off for long and for short, when hours pass, then few timers are pending."""
+    plan = Plan(Policy(concurrency=4, retries=10**6))
+    pending: list[float] = []
+    most = turns = 0
+    running = [a for event in opened(8) for a in started(plan.handle(event, 0.0))]
+    now = 0.0
+    while turns < 3000:
+        events: list[AnyEvent] = []
+        for attempt in running:
+            after = 40.0 if attempt.instance % 2 else 3.0 + attempt.instance
+            events.append(Settled(result=Result(attempt=attempt.id, where=Where.MODEL, after=after)))
+        if not events:
+            now = max(now, min(pending))
+            pending.remove(min(pending))
+            events = [Woke()]
+        running = []
+        for event in events:
+            turns += 1
+            commands = plan.handle(event, now)
+            running += started(commands)
+            pending += [command.at for command in commands if isinstance(command, Wake)]
+        most = max(most, len(pending))
+
+    assert most <= 16
+
+
+def test_a_timer_that_fires_a_little_early_is_set_again():
+    plan = Plan(Policy(concurrency=1, retries=1))
+    (attempt,) = started(plan.handle(opened(1)[0], 0.0))
+    commands = plan.handle(Settled(result=Result(attempt=attempt.id, where=Where.MODEL, after=9.0)), 0.0)
+    (wake,) = [command for command in commands if isinstance(command, Wake)]
+
+    early = plan.handle(Woke(), wake.at - 0.001)
+
+    assert started(early) == []
+    assert Wake(at=wake.at) in early
+    assert started(plan.handle(Woke(), wake.at)) != []
+
+
+def test_a_sample_that_is_opened_twice_is_tried_once():
+    plan = Plan(Policy(concurrency=4))
+    plan.handle(opened(1)[0], 0.0)
+
+    assert started(plan.handle(opened(1)[0], 0.0)) == []
+    assert plan.open == 1
+
+
+def test_a_regrade_ends_with_its_first_verdict_and_carries_what_it_grades():
+    plan = Plan(Policy(concurrency=1, attempts=3, retries=3), next_attempt=50)
+    (attempt,) = started(plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0))
+    result = Result(attempt=50, where=Where.GRADE)
+
+    (close,) = [c for c in plan.handle(Settled(result=result), 0.0) if isinstance(c, Close)]
+
+    assert (attempt.id, attempt.number, attempt.regrades) == (50, 5, 31)
+    assert (close.outcome.kind, close.outcome.attempt) == ("grade", 50)
+
+
+def test_a_dump_names_what_waits():
+    plan = Plan(Policy(concurrency=1))
+    for event in opened(2):
+        plan.handle(event, 3.0)
+
+    dump = msgspec.json.decode(plan.dump())
+
+    assert [event[1]["instance"] for event in dump["events"] if event[1]["type"] == "Opened"] == [0, 1]
+    assert plan.waiting == {"slot": 1}

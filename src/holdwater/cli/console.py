@@ -133,6 +133,7 @@ class Voice:
         self._frame = ""
         self._drawn: list[int] = []  # the widths of the frame's lines on the screen
         self._busy = False
+        self._stuck = False  # a flush timed out and nothing was written since: the next one does not wait too
         self._redraw = False
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -163,7 +164,8 @@ class Voice:
         with self._changed:
             while self._lines or self._redraw or self._busy:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or self._stuck:
+                    self._stuck = True
                     return False
                 self._changed.wait(left)
         return True
@@ -178,7 +180,7 @@ class Voice:
     def _write(self) -> None:
         while True:
             with self._changed:
-                self._busy = False
+                self._busy = self._stuck = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines or self._redraw)
                 lines, self._lines, self._waiting = self._lines, [], 0

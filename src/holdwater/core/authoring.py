@@ -6,6 +6,7 @@ The protocols are the seams between rooms. `rollout/` calls what is written here
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,6 +104,9 @@ class Session(Protocol):
     def failure(self) -> Failure | None:
         """Why the last model call failed, if it did; None once one succeeds again."""
 
+
+Enclose = Callable[[str, AbstractAsyncContextManager[Any]], AbstractAsyncContextManager[Any]]
+"""What each thing that an attempt opens is put into, by its name: faults and traces enter here."""
 
 Instances = Iterable[Instance] | AsyncIterable[Instance]
 GradeResult = bool | int | float | Grade

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, ExchangeLog, GradeResult, Model, Sandboxes, Session, Suite
+from ..core.authoring import Agent, Enclose, ExchangeLog, GradeResult, Model, Sandboxes, Session, Suite
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -31,7 +31,6 @@ from .threads import Threads
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
 
-SALVAGE_SECONDS = 60.0
 LONGEST_ANSWER = 1024 * 1024
 
 
@@ -51,6 +50,8 @@ class Place(Protocol):
     suite: Suite
     agent: Agent
     limits: Limits
+    salvaging: float
+    enclose: Enclose
     token: int
     gateway: Path | None
 
@@ -85,13 +86,13 @@ class Paths(Protocol):
 class Life:
     """What is known of an attempt while it lives."""
 
-    def __init__(self, job: Job, note: Note) -> None:
+    def __init__(self, job: Job, note: Note, closing: float) -> None:
         self.job = job
         self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
         self.phase = Phase.SETUP
         self.since = asyncio.get_running_loop().time()
         self.threads = Threads(f"attempt-{job.attempt.id}")
-        self.scope = Scope(note)
+        self.scope = Scope(note, closing)
         self.note = note
         self.ready = False  # set-up is over: there is something to grade
         self.failure: Failure | None = None
@@ -210,9 +211,10 @@ class _Work:
     async def set_up(self) -> None:
         life, place = self.life, self.place
         attempt, instance = life.job.attempt, life.instance
-        opening = place.sandboxes.open(attempt.id, self.limits, place.gateway)
-        self.sandbox = await life.scope.open("sandbox", opening)
-        self.session = await life.scope.open("gateway session", place.session(attempt.id, self.log))
+        sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway)
+        self.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
+        session = place.session(attempt.id, self.log)
+        self.session = await life.scope.open("gateway session", place.enclose("session", session))
         self.view = SandboxView(self.sandbox, self.paths.output)
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)
@@ -259,7 +261,7 @@ class _Work:
         async def salvage() -> None:
             self.life.salvage = await self.sandbox.salvage(self.paths.salvage(self.life.job.attempt.id))
 
-        failure = await self.life.stage(Phase.SALVAGE, lambda: SALVAGE_SECONDS, SandboxFailed, salvage)
+        failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
             self.life.failure = self.life.failure or failure
         elif failure is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 
 from ..agent.load import load as load_agent
-from ..core.authoring import Agent, Model, Session, Suite
+from ..core.authoring import Agent, Enclose, Model, Session, Suite
 from ..core.errors import HoldwaterError
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
@@ -43,7 +43,12 @@ class Host:
     """The attempts of one process. Everything they share is opened here and closed with it."""
 
     def __init__(
-        self, welcome: Welcome, emit: Callable[[ToConductor], None], suite: Suite | None, agent: Agent | None
+        self,
+        welcome: Welcome,
+        emit: Callable[[ToConductor], None],
+        suite: Suite | None,
+        agent: Agent | None,
+        enclose: Enclose | None = None,
     ) -> None:
         config = welcome.config
         self._welcome = welcome
@@ -54,6 +59,9 @@ class Host:
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
         self.limits: Limits = config.limits
+        self.salvaging = config.salvaging
+        self._closing = config.closing
+        self.enclose: Enclose = enclose or (lambda name, manager: manager)
         self.token = welcome.token
         self.gateway: Path | None = None
         self.sandboxes = ProcessSandboxes(
@@ -108,7 +116,7 @@ class Host:
         tainted = False
         try:
             try:
-                life = self._living[attempt.id] = Life(job, self._noter(attempt.id))
+                life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
                 verdict = await live(life, self)
                 tainted = life.tainted
             except asyncio.CancelledError:

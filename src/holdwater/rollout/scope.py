@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-CLOSE_SECONDS = 15.0
 CANCEL_SECONDS = 1.0
 
 Note = Callable[[str, str], None]  # kind, message
@@ -22,7 +21,7 @@ Note = Callable[[str, str], None]  # kind, message
 class Scope:
     """Everything that is kept for an attempt, a worker or a run is entered into one of these."""
 
-    def __init__(self, note: Note, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(self, note: Note, close_seconds: float) -> None:
         self._note = note
         self._close_seconds = close_seconds
         self._entered: list[

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..core.authoring import Agent, Suite
+from ..core.authoring import Agent, Enclose, Suite
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunStopped
 from ..core.policy import exit_status
@@ -57,6 +57,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     signals: bool = False  # SIGINT and SIGTERM are ours to hear
     feed: Callable[[Ledger], Feed] | None = None  # in the place of the suite: a regrade's samples
     duties: Sequence[Duty] = ()
+    enclose: Enclose | None = None  # for attempts that live in this process
 
 
 def create(path: Path, config: RunConfig) -> RunDirectory:
@@ -125,7 +126,7 @@ async def _conduct(
 @asynccontextmanager
 async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Fleet]:
     if welcome.config.workers == 0 or not given.importable:
-        async with InlineFleet(welcome, emit, given.suite, given.agent) as inline:
+        async with InlineFleet(welcome, emit, given.suite, given.agent, given.enclose) as inline:
             yield inline
     else:
         async with LocalFleet(welcome, emit, given.environment.inherited) as local:

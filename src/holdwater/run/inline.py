@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from ..core.authoring import Agent, Suite
+from ..core.authoring import Agent, Enclose, Suite
 from ..rollout.host import Host
 from ..rollout.logs import routed
 from ..rollout.wire import Done, Job, Noted, Said, ToConductor, Welcome
@@ -20,9 +20,11 @@ from .fleet import Census, Emit
 class InlineFleet:
     """One host, on the conductor's own loop."""
 
-    def __init__(self, welcome: Welcome, emit: Emit, suite: Suite, agent: Agent) -> None:
+    def __init__(
+        self, welcome: Welcome, emit: Emit, suite: Suite, agent: Agent, enclose: Enclose | None = None
+    ) -> None:
         self._emit = emit
-        self._host = Host(welcome, self._hear, suite, agent)
+        self._host = Host(welcome, self._hear, suite, agent, enclose)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> InlineFleet:

@@ -33,8 +33,7 @@ from ..core.plan import (
 from ..core.policy import Policy, Result
 from ..core.records import Ask, Attempt, Verdict, Where
 from ..ledger.ledger import Ledger
-from ..rollout.attempt import SALVAGE_SECONDS
-from ..rollout.scope import CANCEL_SECONDS, CLOSE_SECONDS
+from ..rollout.scope import CANCEL_SECONDS
 from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
 from .duty import Duty
 from .feed import Feed
@@ -42,7 +41,6 @@ from .fleet import Fleet, News
 from .observers import Observers
 
 WATCH_SECONDS = 1.0
-PATIENCE = 30.0  # seconds beyond all its limits before an attempt counts as hung
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
 CLOSES = 3  # what an attempt closes one after another
 
@@ -209,9 +207,10 @@ class Scheduler:
     def _longest(self, job: Job) -> float:
         """The seconds after which nothing of the attempt can be running by its own limits."""
         asks = msgspec.msgpack.decode(job.payload, type=_Asks).limits
-        limits = self._config.limits.under(asks)
-        closes = CLOSES * (CLOSE_SECONDS + CANCEL_SECONDS)
-        return limits.setup + limits.acting + SALVAGE_SECONDS + limits.grading + closes + PATIENCE
+        config, limits = self._config, self._config.limits.under(asks)
+        closes = CLOSES * (config.closing + CANCEL_SECONDS)
+        phases = limits.setup + limits.acting + config.salvaging + limits.grading
+        return phases + closes + config.patience
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that is done before the run ends."""
