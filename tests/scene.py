@@ -82,7 +82,7 @@ class Command:
         """What stdout holds: exactly one JSON document."""
         return json.loads(self.stdout)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"`holdwater {' '.join(self.words)}`\nstdout: {self.stdout}\nstderr: {self.stderr}"
 
 

@@ -1,33 +1,43 @@
-"""holdwater: agent evaluations and RL rollouts inside a fixed memory and disk budget, with nothing lost."""
+"""holdwater: agent evaluations and RL rollouts inside a fixed memory and disk budget, with nothing lost.
+
+A name is loaded when it is first used: `holdwater --help` and workers pay for what they need alone.
+"""
 
 from __future__ import annotations
 
-from .api import (
-    Options,
-    aregrade,
-    aresume,
-    arun,
-    audit,
-    export,
-    regrade,
-    resume,
-    run,
-    show,
-)
-from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
-from .core.errors import (
-    AgentFailed,
-    BadInput,
-    GradeFailed,
-    HoldwaterError,
-    LimitReached,
-    ModelFailed,
-    ResourceExhausted,
-    RunFailed,
-    SandboxFailed,
-)
-from .core.records import Ask, CommandResult, Grade, Instance, Limits, Summary, Verdict
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .api import (
+        Options,
+        aregrade,
+        aresume,
+        arun,
+        audit,
+        export,
+        regrade,
+        resume,
+        run,
+        show,
+    )
+    from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
+    from .core.errors import (
+        AgentFailed,
+        BadInput,
+        GradeFailed,
+        HoldwaterError,
+        LimitReached,
+        ModelFailed,
+        ResourceExhausted,
+        RunFailed,
+        SandboxFailed,
+    )
+    from .core.records import Ask, CommandResult, Grade, Instance, Limits, Summary, Verdict
 
 __all__ = [
     "Agent",
@@ -63,3 +73,32 @@ __all__ = [
     "run",
     "show",
 ]
+
+
+# Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
+_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            found = vars(import_module(home, __name__)).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module `holdwater` has no attribute `{name}`")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Package(ModuleType):
+    """`holdwater.run` is the function; the room of that name is imported by its path."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -27,7 +27,16 @@ from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory
 from .ledger.export import export as export_run
 from .ledger.reader import Reader
-from .run.config import SCRIPTED, Environment, build, default_directory, environment, parse_bytes, parse_shard
+from .rollout.wire import Upstream
+from .run.config import (
+    SCRIPTED,
+    build,
+    default_directory,
+    environment,
+    parse_bytes,
+    parse_shard,
+    upstream_of,
+)
 from .run.execute import Conduct, conduct, create
 from .run.feed import Feed
 from .run.regrade import RegradeFeed
@@ -35,6 +44,8 @@ from .suite.load import absolute as absolute_suite
 from .suite.load import load as load_suite
 
 T = TypeVar("T")
+
+LAST_SECONDS = 2.0  # what tasks that are left over get to end
 
 
 class Options(TypedDict, total=False):
@@ -61,6 +72,7 @@ class Options(TypedDict, total=False):
     memory: int | str | None
     worker_memory: int | str | None
     recycle_after: int | None
+    silence: float | None
     grace: float | None
     suite_timeout: float | None
     backoff: float | None
@@ -139,7 +151,8 @@ async def aresume(
     given = _given(suite or load_suite(config.suite), _agent(agent or config.agent), around or {})
     importable = suite is None and agent is None
     given = msgspec.structs.replace(given, resumed=True, accept_changes=accept_changes, importable=importable)
-    return await _conduct(directory, config, given, around or {})
+    async with _upstream(config) as upstream:
+        return await _conduct(directory, msgspec.structs.replace(given, upstream=upstream), around or {})
 
 
 def regrade(path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None) -> Summary:
@@ -156,7 +169,7 @@ async def aregrade(
     feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only))  # noqa: E731
     given = _given(suite or load_suite(config.suite), _agent(config.agent), around or {})
     given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
-    return await _conduct(directory, msgspec.structs.replace(config, model=None), given, around or {})
+    return await _conduct(directory, given, around or {})
 
 
 def show(path: str | Path) -> Summary:
@@ -199,25 +212,24 @@ def prepare(
 
 async def start(prepared: Prepared, around: Around) -> Summary:
     """Make the run directory of a prepared run and conduct it."""
-    _environment(prepared.config)  # a model without an upstream is refused before anything is made
-    directory = create(prepared.path, prepared.config)
-    given = _given(prepared.suite, prepared.agent, around)
-    given = msgspec.structs.replace(given, importable=prepared.importable)
-    return await _conduct(directory, prepared.config, given, around)
+    async with _upstream(prepared.config) as upstream:
+        directory = create(prepared.path, prepared.config)
+        given = _given(prepared.suite, prepared.agent, around)
+        given = msgspec.structs.replace(given, importable=prepared.importable, upstream=upstream)
+        return await _conduct(directory, given, around)
 
 
-async def _conduct(directory: RunDirectory, config: RunConfig, given: Conduct, around: Around) -> Summary:
+async def _conduct(directory: RunDirectory, given: Conduct, around: Around) -> Summary:
     if begun := around.get("begun"):
         begun(directory)
-    async with _model(config) as env:
-        return await conduct(directory, msgspec.structs.replace(given, environment=env))
+    return await conduct(directory, given)
 
 
 def _given(suite: Suite, agent: Agent, around: Around) -> Conduct:
     return Conduct(
         suite=suite,
         agent=agent,
-        environment=Environment(),
+        environment=environment(),
         observers=around.get("observers", ()),
         say=around.get("say", lambda line: None),
         signals=around.get("signals", False),
@@ -270,27 +282,35 @@ def _size(value: int | str | None, flag: str) -> int | None:
     return parse_bytes(value, flag) if isinstance(value, str) else value
 
 
-def _environment(config: RunConfig) -> Environment:
-    from .run.config import upstream_of
-
-    env = environment()
-    if config.model != SCRIPTED:
-        upstream_of(config, env)
-    return env
-
-
 @asynccontextmanager
-async def _model(config: RunConfig) -> AsyncIterator[Environment]:
-    """The environment that the run's model calls are made with; the scripted model is served here."""
-    env = _environment(config)
+async def _upstream(config: RunConfig) -> AsyncIterator[Upstream | None]:
+    """Where the run's model calls go; the scripted model is served here."""
     if config.model != SCRIPTED:
-        yield env
+        yield upstream_of(config, environment())
         return
     from .suite.demo.script import reply
     from .testing.scripted import serve
 
     async with serve(reply) as url:
-        yield msgspec.structs.replace(env, base_url=url, api_key=SCRIPTED)
+        yield Upstream(url=url)
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on a loop of its own. Tasks of agents that refuse to end are not waited for."""
+    loop = uvloop.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.run_until_complete(_cancel_others(loop))
+        loop.close()
+
+
+async def _cancel_others(loop: asyncio.AbstractEventLoop) -> None:
+    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=LAST_SECONDS)
 
 
 def _wait(work: Coroutine[Any, Any, T]) -> T:
@@ -298,13 +318,13 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return uvloop.run(work)
+        return complete(work)
     results: list[T] = []
     errors: list[BaseException] = []
 
     def body() -> None:
         try:
-            results.append(uvloop.run(work))
+            results.append(complete(work))
         except BaseException as error:  # boundary: raised again by the caller  # noqa: BLE001
             errors.append(error)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,10 @@ if TYPE_CHECKING:
     from ..ledger.directory import RunDirectory
     from ..view.terminal import Display
 
-INTERNAL = 1
-
 
 def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: bool, quiet: bool) -> int:
     """Do `work` in front of the user; the exit status."""
-    import uvloop
+    from ..api import complete
 
     console = Console.current or Console.claim()
     displays: list[Display] = []
@@ -31,13 +31,21 @@ def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: b
 
     around: Around = {"say": lambda line: console.say(line.rstrip("\n")), "signals": True, "begun": begun}
     try:
-        summary = uvloop.run(work(around))
+        summary = complete(work(around))
     finally:
         for display in displays:
             display.stop()
     _close(summary, console, json=json, quiet=quiet)
     console.flush()
-    return summary.exit_status or 0
+    return _leave(summary.exit_status or 0)
+
+
+def _leave(status: int) -> int:
+    """Threads that agents left behind in this process would keep it from exiting: nothing waits for them."""
+    main = threading.main_thread()
+    if any(thread is not main and not thread.daemon for thread in threading.enumerate()):
+        os._exit(status)
+    return status
 
 
 def _display(directory: RunDirectory, console: Console) -> Display:

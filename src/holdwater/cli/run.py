@@ -78,6 +78,9 @@ class Flags:
     scratch: Annotated[
         str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")
     ] = None
+    silence: Annotated[
+        float | None, _in(MACHINE, "Seconds without a sign of life after which a worker counts as hung (20)")
+    ] = None
     grace: Annotated[
         float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")
     ] = None

@@ -37,7 +37,16 @@ def _read(config: Path) -> dict[str, Any]:
 TEXTS = {"agent", "command", "model", "base_url", "shard", "critic", "network", "scratch"}
 SIZES = {"sandbox_memory", "memory", "worker_memory"}
 LISTS = {"only"}
-SECONDS = {"timeout", "working_time", "setup_timeout", "grade_timeout", "grace", "suite_timeout", "backoff"}
+SECONDS = {  # numbers
+    "timeout",
+    "working_time",
+    "setup_timeout",
+    "grade_timeout",
+    "silence",
+    "grace",
+    "suite_timeout",
+    "backoff",
+}
 
 
 def _checked(config: Path, name: str, value: Any) -> Any:

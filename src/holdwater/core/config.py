@@ -47,6 +47,7 @@ class RunConfig(Record, frozen=True):
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
     worker_memory: int = 1 * GiB  # a worker above this is drained and replaced
     recycle_after: int = 5000  # attempts
+    silence: float = 20.0  # seconds without a sign of life before a worker counts as hung
     grace: float = 30.0  # seconds that running attempts get after the first signal
     suite_timeout: float = 600.0  # seconds without an instance before a suite counts as hung
     backoff: float = 1.0  # seconds before the first retry; doubles, with jitter

@@ -104,6 +104,7 @@ class GradeFailed(AttemptError):
 class RunFailed(AttemptError):
     """A failure that will hit every instance: a bad key, a missing model, a missing binary, a full disk."""
 
+    exit_status = 4
     where = Where.RUN
     kind = "run"
     again = False

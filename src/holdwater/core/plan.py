@@ -195,8 +195,9 @@ class Plan:
         return len(self._state.open)
 
     @property
-    def finished(self) -> bool:
-        return self._state.finished
+    def complete(self) -> bool:
+        """Whether every sample there is has been closed."""
+        return self._state.exhausted and not self._state.open
 
     # What each event does to the sample that it names.
 

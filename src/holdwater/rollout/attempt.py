@@ -25,9 +25,9 @@ from ..core.errors import (
 )
 from ..core.failures import RULES, Scored, interrupted
 from ..core.records import Failure, Grade, Instance, Limits, Phase, Salvage, Times, Usage, Verdict, Where
+from .calls import Calls
 from .logs import attempt_log
 from .scope import Note, Scope
-from .threads import Threads
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
 
@@ -91,7 +91,7 @@ class Life:
         self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
         self.phase = Phase.SETUP
         self.since = asyncio.get_running_loop().time()
-        self.threads = Threads(f"attempt-{job.attempt.id}")
+        self.calls = Calls(f"attempt-{job.attempt.id}")
         self.scope = Scope(note, closing)
         self.note = note
         self.ready = False  # set-up is over: there is something to grade
@@ -106,7 +106,7 @@ class Life:
     @property
     def tainted(self) -> bool:
         """Whether something of the attempt still runs in this process."""
-        return self.threads.alive > 0 or self.scope.stuck > 0
+        return self.calls.alive > 0 or self.scope.stuck > 0
 
     def interrupt(self, reason: str) -> None:
         """End it soon, with the verdict `interrupted`."""
@@ -134,7 +134,10 @@ class Life:
                 self._task.uncancel()
             return interrupted(self._reason)
         except Exception as error:  # boundary: a bad attempt is data  # noqa: BLE001
-            return as_failure(error, otherwise, phase)
+            failure = as_failure(error, otherwise, phase)
+            # Only acting has a limit that is the agent's to keep: elsewhere one must never become a zero.
+            late = failure.where is Where.LIMIT and phase is not Phase.ACTING
+            return msgspec.structs.replace(failure, where=otherwise.where) if late else failure
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + loop.time() - self.since
         return None
@@ -182,7 +185,7 @@ async def live(life: Life, place: Place) -> Verdict:
         for left in getattr(work.sandbox, "leftovers", ()):
             life.note("sandbox.leftover", left)
         if log.count:
-            await life.threads.call(log.sync)
+            await life.calls.call(log.sync)
         if (error := sink.error or place.full()) is not None:
             life.failure = as_failure(disk_full(error), RunFailed, life.phase)
     finally:
@@ -272,8 +275,6 @@ class _Work:
         failure = await self.life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, self._grade)
         if failure is None:
             return
-        if failure.where is Where.LIMIT:
-            failure = msgspec.structs.replace(failure, where=Where.GRADE)
         earlier = self.life.failure
         if earlier is None or RULES[earlier.where].scored is Scored.YES:
             self.life.failure = failure
@@ -293,7 +294,7 @@ class _Work:
                 view.end()
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await self.life.threads.call(function, *for_caller(function, *arguments))
+        return await self.life.calls.call(function, *for_caller(function, *arguments))
 
 
 def as_grade(result: GradeResult) -> Grade:

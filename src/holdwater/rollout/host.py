@@ -13,9 +13,10 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -37,6 +38,12 @@ from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 
 FULL = 1024 * 1024  # a run directory with less room than this counts as full
 MODEL_CONNECTIONS = 0  # no limit: the number of attempts is one already
+
+
+class Starter(Protocol):
+    """Owns the tasks of attempts: a `TaskGroup`, or a fleet that can leave one behind."""
+
+    def create_task(self, work: Coroutine[Any, Any, None], /) -> asyncio.Task[None]: ...
 
 
 class Host:
@@ -94,7 +101,7 @@ class Host:
             finally:
                 shutil.rmtree(place, ignore_errors=True)
 
-    def start(self, job: Job, group: asyncio.TaskGroup) -> None:
+    def start(self, job: Job, group: Starter) -> None:
         """Begin to live an attempt; its verdict comes by `emit`."""
         self._tasks[job.attempt.id] = group.create_task(self._host(job))
 

@@ -50,7 +50,7 @@ class Scope:
             task.cancel()
             if not await self._settled(task, CANCEL_SECONDS):
                 self.stuck += 1
-                task.add_done_callback(_retrieve)
+                abandon(task)
             self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._note("close.failed", f"{name}: {type(error).__name__}: {error}")
@@ -70,7 +70,14 @@ class Scope:
         return task.done()
 
 
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    """A close that ended late: its error has been noted as a hang already."""
+def abandon(task: asyncio.Task[Any]) -> None:
+    """Nobody waits any more for a task that ignores its cancellation, not even the end of its loop."""
+    asyncio.tasks._unregister_task(task)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task.add_done_callback(_retrieve)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """It ended late: it has been noted as a hang already."""
     if not task.cancelled():
         task.exception()

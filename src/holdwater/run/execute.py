@@ -28,9 +28,9 @@ from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.host import FULL, socket_prefix
-from ..rollout.wire import Welcome
+from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
-from .config import Environment, upstream_of
+from .config import Environment
 from .duty import Duty
 from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Fleet
@@ -49,6 +49,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     suite: Suite
     agent: Agent
     environment: Environment
+    upstream: Upstream | None = None  # where model calls go
     resumed: bool = False
     accept_changes: bool = False
     importable: bool = True  # workers can load the suite and the agent by their names
@@ -110,7 +111,7 @@ async def _conduct(
         directory=str(directory.path.absolute()),
         worker=0,
         token=ledger.token,
-        upstream=upstream_of(config, given.environment),
+        upstream=given.upstream,
         path=given.environment.path,
     )
     async with _fleet(welcome, scheduler.hear, given) as fleet:

@@ -1,20 +1,26 @@
 """The fleet without processes: attempts live in the conductor itself. For notebooks and tests.
 
-A hung thread cannot be killed here: it is left behind, and the process does not wait for it.
+A hung thread cannot be killed here, nor a task that ignores its cancellation: it is left behind, and nobody
+waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any
 
 from ..core.authoring import Agent, Enclose, Suite
 from ..rollout.host import Host
 from ..rollout.logs import routed
-from ..rollout.wire import Done, Job, Noted, Said, ToConductor, Welcome
+from ..rollout.scope import abandon
+from ..rollout.wire import Broken, Done, Job, Noted, Said, ToConductor, Welcome
 from .fleet import Census, Emit
+
+LEAVE_SECONDS = 20.0  # what interrupted attempts get to end when the run is over
 
 
 class InlineFleet:
@@ -26,11 +32,11 @@ class InlineFleet:
         self._emit = emit
         self._host = Host(welcome, self._hear, suite, agent, enclose)
         self._stack = AsyncExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and what hangs for good
 
     async def __aenter__(self) -> InlineFleet:
         self._stack.enter_context(routed(lambda line: self._emit(Said(line=line))))
         await self._stack.enter_async_context(self._host.opened())
-        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         return self
 
     async def __aexit__(
@@ -38,10 +44,21 @@ class InlineFleet:
     ) -> None:
         for living in self._host.living():
             self._host.interrupt(living.attempt, "the run is over")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LEAVE_SECONDS)
+        for task in self._tasks:
+            abandon(task)
         await self._stack.aclose()
 
     async def start(self, job: Job) -> None:
-        self._host.start(job, self._group)
+        self._host.start(job, self)
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """An attempt of this fleet; unlike a `TaskGroup`, the fleet can leave one behind."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
     def interrupt(self, attempt: int, reason: str) -> None:
         self._host.interrupt(attempt, reason)
@@ -49,11 +66,17 @@ class InlineFleet:
     def give_up(self, attempt: int) -> str:
         for living in self._host.living():
             if living.attempt == attempt:
+                self._host.interrupt(attempt, "it overran all its limits")
                 return f"in {living.phase} for {living.seconds:.0f} s"
         return "nowhere to be found"
 
     def census(self) -> Census:
         return Census(workers=0, phases=dict(Counter(str(living.phase) for living in self._host.living())))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._emit(Broken(message=f"internal error: {type(error).__name__}: {error}"))
 
     def _hear(self, message: ToConductor) -> None:
         if isinstance(message, Done) and message.tainted:

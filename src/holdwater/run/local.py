@@ -19,8 +19,7 @@ from .fleet import Census, Emit
 from .process import WorkerProcess
 
 PATROL_SECONDS = 1.0
-SILENCE_SECONDS = 20.0  # without a beat and without CPU time: hung
-LONGEST_SILENCE = 180.0  # without a beat, however busy
+LONGEST_SILENCE = 9  # times the silence of an idle worker: without a beat, however busy
 STILLBORN = 3  # workers that die before they are ready, one after another, stop the run
 
 
@@ -206,7 +205,7 @@ class LocalFleet:
         while True:
             await asyncio.sleep(PATROL_SECONDS)
             for worker in list(self._workers.values()):
-                if worker.silent(SILENCE_SECONDS, LONGEST_SILENCE):
+                if worker.silent(self._config.silence, self._config.silence * LONGEST_SILENCE):
                     worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
                 elif worker.draining or not worker.ready:
                     continue

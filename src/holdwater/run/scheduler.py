@@ -13,7 +13,7 @@ import msgspec
 
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
-from ..core.failures import worker_lost
+from ..core.failures import interrupted, worker_lost
 from ..core.plan import (
     Abort,
     AnyCommand,
@@ -67,6 +67,7 @@ class Scheduler:
         self._finished = asyncio.Event()
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
+        self._unstarted: set[int] = set()  # bound: the run's concurrency
         self._due: dict[int, float] = {}  # bound: the run's concurrency
         self._begun: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and one pull
         self._error: HoldwaterError | None = None
@@ -93,7 +94,8 @@ class Scheduler:
         finally:
             self._over = True
             self._feed.close()
-        if self._error is not None:
+        done_anyway = isinstance(self._error, Interrupted) and self._plan.complete
+        if self._error is not None and not done_anyway:
             raise self._error
 
     def hear(self, news: News) -> None:
@@ -147,9 +149,10 @@ class Scheduler:
                 self._begin(self._pull(count))
             case Start(attempt=attempt):
                 self._attempts[attempt.id] = attempt
+                self._unstarted.add(attempt.id)
                 self._begin(self._start(attempt))
             case Interrupt(attempt=attempt_id):
-                self._fleet.interrupt(attempt_id, self._reason)
+                self._interrupt(attempt_id)
             case Close(outcome=outcome):
                 self._spawn(self._ledger.close_sample(outcome))
             case Wake(at=at):
@@ -171,8 +174,18 @@ class Scheduler:
         payload = await self._ledger.begin(attempt)
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
         job = Job(attempt=attempt, payload=payload, answer=answer)
-        await self._fleet.start(job)
-        self._due[attempt.id] = self._loop.time() + self._longest(job)
+        self._unstarted.discard(attempt.id)
+        if attempt.id in self._attempts:
+            await self._fleet.start(job)
+            self._due[attempt.id] = self._loop.time() + self._longest(job)
+
+    def _interrupt(self, attempt: int) -> None:
+        if attempt not in self._unstarted:
+            self._fleet.interrupt(attempt, self._reason)
+            return
+        del self._attempts[attempt]  # it is being written, and will not be started
+        failure = interrupted(self._reason)
+        self.hear(Done(verdict=Verdict(attempt=attempt, token=self._ledger.token, failure=failure)))
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""

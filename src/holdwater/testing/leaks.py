@@ -1,4 +1,4 @@
-"""A leak check: after a run in this process nothing of its attempts is left, neither objects nor threads nor fds.
+"""A leak check: after a run in this process nothing of it is left, neither objects nor threads nor fds.
 
 What belongs to which scope is said in `rollout/scope.py`; this only looks at what outlived it.
 """
@@ -6,12 +6,12 @@ What belongs to which scope is said in `rollout/scope.py`; this only looks at wh
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 SCOPED = frozenset(
@@ -67,9 +67,9 @@ def _name(kind: type[Any]) -> str:
 def _open_files() -> Counter[str]:
     """What this process's descriptors lead to; numbers of sockets and pipes are left out."""
     found: Counter[str] = Counter()
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in Path("/proc/self/fd").iterdir():
         try:
-            found[os.readlink(f"/proc/self/fd/{fd}").split(":[")[0]] += 1  # noqa: PTH115
+            found[str(fd.readlink()).split(":[")[0]] += 1
         except OSError:
             continue  # the descriptor of the listing itself
     return found

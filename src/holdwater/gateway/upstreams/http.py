@@ -13,7 +13,6 @@ from typing import Self
 
 import aiohttp
 from multidict import CIMultiDict
-from yarl import URL
 
 from ...core.errors import ModelFailed
 from ...core.records import Failure, MiB
@@ -51,7 +50,7 @@ class HttpUpstream:
     """`url` ends where the dialects' paths begin (`.../v1`). Used with `async with`."""
 
     def __init__(self, url: str, key: str | None, *, retries: int = 4, stall: float = 600.0) -> None:
-        self._url = URL(url.rstrip("/") + "/")
+        self._url = url.rstrip("/") + "/"
         self._key = key
         self._secret = key.encode() if key else b""
         self._retries = retries
@@ -112,8 +111,9 @@ class HttpUpstream:
         headers["Accept-Encoding"] = "identity"
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        url = self._url.joinpath(call.path)
-        return await self._client.post(url, data=Payload(call.body), headers=headers, allow_redirects=False)
+        return await self._client.post(
+            self._url + call.path, data=Payload(call.body), headers=headers, allow_redirects=False
+        )
 
     async def _wait(self, call: Call, response: aiohttp.ClientResponse, tried: int) -> None:
         await _finish(response)

@@ -1,7 +1,7 @@
-"""A thread of its own for every blocking call of a suite or an agent.
+"""Calls into the code of suites and agents: a thread of its own for `def`, a task of its own for `async def`.
 
 Never asyncio's default pool: a hung call would keep one of its few threads for ever. A thread cannot be
-killed: `Threads.alive` says how many outlived their attempt, and the worker is replaced for it.
+killed and a task can refuse to be cancelled: `Calls.alive` says how many outlived their attempt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .scope import abandon
 from .views import is_async
 
+CANCEL_SECONDS = 1.0  # what a cancelled task gets to end
 
-class Threads:
-    """The threads of one attempt."""
+
+class Calls:
+    """The calls of one attempt."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,15 +28,35 @@ class Threads:
 
     @property
     def alive(self) -> int:
-        """How many calls are still running, given up on or not."""
+        """How many are still running, given up on or not."""
         return self._alive
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a plain or `async` function; a plain one runs in a thread of its own."""
+        """The result of a plain or `async` function. A cancellation ends the waiting, whatever it calls."""
         if is_async(function):
-            return await function(*arguments)
+            return await self._in_task(function(*arguments))
         result = await self._in_thread(function, *arguments)
-        return await result if inspect.isawaitable(result) else result
+        return await self._in_task(result) if inspect.isawaitable(result) else result
+
+    async def _in_task(self, work: Any) -> Any:
+        task = asyncio.ensure_future(work)
+        self._count(1)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done():
+                raise
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+            if not task.done():
+                abandon(task)
+            raise
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._count(-1)
+        if not task.cancelled():
+            task.exception()  # seen: whoever still waits for it gets it, and nobody else wants to
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -56,14 +79,16 @@ class Threads:
                 error = RuntimeError(f"StopIteration: {raised}")
             except BaseException as raised:  # boundary: delivered to the caller  # noqa: BLE001
                 error = raised
-            with self._lock:
-                self._alive -= 1
+            self._count(-1)
             try:
                 loop.call_soon_threadsafe(deliver, result, error)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
 
-        with self._lock:
-            self._alive += 1
+        self._count(1)
         threading.Thread(target=body, name=self._name, daemon=True).start()
         return await future
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._alive += change

@@ -1,0 +1,358 @@
+"""An exception, and a hang, in every stage in turn: the verdict is right, none is lost, the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdwater as hw
+from holdwater.core.records import Where
+from holdwater.run.duty import Duty
+from holdwater.testing.faults import Fault, Injected, Manner
+from holdwater.testing.leaks import no_leaks
+from holdwater.testing.scripted import Reply, serve
+from tests.point import (
+    COUNT,
+    all_passed,
+    attempts,
+    events,
+    failed,
+    grade,
+    kinds,
+    names,
+    numbered,
+    outcomes,
+    play,
+    solve,
+    suite,
+    whole,
+)
+
+BOTH = (Manner.RAISE, Manner.HANG)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    with no_leaks():
+        yield
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function for a thread: its sandbox has the same methods without `await`."""
+
+    def solve_plainly(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        sandbox.write("made.txt", instance.id)
+        return instance.id
+
+    def grade_plainly(instance: hw.Instance, sandbox: Any, answer: str | None) -> bool:
+        return bool(sandbox.read("made.txt").decode() == instance.id)
+
+    return {solve: solve_plainly, grade: grade_plainly}[function]
+
+
+# Set-up: an infrastructure failure, tried again, never a zero.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+@pytest.mark.parametrize(
+    "stage", ["sandbox.open", "session.open", "sandbox.write", "sandbox.run", "sandbox.mark"]
+)
+def test_set_up(tmp_path: Path, stage: str, manner: Manner) -> None:
+    fault = Fault(stage, manner)
+
+    summary = play(tmp_path / "run", suite(), fault=fault, setup_timeout=1.0)
+
+    assert fault.struck == 1
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    [lost] = failed(tmp_path / "run")
+    assert lost.verdict is not None and lost.verdict.failure is not None
+    assert (lost.verdict.failure.where, lost.verdict.grade) == (Where.SANDBOX, None)
+    assert len(attempts(tmp_path / "run")) == COUNT + 1
+    whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_set_up_that_never_works_is_no_zero(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("suite.setup", manner, times=3)
+
+    async def setup(instance: hw.Instance, sandbox: hw.Sandbox) -> None:
+        if instance.id == "i0":
+            await fault.strike("suite.setup")
+
+    summary = play(tmp_path / "run", suite(setup=setup), fault=fault, setup_timeout=0.5)
+
+    row = outcomes(tmp_path / "run")["i0"]
+    assert (row.kind, row.score, row.attempts) == ("sandbox", None, 3)
+    assert kinds(tmp_path / "run") == {**all_passed(), "i0": "sandbox"}
+    assert summary.exit_status == 1
+    whole(tmp_path / "run")
+
+
+# Acting: the agent's own failure, graded on what it left.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+@pytest.mark.parametrize("shape", ["async", "thread"])
+def test_agent(tmp_path: Path, manner: Manner, shape: str) -> None:
+    fault = Fault("agent", manner)
+    agent = fault.before("agent", solve if shape == "async" else plain(solve))
+
+    summary = play(tmp_path / "run", suite(), agent, fault=fault, timeout=1.0)
+
+    assert summary.exit_status == 0
+    assert summary.outcomes == {"passed": COUNT - 1, "failed": 1}
+    [lost] = failed(tmp_path / "run")
+    assert lost.verdict is not None and lost.verdict.failure is not None
+    assert lost.verdict.failure.where is (Where.AGENT if manner is Manner.RAISE else Where.LIMIT)
+    whole(tmp_path / "run")
+
+
+# Salvage: an event, and no more.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_salvage(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("sandbox.salvage", manner)
+
+    summary = play(tmp_path / "run", suite(), fault=fault, salvaging=0.5)
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    assert len(attempts(tmp_path / "run")) == COUNT
+    assert len(events(tmp_path / "run", "salvage.failed")) == 1
+    whole(tmp_path / "run")
+
+
+# Grading: tried again, never a zero.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+@pytest.mark.parametrize("shape", ["async", "thread"])
+def test_grade(tmp_path: Path, manner: Manner, shape: str) -> None:
+    fault = Fault("grade", manner)
+    faulty = fault.before("grade", grade if shape == "async" else plain(grade))
+
+    summary = play(tmp_path / "run", suite(grade=faulty), fault=fault, grade_timeout=1.0)
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    [lost] = failed(tmp_path / "run")
+    assert lost.verdict is not None and lost.verdict.failure is not None
+    assert lost.verdict.failure.where is Where.GRADE
+    whole(tmp_path / "run")
+
+
+# Closing: counted, and changes no verdict.
+
+
+@pytest.mark.parametrize("manner", [*BOTH, Manner.STUBBORN])
+@pytest.mark.parametrize("stage", ["sandbox.close", "session.close"])
+def test_close(tmp_path: Path, stage: str, manner: Manner) -> None:
+    fault = Fault(stage, manner)
+
+    summary = play(tmp_path / "run", suite(), fault=fault)
+
+    assert fault.struck == 1
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    assert len(attempts(tmp_path / "run")) == COUNT
+    kind = "close.failed" if manner is Manner.RAISE else "close.hung"
+    assert len(events(tmp_path / "run", kind)) == 1
+    whole(tmp_path / "run")
+
+
+async def test_close_of_a_session_with_a_call_in_flight(tmp_path: Path) -> None:
+    """An agent that leaves without its answer: the call is answered, the session closes, all go on."""
+    arrived = asyncio.Event()
+
+    async def stall(request: dict[str, Any]) -> Reply:
+        arrived.set()
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody waits so long")
+
+    async def leave(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+        await sandbox.write("made.txt", instance.id)
+        call = asyncio.ensure_future(model.chat([{"role": "user", "content": "hello"}]))
+        await arrived.wait()
+        call.add_done_callback(lambda done: done.exception())
+        return instance.id
+
+    async with serve(stall) as url:
+        summary = await hw.arun(
+            suite(), leave, out=tmp_path / "run", workers=0, model="m", base_url=url, backoff=0.01
+        )
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+
+
+# The suite: what it yielded before still settles.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_suite_while_yielding(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("suite", manner)
+
+    def instances() -> Iterator[hw.Instance]:
+        yield from numbered(3)()
+        fault.block("suite")
+
+    summary = play(tmp_path / "run", suite(instances=instances), fault=fault, suite_timeout=0.5)
+
+    assert (summary.state, summary.exit_status) == ("stopped", 2)
+    assert kinds(tmp_path / "run") == all_passed(3)
+    assert ("injected at suite" if manner is Manner.RAISE else "yielded no instance") in summary.reason
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_suite_before_it_yields(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("suite", manner)
+
+    summary = play(
+        tmp_path / "run",
+        suite(instances=fault.before("suite", numbered())),
+        fault=fault,
+        suite_timeout=0.5,
+    )
+
+    assert (summary.exit_status, summary.planned) == (2, 0)
+
+
+# Observers and duties: nobody waits for them.
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_observer(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("observer", manner)
+    heard: list[int] = []
+
+    summary = play(
+        tmp_path / "run",
+        suite(),
+        fault=fault,
+        observers=[
+            fault.before("observer", lambda verdict: None),
+            lambda verdict: heard.append(verdict.attempt),
+        ],
+    )
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    assert len(heard) == COUNT, "the other observer hears of everything"
+    kind = "observer.failed" if manner is Manner.RAISE else "observer.behind"
+    assert len(events(tmp_path / "run", kind)) == 1
+
+
+@pytest.mark.parametrize("manner", BOTH)
+def test_duty(tmp_path: Path, manner: Manner) -> None:
+    fault = Fault("duty", manner)
+    turns: list[float] = []
+
+    async def work() -> None:
+        await fault.strike("duty")
+        turns.append(time.monotonic())
+
+    async def wait_for_turns(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+        while len(turns) < 2:
+            await asyncio.sleep(0.01)
+        return await solve(instance, sandbox, model)
+
+    summary = play(
+        tmp_path / "run",
+        suite(),
+        wait_for_turns,
+        fault=fault,
+        duties=[Duty("faulty", 0.05, work, longest=0.2)],
+    )
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    kind = "duty.failed" if manner is Manner.RAISE else "duty.hung"
+    assert [event.message.split(":")[0] for event in events(tmp_path / "run", kind)] == ["faulty"]
+
+
+# The watchdog: what overran all its limits is named, ended and handed back.
+
+
+@pytest.mark.parametrize("stage", ["sandbox.open", "agent"])
+def test_an_attempt_that_nothing_can_end(tmp_path: Path, stage: str) -> None:
+    fault = Fault(stage, Manner.STUBBORN)
+
+    started = time.monotonic()
+    summary = play(
+        tmp_path / "run",
+        suite(),
+        fault.before("agent", solve),
+        fault=fault,
+        setup_timeout=0.5,
+        timeout=0.5,
+        grade_timeout=0.5,
+        salvaging=0.1,
+        closing=0.1,
+        patience=0.5,
+    )
+
+    assert time.monotonic() - started < 30
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    [lost] = failed(tmp_path / "run")
+    assert lost.verdict is not None and lost.verdict.failure is not None
+    assert (lost.verdict.failure.where, lost.verdict.failure.kind) == (Where.WORKER, "lost")
+    [named] = events(tmp_path / "run", "attempt.hung")
+    phase = "setup" if stage == "sandbox.open" else "acting"
+    assert named.message.startswith(f"attempt {lost.attempt} hangs in {phase} for ")
+    whole(tmp_path / "run")
+
+
+def test_an_agent_that_nothing_can_ever_end_is_poison(tmp_path: Path) -> None:
+    fault = Fault("agent", Manner.STUBBORN, times=10)
+
+    async def agent(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+        if instance.id == "i0":
+            await fault.strike("agent")
+        return await solve(instance, sandbox, model)
+
+    limits = {"setup_timeout": 0.5, "timeout": 0.3, "grade_timeout": 0.3}
+    summary = play(
+        tmp_path / "run", suite(), agent, fault=fault, **limits, salvaging=0.1, closing=0.1, patience=0.1
+    )
+
+    assert summary.exit_status == 1
+    assert kinds(tmp_path / "run") == {**all_passed(), "i0": "worker"}
+    lost = failed(tmp_path / "run")
+    assert {row.instance for row in lost} == {"i0"}, "neighbours are innocent"
+    assert lost[-1].verdict is not None and lost[-1].verdict.failure is not None
+    assert lost[-1].verdict.failure.kind == "poison"
+    whole(tmp_path / "run")
+
+
+def test_a_thread_that_writes_late_hurts_nobody(tmp_path: Path) -> None:
+    let_go, late = threading.Event(), []
+
+    def agent(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        sandbox.write("made.txt", instance.id)
+        if instance.id == "i0":
+            let_go.wait()
+            try:
+                sandbox.write("made.txt", "late")
+            except hw.HoldwaterError as error:
+                late.append(error)
+        return instance.id
+
+    summary = play(tmp_path / "run", suite(), agent, timeout=0.5)
+    let_go.set()
+    while not late:
+        time.sleep(0.01)
+
+    assert kinds(tmp_path / "run") == all_passed(), "what the hung one had left is graded"
+    assert summary.events.get("thread.left") == 1
+
+
+def test_the_names_of_faults_are_nobodys(tmp_path: Path) -> None:
+    """An exception that is no error of ours becomes a failure that names it."""
+    fault = Fault("agent", Manner.RAISE, times=COUNT)
+
+    play(tmp_path / "run", suite(), fault.before("agent", solve), fault=fault)
+
+    messages = {row.verdict.failure.message for row in failed(tmp_path / "run")}  # type: ignore[union-attr]
+    assert messages == {f"{Injected.__name__}: injected at agent"}
+    assert names() == sorted(outcomes(tmp_path / "run"))

@@ -1,0 +1,116 @@
+"""What the tests of runs inside this process share: a small suite, a run with faults, what the ledger says of it.
+
+Runs through the command are played by `scene.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import holdwater as hw
+from holdwater import api
+from holdwater.core.records import Summary
+from holdwater.ledger.reader import AttemptRow, EventRow, OutcomeRow, Reader
+from holdwater.run.duty import Duty
+from holdwater.testing.faults import Fault
+
+COUNT = 6
+QUICK: dict[str, Any] = {
+    "workers": 0,
+    "concurrency": COUNT,
+    "backoff": 0.01,
+    "timeout": 10.0,
+    "salvaging": 1.0,
+    "closing": 0.5,
+    "patience": 1.0,
+}
+
+
+def names(count: int = COUNT) -> list[str]:
+    return [f"i{n}" for n in range(count)]
+
+
+def numbered(count: int = COUNT) -> Callable[[], Iterator[hw.Instance]]:
+    """Instances with a file and a set-up command, so that every stage of an attempt is reached."""
+
+    def instances() -> Iterator[hw.Instance]:
+        for name in names(count):
+            yield hw.Instance(id=name, files={"given.txt": name}, setup="echo ready > setup.txt")
+
+    return instances
+
+
+async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+    await sandbox.write("made.txt", instance.id)
+    return instance.id
+
+
+async def grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: str | None) -> bool:
+    """It passes by the work that was left, whatever was answered."""
+    try:
+        return (await sandbox.read("made.txt")).decode() == instance.id
+    except FileNotFoundError:
+        return False
+
+
+def suite(**parts: Any) -> hw.Suite:
+    return hw.Suite(**{"name": "numbered", "instances": numbered(), "grade": grade, **parts})
+
+
+def play(
+    out: Path,
+    suite: hw.Suite,
+    agent: Any = solve,
+    *,
+    fault: Fault | None = None,
+    observers: Sequence[Callable[[hw.Verdict], None]] = (),
+    duties: Sequence[Duty] = (),
+    **options: Any,
+) -> Summary:
+    """Run in this process, quickly; what the fault holds up is let go at the end."""
+    prepared = api.prepare(suite, agent, out, {**QUICK, **options})  # type: ignore[typeddict-item]
+    around: api.Around = {"observers": observers, "duties": duties}
+    if fault is not None:
+        around["enclose"] = fault.enclose
+    try:
+        return asyncio.run(api.start(prepared, around))
+    finally:
+        if fault is not None:
+            fault.release()
+
+
+def outcomes(out: Path) -> dict[str, OutcomeRow]:
+    with Reader(out) as reader:
+        return {row.instance: row for row in reader.outcomes()}
+
+
+def kinds(out: Path) -> dict[str, str]:
+    return {name: row.kind for name, row in outcomes(out).items()}
+
+
+def attempts(out: Path, instance: str | None = None) -> list[AttemptRow]:
+    with Reader(out) as reader:
+        return [row for row in reader.attempts() if instance is None or row.instance == instance]
+
+
+def events(out: Path, kind: str) -> list[EventRow]:
+    with Reader(out) as reader:
+        return [row for row in reader.events(10_000) if row.kind == kind]
+
+
+def all_passed(count: int = COUNT) -> dict[str, str]:
+    return dict.fromkeys(names(count), "passed")
+
+
+def failed(out: Path) -> list[AttemptRow]:
+    """The attempts that ended with a failure."""
+    return [row for row in attempts(out) if row.verdict is not None and row.verdict.failure is not None]
+
+
+def whole(out: Path) -> None:
+    """Every instance is settled, once."""
+    found = hw.audit(out)
+    assert found.ok, found
