@@ -145,7 +145,7 @@ async def test_the_imposed_model_is_what_upstream_and_record_see():
 
 
 async def test_usage_of_a_stream_is_asked_for_upstream_and_kept_from_a_client_that_did_not_ask():
-    seen = Seen(Reply(text="hello there", tool_calls=[CALL]))
+    seen = Seen(Reply(text="hello there", tool_calls=[CALL], headers={"content-type": "text/event-stream"}))
     async with serve_raw(seen) as upstream, scene(upstream) as s:
         request = ask("hi", stream=True, stream_options={"x": 1})
         async with s.post(request) as response:

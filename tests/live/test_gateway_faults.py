@@ -15,7 +15,7 @@ from tests.gateway_scene import Log, ask, scene
 from holdwater.core.errors import ModelFailed
 from holdwater.testing.scripted import Fault, Reply, planned, serve
 
-NOW = {"Retry-After": "0"}
+NOW = {"retry-after": "0"}  # in lower case, as many servers write it
 
 
 def fine(request):

@@ -130,7 +130,7 @@ def run(
     console = Console.claim()
     from .. import api
 
-    said = merged(dataclasses.asdict(flags), config)
+    said = merged(flags, config)
     agent = _agent(said.pop("agent"), said.pop("command"))
     prepared = api.prepare(suite, agent, out, said)  # type: ignore[arg-type]
     if dry_run:

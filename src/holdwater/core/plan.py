@@ -17,6 +17,7 @@ from .policy import Next, Policy, Result, Spent, decide, outcome_kind, rank
 from .records import Attempt, Outcome, Record, Where
 
 LOG_BOUND = 4096
+EARLY = 0.05  # seconds before its time that a timer may fire; earlier, it belongs to another `Wake`
 
 
 class Event(Record, frozen=True, tag=True):
@@ -213,7 +214,8 @@ class Plan:
             case Preempt(attempt=attempt):
                 return self._preempt(attempt)
             case Woke():
-                state.wake_at = None
+                if state.wake_at is not None and at >= state.wake_at - EARLY:
+                    state.wake_at = None
             case Drain():
                 state.draining = True
             case Abort():

@@ -126,7 +126,7 @@ def outcome_kind(result: Result, *, spent: bool) -> str:
 
 def backoff(result: Result, retries: int, policy: Policy) -> float:
     """Doubling, with jitter that is the same each time it is asked for, and never less than Retry-After."""
-    doubled = min(policy.backoff * float(2**retries), LONGEST_BACKOFF)
+    doubled = min(policy.backoff * 2.0 ** min(retries, 64), LONGEST_BACKOFF)
     return max(doubled * (0.5 + _jitter(result.attempt, retries)), result.after)
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 
 from ..core.errors import ModelFailed
 from ..core.records import Failure, MiB, Where
@@ -23,7 +25,7 @@ from .upstreams import Answer, Call, Upstream
 from .upstreams.retry import error_of
 
 GONE = 499  # in the record: the client went away before it had an answer
-LARGEST_EVENT = 16 * MiB
+LARGEST_REPLY = 64 * MiB
 SERVER = {"Server": "holdwater"}
 
 _NOT_SENT = frozenset(
@@ -90,7 +92,7 @@ class Relay:
         turn = Turn(request, session, delta)
         try:
             async with self._upstream.send(call) as answer:
-                if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+                if answer.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
                     return await turn.stream(answer, chat.Stream(asked.wants_usage))
                 return await turn.whole(answer)
         except ModelFailed as error:
@@ -139,7 +141,7 @@ class Turn:
 
     async def whole(self, answer: Answer) -> web.Response:
         """An answer in one piece."""
-        body = b"".join([piece async for piece in answer.pieces()])
+        body = b"".join([piece async for piece in _bounded(answer)])
         failure = answer.failure
         try:
             reply = chat.read_reply(body)
@@ -150,20 +152,18 @@ class Turn:
             ending = Ending(answer.status)
             failure = failure or _garbage(f"the upstream's reply is no JSON: {error}")
         self._write(ending, failure)
-        return web.Response(status=answer.status, headers={**answer.headers, **SERVER}, body=body)
+        return web.Response(status=answer.status, headers=_returned(answer), body=body)
 
     async def stream(self, answer: Answer, stream: chat.Stream) -> web.StreamResponse:
         """An answer in events. Those that end it are held until the exchange is in the record."""
         self._stream = stream
         held: list[bytes] = []
-        async for piece in answer.pieces():
+        async for piece in _bounded(answer):
             held += stream.events(piece)
             if held and stream.began and not stream.ended:
                 await self._send(answer, held)
             if stream.done:
                 break
-            if len(stream.rest) > LARGEST_EVENT:
-                raise ModelFailed("an event of the upstream's stream is too large", kind="garbage")
         if not stream.ended:
             raise ModelFailed("the upstream's stream ended early", kind="cut")
         failure = _inside(stream.error) if stream.error is not None else None
@@ -176,7 +176,7 @@ class Turn:
 
     async def _send(self, answer: Answer, held: list[bytes]) -> None:
         if self._response is None:
-            self._response = web.StreamResponse(status=answer.status, headers={**answer.headers, **SERVER})
+            self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
             await self._response.prepare(self._request)
         await self._response.write(b"".join(held))
         held.clear()
@@ -231,6 +231,22 @@ def _headers(request: web.BaseRequest, session: Session) -> dict[str, str]:
         for name, value in request.headers.items()
         if name.lower() not in _NOT_SENT and session.key not in value
     }
+
+
+def _returned(answer: Answer) -> CIMultiDict[str]:
+    headers = answer.headers.copy()
+    headers.update(SERVER)
+    return headers
+
+
+async def _bounded(answer: Answer) -> AsyncIterator[bytes]:
+    """The pieces of an answer, up to the size of one that can be kept in memory."""
+    size = 0
+    async for piece in answer.pieces():
+        size += len(piece)
+        if size > LARGEST_REPLY:
+            raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
+        yield piece
 
 
 def _inside(error: object) -> Failure:

@@ -150,4 +150,9 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # the loop is closed: the thread outlived the whole run
+        work.close()
+        raise AttemptOver("the attempt is over, and so is its run") from None
+    return future.result()

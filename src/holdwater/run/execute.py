@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,7 +37,8 @@ from .fleet import Emit, Fleet
 from .inline import InlineFleet
 from .local import LocalFleet
 from .observers import Observer, Observers
-from .scheduler import Scheduler
+from .scheduler import Scheduler, interruption
+from .signals import Signals
 from .source import Source
 
 GAUGE_SECONDS = 1.0
@@ -73,12 +74,18 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = directory.read_config()
-    with directory.lock(), _console_log(directory, given.say) as say:
+    signals = Signals()
+    with (
+        directory.lock(),
+        signals.heard() if given.signals else nullcontext(),
+        _console_log(directory, given.say) as say,
+    ):
         _sweep(directory, config)
         async with Ledger(directory) as ledger:
             await recover(ledger, directory)
             try:
-                await _conduct(directory, config, ledger, given, say)
+                with _interruptible(signals):
+                    await _conduct(directory, config, ledger, given, say, signals)
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
             else:
@@ -95,15 +102,10 @@ async def _conduct(
     ledger: Ledger,
     given: Conduct,
     say: Callable[[str], None],
+    signals: Signals,
 ) -> None:
-    if given.resumed and given.feed is None:
-        await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
-    source = Source(given.suite, config)
-    if given.feed is not None:
-        feed: Feed = given.feed(ledger)
-    else:
-        feed = RunFeed(config, ledger, source, resumed=given.resumed)
-        await ledger.expect(None if source.total is None else source.total * config.samples)
+    with signals.answered(current().cancel):
+        feed = await _feed(config, ledger, given)
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
     scheduler = Scheduler(config, ledger, feed, observers, await ledger.next_attempt(), say)
     welcome = Welcome(
@@ -116,12 +118,23 @@ async def _conduct(
     )
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         gauge = Duty("gauge", GAUGE_SECONDS, _gauger(directory, config, ledger, scheduler, fleet))
-        with _signals(scheduler, given.signals):
+        with signals.answered(scheduler.drain, scheduler.leave):
             try:
                 await scheduler.run(fleet, (gauge, *given.duties))
             finally:
                 for missed in observers.close():
                     await ledger.note("observer.behind", missed)
+
+
+async def _feed(config: RunConfig, ledger: Ledger, given: Conduct) -> Feed:
+    """Where the samples come from; a resume looks first whether the suite is still what was planned."""
+    if given.feed is not None:
+        return given.feed(ledger)
+    if given.resumed:
+        await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
+    source = Source(given.suite, config)
+    await ledger.expect(None if source.total is None else source.total * config.samples)
+    return RunFeed(config, ledger, source, resumed=given.resumed)
 
 
 @asynccontextmanager
@@ -168,27 +181,21 @@ def _gauger(
 
 
 @contextmanager
-def _signals(scheduler: Scheduler, ours: bool) -> Iterator[None]:
-    """First drains, second leaves, third kills."""
-    if not ours:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    responses = [scheduler.drain, scheduler.leave]
-
-    def respond() -> None:
-        if not responses:
-            os._exit(3)
-        responses.pop(0)()
-
-    both = (signal.SIGINT, signal.SIGTERM)
-    for number in both:
-        loop.add_signal_handler(number, respond)
+def _interruptible(signals: Signals) -> Iterator[None]:
+    """A signal that came before anything ran has cancelled us: the run ends as `interrupted`."""
     try:
         yield
-    finally:
-        for number in both:
-            loop.remove_signal_handler(number)
+    except asyncio.CancelledError:
+        if not signals.count:
+            raise
+        current().uncancel()
+        raise interruption() from None
+
+
+def current() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def _end(

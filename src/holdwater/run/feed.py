@@ -47,6 +47,7 @@ class RunFeed:
             ledger.open_samples(config.samples) if resumed else None
         )
         self._refused: HoldwaterError | None = None
+        self._given = False
 
     @property
     def error(self) -> HoldwaterError | None:
@@ -58,13 +59,20 @@ class RunFeed:
         while len(opened) < count and self._refused is None:
             items = await self._source.take(math.ceil((count - len(opened)) / self._samples))
             if not items:
+                self._ended(opened)
                 break
             for row in await self._plan([planned(*item) for item in items]):
                 opened += [Opened(instance=row, sample=sample) for sample in range(self._samples)]
+        self._given = self._given or bool(opened)
         return opened
 
     def close(self) -> None:
         self._source.close()
+
+    def _ended(self, opened: list[Opened]) -> None:
+        """The suite has no more. To have given nothing at all is a mistake of whoever chose."""
+        if not (opened or self._given or self._resumed or self._source.error):
+            self._refused = BadInput("no instance was chosen", "look at `--only`, `--shard` and the suite")
 
     async def _take_standing(self, count: int) -> list[Opened]:
         opened: list[Opened] = []

@@ -122,8 +122,10 @@ class Scheduler:
 
     def drain(self) -> None:
         """The first signal: start nothing more, and interrupt what still runs after the grace period."""
-        self._error = self._error or Interrupted("interrupted", "`holdwater resume` continues the run")
+        self._error = self._error or interruption()
         self._reason = "interrupted by a signal"
+        grace = f"{self._plan.running} running attempts get {self._config.grace:g} s"
+        self._say(f"draining: {grace}, a second signal leaves at once\n")
         self._loop.call_later(self._config.grace, self.abort)
         self._take(Drain())
 
@@ -234,6 +236,10 @@ class Scheduler:
         task = self._group.create_task(work)
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
+
+
+def interruption() -> Interrupted:
+    return Interrupted("interrupted", "`holdwater resume` continues the run")
 
 
 class _Asks(msgspec.Struct):

@@ -110,8 +110,8 @@ def turns(count: int, size: int, seed: int = 0, command: str | None = None) -> R
     noise = _noise(size + 64 * count, seed)
 
     def reply(headers: Mapping[str, str], body: bytes) -> Reply:
-        # Quotes inside a JSON string are escaped, so this counts the assistant's messages and only those.
-        turn = min(body.count(b'"assistant"') + 1, count)
+        last = body.rfind(b'"turn ')  # from the end, so that a long history costs nothing
+        turn = min(int(body[last + 6 : last + 16].split()[0]) + 1, count) if last >= 0 else 1
         text = f"turn {turn} of {count}\n" + noise[64 * turn : 64 * turn + size]
         calls = [{"name": "bash", "arguments": {"command": command}}] if command and turn < count else []
         return Reply(text=text, tool_calls=calls)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from multidict import CIMultiDict
+
 from ...core.records import Failure
 from ..body import Body
 
@@ -25,7 +27,7 @@ class Answer(Protocol):
     """What came back, from its first byte on."""
 
     status: int
-    headers: Mapping[str, str]  # those that may go on to the client
+    headers: CIMultiDict[str]  # those that may go on to the client
     failure: Failure | None  # what the status means for the attempt
 
     def pieces(self) -> AsyncIterator[bytes]:

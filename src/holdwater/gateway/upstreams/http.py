@@ -6,7 +6,7 @@ What a status means is decided in `retry.py`; what is in the answer is for the d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -126,11 +126,11 @@ class HttpUpstream:
             await asyncio.sleep(seconds)
 
     async def _answer(self, response: aiohttp.ClientResponse) -> HttpAnswer:
-        headers = {
-            name: value
+        headers = CIMultiDict(
+            (name, value)
             for name, value in response.headers.items()
             if name.lower() not in _NOT_RETURNED and not (self._key and self._key in value)
-        }
+        )
         if response.status < 300:
             return HttpAnswer(self, response, headers)
         body = self.scrubbed(await _read_error(response))
@@ -154,7 +154,7 @@ class HttpAnswer:
         self,
         upstream: HttpUpstream,
         response: aiohttp.ClientResponse,
-        headers: Mapping[str, str],
+        headers: CIMultiDict[str],
         body: bytes | None = None,
     ) -> None:
         self.status = response.status

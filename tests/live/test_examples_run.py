@@ -1,0 +1,58 @@
+"""The commands in examples/README.md, typed as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdwater.testing.scripted import Reply, serve
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = re.findall(
+    r"`holdwater (run .*?)` \|$", (ROOT / "examples" / "README.md").read_text(), re.MULTILINE
+)
+
+
+def solving(request: dict[str, object]) -> Reply:
+    """A model that knows the three tasks of `tasks.jsonl` by heart."""
+    asked = json.dumps(request["messages"])
+    for line in (ROOT / "examples" / "tasks.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if json.dumps(row["instruction"])[1:-1][:60] in asked:
+            return Reply(text=row["solution"])
+    return Reply(text="false")
+
+
+def type_in(line: str, out: Path, url: str) -> dict[str, object]:
+    words = shlex.split(line.replace("$PWD", str(ROOT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "holdwater.cli", *words, "--out", str(out), "--json", "--quiet"],
+        cwd=ROOT,
+        env={**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr.decode()
+    summary: dict[str, object] = json.loads(process.stdout)
+    return summary
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+async def test_an_example_passes_as_it_is_typed(line: str, tmp_path: Path) -> None:
+    async with serve(solving) as url:
+        summary = await asyncio.to_thread(type_in, line, tmp_path / "run", url)
+
+    assert summary["outcomes"] == {"passed": summary["planned"]}

@@ -1,0 +1,97 @@
+"""The docs are held to the code: verbs, flags, options, fields and the failure table are really there."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import holdwater
+from holdwater.api import Options
+from holdwater.cli import VERBS
+from holdwater.cli.run import Flags
+from holdwater.core.failures import RULES, Again
+from holdwater.core.records import Instance, Where
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHER_FLAGS = {
+    "out",
+    "config",
+    "dry-run",
+    "json",
+    "quiet",
+    "accept-changes",
+    "what",
+    "format",
+    "watch",
+    "peers",
+}
+NOT_OURS = {"die-with-parent", "task", "prompt-file"}  # flags of programs that the docs mention
+
+
+def flags() -> set[str]:
+    return {field.name.replace("_", "-") for field in dataclasses.fields(Flags)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_verb_that_a_page_types_exists(page: Path) -> None:
+    typed = re.findall(r"(?:^\$ |`)holdwater ([a-z]+)", page.read_text(), re.MULTILINE)
+
+    assert set(typed) <= set(VERBS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_flag_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"--([a-z][a-z-]+)", page.read_text())
+
+    assert set(named) - flags() - OTHER_FLAGS - NOT_OURS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_compile_and_use_names_that_exist(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        tree = ast.parse(block)
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hw"
+        }
+        assert used <= set(holdwater.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_flag_is_an_option_of_the_library_too() -> None:
+    beside = {"agent", "command"}  # an argument of its own there
+
+    assert {field.name for field in dataclasses.fields(Flags)} - beside <= set(Options.__annotations__)
+
+
+def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:
+    text = (ROOT / "docs" / "running.md").read_text()
+    rows = re.findall(r"^\| ([a-z, ]+) \| .* \| (.*) \| (.*) \| (\d)(?: if left)? \|$", text, re.MULTILINE)
+    documented = {
+        where: (again, int(status)) for names, again, _, status in rows for where in names.split(", ")
+    }
+
+    later = {Where.IMAGE, Where.BUDGET}  # nothing fails there yet
+    assert set(documented) == {str(where) for where in RULES if where not in later}
+    for where, (again, status) in documented.items():
+        rule = RULES[Where(where)]
+        assert status == rule.exit_status, where
+        if rule.again in (Again.ATTEMPTS, Again.RETRIES):
+            assert str(rule.again) in again, where
+
+
+def test_the_manual_names_every_field_of_a_jsonl_row() -> None:
+    text = (ROOT / "docs" / "suites.md").read_text()
+
+    assert {field for field in Instance.__struct_fields__ if f"| `{field}` |" not in text} == set()
