@@ -20,6 +20,7 @@ from pathlib import Path
 import content
 import msgspec
 import peers
+import psutil
 import table
 import work
 import zstandard
@@ -199,7 +200,8 @@ def _compressed(count: int) -> int:
 
 def _kill_when(directory: Path, settled: int, pid: int) -> None:
     """Kill a conductor's whole process group with -9 once so many samples are settled."""
-    while _settled(directory) < settled:
+    process = psutil.Process(pid)
+    while _settled(directory) < settled and process.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.2)
     os.killpg(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What the tests of runs inside this process share: a small suite, a run with faults, what the ledger says of it.
+"""What the tests of runs inside this process share: a small suite, a run with faults, a look at its ledger.
 
 Runs through the command are played by `scene.py`.
 """
@@ -6,6 +6,8 @@ Runs through the command are played by `scene.py`.
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from holdwater.core.records import Summary
 from holdwater.ledger.reader import AttemptRow, EventRow, OutcomeRow, Reader
 from holdwater.run.duty import Duty
 from holdwater.testing.faults import Fault
+from holdwater.testing.leaks import living
 
 COUNT = 6
 QUICK: dict[str, Any] = {
@@ -75,11 +78,23 @@ def play(
     around: api.Around = {"observers": observers, "duties": duties}
     if fault is not None:
         around["enclose"] = fault.enclose
-    try:
-        return asyncio.run(api.start(prepared, around))
-    finally:
-        if fault is not None:
-            fault.release()
+
+    async def conduct() -> Summary:
+        try:
+            return await api.start(prepared, around)
+        finally:
+            if fault is not None:
+                fault.release()
+                await left_behind_is_gone()
+
+    return asyncio.run(conduct())
+
+
+async def left_behind_is_gone(seconds: float = 5.0) -> None:
+    """Give what a run left behind the time to end on its loop, now that nothing holds it up."""
+    until = time.monotonic() + seconds
+    while gc.collect() >= 0 and "holdwater.rollout.attempt.Life" in living() and time.monotonic() < until:
+        await asyncio.sleep(0.05)
 
 
 def outcomes(out: Path) -> dict[str, OutcomeRow]:

@@ -5,6 +5,7 @@ A scene plays a whole run through the command and looks at what it leaves on dis
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from holdwater.ledger.export import export
 
 SOURCE = Path(__file__).parents[1] / "src"
 WORKER = "holdwater.rollout.worker"
@@ -123,9 +126,10 @@ class Scene:
         return found
 
     def export(self, what: str) -> list[dict[str, Any]]:
-        command = self.start("export", str(self.out), "--what", what)
-        assert command.wait(60) == 0, command
-        return [json.loads(line) for line in command.stdout.splitlines()]
+        """What `export --what` writes, without the cost of another process."""
+        out = io.BytesIO()
+        export(self.out, what, "jsonl", out)
+        return [json.loads(line) for line in out.getvalue().splitlines()]
 
     def outcomes(self) -> dict[str, str]:
         """Instance -> how it ended."""

@@ -1,4 +1,4 @@
-"""The whole run is killed with -9, again and again, its creation too: nothing is lost, nothing is done twice."""
+"""The whole run is killed with -9 again and again, its creation too: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.scene import Command, Scene, lines, until
 
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.journal import read_journals
 from holdwater.ledger.reader import Reader
-from tests.scene import Command, Scene, lines, until
 
 SUITE = """
 import os

@@ -100,7 +100,12 @@ verdicts = st.builds(
 class Conduct(RuleBasedStateMachine):
     """A run of up to 14 instances: what the planner commands is done, at moments that hypothesis chooses."""
 
-    @initialize(policy=policies(), size=st.integers(0, 14), samples=st.integers(1, 2), culprits=st.sets(st.integers(0, 13), max_size=2))
+    @initialize(
+        policy=policies(),
+        size=st.integers(0, 14),
+        samples=st.integers(1, 2),
+        culprits=st.sets(st.integers(0, 13), max_size=2),
+    )
     def begin(self, policy: Policy, size: int, samples: int, culprits: set[int]) -> None:
         self.policy = policy
         self.keys: list[Key] = [(i, s) for i in range(size) for s in range(samples)]
@@ -206,7 +211,9 @@ class Conduct(RuleBasedStateMachine):
         """Who runs where: a suspect has its worker to itself."""
         found: dict[object, list[Attempt]] = {}
         for attempt in self.running.values():
-            found.setdefault(("alone", attempt.id) if attempt.alone else attempt.id % SHARED, []).append(attempt)
+            found.setdefault(("alone", attempt.id) if attempt.alone else attempt.id % SHARED, []).append(
+                attempt
+            )
         return found
 
     def losable(self) -> list[list[Attempt]]:
@@ -319,7 +326,9 @@ class Conduct(RuleBasedStateMachine):
         results = [row.result for row in rows if row.result is not None]
         blamed = [result for result in results if not blameless(result)]
         pending = blamed[-1] if blamed and blamed[-1].attempt == last.attempt.id else None
-        followed = [r.result for r in rows if r.attempt.round == last.attempt.round and r.result is not pending]
+        followed = [
+            r.result for r in rows if r.attempt.round == last.attempt.round and r.result is not pending
+        ]
         return Opened(
             instance=key[0],
             sample=key[1],
@@ -458,7 +467,7 @@ def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts
             pending += started(commands)
             closed += [command.outcome for command in commands if isinstance(command, Close)]
 
-    assert plan.finished and deaths == 3
+    assert plan.complete and deaths == 3
     assert {outcome.instance: outcome.kind for outcome in closed} == {
         instance: "worker" if instance == culprit else "passed" for instance in range(12)
     }
@@ -478,7 +487,7 @@ def test_a_preempted_sample_goes_before_those_that_wait_and_is_spared_in_the_end
 
 
 def test_wakes_do_not_pile_up_while_something_is_always_in_back_off():
-    """Given one sample put off for a minute and one for seconds, when minutes pass, then few timers are set."""
+    """Given one sample put off for a minute and one for seconds, when time passes, few timers are set."""
     plan = Plan(Policy(concurrency=2, retries=10**6, backoff=0.0))
     wakes: list[float] = []
     now, most = 0.0, 0
@@ -518,6 +527,26 @@ def test_a_sample_that_is_opened_twice_is_tried_once():
 
     assert started(plan.handle(opened(1)[0], 0.0)) == []
     assert plan.open == 1
+
+
+def test_a_resumed_sample_has_used_up_what_it_had_used_up():
+    """Given a sample in its last round with one retry left, when it fails twice more, then it is closed."""
+    plan = Plan(Policy(concurrency=1, attempts=2, retries=2, backoff=0.0), next_attempt=40)
+    killed = Result(attempt=39, where=Where.RESOURCE, passed=False, score=0.0)
+    best = Result(attempt=20, passed=False, score=0.5)
+    left = Opened(
+        instance=1, sample=0, number=5, round=2, retries=1, scale=4, losses=1, best=best, last=killed
+    )
+
+    (again,) = started(plan.handle(left, 0.0))
+    (alone,) = started(plan.handle(Settled(result=lost(again)), 0.0))
+    end = plan.handle(Settled(result=msgspec.structs.replace(killed, attempt=alone.id)), 0.0)
+
+    assert (again.id, again.number, again.round, again.scale, again.alone) == (40, 6, 2, 8, False)
+    assert (alone.number, alone.alone) == (7, True)
+    assert [c.outcome for c in end if isinstance(c, Close)] == [
+        Outcome(instance=1, sample=0, attempt=20, kind="failed", score=0.5)
+    ]
 
 
 def test_a_regrade_ends_with_its_first_verdict_and_carries_what_it_grades():

@@ -164,7 +164,10 @@ def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
     async def look() -> tuple[list[str], int | None]:
         source = Source(prepared.suite, prepared.config)
         try:
-            return [instance.id for instance, _ in await source.take(10)], source.total
+            first: list[str] = []
+            while len(first) < 10 and (items := await source.take(10 - len(first))):
+                first += [instance.id for instance, _ in items]
+            return first, source.total
         finally:
             source.close()
             if source.error is not None:

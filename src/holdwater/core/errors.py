@@ -120,15 +120,22 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
         return Failure(
             where=error.where,
             kind=error.kind,
-            message=error.message,
-            hint=error.hint,
+            message=escaped(str(error.message)),
+            hint=escaped(str(error.hint)),
             phase=phase,
             again=error.again,
             after=error.after,
         )
-    return Failure(
-        where=otherwise.where,
-        kind="exception",
-        message=f"{type(error).__name__}: {error}"[:2000],
-        phase=phase,
-    )
+    return Failure(where=otherwise.where, kind="exception", message=_told(error), phase=phase)
+
+
+def escaped(text: str) -> str:
+    """`text` as it can be written down: what has no UTF-8, as in a file name of odd bytes, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return escaped(f"{type(error).__name__}: {error}"[:2000])
+    except Exception:  # boundary: an exception's own `__str__`  # noqa: BLE001
+        return type(error).__name__

@@ -6,6 +6,7 @@ memory. Frames are in `segment.py`, media in `media.py`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class AttemptLog:
         self._segment: Segment | None = None
         self._closed = False
         self._unsynced: set[str] = set()  # bound: MOST_UNSYNCED
+        self._lock = threading.Lock()  # large media are written from a thread of the gateway's
 
     def append(self, exchange: Exchange) -> None:
         """Write it so that it survives kill -9; a disk that is full stops the run."""
@@ -49,8 +51,10 @@ class AttemptLog:
         """Keep `content` once in the run; its hash."""
         try:
             name = self._blobs.put(content)
-            self._unsynced.add(name)  # also when it was there: its writer may not have synced it
-            if len(self._unsynced) >= MOST_UNSYNCED:
+            with self._lock:
+                self._unsynced.add(name)  # also when it was there: its writer may not have synced it
+                many = len(self._unsynced) >= MOST_UNSYNCED
+            if many:
                 self._sync_blobs()
         except LedgerFailed as e:
             raise RunFailed(e.message, e.hint, kind="disk") from e
@@ -68,7 +72,8 @@ class AttemptLog:
             self._segment.close()
 
     def _sync_blobs(self) -> None:
-        names, self._unsynced = self._unsynced, set()
+        with self._lock:
+            names, self._unsynced = self._unsynced, set()
         for name in names:
             self._blobs.sync(name)
 

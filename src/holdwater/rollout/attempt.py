@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, Enclose, ExchangeLog, GradeResult, Model, Sandboxes, Session, Suite
+from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Sandboxes, Session, Suite
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -26,12 +26,11 @@ from ..core.errors import (
 from ..core.failures import RULES, Scored, interrupted
 from ..core.records import Failure, Grade, Instance, Limits, Phase, Salvage, Times, Usage, Verdict, Where
 from .calls import Calls
+from .foreign import as_grade, as_json
 from .logs import attempt_log
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
-
-LONGEST_ANSWER = 1024 * 1024
 
 
 class Log(ExchangeLog, Protocol):
@@ -148,7 +147,7 @@ class Life:
             token=token,
             failure=self.failure,
             grade=self.grade,
-            answer=_json(self.answer),
+            answer=as_json(self.answer),
             usage=session.usage if session else Usage(),
             times=Times(
                 setup=self.seconds.get(Phase.SETUP, 0.0),
@@ -176,6 +175,7 @@ async def live(life: Life, place: Place) -> Verdict:
                 if life.failure is None:
                     life.failure = await life.stage(Phase.ACTING, work.acting_seconds, AgentFailed, work.act)
                     life.failure = _model_first(life.failure, work.session)
+                    work.dismiss()
                 if life.ready:
                     await work.keep()
                 if life.ready and _worth_grading(life.failure):
@@ -206,6 +206,7 @@ class _Work:
         self.sandbox: Any = None
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
+        self.dismissed: list[SandboxView | ModelView] = []
 
     @property
     def peak(self) -> int:
@@ -258,10 +259,18 @@ class _Work:
         if self.life.job.answer is not None:
             self.life.answer = msgspec.json.decode(self.life.job.answer)
 
+    def dismiss(self) -> None:
+        """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
+        self.end()
+        self.dismissed = [view for view in (self.view, self.model) if view is not None]
+        self.view = SandboxView(self.sandbox, self.paths.output)
+
     async def keep(self) -> None:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
 
         async def salvage() -> None:
+            for view in self.dismissed:
+                await view.quiet()
             self.life.salvage = await self.sandbox.salvage(self.paths.salvage(self.life.job.attempt.id))
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
@@ -295,20 +304,6 @@ class _Work:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self.life.calls.call(function, *for_caller(function, *arguments))
-
-
-def as_grade(result: GradeResult) -> Grade:
-    """What a grade function returned, as a grade. A number passes from 1 up."""
-    match result:
-        case Grade():
-            return result
-        case bool():
-            return Grade(passed=result, score=float(result))
-        case int() | float() if result == result:
-            return Grade(passed=result >= 1, score=float(result))
-    raise GradeFailed(
-        f"the grade function returned {result!r}: expected bool, number or `Grade`", kind="type"
-    )
 
 
 def _worth_grading(failure: Failure | None) -> bool:
@@ -357,14 +352,3 @@ def disk_full(error: OSError) -> RunFailed:
         "make space, then `holdwater resume`",
         kind="disk",
     )
-
-
-def _json(answer: Any) -> str | None:
-    """The answer as JSON, so that a later grading is given what the first was given."""
-    if answer is None:
-        return None
-    try:
-        text = msgspec.json.encode(answer).decode()
-    except (TypeError, ValueError):
-        text = msgspec.json.encode(repr(answer)).decode()
-    return text if len(text) <= LONGEST_ANSWER else msgspec.json.encode(text[: LONGEST_ANSWER // 2]).decode()

@@ -39,7 +39,7 @@ class Calls:
         return await self._in_task(result) if inspect.isawaitable(result) else result
 
     async def _in_task(self, work: Any) -> Any:
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(_guarded(work))
         self._count(1)
         task.add_done_callback(self._ended)
         try:
@@ -62,7 +62,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def deliver(result: Any, error: BaseException | None) -> None:
+        def deliver(result: Any, error: Exception | None) -> None:
             if future.done():
                 return
             if error is None:
@@ -72,13 +72,11 @@ class Calls:
 
         def body() -> None:
             result: Any = None
-            error: BaseException | None = None
+            error: Exception | None = None
             try:
                 result = function(*arguments)
-            except StopIteration as raised:  # a future cannot carry it
-                error = RuntimeError(f"StopIteration: {raised}")
             except BaseException as raised:  # boundary: delivered to the caller  # noqa: BLE001
-                error = raised
+                error = _harmless(raised)
             self._count(-1)
             try:
                 loop.call_soon_threadsafe(deliver, result, error)
@@ -92,3 +90,21 @@ class Calls:
     def _count(self, change: int) -> None:
         with self._lock:
             self._alive += change
+
+
+async def _guarded(work: Any) -> Any:
+    """`work`, of which a `sys.exit` or a cancellation of its own making is an error like any other."""
+    task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as raised:
+        if task.cancelling():
+            raise
+        raise _harmless(raised) from raised
+
+
+def _harmless(error: BaseException) -> Exception:
+    """What foreign code raised, as an error that ends its attempt and neither the loop nor the process."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):  # no future carries that one
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

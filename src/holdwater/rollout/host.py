@@ -18,14 +18,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
 
-import aiohttp
-
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Enclose, Model, Session, Suite
 from ..core.errors import HoldwaterError
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
-from ..gateway.client import ChatClient
+from ..gateway.client import ChatClient, connect
 from ..gateway.server import Gateway
 from ..gateway.upstreams.http import HttpUpstream
 from ..ledger.directory import RunDirectory
@@ -37,7 +35,6 @@ from .attempt import Life, Log, Paths, live
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 
 FULL = 1024 * 1024  # a run directory with less room than this counts as full
-MODEL_CONNECTIONS = 0  # no limit: the number of attempts is one already
 
 
 class Starter(Protocol):
@@ -90,11 +87,10 @@ class Host:
             # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
             place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
             try:
-                connector = aiohttp.TCPConnector(limit=MODEL_CONNECTIONS)
                 async with (
                     HttpUpstream(welcome.upstream.url, welcome.upstream.key) as upstream,
                     Gateway(upstream, place / "gateway", model=welcome.config.model) as self._server,
-                    aiohttp.ClientSession(connector=connector) as self._http,
+                    connect(self._server.socket) as self._http,
                 ):
                     self.gateway = self._server.socket
                     yield self
@@ -111,6 +107,11 @@ class Host:
             life.interrupt(reason)
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
+
+    def give_up(self, attempt: int) -> asyncio.Task[None]:
+        """Count an attempt as gone, whatever it still does; its task."""
+        self._living.pop(attempt).interrupt("it overran all its limits")
+        return self._tasks.pop(attempt)
 
     def living(self) -> tuple[Living, ...]:
         """Every attempt that is being lived, and where in its life it is."""
@@ -133,7 +134,8 @@ class Host:
                 self._noter(attempt.id)("attempt.crashed", traceback.format_exc(limit=-8))
                 failure = worker_lost(attempt, f"internal error: {type(error).__name__}: {error}")
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
-            self._report(verdict, tainted)
+            if attempt.id in self._tasks:  # else it was given up, and has its verdict
+                self._report(verdict, tainted)
         finally:
             self._living.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)

@@ -133,14 +133,38 @@ class _Stream(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         return "utf-8"
 
+    @property
+    def buffer(self) -> io.RawIOBase:
+        return _Bytes(self)
+
+
+class _Bytes(io.RawIOBase):
+    """The bytes below a `_Stream`, for code that writes to `sys.stdout.buffer`."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self._stream.write(content.decode("utf-8", "backslashreplace"))
+        return len(content)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def writable(self) -> bool:
+        return True
+
 
 def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def started(self: threading.Thread) -> None:
         if _sink.get() is not None:
             context = contextvars.copy_context()
+            own = {name: value for name, value in self.__dict__.items() if name == "run"}
 
             def run() -> None:
                 del self.__dict__["run"]  # else the thread and this function hold each other
+                self.__dict__.update(own)
                 context.run(self.run)
 
             self.run = run  # type: ignore[method-assign]

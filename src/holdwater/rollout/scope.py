@@ -58,15 +58,18 @@ class Scope:
     async def _settled(self, task: asyncio.Future[Any], seconds: float) -> bool:
         """Wait for the task, come what may: a cancellation of ours is put off until it is closed."""
         loop = asyncio.get_running_loop()
+        owner: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         until = loop.time() + seconds
-        put_off = False
+        put_off = 0
         while not task.done() and (left := until - loop.time()) > 0:
             try:
                 await asyncio.wait({task}, timeout=left)
             except asyncio.CancelledError:
-                put_off = True
-        if put_off and (current := asyncio.current_task()) is not None:
-            asyncio.get_running_loop().call_soon(current.cancel)
+                put_off = owner.cancelling()
+        if put_off:
+            # Once again, as if it came now: the count stays, which a deadline around this scope goes by.
+            owner.uncancel()
+            loop.call_soon(owner.cancel)
         return task.done()
 
 

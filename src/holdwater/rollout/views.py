@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +18,47 @@ from ..core.records import CommandResult
 
 T = TypeVar("T")
 
+LOOK_SECONDS = 1.0  # how often a waiting thread looks whether its loop is still there
+QUIET_SECONDS = 5.0  # what calls that were ended get to be over
 
-class SandboxView:
+
+class _View:
+    """What both views have: an end, at which the calls of threads end too, as a cancelled task's would."""
+
+    def __init__(self) -> None:
+        self._over = False
+        self._calls: set[asyncio.Task[Any]] = set()  # bound: one for each thread of the attempt
+
+    async def on_behalf(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what a thread waits for, unless the attempt is over."""
+        if self._over:
+            work.close()
+            raise AttemptOver("the attempt is over")
+        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        self._calls.add(task)
+        try:
+            return await work
+        finally:
+            self._calls.discard(task)
+
+    def end(self) -> None:
+        """From now on every call raises `AttemptOver`: late threads touch nothing."""
+        self._over = True
+        for task in self._calls:
+            task.cancel()
+
+    async def quiet(self) -> None:
+        """Wait, for a while, until the calls that `end` has ended are over."""
+        if self._calls:
+            await asyncio.wait(set(self._calls), timeout=QUIET_SECONDS)
+
+
+class SandboxView(_View):
     """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
 
     def __init__(self, sandbox: Sandbox, logs: Callable[[], Path]) -> None:
-        self._sandbox: Sandbox | None = sandbox
+        super().__init__()
+        self._sandbox = sandbox
         self._logs = logs
 
     @property
@@ -45,22 +81,18 @@ class SandboxView:
     async def write(self, path: str, content: str | bytes) -> None:
         await self._alive().write(path, content)
 
-    def end(self) -> None:
-        """From now on every call raises `AttemptOver`: late threads touch nothing."""
-        self._sandbox = None
-
     def _alive(self) -> Sandbox:
-        if self._sandbox is None:
+        if self._over:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
 
 
-class ModelView:
+class ModelView(_View):
     """The model of a living attempt; `seed` differs from one attempt of a sample to the next."""
 
     def __init__(self, model: Model | None, seed: int) -> None:
+        super().__init__()
         self._model = model
-        self._over = False
         self.seed = seed
 
     @property
@@ -83,9 +115,6 @@ class ModelView:
         if self._over:
             raise AttemptOver("the attempt is over, its model is closed")
         return await self._present().chat(messages, **options)
-
-    def end(self) -> None:
-        self._over = True
 
     def _present(self) -> Model:
         if self._model is None:
@@ -111,13 +140,13 @@ class BlockingSandbox:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        return _wait(self._view.run(command, env=env, timeout=timeout), self._loop)
+        return _wait(self._view, self._view.run(command, env=env, timeout=timeout), self._loop)
 
     def read(self, path: str) -> bytes:
-        return _wait(self._view.read(path), self._loop)
+        return _wait(self._view, self._view.read(path), self._loop)
 
     def write(self, path: str, content: str | bytes) -> None:
-        _wait(self._view.write(path, content), self._loop)
+        _wait(self._view, self._view.write(path, content), self._loop)
 
 
 class BlockingModel:
@@ -128,7 +157,7 @@ class BlockingModel:
         self._loop = loop
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        return _wait(self._view.chat(messages, **options), self._loop)
+        return _wait(self._view, self._view.chat(messages, **options), self._loop)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
@@ -149,10 +178,32 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    try:
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-    except RuntimeError:  # the loop is closed: the thread outlived the whole run
+def _wait(view: _View, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    if asyncio._get_running_loop() is loop:  # waiting here would stop the loop, and every attempt on it
         work.close()
+        raise RuntimeError("a blocking call on the event loop; a function that awaits has to be `async def`")
+    call = view.on_behalf(work)
+    try:
+        return _result(asyncio.run_coroutine_threadsafe(call, loop), loop)
+    except CancelledError:
+        raise AttemptOver("the attempt is over") from None
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
         raise AttemptOver("the attempt is over, and so is its run") from None
-    return future.result()
+    finally:
+        for coroutine in (call, work):
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # the loop never came to it
+
+
+def _result(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
+    """What the loop makes of the call; a loop that was closed before it came to it will never say."""
+    while True:
+        try:
+            return future.result(LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise
+            if loop.is_closed():
+                raise AttemptOver("the attempt is over, and so is its run") from None

@@ -30,7 +30,7 @@ class Feed(Protocol):
     def error(self) -> HoldwaterError | None: ...
 
     async def take(self, count: int) -> list[Opened]:
-        """About `count` samples; none when there are no more."""
+        """Some of about `count` samples, as soon as there are any; none when there are no more."""
 
     def close(self) -> None: ...
 
@@ -56,12 +56,12 @@ class RunFeed:
 
     async def take(self, count: int) -> list[Opened]:
         opened = await self._take_standing(count)
-        while len(opened) < count and self._refused is None:
-            items = await self._source.take(math.ceil((count - len(opened)) / self._samples))
+        while not opened and self._refused is None:
+            items = await self._source.take(math.ceil(count / self._samples))
             if not items:
                 self._ended(opened)
                 break
-            for row in await self._plan([planned(*item) for item in items]):
+            for row in await self._plan(self._storable(items)):
                 opened += [Opened(instance=row, sample=sample) for sample in range(self._samples)]
         self._given = self._given or bool(opened)
         return opened
@@ -82,6 +82,16 @@ class RunFeed:
             except StopAsyncIteration:
                 self._standing = None
         return opened
+
+    def _storable(self, items: list[tuple[Instance, str]]) -> list[Planned]:
+        """The items as they are written; one that cannot be ends the pulling, what came before it stays."""
+        rows: list[Planned] = []
+        try:
+            for item in items:
+                rows.append(planned(*item))
+        except BadInput as error:
+            self._refused = error
+        return rows
 
     async def _plan(self, items: list[Planned]) -> list[int]:
         """Write what is new; a duplicate ends the pulling, what came before it stays."""
@@ -104,7 +114,8 @@ def planned(instance: Instance, place: str) -> Planned:
     """An instance as it is written to the ledger."""
     try:
         payload = msgspec.msgpack.encode(instance)
-    except (TypeError, ValueError, OverflowError) as error:
+        msgspec.msgpack.decode(payload, type=Instance)  # a worker will: records do not check their fields
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise BadInput(f"{place} (`{instance.id}`) cannot be stored: {error}") from error
     return Planned(name=instance.id, digest=blake3(payload).digest(), payload=payload, place=place)
 

@@ -32,7 +32,7 @@ class InlineFleet:
         self._emit = emit
         self._host = Host(welcome, self._hear, suite, agent, enclose)
         self._stack = AsyncExitStack()
-        self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and what hangs for good
+        self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency
 
     async def __aenter__(self) -> InlineFleet:
         self._stack.enter_context(routed(lambda line: self._emit(Said(line=line))))
@@ -46,8 +46,8 @@ class InlineFleet:
             self._host.interrupt(living.attempt, "the run is over")
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_SECONDS)
-        for task in self._tasks:
-            abandon(task)
+        for living in self._host.living():
+            abandon(self._host.give_up(living.attempt))
         await self._stack.aclose()
 
     async def start(self, job: Job) -> None:
@@ -66,7 +66,9 @@ class InlineFleet:
     def give_up(self, attempt: int) -> str:
         for living in self._host.living():
             if living.attempt == attempt:
-                self._host.interrupt(attempt, "it overran all its limits")
+                task = self._host.give_up(attempt)
+                self._tasks.discard(task)
+                abandon(task)
                 return f"in {living.phase} for {living.seconds:.0f} s"
         return "nowhere to be found"
 

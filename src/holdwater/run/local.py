@@ -123,7 +123,9 @@ class LocalFleet:
         return lambda: worker.ready or worker.gone or self._waiting[attempt.id] is not None
 
     def _least(self) -> WorkerProcess | None:
-        free = [w for w in self._workers.values() if w.ready and not w.draining and not w.solo and not w.gone]
+        shared = (w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone))
+        # No worker takes more than its share, or the first one up would get everything.
+        free = (w for w in shared if len(w.attempts) * self._config.workers < self._config.concurrency)
         return min(free, key=lambda w: len(w.attempts), default=None)
 
     # A worker's life.
@@ -146,6 +148,7 @@ class LocalFleet:
                     worker.heard(message)
                 case Done():
                     self._done(worker, message)
+                    await self._wake()
                 case Unfit():
                     self._closing = True
                     self._emit(message)

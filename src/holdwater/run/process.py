@@ -45,7 +45,7 @@ class WorkerProcess:
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
         self._lag = 0.0
         self._reason: str | None = None
-        self._heard = time.monotonic()
+        self._heard = self._stirred = time.monotonic()
         self._cpu = 0.0
         self._leaving: asyncio.TimerHandle | None = None
         ours, theirs = socket.socketpair()
@@ -123,16 +123,21 @@ class WorkerProcess:
         return time.monotonic() - self._heard
 
     def silent(self, bound: float, busy_bound: float) -> bool:
-        """Whether it neither beats nor computes; C code can hold the interpreter for long, up to a bound."""
-        if self.silence < bound / 2 or self.gone:
+        """Whether it has neither beaten nor computed for `bound` seconds, or not beaten for `busy_bound`.
+
+        C code can hold the interpreter for long, and so can the start-up.
+        """
+        if self.gone:
             return False
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
             return False
         cpu = times.user + times.system
-        advances, self._cpu = cpu > self._cpu, cpu
-        return self.silence > (busy_bound if advances else bound)
+        if cpu > self._cpu:
+            self._cpu, self._stirred = cpu, time.monotonic()
+        idle = min(self.silence, time.monotonic() - self._stirred)
+        return self.silence > busy_bound or (self.ready and idle > bound)
 
     def whereabouts(self, attempt: int) -> str:
         for living in self.living:

@@ -164,10 +164,11 @@ class Scheduler:
 
     async def _pull(self, count: int) -> None:
         async with self._pulling:
-            opened = await self._feed.take(count)
-        for event in opened:
-            self._take(event)
-        if len(opened) < count:
+            while count > 0 and (opened := await self._feed.take(count)):
+                count -= len(opened)
+                for event in opened:
+                    self._take(event)
+        if count > 0:
             self._error = self._error or self._feed.error
             self._take(Exhausted())
 

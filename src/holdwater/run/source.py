@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import itertools
-import queue
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any
 
 from ..core.authoring import Suite
@@ -45,10 +43,10 @@ class Source:
         return total if self._config.limit is None else min(total, self._config.limit)
 
     async def take(self, count: int) -> list[tuple[Instance, str]]:
-        """Up to `count` instances with their places; an empty list when there are no more."""
+        """What there is of `count` instances, with their places, at least one; none when it is over."""
         taken: list[tuple[Instance, str]] = []
-        while len(taken) < count and not self._over:
-            for item in await self._pull(count - len(taken)):
+        while not taken and not self._over:
+            for item in await self._pull(count):
                 chosen = self._choose(item)
                 if chosen is not None:
                     taken.append(chosen)
@@ -67,14 +65,14 @@ class Source:
         except TimeoutError:
             self._fail(f"yielded no instance for {self._config.suite_timeout:g} s")
             return []
-        if self._feed.error is not None:
-            self._fail_with(self._feed.error, self._position + len(items) + 1)
+        if not items and self._feed.error is not None:
+            self._fail_with(self._feed.error, self._position + 1)
         elif not items:
             self._over = True
         return items
 
     def _choose(self, item: Any) -> tuple[Instance, str] | None:
-        if self._limit_reached():
+        if self._over:  # the limit is reached, or what came before was no instance
             return None
         self._position += 1
         place = f"instance {self._position} of suite `{self._suite.name}`"
@@ -107,78 +105,82 @@ class Source:
         self.error = SuiteFailed(f"suite `{self._suite.name}` {what}", "what it yielded before has been kept")
 
 
-class _AsyncFeed:
-    """Pulls from an async iterable."""
-
-    def __init__(self, instances: AsyncIterator[Any]) -> None:
-        self._instances = instances
-        self.error: BaseException | None = None
-
-    async def pull(self, count: int) -> list[Any]:
-        items: list[Any] = []
-        try:
-            while len(items) < count:
-                items.append(await anext(self._instances))
-        except StopAsyncIteration:
-            pass  # what was pulled before the end is still to be given
-        except Exception as error:  # boundary: the suite's code  # noqa: BLE001
-            self.error = error
-        return items
-
-
 class _ThreadFeed:
-    """Pulls from a plain iterable in one daemon thread; hands an async one over to `_AsyncFeed`."""
+    """Pulls from an iterable in a daemon thread of its own, no more than is asked for.
+
+    What is there is handed over at once: a slow suite holds up nobody, a hung one loses nothing.
+    """
 
     def __init__(self, instances: Callable[[], Any]) -> None:
         self._function = instances
-        self._requests: queue.Queue[tuple[int, asyncio.Future[list[Any]]] | None] = queue.Queue(maxsize=2)
-        self._async: _AsyncFeed | None = None
-        self.error: BaseException | None = None
         self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._changed = threading.Condition()  # guards what follows
+        self._wanted = 0
+        self._items: list[Any] = []  # bound: what `pull` asked for
+        self._over = False  # no more will come
+        self._closed = False
+        self.error: BaseException | None = None
         threading.Thread(target=self._serve, name="suite", daemon=True).start()
 
     async def pull(self, count: int) -> list[Any]:
-        if self._async is None:
-            future: asyncio.Future[list[Any]] = self._loop.create_future()
-            self._requests.put_nowait((count, future))
-            items = await future
-            if self._async is None:
-                return items
-        items = await self._async.pull(count)
-        self.error = self._async.error
+        """At least one and at most `count` items; none at the end, of which `error` may be the reason."""
+        with self._changed:
+            self._wanted = count
+            self._changed.notify()
+        await self._arrived.wait()
+        with self._changed:
+            items, self._items, self._wanted = self._items, [], 0
+            if not self._over:
+                self._arrived.clear()
         return items
 
     def close(self) -> None:
-        try:
-            self._requests.put_nowait(None)
-        except queue.Full:
-            return  # it hangs in the suite's code; a daemon thread holds nobody up
+        """The thread ends at its next item; one that hangs in the suite's code holds nobody up."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def _serve(self) -> None:
-        instances: Iterator[Any] | None = None
-        while (request := self._requests.get()) is not None:
-            count, future = request
-            items: list[Any] = []
-            try:
-                if instances is None:
-                    instances = self._begin()
-                for item in itertools.islice(instances, count):
-                    items.append(item)
-            except BaseException as error:  # boundary: the suite's code, whatever it raises  # noqa: BLE001
-                self.error = error
-            try:
-                self._loop.call_soon_threadsafe(_deliver, future, items)
-            except RuntimeError:
-                return  # the loop is closed: nobody waits
+        try:
+            made = self._function()
+            for item in _plain(made) if hasattr(made, "__aiter__") else made:
+                if not self._hand_over(item):
+                    break
+        except BaseException as error:  # boundary: the suite's code, whatever it raises  # noqa: BLE001
+            self.error = error
+        with self._changed:
+            self._over = True
+        self._tell()
 
-    def _begin(self) -> Iterator[Any]:
-        made = self._function()
-        if hasattr(made, "__aiter__"):
-            self._async = _AsyncFeed(made.__aiter__())
-            return iter(())
-        return iter(made)
+    def _hand_over(self, item: Any) -> bool:
+        """Give the item, and wait until another one is wanted; False when none ever will be."""
+        with self._changed:
+            first = not self._items
+            self._items.append(item)
+        if first:
+            self._tell()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._wanted)
+            return not self._closed
+
+    def _tell(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
 
 
-def _deliver(future: asyncio.Future[list[Any]], items: list[Any]) -> None:
-    if not future.done():
-        future.set_result(items)
+def _plain(instances: AsyncIterable[Any]) -> Iterator[Any]:
+    """An async iterable as a plain one, on an event loop of its own in this thread."""
+    iterator = aiter(instances)
+    with asyncio.Runner() as runner:
+        while (item := runner.run(_next(iterator))) is not _END:
+            yield item
+
+
+async def _next(iterator: AsyncIterator[Any]) -> Any:
+    return await anext(iterator, _END)
+
+
+_END = object()

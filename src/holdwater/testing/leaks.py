@@ -37,7 +37,7 @@ class Leaked(AssertionError):
 def no_leaks(patience: float = PATIENCE) -> Iterator[None]:
     """Raise `Leaked` if the block leaves objects of ended scopes, threads or open files behind."""
     gc.collect()
-    objects, threads, files = _living(), set(threading.enumerate()), _open_files()
+    objects, threads, files = living(), set(threading.enumerate()), _open_files()
     yield
     until = time.monotonic() + patience
     while found := _left(objects, threads, files):
@@ -50,13 +50,14 @@ def _left(objects: Counter[str], threads: set[threading.Thread], files: Counter[
     """What is there now and was not there before, in words."""
     gc.collect()
     new_threads = [thread.name for thread in threading.enumerate() if thread not in threads]
-    found = [f"{count} x {name}" for name, count in (_living() - objects).items()]
+    found = [f"{count} x {name}" for name, count in (living() - objects).items()]
     found += [f"thread `{name}`" for name in new_threads]
     found += [f"{count} x open `{name}`" for name, count in (_open_files() - files).items()]
     return found
 
 
-def _living() -> Counter[str]:
+def living() -> Counter[str]:
+    """How many objects of each scoped kind there are."""
     return Counter(name for thing in gc.get_objects() if (name := _name(type(thing))) in SCOPED)
 
 

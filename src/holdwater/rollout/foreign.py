@@ -1,0 +1,65 @@
+"""What the code of suites and agents returned, as something that can be written down: validated once, here.
+
+Calling that code is in `calls.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ..core.authoring import GradeResult
+from ..core.errors import GradeFailed, escaped
+from ..core.records import Grade
+
+LONGEST_ANSWER = 1024 * 1024
+
+
+def as_grade(result: GradeResult) -> Grade:
+    """What a grade function returned, as a grade. A number passes from 1 up."""
+    match result:
+        case Grade():
+            grade = result
+        case bool():
+            grade = Grade(passed=result, score=float(result))
+        case int() | float():
+            grade = Grade(passed=result >= 1, score=float(result))
+        case _:
+            raise _no_grade(result)
+    try:
+        # A record does not check its fields when it is made: a foreign type would be refused further on.
+        grade = msgspec.structs.replace(grade, detail=escaped(grade.detail))
+        grade = msgspec.msgpack.decode(msgspec.msgpack.encode(grade), type=Grade)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, msgspec.MsgspecError) as error:
+        raise _no_grade(result) from error
+    if not math.isfinite(grade.score):
+        raise _no_grade(result)
+    return grade
+
+
+def as_json(answer: Any) -> str | None:
+    """The answer as JSON, so that a later grading is given what the first was given."""
+    if answer is None:
+        return None
+    try:
+        text = msgspec.json.encode(answer).decode()
+    except (TypeError, ValueError, ArithmeticError, RecursionError):
+        text = msgspec.json.encode(_described(answer)).decode()
+    return text if len(text) <= LONGEST_ANSWER else msgspec.json.encode(text[: LONGEST_ANSWER // 2]).decode()
+
+
+def _no_grade(result: Any) -> GradeFailed:
+    shown = _described(result)[:200]
+    return GradeFailed(
+        f"the grade function returned {shown}: expected bool, finite number or `Grade`", kind="type"
+    )
+
+
+def _described(thing: Any) -> str:
+    """A foreign object in words, also where it has none itself."""
+    try:
+        return escaped(repr(thing))
+    except Exception:  # boundary: its own code  # noqa: BLE001
+        return f"<{type(thing).__name__}>"

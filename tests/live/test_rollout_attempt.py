@@ -1,0 +1,563 @@
+"""The life of one attempt in a real sandbox: limits, which failure wins, salvage, answers, grades."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdwater.core.authoring import Agent, Suite
+from holdwater.core.config import Network
+from holdwater.core.errors import AttemptOver, GradeFailed, ModelFailed, ResourceExhausted, RunFailed
+from holdwater.core.records import (
+    Ask,
+    Attempt,
+    Failure,
+    Grade,
+    Instance,
+    Limits,
+    MiB,
+    Phase,
+    Usage,
+    Verdict,
+    Where,
+)
+from holdwater.rollout.attempt import Life, live
+from holdwater.rollout.foreign import LONGEST_ANSWER, as_grade
+from holdwater.rollout.wire import Job
+from holdwater.sandbox.probe import Machine
+from holdwater.sandbox.process import ProcessSandboxes
+
+LIMITS = Limits(setup=20.0, acting=20.0, grading=20.0)
+SHORT = 0.2
+
+
+class FakeSession:
+    """A gateway's session whose waiting and failing are set by the test."""
+
+    def __init__(self) -> None:
+        self.key = "key"
+        self.usage = Usage(requests=3)
+        self.waited = 0.0
+        self.failure: Failure | None = None
+
+
+class FakeLog:
+    """A segment that counts."""
+
+    count = 0
+    synced = closed = False
+
+    def append(self, exchange: Any) -> None:
+        self.count += 1
+
+    def blob(self, content: bytes) -> str:
+        return "hash"
+
+    def sync(self) -> None:
+        self.synced = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Files:
+    def __init__(self, base: Path) -> None:
+        self._base = base
+
+    def log(self) -> Path:
+        return self._base / "attempt.log"
+
+    def output(self) -> Path:
+        return self._base / "attempt.out"
+
+    def salvage(self, attempt: int) -> Path:
+        return self._base / f"{attempt}.tar.zst"
+
+
+class World:
+    """A `Place` with a real process sandbox, and what it noted."""
+
+    token = 7
+    salvaging = 10.0
+    gateway = None
+
+    def __init__(self, base: Path) -> None:
+        self.files = Files(base)
+        self.log = FakeLog()
+        self.session_ = FakeSession()
+        self.notes: list[tuple[str, str]] = []
+        self.disk: OSError | None = None
+        self.limits = LIMITS
+        self.suite = Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: True)
+        self.agent = Agent(name="a", act=lambda instance, sandbox, model: None)
+        self.sandboxes = ProcessSandboxes(
+            base / "scratch",
+            f"attempt test {os.getpid()}",
+            Network.HOST,
+            machine=Machine(why_not="not needed"),
+        )
+        self.numbers = itertools.count(1)
+
+    def enclose(self, name: str, manager: Any) -> Any:
+        return manager
+
+    def paths(self, attempt: int, name: str) -> Files:
+        return self.files
+
+    def exchanges(self, attempt: int) -> FakeLog:
+        return self.log
+
+    @asynccontextmanager
+    async def session(self, attempt: int, log: FakeLog) -> AsyncIterator[FakeSession]:
+        yield self.session_
+
+    def model(self, session: FakeSession | None) -> None:
+        return None
+
+    def full(self) -> OSError | None:
+        return self.disk
+
+    def life(self, instance: Instance | None = None, answer: str | None = None, **attempt: Any) -> Life:
+        number = next(self.numbers)
+        tried = Attempt(**{"id": number, "instance": 1, "sample": 0, "number": number, **attempt})
+        payload = msgspec.msgpack.encode(instance or Instance(id="i"))
+        job = Job(attempt=tried, payload=payload, answer=answer)
+        return Life(job, lambda kind, message: self.notes.append((kind, message)), closing=5.0)
+
+    async def verdict(self, instance: Instance | None = None, **attempt: Any) -> Verdict:
+        return await live(self.life(instance, **attempt), self)
+
+    def does(self, act: Callable[..., Any]) -> World:
+        self.agent = Agent(name="a", act=act)
+        return self
+
+    def grades(self, grade: Callable[..., Any]) -> World:
+        self.suite = msgspec.structs.replace(self.suite, grade=grade)
+        return self
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def hang(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    async def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
+def writing(then: BaseException | None = None) -> Callable[..., Any]:
+    """An agent that leaves a file, and then ends as it is told."""
+
+    async def act(instance: Instance, sandbox: Any, model: Any) -> str:
+        await sandbox.write("made", "work")
+        if then is not None:
+            raise then
+        return "done"
+
+    return act
+
+
+async def passes_by_its_file(instance: Instance, sandbox: Any, answer: Any) -> bool:
+    return bool((await sandbox.run("cat made")).stdout == "work")
+
+
+# The straight line.
+
+
+async def test_an_attempt_is_set_up_lived_salvaged_and_graded(world):
+    def act(instance: Instance, sandbox: Any, model: Any) -> dict[str, Any]:
+        seen = sandbox.run("cat given setup").stdout
+        sandbox.write("made", "work")
+        return {"seen": seen}
+
+    world.does(act).grades(passes_by_its_file)
+    world.log.count = 2
+
+    verdict = await world.verdict(Instance(id="i", files={"given": "file "}, setup="echo ready > setup"))
+
+    assert (verdict.failure, verdict.grade) == (None, Grade(passed=True, score=1.0))
+    assert (verdict.attempt, verdict.token, verdict.exchanges, verdict.usage.requests) == (1, 7, 2, 3)
+    assert verdict.answer == '{"seen":"file ready\\n"}'
+    assert verdict.salvage is not None and verdict.salvage.files == 1
+    assert min(verdict.times.setup, verdict.times.acting, verdict.times.grading) > 0
+    assert world.log.synced and world.log.closed
+    assert (world.notes, list(world.sandboxes.scratch.iterdir())) == ([], [])
+
+
+async def test_a_regrade_puts_the_earlier_work_and_answer_back(world):
+    first = await world.does(writing()).grades(lambda *_: False).verdict()
+    graded: list[Any] = []
+
+    async def grade(instance: Instance, sandbox: Any, answer: Any) -> bool:
+        graded.append(((await sandbox.read("made")).decode(), answer))
+        return True
+
+    world.does(raising(AssertionError("the agent is not asked"))).grades(grade)
+    again = await live(world.life(answer=first.answer, regrades=first.attempt), world)
+
+    assert (again.failure, again.grade) == (None, Grade(passed=True, score=1.0))
+    assert graded == [("work", "done")]
+    assert again.answer == first.answer
+
+
+async def test_a_retry_gets_its_scale_of_what_the_instance_asks_for(world):
+    seen: list[Limits] = []
+    opener = world.sandboxes.open
+    world.sandboxes.open = lambda attempt, limits, gateway: (  # type: ignore[method-assign]
+        seen.append(limits) or opener(attempt, msgspec.structs.replace(limits, memory=None), gateway)
+    )
+
+    await world.verdict(Instance(id="i", limits=Ask(memory=100 * MiB, acting=3.0)), scale=4)
+
+    assert (seen[0].memory, seen[0].acting, seen[0].grading) == (400 * MiB, 3.0, LIMITS.grading)
+
+
+# Limits: each phase's time starts when that phase starts.
+
+
+@pytest.mark.parametrize("kind", ["async def", "def"])
+async def test_acting_too_long_is_a_limit_and_what_was_done_is_graded(world, kind):
+    async def act(instance: Instance, sandbox: Any, model: Any) -> None:
+        await sandbox.write("made", "work")
+        await hang()
+
+    def act_plainly(instance: Instance, sandbox: Any, model: Any) -> None:
+        sandbox.write("made", "work")
+        sandbox.run("sleep 60")
+
+    world.limits = msgspec.structs.replace(LIMITS, acting=SHORT)
+    world.does(act if kind == "async def" else act_plainly).grades(passes_by_its_file)
+
+    verdict = await world.verdict()
+
+    assert verdict.failure is not None and verdict.grade is not None
+    assert (verdict.failure.where, verdict.failure.kind) == (Where.LIMIT, "timeout")
+    assert verdict.failure.message == "acting took longer than 0.2 s"
+    assert verdict.grade.passed and verdict.salvage is not None
+
+
+async def test_the_time_of_a_phase_is_not_taken_from_the_next(world):
+    async def slowly(*_: Any) -> bool:
+        await asyncio.sleep(0.25)
+        return True
+
+    world.limits = Limits(setup=0.4, acting=0.4, grading=0.4)
+    world.suite = msgspec.structs.replace(world.suite, setup=slowly, grade=slowly)
+
+    verdict = await world.does(slowly).verdict()
+
+    assert (verdict.failure, verdict.grade) == (None, Grade(passed=True, score=1.0))
+
+
+async def test_set_up_and_grading_that_take_too_long_are_never_a_zero(world):
+    world.limits = Limits(setup=SHORT, acting=20.0, grading=SHORT)
+    slow = await world.grades(hang).verdict()
+    world.suite = msgspec.structs.replace(world.suite, setup=hang)
+    never = await world.verdict()
+
+    assert slow.failure is not None and never.failure is not None
+    assert (slow.failure.where, slow.failure.phase, slow.grade) == (Where.GRADE, Phase.GRADING, None)
+    assert (never.failure.where, never.failure.phase, never.grade) == (Where.SANDBOX, Phase.SETUP, None)
+    assert never.salvage is None
+
+
+async def test_waiting_for_a_rate_limit_is_no_working_time(world):
+    async def act(*_: Any) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            world.session_.waited += 0.1
+
+    world.limits = msgspec.structs.replace(LIMITS, working=0.3)
+    patient = await world.does(act).verdict()
+    world.session_.waited = 0.0
+    busy = await world.does(hang).verdict()
+
+    assert (patient.failure, patient.times.waited) == (None, pytest.approx(0.6))
+    assert busy.failure is not None and busy.failure.where is Where.LIMIT
+    assert busy.times.acting < 5.0
+
+
+async def test_waiting_does_not_lift_the_acting_limit(world):
+    world.session_.waited = 1000.0
+    world.limits = msgspec.structs.replace(LIMITS, acting=SHORT, working=0.1)
+
+    verdict = await world.does(hang).verdict()
+
+    assert verdict.failure is not None and verdict.failure.where is Where.LIMIT
+
+
+async def test_a_timeout_of_the_agents_own_is_the_agents(world):
+    async def act(*_: Any) -> None:
+        async with asyncio.timeout(0.01):
+            await hang()
+
+    verdict = await world.does(act).verdict()
+
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.failure.kind) == (Where.AGENT, "exception")
+
+
+# Which failure it is.
+
+BUSY = Failure(where=Where.MODEL, kind="429", message="busy", after=9.0)
+
+
+@pytest.mark.parametrize("end", [ValueError("no"), None, ModelFailed("as the agent saw it")])
+async def test_a_model_call_that_failed_last_is_why_the_agent_ended(world, end):
+    world.session_.failure = BUSY
+
+    verdict = await world.does(writing(end)).verdict()
+
+    assert (verdict.failure, verdict.grade) == (BUSY, None)
+    assert verdict.salvage is not None
+
+
+async def test_a_model_failure_is_no_reason_for_a_sandbox_that_was_killed(world):
+    world.session_.failure = BUSY
+
+    verdict = await world.does(writing(ResourceExhausted("killed"))).verdict()
+
+    assert verdict.failure is not None and verdict.failure.where is Where.RESOURCE
+    assert verdict.grade == Grade(passed=True, score=1.0)
+
+
+@pytest.mark.parametrize(
+    ("act", "grade", "where", "graded"),
+    [
+        (raising(ValueError("no")), lambda *_: False, Where.AGENT, True),
+        (raising(ValueError("no")), raising(ValueError("no")), Where.GRADE, False),
+        (writing(), raising(ValueError("no")), Where.GRADE, False),
+        (writing(), raising(SystemExit(1)), Where.GRADE, False),
+        (writing(), lambda *_: "excellent", Where.GRADE, False),
+        (writing(ResourceExhausted("killed")), raising(ValueError("no")), Where.RESOURCE, False),
+        (writing(ModelFailed("busy")), lambda *_: True, Where.MODEL, False),
+        (writing(RunFailed("bad key")), lambda *_: True, Where.RUN, False),
+        (raising(SystemExit(2)), lambda *_: True, Where.AGENT, True),
+        (raising(KeyboardInterrupt()), lambda *_: True, Where.AGENT, True),
+        (raising(asyncio.CancelledError()), lambda *_: True, Where.AGENT, True),
+        (raising(StopIteration()), lambda *_: True, Where.AGENT, True),
+    ],
+)
+async def test_the_failure_that_counts(world, act, grade, where, graded):
+    verdict = await world.does(act).grades(grade).verdict()
+
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.grade is not None) == (where, graded)
+
+
+async def test_a_set_up_command_that_fails_is_the_sandboxs_and_nothing_is_salvaged_or_graded(world):
+    verdict = await world.verdict(Instance(id="i", setup="echo broken >&2; exit 3"))
+
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.failure.kind, verdict.grade) == (Where.SANDBOX, "setup", None)
+    assert verdict.failure.message == "set-up command exited with 3: broken\n"
+
+
+async def test_a_suite_without_a_grade_function_says_so(world):
+    world.suite = Suite(name="s", instances=list)
+
+    verdict = await world.verdict()
+
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.failure.again) == (Where.GRADE, False)
+
+
+@pytest.mark.parametrize("phase", [Phase.SETUP, Phase.ACTING, Phase.GRADING])
+async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
+    reached = asyncio.Event()
+
+    async def stop_here(*_: Any) -> None:
+        reached.set()
+        await hang()
+
+    world.does(writing())
+    if phase is Phase.SETUP:
+        world.suite = msgspec.structs.replace(world.suite, setup=stop_here)
+    elif phase is Phase.ACTING:
+        world.does(stop_here)
+    else:
+        world.grades(stop_here)
+
+    lives: list[Life] = []
+
+    async def attempt() -> Verdict:
+        lives.append(world.life())
+        return await live(lives[0], world)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(attempt())
+        await reached.wait()
+        lives[0].interrupt("a signal")
+        lives[0].interrupt("another one")
+
+    verdict = task.result()
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.failure.message) == (Where.INTERRUPTED, "a signal")
+    assert verdict.grade is None
+    assert (verdict.salvage is not None) == (phase is Phase.GRADING)
+
+
+async def test_a_disk_that_is_full_is_the_runs_failure_whatever_else_happened(world):
+    world.disk = OSError(28, "No space left on device")
+
+    verdict = await world.does(raising(ValueError("no"))).verdict()
+
+    assert verdict.failure is not None
+    assert (verdict.failure.where, verdict.failure.kind) == (Where.RUN, "disk")
+
+
+# Salvage, and what is left behind.
+
+
+@pytest.mark.parametrize(
+    "end", [None, ValueError("no"), ModelFailed("busy"), ResourceExhausted("killed"), RunFailed("bad key")]
+)
+async def test_work_is_salvaged_on_every_kind_of_end(world, end):
+    verdict = await world.does(writing(end)).verdict()
+
+    assert verdict.salvage is not None
+    assert (verdict.salvage.files, world.files.salvage(1).stat().st_size) == (1, verdict.salvage.bytes)
+
+
+async def test_a_salvage_that_fails_is_noted_and_changes_no_verdict(world):
+    world.files.salvage = lambda attempt: Path("/proc/nowhere/a")  # type: ignore[method-assign]
+
+    verdict = await world.does(writing()).verdict()
+
+    assert (verdict.failure, verdict.grade, verdict.salvage) == (None, Grade(passed=True, score=1.0), None)
+    assert [kind for kind, _ in world.notes] == ["salvage.failed"]
+
+
+async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_nothing_more(world):
+    release, late = threading.Event(), []
+
+    def act(instance: Instance, sandbox: Any, model: Any) -> None:
+        release.wait(20)
+        try:
+            sandbox.write("late", "no")
+        except BaseException as error:
+            late.append(error)
+
+    world.limits = msgspec.structs.replace(LIMITS, acting=SHORT)
+    life = world.does(act).life()
+    verdict = await live(life, world)
+    tainted = life.tainted
+    release.set()
+    async with asyncio.timeout(10):
+        while life.calls.alive:
+            await asyncio.sleep(0.005)
+
+    assert verdict.failure is not None and verdict.failure.where is Where.LIMIT
+    assert tainted and not life.tainted
+    assert [type(error) for error in late] == [AttemptOver]
+
+
+# Answers and grades.
+
+
+class Silent:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+def endless() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        (None, None),
+        ("text", '"text"'),
+        ({"a": [1, None, 2.5]}, '{"a":[1,null,2.5]}'),
+        (2**70, str(2**70)),
+        (object, "\"<class 'object'>\""),
+        (endless(), '"[[...]]"'),
+        ("\ud800", "\"'\\\\ud800'\""),
+        (Silent(), '"<Silent>"'),
+    ],
+)
+async def test_an_answer_is_kept_as_json_whatever_it_is(world, answer, kept):
+    async def act(*_: Any) -> Any:
+        return answer
+
+    verdict = await world.does(act).verdict()
+
+    assert (verdict.answer, verdict.failure) == (kept, None)
+
+
+async def test_an_answer_without_end_is_cut(world):
+    verdict = await world.does(lambda *_: "x" * (2 * LONGEST_ANSWER)).verdict()
+
+    assert verdict.answer is not None
+    assert len(verdict.answer) <= LONGEST_ANSWER
+    assert msgspec.json.decode(verdict.answer).startswith('"xxx')
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("a\udcff"), Unspeakable(), ModelFailed(404), ModelFailed("\udcff")]
+)
+async def test_a_verdict_can_be_written_down_whatever_was_raised(world, error):
+    world.grades(lambda *_: Grade(passed=False, score=0.0, detail="\udcff"))
+
+    verdict = await world.does(raising(error)).verdict()
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(verdict), type=Verdict) == verdict
+
+
+@pytest.mark.parametrize(
+    ("result", "grade"),
+    [
+        (True, Grade(passed=True, score=1.0)),
+        (False, Grade(passed=False, score=0.0)),
+        (1, Grade(passed=True, score=1.0)),
+        (0.99, Grade(passed=False, score=0.99)),
+        (1.5, Grade(passed=True, score=1.5)),
+        (Grade(passed=True, score=1, detail="d"), Grade(passed=True, score=1.0, detail="d")),
+    ],
+)
+def test_what_a_grade_function_may_return(result, grade):
+    assert as_grade(result) == grade
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        "1",
+        float("nan"),
+        float("inf"),
+        Grade(passed=True, score=float("nan")),
+        Grade(passed="yes", score=1.0),
+        Grade(passed=True, score=None),
+        Grade(passed=True, score=1.0, detail=b"d"),
+        Grade(passed=True, score=1.0, metrics={"a": object()}),
+    ],
+    ids=repr,
+)
+def test_what_a_grade_function_may_not_return(result):
+    with pytest.raises(GradeFailed):
+        as_grade(result)
