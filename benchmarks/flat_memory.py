@@ -34,6 +34,7 @@ from holdwater.testing.scripted import Reply, turns
 IMAGE = 150_000  # bytes
 PAGE = 4_000_000  # bytes of text in each turn of a large history
 PAGES = 5
+SOON = 0.05  # seconds between two samples of a command that may be over in less than one
 TALK = ("--agent", f"{HERE / 'work.py'}:talk")
 
 
@@ -114,7 +115,7 @@ def histories(directory: Path, sizes: Sizes) -> list[Row]:
     ]
     for command in READERS:
         say(f"{what}: {command[0]} {' '.join(command[1:])}")
-        ran = holdwater([command[0], str(out), *command[1:]], Path(os.devnull))
+        ran = holdwater([command[0], str(out), *command[1:]], Path(os.devnull), seconds=SOON)
         name = f"{what}: `{' '.join(command)}`"
         rows += [*_ended(name, ran), at_most(f"{name}: peak", ran.watch.peak.total / MB, 300, "MB")]
     return rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from gauge import Counts, Watch
+from gauge import SECONDS, Counts, Watch
 
 HERE = Path(__file__).absolute().parent
 MODEL = "benchmark"
@@ -61,9 +61,15 @@ def run_arguments(directory: Path, agent: Sequence[str], count: int, url: str | 
     ]
 
 
-def holdwater(arguments: Sequence[str], log: Path, during: Callable[[int], None] | None = None) -> Launched:
+def holdwater(
+    arguments: Sequence[str],
+    log: Path,
+    during: Callable[[int], None] | None = None,
+    seconds: float = SECONDS,
+) -> Launched:
     """A `holdwater` command; `during` is called with its process id while it runs."""
-    return measured([sys.executable, "-m", "holdwater.cli", *arguments], log, is_worker, during=during)
+    command = [sys.executable, "-m", "holdwater.cli", *arguments]
+    return measured(command, log, is_worker, during=during, seconds=seconds)
 
 
 def measured(
@@ -73,6 +79,7 @@ def measured(
     *,
     env: Mapping[str, str] | None = None,
     during: Callable[[int], None] | None = None,
+    seconds: float = SECONDS,
 ) -> Launched:
     """Run `command` under a watch; what it prints goes to `log`."""
     begun = time.monotonic()
@@ -85,7 +92,7 @@ def measured(
             start_new_session=True,
             env={**os.environ, "OPENAI_API_KEY": "benchmark", **(env or {})},
         )
-    with Watch(process.pid, counts) as watch:
+    with Watch(process.pid, counts, seconds) as watch:
         if during is not None:
             during(process.pid)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the watch reads it once more

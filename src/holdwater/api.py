@@ -76,6 +76,7 @@ class Options(TypedDict, total=False):
     grace: float | None
     suite_timeout: float | None
     backoff: float | None
+    stall: float | None
     salvaging: float | None
     closing: float | None
     patience: float | None

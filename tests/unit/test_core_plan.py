@@ -183,7 +183,7 @@ class Conduct(RuleBasedStateMachine):
         assert key not in self.outcomes, "a second outcome"
         assert key in self.keys
         assert key not in [(a.instance, a.sample) for a in self.running.values()]
-        assert expected(self.rows[key]) == (outcome.kind, outcome.score)
+        assert expected(self.rows[key], self.policy.retries) == (outcome.kind, outcome.score)
         of = next(row.result for row in self.rows[key] if row.attempt.id == outcome.attempt)
         assert of is not None and of.where == outcome.where
         poison = [row for row in self.rows[key] if row.result and row.result.kind == POISON]
@@ -405,14 +405,18 @@ class Conduct(RuleBasedStateMachine):
 def worth(result: Result) -> tuple[bool, bool, float, int]:
     """Which of a sample's verdicts is kept: written apart from `policy.rank`, to be held against it."""
     scored = result.rule.scored if result.rule else Scored.YES
-    counts = scored in (Scored.YES, Scored.PASS_OR_SPENT)
+    counts = scored is Scored.YES
     passes = bool(result.passed) and scored is not Scored.NO
     return passes, passes or counts, result.score or 0.0, result.attempt
 
 
-def expected(rows: list[Row]) -> tuple[str, float | None]:
-    best = max((r.result for r in rows if r.result and not blameless(r.result)), key=worth)
+def expected(rows: list[Row], retries: int) -> tuple[str, float | None]:
+    blamed = [row for row in rows if row.result and not blameless(row.result)]
+    best = max((row.result for row in blamed if row.result), key=worth)
     passes, counts, score, _ = worth(best)
+    tries = sum(1 for row in blamed if row.attempt.round == blamed[-1].attempt.round)
+    if best.where is Where.RESOURCE and tries > retries:
+        counts = True  # all retries are spent: only now it is a zero
     if not counts:
         return str(best.where), None
     return ("passed" if passes else "failed"), score

@@ -233,7 +233,7 @@ def test_rank_prefers_a_pass_then_a_score_then_the_later_one():
     later = Result(attempt=3, passed=False, score=0.5)
     good = Result(attempt=1, where=Where.GRADE, passed=True, score=0.1)
 
-    ordered = sorted([good, later, half, zero, unscored], key=lambda result: rank(result, spent=True))
+    ordered = sorted([good, later, half, zero, unscored], key=rank)
 
     assert ordered == [unscored, zero, half, later, good]
 

@@ -51,6 +51,7 @@ class RunConfig(Record, frozen=True):
     grace: float = 30.0  # seconds that running attempts get after the first signal
     suite_timeout: float = 600.0  # seconds without an instance before a suite counts as hung
     backoff: float = 1.0  # seconds before the first retry; doubles, with jitter
+    stall: float = 600.0  # seconds without a byte from the model's server before a call has failed
     salvaging: float = 60.0  # seconds for keeping what an agent left
     closing: float = 15.0  # seconds for each thing that an attempt closes
     patience: float = 30.0  # seconds beyond all its limits before an attempt counts as hung

@@ -264,11 +264,12 @@ class Plan:
     def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
         """A verdict with blame: another try, or the end of the sample."""
         following = decide(result, sample.spent, self._state.policy) if sample.regrades is None else None
-        if sample.best is None or rank(result, spent=True) >= rank(sample.best, spent=True):
+        if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
         if following is None:
             del self._state.open[key]
-            return [Close(outcome=_outcome(sample, sample.best))]
+            spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
+            return [Close(outcome=_outcome(sample, sample.best, spent=spent))]
         self._again(key, sample, following, at)
         return []
 
@@ -382,8 +383,8 @@ class Plan:
         self._log: deque[tuple[float, AnyEvent]] = deque(maxlen=LOG_BOUND)
 
 
-def _outcome(sample: Sample, best: Result) -> Outcome:
-    kind = outcome_kind(best, spent=True)
+def _outcome(sample: Sample, best: Result, *, spent: bool) -> Outcome:
+    kind = outcome_kind(best, spent=spent)
     scored = kind in ("passed", "failed")
     return Outcome(
         instance=sample.instance,

@@ -135,9 +135,9 @@ def _jitter(attempt: int, retries: int) -> float:
     return ((attempt * 31 + retries) * 2654435761 % 2**32) / 2**32
 
 
-def rank(result: Result, *, spent: bool) -> tuple[int, float, int]:
+def rank(result: Result) -> tuple[int, float, int]:
     """Orders a sample's verdicts: passed, then scored by score, then unscored; the later one of equals."""
-    kind = outcome_kind(result, spent=spent)
+    kind = outcome_kind(result, spent=False)
     tier = {"passed": 2, "failed": 1}.get(kind, 0)
     return tier, result.score or 0.0, result.attempt
 

@@ -171,6 +171,8 @@ class Payload(payload.Payload):
         await self._body.write(writer)
 
 
-def joined(head: bytes, messages: bytes | memoryview) -> tuple[Part, Part, Part]:
-    """A request of the keys in the JSON object `head` and the array `messages`, in parts."""
-    return b'{"messages":', messages, b"}" if head == b"{}" else b"," + head[1:]
+def joined(key: str, head: bytes, messages: bytes | memoryview | None) -> tuple[Part, ...]:
+    """A request of the keys in the JSON object `head` and, under `key`, the array `messages`, in parts."""
+    if messages is None:
+        return (head,)
+    return b'{"%s":' % key.encode(), messages, b"}" if head == b"{}" else b"," + head[1:]

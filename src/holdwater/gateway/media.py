@@ -1,46 +1,80 @@
-"""Media inside a message: what is large and base64 goes to the run's blobs, and a reference takes its place.
+"""What is kept once in a run: large base64 inside a message, and the large constants of a request.
 
-Works on the message's bytes in one pass, unparsed, and leaves no text in them that looks like a reference.
-The way back is in the ledger's own `media.py`.
+A reference takes their place, and no text is left that looks like one. Works on bytes in one pass; a message
+is not parsed. The way back is in the ledger's own `media.py`.
 """
 
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-SMALLEST = 4096  # base64 characters below which a medium stays where it is
+import msgspec
+from msgspec import Raw
+
+SMALLEST = 4096  # characters below which a medium or a constant stays where it is
 LONGEST_TYPE = 255  # characters between `data:` and `;base64,`
 
 _OPENING = b'"data:'
 _BASE64 = b";base64,"
-_REFERENCE = b'"holdwater-blob:'
-_ESCAPED = b'"\\u0068oldwater-blob:'  # the same JSON string, written so that it is not taken for a reference
+_FIELD = b'data"'
+# What stands between a colon and a quote is a whole value, whatever the key before it.
+_BARE = re.compile(rb'data"[ \t\r\n]*:[ \t\r\n]*"')
+_WORD = b'"holdwater-'
+_ESCAPED = b'"\\u0068oldwater-'  # the same JSON string, written so that it is not taken for a reference
+
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+Keep = Callable[[bytes], str]
 
 
-def extracted(message: bytes, keep: Callable[[bytes], str]) -> bytes:
+def extracted(message: bytes, keep: Keep) -> bytes:
     """`message` with a reference in place of each large medium; `keep` takes it and returns its hash."""
-    if len(message) < SMALLEST and _REFERENCE not in message:
+    if len(message) < SMALLEST and _WORD not in message:
         return message
     parts: list[bytes] = []
     done = 0
-    for start, comma, end in _media(message):
-        content = _canonical(message[comma:end])
+    for medium in sorted([*_data_urls(message), *_bare(message)]):
+        content = _canonical(message[medium.data : medium.end])
         if content is not None:
-            kind = message[start + len(_OPENING) : comma - len(_BASE64)]
-            parts += _safe(message[done:start]), _REFERENCE + keep(content).encode() + b":" + kind
-            done = end
+            name = keep(content).encode()
+            word = b"blob:%s:%s" % (name, medium.kind) if medium.kind is not None else b"base64:" + name
+            parts += _safe(message[done : medium.start]), _WORD + word
+            done = medium.end
     parts.append(_safe(message[done:]))
     return b"".join(parts)
 
 
+def constants(head: bytes, keep: Keep) -> bytes:
+    """The JSON object `head` with a reference in place of each large value."""
+    if len(head) < SMALLEST:
+        return _safe(head)
+    return b"{" + b",".join(_pair(key, bytes(raw), keep) for key, raw in _OBJECT.decode(head).items()) + b"}"
+
+
+def _pair(key: str, value: bytes, keep: Keep) -> bytes:
+    name = _safe(msgspec.json.encode(key))
+    if len(value) < SMALLEST:
+        return name + b":" + _safe(value)
+    return name + b":" + _WORD + b"json:" + keep(value).encode() + b'"'
+
+
 def has_large(message: bytes, size: int) -> bool:
     """Might `message` hold media of `size` characters or more?"""
-    return len(message) >= size and _OPENING in message
+    return len(message) >= size and (_OPENING in message or _FIELD in message)
 
 
-def _media(message: bytes) -> Iterator[tuple[int, int, int]]:
-    """Of each string value that may be one: where its quote stands, where its data start, where they end."""
+class _Medium(NamedTuple):
+    """A string value that may be one: where its quote stands, where its data start, where they end."""
+
+    start: int
+    data: int
+    end: int
+    kind: bytes | None  # the type in a data URL; None for bare base64
+
+
+def _data_urls(message: bytes) -> Iterator[_Medium]:
     at = 0
     while (start := message.find(_OPENING, at)) >= 0:
         at = start + len(_OPENING)
@@ -54,7 +88,17 @@ def _media(message: bytes) -> Iterator[tuple[int, int, int]]:
             return
         at = end
         if end - data >= SMALLEST and b"\\" not in message[start:data]:
-            yield start, data, end
+            kind = message[start + len(_OPENING) : comma]
+            yield _Medium(start, data, end, kind)
+
+
+def _bare(message: bytes) -> Iterator[_Medium]:
+    if _FIELD not in message:
+        return
+    for match in _BARE.finditer(message):
+        end = message.find(b'"', match.end())
+        if end - match.end() >= SMALLEST:
+            yield _Medium(match.end() - 1, match.end(), end, None)
 
 
 def _canonical(data: bytes) -> bytes | None:
@@ -67,4 +111,4 @@ def _canonical(data: bytes) -> bytes | None:
 
 
 def _safe(text: bytes) -> bytes:
-    return text.replace(_REFERENCE, _ESCAPED) if _REFERENCE in text else text
+    return text.replace(_WORD, _ESCAPED) if _WORD in text else text

@@ -6,6 +6,7 @@ the messages. It neither talks to anyone nor writes; `sessions.py` does. The way
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -28,11 +29,21 @@ class Malformed(ValueError):
     """The body is not a request."""
 
 
+class Form(NamedTuple):
+    """Where in a request of a dialect the messages stand, and what of a message does not count."""
+
+    dialect: str = "chat"
+    key: str = "messages"
+    optional: bool = False  # the key may be missing, or hold a text
+    passing: re.Pattern[bytes] | None = None  # what comes and goes in a message that stays the same
+
+
 class Mark(NamedTuple):
-    """Where in a body the messages begin and the last one ends, and a digest of all before that end."""
+    """Where in a body the messages begin and the last lasting one ends, and a digest of all before that end."""
 
     opening: int  # the first byte after `"messages":[`
     end: int
+    known: int  # messages before that end
     digest: bytes
     last: bytes
 
@@ -47,19 +58,23 @@ class Tip(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live."""
+    """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live.
+
+    What is no array of messages, or an empty one, stays in the head.
+    """
 
     head: dict[str, Raw]
     fresh: list[Raw]  # the messages after the first `known` ones
     known: int
     digests: bytes
-    span: memoryview  # the array of messages
+    span: memoryview | None  # the array of messages
     mark: Mark | None
 
 
 class Delta(NamedTuple):
     """What is new in a request; holds no part of the body."""
 
+    dialect: str
     parent: int | None
     keep: int
     append: list[bytes]
@@ -70,15 +85,16 @@ class Delta(NamedTuple):
 
 
 class Recorder:
-    """The conversations of one attempt: at most `TIPS`, the least recently continued is forgotten first."""
+    """An attempt's conversations in one dialect: at most `TIPS`, the least recently continued goes first."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form = Form()) -> None:  # noqa: B008 (a frozen record)
+        self._form = form
         self._tips: list[Tip] = []
 
     def read(self, body: Buffer) -> Reading:
         """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
         try:
-            return self._continued(body) or _whole(body)
+            return self._continued(body) or _whole(body, self._form)
         except UNREADABLE as error:
             raise Malformed(str(error)) from None
 
@@ -91,6 +107,7 @@ class Recorder:
             raise Malformed("the body is not UTF-8")
         same = parent is not None and parent.head == head_digest
         return Delta(
+            dialect=self._form.dialect,
             parent=parent.number if parent else None,
             keep=keep,
             append=append,
@@ -115,7 +132,7 @@ class Recorder:
                 continue
             before = blake3(memoryview(body)[: mark.end])
             if before.digest(DIGEST) == mark.digest:
-                return _rest(body, tip, mark, before)
+                return _rest(body, tip, mark, before, self._form)
         return None
 
     def _parent(self, digests: bytes, head: bytes) -> tuple[Tip | None, int]:
@@ -128,15 +145,18 @@ class Recorder:
         return parent, best[0]
 
 
-def _whole(body: Buffer) -> Reading:
+def _whole(body: Buffer, form: Form) -> Reading:
     head = _OBJECT.decode(body)
-    messages = _messages(head)
-    fresh = _ARRAY.decode(messages)
-    digests = b"".join([_digest(raw) for raw in fresh])
-    return Reading(head, fresh, 0, digests, memoryview(messages), _find_mark(body, messages, head))
+    fresh = _fresh(head, form)
+    if not fresh:
+        return Reading(head, [], 0, b"", None, None)
+    messages = head.pop(form.key)
+    digests = b"".join([_identity(raw, form) for raw in fresh])
+    mark = _find_mark(body, messages, head, fresh, form)
+    return Reading(head, fresh, 0, digests, memoryview(messages), mark)
 
 
-def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3) -> Reading | None:
+def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3, form: Form) -> Reading | None:
     """Parse what follows the mark, as if the messages before it were not there."""
     after = bytes(memoryview(body)[mark.end :])
     trimmed = after.lstrip(_BLANK)
@@ -150,51 +170,86 @@ def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3) -> Reading | None:
         return None
     short = bytes(memoryview(body)[: mark.opening]) + trimmed
     head = _OBJECT.decode(short)
-    messages = _messages(head)
+    fresh = _fresh(head, form)
+    messages = head.pop(form.key)
     if bytes(messages) != short[mark.opening - 1 : mark.opening - 1 + len(memoryview(messages))]:
         return None  # a second `messages` key
-    fresh = _ARRAY.decode(messages)
     close = skipped + len(memoryview(messages)) - 1
-    end = _end_of_last(body, close) if fresh else mark.end
+    lasting = _lasting(fresh, form)
+    end = _end_before(body, close, fresh[lasting:]) if lasting else mark.end
     before.update(memoryview(body)[mark.end : end])
     return Reading(
         head,
         fresh,
-        len(tip.digests) // DIGEST,
-        tip.digests + b"".join([_digest(raw) for raw in fresh]),
+        mark.known,
+        tip.digests[: mark.known * DIGEST] + b"".join([_identity(raw, form) for raw in fresh]),
         memoryview(body)[mark.opening - 1 : close],
-        Mark(mark.opening, end, before.digest(DIGEST), bytes(body[max(0, end - _LAST) : end])),
+        _marked(body, mark.opening, end, mark.known + lasting, before),
     )
 
 
-def _messages(head: dict[str, Raw]) -> Raw:
-    try:
-        return head.pop("messages")
-    except KeyError:
-        raise Malformed("`messages` is missing") from None
+def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
+    messages = head.get(form.key)
+    if messages is None:
+        if form.optional:
+            return []
+        raise Malformed(f"`{form.key}` is missing")
+    if form.optional and bytes(memoryview(messages)[:1]) == b'"':
+        return []
+    return _ARRAY.decode(messages)
 
 
-def _find_mark(body: Buffer, messages: Raw, head: dict[str, Raw]) -> Mark | None:
+def _identity(raw: Raw, form: Form) -> bytes:
+    return _digest(raw if form.passing is None else form.passing.sub(b"", bytes(raw)))
+
+
+def _lasting(messages: list[Raw], form: Form) -> int:
+    """How many messages come before the first that may be sent in other bytes the next time."""
+    if form.passing is None:
+        return len(messages)
+    for place, raw in enumerate(messages):
+        if form.passing.search(bytes(raw)):
+            return place
+    return len(messages)
+
+
+def _find_mark(
+    body: Buffer, messages: Raw, head: dict[str, Raw], fresh: list[Raw], form: Form
+) -> Mark | None:
     """Where the messages stand in the body; None where that is not certain: the next one is read whole."""
     view = memoryview(messages)
     start = body.find(bytes(view[:256]))
     close = start + len(view)
-    if start < 0 or not body.startswith(bytes(view), start):  # views are compared item by item: too slow
+    lasting = _lasting(fresh, form)
+    # Views are compared item by item: too slow.
+    if not lasting or start < 0 or not body.startswith(bytes(view), start):
         return None
-    end = _end_of_last(body, close)
     without = bytes(memoryview(body)[: start + 1]) + bytes(memoryview(body)[close - 1 :])
     try:
         rest = _OBJECT.decode(without)
     except UNREADABLE:
         return None
-    if end <= start + 1 or bytes(rest.pop("messages", b"")) != b"[]" or rest.keys() != head.keys():
+    if bytes(rest.pop(form.key, b"")) != b"[]" or rest.keys() != head.keys():
         return None
-    digest = blake3(memoryview(body)[:end]).digest(DIGEST)
-    return Mark(start + 1, end, digest, bytes(body[max(0, end - _LAST) : end]))
+    end = _end_before(body, close, fresh[lasting:])
+    return _marked(body, start + 1, end, lasting, blake3(memoryview(body)[:end]))
+
+
+def _marked(body: Buffer, opening: int, end: int, count: int, before: blake3) -> Mark:
+    return Mark(opening, end, count, before.digest(DIGEST), bytes(body[max(0, end - _LAST) : end]))
+
+
+def _end_before(body: Buffer, close: int, later: list[Raw]) -> int:
+    """The end of the message before `later`, the last ones before the bracket that ends at `close`."""
+    end = _end_of_last(body, close)
+    for raw in reversed(later):
+        end = _end_of_last(body, end - len(memoryview(raw)) + 1)  # now after the comma
+        end = _end_of_last(body, end)
+    return end
 
 
 def _end_of_last(body: Buffer, close: int) -> int:
-    """The end of the message before the bracket that ends at `close`."""
+    """The end of what comes before the one byte that ends at `close`, blanks left out."""
     end = close - 1
     while body[end - 1] in _BLANK:
         end -= 1

@@ -19,11 +19,12 @@ from ..core.records import Failure, MiB, Where
 from .body import Admission, Body, Part, Retention, joined
 from .dialects import chat
 from .incoming import read_body
-from .recorder import UNREADABLE, Delta, Malformed
+from .recorder import UNREADABLE, Delta, Form, Malformed
 from .sessions import Ending, Session
 from .upstreams import Answer, Call, Upstream
 from .upstreams.retry import error_of
 
+FORM = Form()
 GONE = 499  # in the record: the client went away before it had an answer
 LARGEST_REPLY = 64 * MiB
 SERVER = {"Server": "holdwater"}
@@ -81,7 +82,7 @@ class Relay:
 
     def __init__(self, upstream: Upstream, model: str | None, admission: Admission, body_cap: int) -> None:
         self.admission = admission
-        self.retention = Retention(4 * admission.bound)
+        self.retention = Retention(admission.bound)
         self._upstream = upstream
         self._model = model
         self._cap = body_cap
@@ -106,10 +107,10 @@ class Relay:
     async def _prepare(self, request: web.BaseRequest, session: Session) -> Prepared:
         content, admitted = await read_body(request, self.admission, self._cap)
         try:
-            reading = session.recorder.read(content)
+            reading = session.recorder(FORM).read(content)
             asked, head, amended = self._head(reading.head)
-            parts: tuple[Part, ...] = joined(head, reading.span) if amended else (content,)
-            delta = await session.delta(reading, head)
+            parts: tuple[Part, ...] = joined(FORM.key, head, reading.span) if amended else (content,)
+            delta = await session.delta(FORM, reading, head)
         except BaseException:
             admitted.release()
             raise

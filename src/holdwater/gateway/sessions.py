@@ -20,7 +20,7 @@ from ..core.authoring import ExchangeLog
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError
 from ..core.records import Exchange, Failure, Usage, Where
 from . import media
-from .recorder import Delta, Reading, Recorder
+from .recorder import Delta, Form, Reading, Recorder
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
 CLOSING = 5.0  # seconds for held calls to be answered
@@ -49,7 +49,7 @@ class Session:
         self.usage = Usage()
         self.exchanges = 0
         self.closed = False
-        self.recorder = Recorder()
+        self._recorders: dict[str, Recorder] = {}  # bound: one for each dialect
         self._log = log
         self._executor = executor
         self._failure: Failure | None = None
@@ -121,11 +121,15 @@ class Session:
             return False
         return True
 
-    async def delta(self, reading: Reading, head: bytes) -> Delta:
-        """What is new in a request, its media in the run's blobs."""
-        delta = self.recorder.delta(reading, head)
+    def recorder(self, form: Form) -> Recorder:
+        """What is known of this attempt's conversations in a dialect."""
+        return self._recorders.setdefault(form.dialect, Recorder(form))
+
+    async def delta(self, form: Form, reading: Reading, head: bytes) -> Delta:
+        """What is new in a request, its media and large constants in the run's blobs."""
+        delta = self.recorder(form).delta(reading, head)
         del reading
-        if any(media.has_large(message, ASIDE) for message in delta.append):
+        if len(delta.head or b"") >= ASIDE or any(media.has_large(m, ASIDE) for m in delta.append):
             return await self._aside(delta)
         return self._extracted(delta)
 
@@ -139,21 +143,25 @@ class Session:
 
     def _extracted(self, delta: Delta) -> Delta:
         try:
-            return delta._replace(append=[media.extracted(m, self._log.blob) for m in delta.append])
+            keep = self._log.blob
+            head = media.constants(delta.head, keep) if delta.head is not None else None
+            return delta._replace(append=[media.extracted(m, keep) for m in delta.append], head=head)
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
 
     def write(self, delta: Delta, ending: Ending, started: float) -> None:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self.exchanges + 1
+        reply = self._kept(ending.reply)
         exchange = Exchange(
             number=number,
             parent=delta.parent,
             keep=delta.keep,
             append=tuple(Raw(message) for message in delta.append),
             head=Raw(delta.head) if delta.head is not None else None,
-            reply=Raw(ending.reply) if ending.reply is not None else None,
+            reply=Raw(reply) if reply is not None else None,
             status=ending.status,
+            dialect=delta.dialect,
             streamed=ending.streamed,
             usage=ending.usage,
             error=ending.error,
@@ -168,7 +176,13 @@ class Session:
             raise self._break(error) from error
         self.exchanges = number
         self.usage = self.usage.plus(ending.usage)
-        self.recorder.written(delta, number)
+        self._recorders[delta.dialect].written(delta, number)
+
+    def _kept(self, reply: bytes | None) -> bytes | None:
+        try:
+            return media.extracted(reply, self._log.blob) if reply is not None else None
+        except Exception as error:  # boundary: whatever a log raises ends the attempt
+            raise self._break(error) from error
 
     def _break(self, error: Exception) -> RecordFailed:
         message = f"an exchange could not be written: {error}"

@@ -1,7 +1,8 @@
-"""How a recorded message refers to its media: `"holdwater-blob:<hash>:<mime>"` for a base64 data URL.
+"""How a recorded exchange refers to what is kept once in the run: media, and constants such as tools.
 
-The gateway puts references in and sees to it that no text of a message looks like one. This is the way back
-and works on raw JSON, undecoded. The bytes themselves are in `blobs.py`.
+`"holdwater-blob:<hash>:<mime>"` stands for a base64 data URL, `"holdwater-base64:<hash>"` for bare base64,
+`"holdwater-json:<hash>"` for any JSON value. The gateway puts references in and sees to it that no text looks
+like one. This is the way back and works on raw JSON, undecoded. The bytes themselves are in `blobs.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,26 @@ from collections.abc import Iterator
 from .blobs import Blobs
 
 # A quote before the word that is not escaped always opens a string: after one that closes comes no letter.
-_REFERENCE = re.compile(rb'(?<!\\)"holdwater-blob:([0-9a-f]{64}):([^"\\]{0,255})"')
+_REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?::([^"\\]{0,255}))?"')
 
 
 def resolve(message: bytes, blobs: Blobs) -> bytes:
-    """The message with its media in their places again."""
-    if b'"holdwater-blob:' not in message:
+    """The message with its media and constants in their places again."""
+    if b'"holdwater-' not in message:
         return message
-    return _REFERENCE.sub(lambda match: _data_url(match[1].decode(), match[2], blobs), message)
+    return _REFERENCE.sub(lambda match: _resolved(match, blobs), message)
 
 
 def references(content: bytes) -> Iterator[str]:
     """The hashes of the blobs that raw JSON refers to."""
-    if b'"holdwater-blob:' in content:
+    if b'"holdwater-' in content:
         for match in _REFERENCE.finditer(content):
-            yield match[1].decode()
+            yield match[2].decode()
 
 
-def _data_url(name: str, mime: bytes, blobs: Blobs) -> bytes:
-    return b'"data:%s;base64,%s"' % (mime, base64.b64encode(blobs.get(name)))
+def _resolved(match: re.Match[bytes], blobs: Blobs) -> bytes:
+    content = blobs.get(match[2].decode())
+    if match[1] == b"json":
+        return content
+    data = base64.b64encode(content)
+    return b'"%s"' % data if match[1] == b"base64" else b'"data:%s;base64,%s"' % (match[3] or b"", data)

@@ -124,7 +124,7 @@ def _standing(connection: sqlite3.Connection, instance: int, sample: int) -> Sta
         retries=sum(1 for of, result in results if of == round_ and result.where in RETRIED),
         scale=scale,
         losses=sum(1 for _, result in results if result.where is Where.WORKER and result.kind != POISON),
-        best=max(blamed, key=lambda result: rank(result, spent=True), default=None),
+        best=max(blamed, key=rank, default=None),
         last=blamed[-1] if blamed and blamed[-1].attempt == last else None,
     )
 

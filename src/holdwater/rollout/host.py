@@ -88,7 +88,9 @@ class Host:
             place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
             try:
                 async with (
-                    HttpUpstream(welcome.upstream.url, welcome.upstream.key) as upstream,
+                    HttpUpstream(
+                        welcome.upstream.url, welcome.upstream.key, stall=welcome.config.stall
+                    ) as upstream,
                     Gateway(upstream, place / "gateway", model=welcome.config.model) as self._server,
                     connect(self._server.socket) as self._http,
                 ):

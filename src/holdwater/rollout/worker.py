@@ -48,7 +48,12 @@ async def _serve(connection: socket.socket) -> None:
     def emit(message: ToConductor) -> None:
         writer.write(frame(message))
 
-    with routed(lambda line: emit(Said(line=line))):
+    loop = asyncio.get_running_loop()
+
+    def say(line: str) -> None:
+        loop.call_soon_threadsafe(emit, Said(line=line))  # it may come from any thread
+
+    with routed(say):
         try:
             host = Host(welcome, emit, None, None)
         except HoldwaterError as error:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.host import FULL, socket_prefix
+from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .config import Environment
@@ -36,6 +37,7 @@ from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Fleet
 from .inline import InlineFleet
 from .local import LocalFleet
+from .log import RunLog
 from .observers import Observer, Observers
 from .scheduler import Scheduler, interruption
 from .signals import Signals
@@ -78,14 +80,16 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     with (
         directory.lock(),
         signals.heard() if given.signals else nullcontext(),
-        _console_log(directory, given.say) as say,
+        closing(RunLog(directory.path / "run.log", given.say)) as log,
+        routed(log.say),
     ):
         _sweep(directory, config)
         async with Ledger(directory) as ledger:
             await recover(ledger, directory)
             try:
                 with _interruptible(signals):
-                    await _conduct(directory, config, ledger, given, say, signals)
+                    await _conduct(directory, config, ledger, given, log.say, signals)
+                    log.check()
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
             else:
@@ -224,16 +228,3 @@ def _sweep(directory: RunDirectory, config: RunConfig) -> None:
     sweep(config.id, scratch)
     for left in Path(tempfile.gettempdir()).glob(f"{socket_prefix(config.id)}*"):
         shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _console_log(directory: RunDirectory, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Lines of no attempt go to the caller and to `run.log`."""
-    with (directory.path / "run.log").open("a", encoding="utf-8", errors="backslashreplace") as log:
-
-        def both(line: str) -> None:
-            say(line)
-            log.write(line)
-            log.flush()
-
-        yield both

@@ -15,9 +15,8 @@ from typing import Any
 
 from ..core.authoring import Agent, Enclose, Suite
 from ..rollout.host import Host
-from ..rollout.logs import routed
 from ..rollout.scope import abandon
-from ..rollout.wire import Broken, Done, Job, Noted, Said, ToConductor, Welcome
+from ..rollout.wire import Broken, Done, Job, Noted, ToConductor, Welcome
 from .fleet import Census, Emit
 
 LEAVE_SECONDS = 20.0  # what interrupted attempts get to end when the run is over
@@ -35,7 +34,6 @@ class InlineFleet:
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency
 
     async def __aenter__(self) -> InlineFleet:
-        self._stack.enter_context(routed(lambda line: self._emit(Said(line=line))))
         await self._stack.enter_async_context(self._host.opened())
         return self
 

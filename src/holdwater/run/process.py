@@ -24,8 +24,8 @@ TAIL = 400  # characters of a dead worker's log that its obituary quotes
 # glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
 ALLOCATOR = {
     "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",  # above what a socket reads at once, or each read faults in pages
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 
 

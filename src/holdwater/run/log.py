@@ -1,0 +1,47 @@
+"""Lines that belong to no attempt: to the caller, and to the run's `run.log`; from any thread.
+
+Lines of an attempt go to a file of its own: see `rollout/logs.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+from ..ledger.disk import cannot_write
+
+
+class RunLog:
+    """Unbuffered, so that a kill loses nothing that was said."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._say = say
+        self._lock = threading.Lock()
+        self._error: OSError | None = None
+        try:
+            self._file = FileIO(path, "ab")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def say(self, line: str) -> None:
+        """Who logs does not hear of a line that cannot be written: `check` tells the run."""
+        self._say(line)
+        with self._lock:
+            if self._file.closed:
+                return
+            try:
+                self._file.write(line.encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                self._error = self._error or error
+
+    def check(self) -> None:
+        """Raise if a line could not be written: a failed write is an error, never a warning."""
+        if self._error is not None:
+            raise cannot_write(self._path, self._error)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
