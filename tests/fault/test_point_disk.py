@@ -1,8 +1,9 @@
-"""The run directory's disk fills up: exit 4 and a clear message, nothing acknowledged is lost, resume completes."""
+"""The run directory's disk fills up: exit 4, a message, nothing acknowledged is lost, resume completes."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ async def exchanges(instance, sandbox, model):
     return instance.id
 
 
+async def sandboxes(instance, sandbox, model):
+    '''Fills the disk from within a sandbox, and is told so by the kernel alone.'''
+    result = await sandbox.run("head -c 12000000 /dev/zero > large")
+    return instance.id if result.ok else None
+
+
 async def quiet(instance, sandbox, model):
     await asyncio.sleep(0.05)
     return instance.id
@@ -75,7 +82,7 @@ def acknowledge(verdict):
 async def conduct(out, agent, workers):
     from holdwater.testing.scripted import Reply, serve
 
-    async with serve(lambda request: Reply(text="hello")) as url:
+    async with serve(lambda request: Reply(text="hello"), PORT) as url:
         around = {"observers": [acknowledge]}
         if (Path(out) / "run.json").exists():
             return await api.aresume(out, around=around)
@@ -87,7 +94,7 @@ async def conduct(out, agent, workers):
 
 if __name__ == "__main__":
     out, agent, workers = sys.argv[1:]
-    os.environ["OPENAI_API_KEY"] = "k"
+    os.environ["OPENAI_API_KEY"] = "sk-of-the-upstream"
     try:
         summary = asyncio.run(conduct(out, agent, int(workers)))
     except hw.HoldwaterError as error:
@@ -140,13 +147,21 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.close()
 
 
+def free_port() -> int:
+    """A resumed run goes on with the model's address that it was given first."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
 class Filling:
     """A run on the small disk, by a conductor that notes what it acknowledged."""
 
     def __init__(self, place: Path, disk: Disk, agent: str, workers: int) -> None:
         self.out = disk.path / "run"
         self.file = place / "filling.py"
-        self.file.write_text(SCRIPT.replace("COUNT", str(COUNT)))
+        self.file.write_text(SCRIPT.replace("COUNT", str(COUNT)).replace("PORT", str(free_port())))
         self._words = [sys.executable, str(self.file), str(self.out), agent, str(workers)]
         self._acknowledged = place / "acknowledged"
 
@@ -188,6 +203,20 @@ def test_filled_by_the_run_itself(tmp_path: Path, disk: Disk, agent: str, worker
     assert "No space left on device" in told or "disk is full" in told, told
     assert "make space" in told, told
     assert filling.acknowledged(), "the scene begins with room for some"
+    filling.assert_nothing_lost()
+    disk.grow()
+    filling.assert_resumes()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filled_by_a_sandbox_that_gives_its_room_back(tmp_path: Path, disk: Disk, workers: int) -> None:
+    """When the attempt is over there is room again: its agent is not to blame all the same."""
+    filling = Filling(tmp_path, disk, "sandboxes", workers)
+
+    status, told = filling.ended(filling.start())
+
+    assert status == 4, told
+    assert "make space" in told, told
     filling.assert_nothing_lost()
     disk.grow()
     filling.assert_resumes()

@@ -156,7 +156,10 @@ SETTLED = {f"i{n}": "passed" for n in range(5)}
     [
         ("raise RuntimeError('no more')", "raised while yielding instance 6: RuntimeError: no more"),
         ("yield 'i6'", "yielded str as instance 6: expected `Instance`"),
-        ("yield hw.Instance(id='i2')", "first in instance 3 of suite `told`, again in instance 6 of suite `told`"),
+        (
+            "yield hw.Instance(id='i2')",
+            "first in instance 3 of suite `told`, again in instance 6 of suite `told`",
+        ),
         ("yield hw.Instance(id='i2', data={'another': 1})", "`i2`"),
         ("yield hw.Instance(id='a/../b' * 1000)", "`id` has 6000 characters"),
         ("yield hw.Instance(id='object', data={'x': object()})", "`object`"),

@@ -26,6 +26,7 @@ from tests.point import (
     suite,
     whole,
 )
+from tests.scene import Scene
 
 import holdwater as hw
 from holdwater.core.records import Where
@@ -322,6 +323,43 @@ def test_an_agent_that_ignores_its_cancellation(tmp_path: Path) -> None:
     assert lost.verdict.failure.where is Where.LIMIT
     assert len(events(tmp_path / "run", "thread.left")) == 1
     whole(tmp_path / "run")
+
+
+STUBBORN = """
+import asyncio
+
+import holdwater as hw
+
+
+def instances():
+    yield hw.Instance(id="i0")
+
+
+def grade(instance, sandbox, answer):
+    return True
+
+
+async def solve(instance, sandbox, model):
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+suite = hw.Suite(name="stubborn", instances=instances, grade=grade)
+"""
+
+
+def test_the_command_leaves_although_an_agent_never_will(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.suite(STUBBORN)
+
+    command = scene.run(*scene.agent(), "--workers", "0", "--timeout", "0.5")
+
+    assert command.wait(30) == 0, command
+    assert command.document()["outcomes"] == {"passed": 1}
+    assert "Traceback" not in command.stderr, command
 
 
 def test_a_thread_that_writes_late_hurts_nobody(tmp_path: Path) -> None:
