@@ -14,9 +14,10 @@ from blake3 import blake3
 
 from holdwater.core.records import Exchange
 from holdwater.gateway.client import ChatClient, connect
+from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
-from holdwater.gateway.upstreams.http import HttpUpstream
+from holdwater.gateway.upstreams.http import Address, HttpUpstream
 from holdwater.ledger.blobs import Blobs
 from holdwater.ledger.media import resolve
 
@@ -26,14 +27,20 @@ UPSTREAM_KEY = "sk-upstream-secret"
 
 def rebuilt(exchanges: Iterable[Exchange], blobs: Mapping[str, bytes]) -> list[Any]:
     """The requests that a record stands for, decoded."""
-    made: dict[int | None, dict[str, Any]] = {None: {"messages": []}}
+
+    def decoded(raw: msgspec.Raw) -> Any:
+        return msgspec.json.decode(resolve(bytes(raw), cast(Blobs, blobs)))
+
+    made: dict[int | None, tuple[dict[str, Any], list[Any]]] = {None: ({}, [])}
+    requests = []
     for exchange in exchanges:
-        parent = made[exchange.parent]
-        new = [msgspec.json.decode(resolve(bytes(raw), cast(Blobs, blobs))) for raw in exchange.append]
-        head = parent if exchange.head is None else msgspec.json.decode(exchange.head)
-        made[exchange.number] = {**head, "messages": parent["messages"][: exchange.keep] + new}
-    del made[None]
-    return list(made.values())
+        old_head, old = made[exchange.parent]
+        head = old_head if exchange.head is None else decoded(exchange.head)
+        messages = old[: exchange.keep] + [decoded(raw) for raw in exchange.append]
+        made[exchange.number] = head, messages
+        key = DIALECTS[exchange.dialect].form.key
+        requests.append({**head, key: messages} if messages else head)
+    return requests
 
 
 class Log:
@@ -86,7 +93,12 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    upstream: str, *, log: Log | None = None, retries: int = 4, stall: float = 30.0, **options: Any
+    upstream: str | Mapping[str, Address],
+    *,
+    log: Log | None = None,
+    retries: int = 4,
+    stall: float = 30.0,
+    **options: Any,
 ) -> AsyncIterator[Scene]:
     log = log or Log()
     async with AsyncExitStack() as stack:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         resume,
         run,
         show,
+        transcript,
     )
     from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
     from .core.errors import (
@@ -72,6 +73,7 @@ __all__ = [
     "resume",
     "run",
     "show",
+    "transcript",
 ]
 
 

@@ -1,4 +1,4 @@
-"""All that the command does, as typed calls: `run`, `resume`, `regrade`, `show`, `audit`, `export`.
+"""All that the command does, as typed calls: `run`, `resume`, `regrade`, `show`, `transcript`, `export`...
 
 Each has an `async` twin where it waits (`arun`, ...). In a notebook the plain calls work too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypedDict, TypeVar, Unpack
@@ -27,6 +27,7 @@ from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory
 from .ledger.export import export as export_run
 from .ledger.reader import Reader
+from .ledger.trajectory import Tree, Turn, find_attempt, talked, turns
 from .rollout.wire import Upstream
 from .run.config import (
     SCRIPTED,
@@ -184,9 +185,28 @@ def audit(path: str | Path) -> Audit:
     return audit_run(path)
 
 
-def export(path: str | Path, out: BinaryIO, *, what: str = "outcomes", format: str = "jsonl") -> None:
-    """Stream a run's outcomes, attempts or exchanges to `out`."""
-    export_run(path, what, format, out)
+def export(
+    path: str | Path,
+    out: BinaryIO | str | Path,
+    *,
+    what: str | None = None,
+    format: str = "jsonl",
+    everything: bool = False,
+) -> None:
+    """Stream a part of a run to `out`: a file, or for `atif` a directory."""
+    export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
+
+
+def transcript(
+    path: str | Path, instance: str, *, sample: int = 0, attempt: int | None = None
+) -> Iterator[Turn]:
+    """The turns of an attempt, one in memory at a time: the trajectory, then what went on beside it."""
+    with Reader(path) as reader:
+        found = reader.find(instance)
+        if found is None:
+            raise BadInput(f"no such instance in the run: `{instance[:200]}`")
+        row = find_attempt(reader, found, sample, attempt)
+        yield from turns(Tree(reader.directory, talked(reader, row.attempt)))
 
 
 def prepare(

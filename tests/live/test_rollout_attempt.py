@@ -117,7 +117,7 @@ class World:
         return self.log
 
     @asynccontextmanager
-    async def session(self, attempt: int, log: FakeLog) -> AsyncIterator[FakeSession]:
+    async def session(self, attempt: int, log: FakeLog, limits: Limits) -> AsyncIterator[FakeSession]:
         yield self.session_
 
     def model(self, session: FakeSession | None) -> None:

@@ -7,14 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdwater.gateway.dialects import chat
-from holdwater.testing.scripted import Reply, _Asked, _chunks, _completion, _event
+from holdwater.testing.scripted import Reply
+from holdwater.testing.wires import WIRES, Asked
+from holdwater.testing.wires import event as _event
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
 
 
 def events_of(reply):
-    asked = _Asked(model="m", stream=True, stream_options=None, size=40)
-    return [_event(chunk) for chunk in _chunks(reply, asked)], json.loads(_completion(reply, asked))
+    asked = Asked(model="m", stream=True, stream_options=None, size=40)
+    *events, end = WIRES["chat"].events(reply, asked)
+    assert end == b"data: [DONE]\n\n"
+    return events, WIRES["chat"].whole(reply, asked)
 
 
 def pieces_of(data, cuts):
@@ -23,7 +27,7 @@ def pieces_of(data, cuts):
 
 
 def assembled(data, cuts=(), wants_usage=False):
-    stream = chat.Stream(wants_usage)
+    stream = chat.ChatStream(wants_usage)
     passed = b"".join(event for piece in pieces_of(data, cuts) for event in stream.events(piece))
     return stream, passed
 

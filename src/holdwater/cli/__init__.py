@@ -15,8 +15,9 @@ VERBS = {
     "run": "Run a suite with an agent",
     "resume": "Go on with a run that was stopped or killed",
     "show": "Show what became of a run, or of one instance",
+    "transcript": "Print the conversation of an attempt",
     "audit": "Prove that nothing is missing from a run",
-    "export": "Write a run's outcomes, attempts or exchanges as JSONL or CSV",
+    "export": "Write a run's outcomes, attempts, exchanges or trajectories",
     "regrade": "Grade a run's work again without running the agent",
     "suites": "List the suites that are known here",
     "agents": "List the agents that are known here",
@@ -72,7 +73,7 @@ def call(verb: str, words: list[str]) -> int:
 
 
 def overview() -> str:
-    verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
+    verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
     return f"""\
 holdwater {__version__}: agent evaluations inside a fixed memory and disk budget, with nothing lost
 

@@ -1,4 +1,4 @@
-"""`holdwater export`: a run's rows as JSONL or CSV, streamed. A file appears whole or not at all."""
+"""`holdwater export`: a run's rows and trajectories, streamed. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,39 +12,51 @@ from cyclopts import Parameter
 
 from ..core.errors import BadInput, HoldwaterError
 from .console import Console
-from .flags import find_run
+from .flags import Flag, find_run
 
-What = Literal["outcomes", "attempts", "exchanges"]
-Format = Literal["jsonl", "csv"]
+What = Literal["outcomes", "attempts", "exchanges", "trajectories"]
+Format = Literal["jsonl", "csv", "atif", "openai-jsonl"]
 
 
 def export(
     run: str | None = None,
     /,
     *,
-    what: What = "outcomes",
+    what: What | None = None,
     format: Format = "jsonl",
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    all: Flag = False,
 ) -> int:
-    """Write a run's outcomes, attempts or exchanges as JSONL or CSV.
+    """Write a run's outcomes, attempts, exchanges or trajectories.
 
-    For example: `holdwater export latest --what attempts --format csv --out attempts.csv`
+    For example: `holdwater export latest --what attempts --format csv --out attempts.csv`,
+    `holdwater export latest --format atif --out trajectories/`, or
+    `holdwater export latest --format openai-jsonl --out tuning.jsonl`.
 
     Parameters
     ----------
     run
         The run's directory; `latest`, or nothing, is the newest in `runs/`.
     what
-        Which rows to write.
+        What to write: outcomes, or with a format that is made for them trajectories, if nothing is said.
     format
-        How to write them; exchanges are JSONL only.
+        `jsonl`; `csv` for outcomes and attempts; for trajectories `atif`, a file an attempt with its media
+        beside it, or `openai-jsonl`, a conversation a line for fine-tuning.
     out
-        A file to write; it replaces an earlier one when it is whole. Otherwise stdout.
+        A file to write (for `atif` a directory); it replaces an earlier one when it is whole. Otherwise
+        stdout.
+    all
+        With `openai-jsonl`: every attempt, not only the chosen ones that passed.
     """
     from ..ledger.export import export as write
 
+    if format == "atif":
+        if out is None:
+            raise BadInput("`--format atif` needs `--out`", "a directory, for example `--out trajectories/`")
+        write(find_run(run), what, format, out, everything=all)
+        return 0
     with Console().stream() if out is None else whole_file(out) as target:
-        write(find_run(run), what, format, target)
+        write(find_run(run), what, format, target, everything=all)
     return 0
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
+import msgspec
+
+from .budget import RunBudget
+from .prices import Price
 from .records import GiB, Limits, Record
 
 
@@ -42,6 +47,11 @@ class RunConfig(Record, frozen=True):
     limit: int | None = None
     shard: tuple[int, int] | None = None  # i of n, from 1
     limits: Limits = Limits()
+    budget: RunBudget = RunBudget()
+    price: Price | None = None  # the model's, as it was when the run was made; None: unknown
+    sampling: dict[str, Any] = msgspec.field(default_factory=dict)  # imposed on every request
+    rpm: float | None = None  # requests a minute, over all workers
+    tpm: float | None = None  # tokens a minute
     network: Network = Network.GATEWAY
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise

@@ -31,6 +31,10 @@ class Limits(Record, frozen=True):
     disk: int | None = None
     pids: int | None = 512
     output: int = 16 * MiB
+    requests: int | None = None  # model calls; what follows is the budget of them all
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None  # US dollars
 
     def under(self, ask: Ask) -> Limits:
         """These limits with what the instance asks for put in their place."""
@@ -59,6 +63,10 @@ class Ask(Record, frozen=True):
     disk: int | None = None
     pids: int | None = None
     output: int | None = None
+    requests: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
 
 
 class Instance(Record, frozen=True):
@@ -139,19 +147,34 @@ class Grade(Record, frozen=True):
 
 
 class Usage(Record, frozen=True):
-    """What the model calls of an attempt used."""
+    """What model calls used. All of it is whole numbers, so that sums are exact in any order."""
 
     requests: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
+    input_tokens: int = 0  # all of them, cached and written ones included
+    cached_tokens: int = 0  # read from the provider's cache
+    written_tokens: int = 0  # put into the provider's cache, where that has a price of its own
     output_tokens: int = 0
+    nanodollars: int = 0  # what those requests cost whose cost is known
+    priced: int = 0  # requests whose cost is known
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars; None while the cost of any request is unknown."""
+        return self.nanodollars / 1e9 if self.priced >= self.requests else None
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
 
     def plus(self, other: Usage) -> Usage:
         return Usage(
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            written_tokens=self.written_tokens + other.written_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
+            nanodollars=self.nanodollars + other.nanodollars,
+            priced=self.priced + other.priced,
         )
 
 
@@ -283,6 +306,7 @@ class Summary(Record, frozen=True):
     verdicts: dict[str, int] = {}  # the same by attempt
     score: float | None = None  # mean over scored samples
     usage: Usage = Usage()
+    cost: float | None = None  # US dollars; None: the cost of some calls is unknown
     started: float = 0.0
     ended: float | None = None
     seconds: float = 0.0  # time that conductors spent on it

@@ -123,6 +123,16 @@ class Body:
         """Can it be sent (again)?"""
         return self._parts is not None
 
+    def replace(self, parts: tuple[Part, ...]) -> None:
+        """Send `parts` instead, before anything was sent."""
+        self._parts = parts
+        self.size = sum(len(part) for part in parts)
+
+    def taken(self) -> bytes:
+        """All of it, for an upstream in this process."""
+        assert self._parts is not None
+        return b"".join(self._parts)
+
     async def write(self, writer: AbstractStreamWriter) -> None:
         assert self._parts is not None
         if self.size > SMALL:

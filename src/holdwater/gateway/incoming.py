@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from typing import Protocol
 
 from aiohttp import web
 
 from .body import Admission, Admitted
+from .encodings import DECODERS, Garbled
 
 UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
 LONGEST_SILENCE = 60.0  # seconds that a client may take between two pieces of its body
-STEP = 1024 * 1024  # bytes that are decompressed at once
 
 
 class Unreadable(Exception):
@@ -29,7 +27,7 @@ class Unreadable(Exception):
 async def read_body(request: web.BaseRequest, admission: Admission, cap: int) -> tuple[bytearray, Admitted]:
     """The body of `request`, decompressed, and what was admitted for it."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip", "deflate"):
+    if encoding not in DECODERS:
         raise Unreadable(f"`Content-Encoding` is not supported: `{encoding[:40]}`", 415)
     length = request.content_length if encoding == "identity" else None
     if length is not None and length > cap:
@@ -69,18 +67,18 @@ class _Reader:
 
     async def unknown(self, encoding: str) -> bytearray:
         body = bytearray()
-        decoder = _decoder(encoding)
-        while piece := await self._piece():
-            while piece:
-                try:
-                    decoded = decoder.decompress(piece, STEP)
-                except zlib.error as error:
-                    raise Unreadable(f"the body is not {encoding}: {error}") from None
-                await self._make_room(len(body) + len(decoded))
+        decoder = DECODERS[encoding]()
+        try:
+            while piece := await self._piece():
+                for decoded in decoder.feed(piece):
+                    await self._make_room(len(body) + decoder.held + len(decoded))
+                    body += decoded
+                await self._make_room(len(body) + decoder.held)
+            for decoded in decoder.end():
+                await self._make_room(len(body) + decoder.held + len(decoded))
                 body += decoded
-                piece = decoder.unconsumed_tail
-        if not decoder.eof:
-            raise Unreadable(f"the {encoding} body ended early")
+        except Garbled as error:
+            raise Unreadable(f"the body is not {encoding}: {error}") from None
         return body
 
     async def _piece(self) -> bytes:
@@ -98,27 +96,3 @@ class _Reader:
         if size > self._cap:
             raise Unreadable(f"the body is larger than the {self._cap} bytes that are allowed", 413)
         await self._admitted.grow(size)
-
-
-class _Decoder(Protocol):
-    @property
-    def unconsumed_tail(self) -> bytes: ...
-
-    @property
-    def eof(self) -> bool: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-class _Identity:
-    unconsumed_tail = b""
-    eof = True
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return data
-
-
-def _decoder(encoding: str) -> _Decoder:
-    if encoding == "identity":
-        return _Identity()
-    return zlib.decompressobj(wbits=31 if encoding == "gzip" else 15)

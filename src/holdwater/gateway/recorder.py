@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where in a body the messages begin and the last lasting one ends, and a digest of all before that end."""
+    """Where in a body the messages begin and the last lasting one ends, and a digest of all before it."""
 
     opening: int  # the first byte after `"messages":[`
     end: int

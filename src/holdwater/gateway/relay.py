@@ -1,33 +1,39 @@
 """The way of one call: read, taken apart, passed upstream, recorded, and only then answered to its end.
 
-Everything that can happen on the way has its place in the record. Who may call is decided in `server.py`.
+Everything that can happen on the way has its place in the record. Who may call is decided in `server.py`,
+what the bytes mean in the dialects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
+from msgspec import Raw
 from multidict import CIMultiDict
 
-from ..core.errors import ModelFailed
+from ..core.errors import HoldwaterError, ModelFailed
 from ..core.records import Failure, MiB, Where
-from .body import Admission, Body, Part, Retention, joined
-from .dialects import chat
+from .body import Admission, Body, Retention, joined
+from .dialects import Asked, Dialect, Stream
 from .incoming import read_body
+from .pulse import Pulse
 from .recorder import UNREADABLE, Delta, Form, Malformed
-from .sessions import Ending, Session
+from .routes import Route
+from .sampling import imposed
+from .sessions import BILLED, Ending, Session
+from .side import SERVER, counted, refusal
 from .upstreams import Answer, Call, Upstream
 from .upstreams.retry import error_of
 
-FORM = Form()
 GONE = 499  # in the record: the client went away before it had an answer
 LARGEST_REPLY = 64 * MiB
-SERVER = {"Server": "holdwater"}
+KEEP_ALIVE = 15.0  # seconds of silence in mid-stream
+NOT_COUNTING = frozenset({404, 405, 501})  # from an upstream that does not know how to count tokens
 
 _NOT_SENT = frozenset(
     {
@@ -59,14 +65,8 @@ _NOT_SENT = frozenset(
 )
 
 
-def refusal(status: int, message: str, code: str | None = None) -> web.Response:
-    """An error of the gateway itself, in the client's dialect; the header keeps clients from looping."""
-    return web.Response(
-        status=status,
-        body=chat.error_body(status, message, code),
-        content_type="application/json",
-        headers={"x-should-retry": "false", **SERVER},
-    )
+class Unspoken(HoldwaterError):
+    """The upstream does not speak the client's dialect."""
 
 
 class Prepared(NamedTuple):
@@ -74,27 +74,41 @@ class Prepared(NamedTuple):
 
     call: Call
     delta: Delta
-    asked: chat.Asked
+    asked: Asked
 
 
 class Relay:
     """Passes calls of all sessions to one upstream."""
 
-    def __init__(self, upstream: Upstream, model: str | None, admission: Admission, body_cap: int) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        model: str | None,
+        admission: Admission,
+        body_cap: int,
+        keep_alive: float,
+        sampling: Mapping[str, Any],
+    ) -> None:
         self.admission = admission
         self.retention = Retention(admission.bound)
         self._upstream = upstream
         self._model = model
         self._cap = body_cap
+        self._keep_alive = keep_alive
+        self._sampling = sampling
 
-    async def pass_on(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
-        """One Chat Completions call."""
-        call, delta, asked = await self._prepare(request, session)
-        turn = Turn(request, session, delta)
+    async def pass_on(self, request: web.BaseRequest, session: Session, route: Route) -> web.StreamResponse:
+        """One call that is a turn of a conversation."""
+        dialect = route.dialect
+        if dialect.form.dialect not in self._upstream.dialects:
+            raise self._unspoken(session, dialect)
+        call, delta, asked = await self._prepare(request, session, route)
+        turn = Turn(request, session, delta, dialect)
         try:
             async with self._upstream.send(call) as answer:
                 if answer.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
-                    return await turn.stream(answer, chat.Stream(asked.wants_usage))
+                    async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
+                        return await turn.stream(answer, dialect.stream(asked), pulse)
                 return await turn.whole(answer)
         except ModelFailed as error:
             return turn.failed(error)
@@ -104,40 +118,101 @@ class Relay:
         finally:
             call.body.free()
 
-    async def _prepare(self, request: web.BaseRequest, session: Session) -> Prepared:
+    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
+        """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
+        estimate = counted(route.dialect, len(content))
+        body = Body((content,), admitted, self.retention)
         try:
-            reading = session.recorder(FORM).read(content)
-            asked, head, amended = self._head(reading.head)
-            parts: tuple[Part, ...] = joined(FORM.key, head, reading.span) if amended else (content,)
-            delta = await session.delta(FORM, reading, head)
-        except BaseException:
-            admitted.release()
-            raise
-        body = Body(parts, admitted, self.retention)
-        return Prepared(Call(chat.PATH, _headers(request, session), body, session.waiting), delta, asked)
+            if route.dialect.form.dialect not in self._upstream.dialects:
+                return estimate
+            keys = _keys(content)
+            asked = _asked(route, keys, self._model)
+            if asked.changes:
+                body.replace((msgspec.json.encode({**keys, **asked.changes}),))
+            del content, keys  # gone once they are sent
+            async with self._upstream.send(_call(request, session, asked, route, body)) as answer:
+                if answer.status in NOT_COUNTING:
+                    return estimate
+                told = b"".join([piece async for piece in _bounded(answer)])
+                return web.Response(status=answer.status, headers=_returned(answer), body=told)
+        except ModelFailed:
+            return estimate
+        finally:
+            body.free()
 
-    def _head(self, head: dict[str, msgspec.Raw]) -> tuple[chat.Asked, bytes, bool]:
-        """What the request asks for; its keys as they go upstream; and whether any had to change."""
-        encoded = msgspec.json.encode(head)
+    async def _prepare(self, request: web.BaseRequest, session: Session, route: Route) -> Prepared:
+        form = route.dialect.form
+        content, admitted = await read_body(request, self.admission, self._cap)
+        body = Body((content,), admitted, self.retention)
         try:
-            asked = msgspec.json.decode(encoded, type=chat.Asked)
-        except UNREADABLE as error:
-            raise Malformed(str(error)) from None
-        changes = chat.amended(head, asked, self._model)
-        return asked, msgspec.json.encode({**head, **changes}) if changes else encoded, bool(changes)
+            reading = session.recorder(form).read(content)
+            asked = _imposing(_asked(route, reading.head, self._model), form, reading.head, self._sampling)
+            head = recorded = msgspec.json.encode({**reading.head, **asked.changes})
+            if asked.beside:
+                recorded = msgspec.json.encode({**asked.beside, **reading.head, **asked.changes})
+            if asked.changes:
+                body.replace(joined(form.key, head, reading.span))
+            delta = await session.delta(form, reading, recorded)
+        except BaseException:
+            body.free()
+            raise
+        return Prepared(_call(request, session, asked, route, body), delta, asked)
+
+    def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
+        spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"
+        error = Unspoken(
+            f"the upstream does not speak the agent's dialect `{dialect.form.dialect}`: it speaks {spoken}",
+            "give the run an upstream that speaks it, or the agent another dialect",
+        )
+        session.failure = Failure(
+            where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False
+        )
+        return error
+
+
+def _keys(content: bytearray) -> dict[str, Raw]:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Raw])
+    except UNREADABLE as error:
+        raise Malformed(str(error)) from None
+
+
+def _asked(route: Route, head: dict[str, Raw], model: str | None) -> Asked:
+    try:
+        return route.dialect.ask(head, route.place, model)
+    except UNREADABLE as error:
+        raise Malformed(str(error)) from None
+
+
+def _imposing(asked: Asked, form: Form, head: dict[str, Raw], sampling: Mapping[str, Any]) -> Asked:
+    try:
+        changes = imposed(form.dialect, head, sampling)
+    except UNREADABLE as error:
+        raise Malformed(str(error)) from None
+    return asked._replace(changes={**asked.changes, **changes}) if changes else asked
+
+
+def _call(request: web.BaseRequest, session: Session, asked: Asked, route: Route, body: Body) -> Call:
+    place = asked.place
+    if session.key in place.query:  # in whatever parameter
+        kept = [part for part in place.query.split("&") if session.key not in part]
+        place = place._replace(query="&".join(kept))
+    headers = _headers(request, session)
+    return Call(place.target, headers, body, session.waiting, route.dialect.form.dialect, session.attempt)
 
 
 class Turn:
     """The answer to one call, on its way to the client and into the record."""
 
-    def __init__(self, request: web.BaseRequest, session: Session, delta: Delta) -> None:
+    def __init__(self, request: web.BaseRequest, session: Session, delta: Delta, dialect: Dialect) -> None:
         self._request = request
         self._session = session
         self._delta = delta
+        self._dialect = dialect
         self._started = time.time()
         self._written = False
-        self._stream: chat.Stream | None = None
+        self._stream: Stream | None = None
         self._response: web.StreamResponse | None = None
 
     async def whole(self, answer: Answer) -> web.Response:
@@ -145,8 +220,8 @@ class Turn:
         body = b"".join([piece async for piece in _bounded(answer)])
         failure = answer.failure
         try:
-            reply = chat.read_reply(body)
-            ending = Ending(answer.status, body, reply.usage)
+            reply = self._dialect.read_reply(body)
+            ending = Ending(answer.status, reply.reply or body, reply.usage)
             if failure is None and reply.error is not None:
                 failure = _inside(reply.error)
         except UNREADABLE as error:
@@ -155,14 +230,14 @@ class Turn:
         self._write(ending, failure)
         return web.Response(status=answer.status, headers=_returned(answer), body=body)
 
-    async def stream(self, answer: Answer, stream: chat.Stream) -> web.StreamResponse:
+    async def stream(self, answer: Answer, stream: Stream, pulse: Pulse) -> web.StreamResponse:
         """An answer in events. Those that end it are held until the exchange is in the record."""
         self._stream = stream
         held: list[bytes] = []
         async for piece in _bounded(answer):
             held += stream.events(piece)
             if held and stream.began and not stream.ended:
-                await self._send(answer, held)
+                await self._send(answer, held, pulse)
             if stream.done:
                 break
         if not stream.ended:
@@ -170,15 +245,17 @@ class Turn:
         failure = _inside(stream.error) if stream.error is not None else None
         self._write(Ending(answer.status, stream.reply(), stream.usage, streamed=True), failure)
         held.append(stream.rest)
-        await self._send(answer, held)
+        await self._send(answer, held, pulse)
         assert self._response is not None
         await self._response.write_eof()
         return self._response
 
-    async def _send(self, answer: Answer, held: list[bytes]) -> None:
+    async def _send(self, answer: Answer, held: list[bytes], pulse: Pulse) -> None:
         if self._response is None:
             self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
             await self._response.prepare(self._request)
+            pulse.start(self._response)
+        pulse.heard()
         await self._response.write(b"".join(held))
         held.clear()
 
@@ -195,7 +272,7 @@ class Turn:
         status = 504 if error.kind == "stall" else 502
         self._write(self._partial(status if self._response is None else GONE), failure)
         if self._response is None:
-            return refusal(status, error.message, error.kind)
+            return refusal(self._dialect, status, error.message, error.kind)
         self._abort()
         return self._response
 
@@ -215,7 +292,7 @@ class Turn:
 
     def _write(self, ending: Ending, failure: Failure | None) -> None:
         if failure is not None and not ending.error:
-            ending = ending._replace(error=failure.message)
+            ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
         self._session.write(self._delta, ending, self._started)
         self._session.failure = failure

@@ -18,14 +18,16 @@ from typing import Self
 from aiohttp import web
 
 from ..core.authoring import ExchangeLog
-from ..core.errors import AttemptOver, BadInput
-from ..core.records import MiB
+from ..core.errors import AttemptOver, BadInput, LimitReached
+from ..core.records import Limits, MiB
 from .body import Admission
-from .dialects import chat
 from .incoming import Unreadable
 from .recorder import Malformed
-from .relay import SERVER, Relay, refusal
+from .relay import KEEP_ALIVE, Relay, Unspoken
+from .routes import Kind, Route, route
 from .sessions import RecordFailed, Session
+from .side import SERVER, models, refusal
+from .terms import Terms
 from .upstreams import Upstream
 
 LONGEST_SOCKET_PATH = 107  # bytes, the kernel's limit
@@ -53,7 +55,8 @@ class Gateway:
         model: str | None = None,
         admitted_bytes: int = 16 * MiB,
         body_cap: int = 256 * MiB,
-        on_failed_cleanup: Callable[[str], None] = _nothing,
+        keep_alive: float = KEEP_ALIVE,
+        terms: Terms = Terms(),  # noqa: B008 (a frozen record)
     ) -> None:
         if len(os.fsencode(socket)) > LONGEST_SOCKET_PATH:
             raise BadInput(f"the path of a socket has at most {LONGEST_SOCKET_PATH} bytes: `{socket}`")
@@ -61,8 +64,9 @@ class Gateway:
         self.model = model
         self.url = ""
         self.sessions: dict[str, Session] = {}  # by key; an entry lives as long as its scope
-        self.relay = Relay(upstream, model, Admission(admitted_bytes), body_cap)
-        self._on_failed_cleanup = on_failed_cleanup
+        self.relay = Relay(upstream, model, Admission(admitted_bytes), body_cap, keep_alive, terms.sampling)
+        self._terms = terms
+        self.on_failed_cleanup: Callable[[str], None] = _nothing
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
         self._stack = AsyncExitStack()
 
@@ -97,49 +101,70 @@ class Gateway:
         await self._stack.aclose()
 
     @asynccontextmanager
-    async def session(self, attempt: int, log: ExchangeLog) -> AsyncIterator[Session]:
+    async def session(
+        self,
+        attempt: int,
+        log: ExchangeLog,
+        limits: Limits = Limits(),  # noqa: B008 (a frozen record)
+    ) -> AsyncIterator[Session]:
         """A place for `attempt`, whose exchanges go to `log`. Its key works in this scope and never after."""
-        session = Session(attempt, log, self._executor)
+        session = Session(attempt, log, self._executor, limits, self._terms)
         self.sessions[session.key] = session
         try:
             yield session
         finally:
             del self.sessions[session.key]
             if not await session.close():
-                self._on_failed_cleanup(f"calls of attempt {attempt} did not end when it closed")
+                self.on_failed_cleanup(f"calls of attempt {attempt} did not end when it closed")
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        where = (request.method, request.path)
-        if where == ("HEAD", "/"):
+        asked = route(request)
+        if asked.kind is Kind.ROOT:
             return web.Response(headers=SERVER)
-        session = self.sessions.get(_key(request))
+        session = self._session_of(request, asked)
         if session is None:
-            return refusal(401, "no attempt is running with this key", "invalid_api_key")
-        if where == ("POST", "/v1/chat/completions"):
-            return await self._chat(request, session)
-        if where == ("GET", "/v1/models"):
-            body = chat.models_body(self.model)
-            return web.Response(body=body, content_type="application/json", headers=SERVER)
-        return refusal(404, f"not served here: `{request.method} {request.path[:200]}`", "not_found")
+            return refusal(asked.dialect, 401, "no attempt is running with this key", "invalid_api_key")
+        if asked.kind in (Kind.TURN, Kind.COUNT):
+            return await self._call(request, session, asked)
+        if asked.kind is Kind.MODELS:
+            return models(asked.dialect, asked.model, self.model)
+        if asked.kind is Kind.UPGRADE:
+            return refusal(asked.dialect, 426, "no WebSocket is served here: call the same path by POST")
+        message = f"not served here: `{request.method} {asked.place.path[:200]}`"
+        return refusal(asked.dialect, 404, message, "not_found")
 
-    async def _chat(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+    async def _call(self, request: web.BaseRequest, session: Session, asked: Route) -> web.StreamResponse:
+        dialect = asked.dialect
         try:
             async with session.call():
-                return await self.relay.pass_on(request, session)
+                if asked.kind is Kind.COUNT:
+                    return await self.relay.count(request, session, asked)
+                async with session.turn():
+                    return await self.relay.pass_on(request, session, asked)
         except AttemptOver as error:
-            return refusal(400, error.message, "attempt_over")
+            return refusal(dialect, 400, error.message, "attempt_over")
+        except LimitReached as error:
+            return refusal(dialect, 400, error.message, "budget")
+        except Unspoken as error:
+            return refusal(dialect, 400, error.message, "dialect")
         except Unreadable as error:
-            return refusal(error.status, str(error))
+            return refusal(dialect, error.status, str(error))
         except Malformed as error:
-            return refusal(400, f"the request cannot be read: {error}")
+            return refusal(dialect, 400, f"the request cannot be read: {error}")
         except RecordFailed as error:
-            return refusal(500, error.message, "record")
+            return refusal(dialect, 500, error.message, "record")
 
-
-def _key(request: web.BaseRequest) -> str:
-    headers = request.headers
-    scheme, _, key = headers.get("Authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
+        """By the first of its keys that is one; a client that has ours in its path may send another."""
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        keys = (
+            asked.key,
+            bearer.strip() if scheme.lower() == "bearer" else "",
+            request.headers.get("x-api-key", ""),
+            request.headers.get("x-goog-api-key", ""),
+            request.query.get("key", ""),
+        )
+        return next((self.sessions[key] for key in keys if key in self.sessions), None)
 
 
 def _unix(path: Path) -> sockets.socket:

@@ -1,4 +1,4 @@
-"""One attempt's place in the gateway: its key, its calls in flight, its usage, its record.
+"""One attempt's place in the gateway: its key, its calls in flight, its usage and budget, its record.
 
 A session is made for an attempt and dead with it: closing it answers every call that is still held. How a
 call is passed on is in `relay.py`.
@@ -12,18 +12,22 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
 from ..core.authoring import ExchangeLog
-from ..core.errors import AttemptError, AttemptOver, HoldwaterError
-from ..core.records import Exchange, Failure, Usage, Where
+from ..core.budget import reached
+from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
+from ..core.prices import priced
+from ..core.records import Exchange, Failure, Limits, Usage, Where
 from . import media
 from .recorder import Delta, Form, Reading, Recorder
+from .terms import Terms
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
 CLOSING = 5.0  # seconds for held calls to be answered
+BILLED = frozenset({"error", "garbage", "cut", "stall"})  # failures of calls that were answered, if badly
 
 
 class RecordFailed(HoldwaterError):
@@ -38,12 +42,20 @@ class Ending(NamedTuple):
     usage: Usage = Usage(requests=1)
     error: str = ""
     streamed: bool = False
+    billed: bool = True  # False: the upstream refused it or was not reached, so that it costs nothing
 
 
 class Session:
     """Implements `core.authoring.Session`."""
 
-    def __init__(self, attempt: int, log: ExchangeLog, executor: Executor) -> None:
+    def __init__(
+        self,
+        attempt: int,
+        log: ExchangeLog,
+        executor: Executor,
+        limits: Limits = Limits(),  # noqa: B008 (a frozen record)
+        terms: Terms = Terms(),  # noqa: B008 (a frozen record)
+    ) -> None:
         self.attempt = attempt
         self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
         self.usage = Usage()
@@ -52,9 +64,13 @@ class Session:
         self._recorders: dict[str, Recorder] = {}  # bound: one for each dialect
         self._log = log
         self._executor = executor
+        self._limits = limits
+        self._terms = terms
+        self._over: Failure | None = None
         self._failure: Failure | None = None
         self._broken: Failure | None = None
         self._calls: set[asyncio.Timeout] = set()  # one for each call in flight
+        self._unrecorded: set[asyncio.Task[Any] | None] = set()  # one for each turn that is not in the record
         self._idle = asyncio.Event()
         self._idle.set()
         self._waits = 0  # calls that wait for a rate limit now
@@ -63,8 +79,11 @@ class Session:
 
     @property
     def failure(self) -> Failure | None:
-        """Why the last model call failed, if it did. A record that cannot be written stays the reason."""
-        return self._broken or self._failure
+        """Why the last model call failed, if it did.
+
+        A record that cannot be written stays the reason, and so does a budget that refused a call.
+        """
+        return self._broken or self._over or self._failure
 
     @failure.setter
     def failure(self, failure: Failure | None) -> None:
@@ -107,6 +126,28 @@ class Session:
             self._calls.discard(scope)
             if not self._calls:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A call that is a turn, when the run's rate allows it; `LimitReached` if the budget does not."""
+        self._check()
+        task = asyncio.current_task()
+        self._unrecorded.add(task)
+        try:
+            if self._terms.rate is None:
+                yield
+                return
+            async with self._terms.rate.turn(self.waiting):
+                self._check(but=1)  # others may have used it up meanwhile
+                yield
+        finally:
+            self._unrecorded.discard(task)
+
+    def _check(self, but: int = 0) -> None:
+        over = reached(self._limits, self.usage, len(self._unrecorded) - but)
+        if over is not None:
+            self._over = over
+            raise LimitReached(over.message, kind=over.kind)
 
     async def close(self) -> bool:
         """Answer what is held; False if that took too long."""
@@ -153,6 +194,7 @@ class Session:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self.exchanges + 1
         reply = self._kept(ending.reply)
+        usage = priced(ending.usage, self._terms.price, billed=ending.billed)
         exchange = Exchange(
             number=number,
             parent=delta.parent,
@@ -163,7 +205,7 @@ class Session:
             status=ending.status,
             dialect=delta.dialect,
             streamed=ending.streamed,
-            usage=ending.usage,
+            usage=usage,
             error=ending.error,
             started=started,
             seconds=max(0.0, time.time() - started),
@@ -175,7 +217,10 @@ class Session:
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
         self.exchanges = number
-        self.usage = self.usage.plus(ending.usage)
+        self.usage = self.usage.plus(usage)
+        self._unrecorded.discard(asyncio.current_task())
+        if self._terms.rate is not None:
+            self._terms.rate.spend(usage.tokens)
         self._recorders[delta.dialect].written(delta, number)
 
     def _kept(self, reply: bytes | None) -> bytes | None:

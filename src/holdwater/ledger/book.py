@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..core.errors import BadInput, LedgerFailed
 from ..core.policy import verdict_kind
+from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Gauge, Outcome, Record, Usage, Verdict
 from .compression import pack, unpack
 from .schema import connect, failed, migrate
@@ -278,7 +279,8 @@ class Book:
         for field in usage.__struct_fields__:
             amount = getattr(usage, field)
             if amount:
-                self._count(f"usage:{field}", min(amount, LARGEST_USAGE))
+                most = LARGEST_COST if field == "nanodollars" else LARGEST_USAGE
+                self._count(f"usage:{field}", min(amount, most))
 
     def _count_outcome(self, kind: str, score: float | None, by: int) -> None:
         self._count(f"outcome:{kind}", by)

@@ -1,6 +1,7 @@
 """A run as lines: outcomes, attempts or exchanges, as JSON Lines or CSV. Streams; holds one exchange at most.
 
-It reads the ledger and nothing else; the tables that people read are in the CLI.
+It reads the ledger and nothing else. Trajectories for other programs are in `export_atif.py` (a directory)
+and `export_openai.py` (lines); the tables that people read are in the CLI.
 """
 
 from __future__ import annotations
@@ -16,31 +17,63 @@ from ..core.errors import BadInput
 from ..core.records import Exchange, Record, Times, Usage, Verdict
 from .blobs import Blobs
 from .exchanges import read_exchanges
+from .export_atif import write_trajectories
+from .export_openai import write_conversations
 from .media import resolve
 from .reader import AttemptRow, OutcomeRow, Reader
 
-KINDS = ("outcomes", "attempts", "exchanges")
-FORMATS = ("jsonl", "csv")
+KINDS = ("outcomes", "attempts", "exchanges", "trajectories")
+FORMATS = {  # format -> what can be written so, first what it is if nobody says
+    "jsonl": ("outcomes", "attempts", "exchanges"),
+    "csv": ("outcomes", "attempts"),
+    "openai-jsonl": ("trajectories",),
+    "atif": ("trajectories",),
+}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is run by spreadsheets
 
 
-def export(path: Path | str, what: str, format: str, out: BinaryIO) -> None:
-    """Write `what` of the run to `out`."""
-    if what not in KINDS:
-        raise BadInput(f"unknown export: `{what}`", hint=f"one of {', '.join(KINDS)}")
+def export(
+    path: Path | str, what: str | None, format: str, out: BinaryIO | Path, *, everything: bool = False
+) -> None:
+    """Write `what` of the run to `out`: a directory for `atif`, a file for the others.
+
+    `everything`: with `openai-jsonl`, every attempt and not only those that were chosen and passed.
+    """
+    what = _checked(what, format, everything)
+    if isinstance(out, Path) != (format == "atif"):
+        raise BadInput(f"`{format}` is written to a {'directory' if format == 'atif' else 'file'}")
+    with Reader(path) as reader:
+        if isinstance(out, Path):
+            write_trajectories(reader, out)
+        elif what == "trajectories":
+            write_conversations(reader, everything, out)
+        elif what == "exchanges":
+            _write_exchanges(reader, out)
+        else:
+            _write_rows(reader, what, format, out)
+
+
+def _checked(what: str | None, format: str, everything: bool) -> str:
     if format not in FORMATS:
         raise BadInput(f"unknown format: `{format}`", hint=f"one of {', '.join(FORMATS)}")
-    if what == "exchanges" and format == "csv":
-        raise BadInput("exchanges do not fit into CSV", hint="use `--format jsonl`")
-    with Reader(path) as reader:
-        if what == "exchanges":
-            _write_exchanges(reader, out)
-            return
-        rows = map(_outcome, reader.outcomes()) if what == "outcomes" else map(_attempt, reader.attempts())
-        if format == "csv":
-            _write_csv(rows, OUTCOME_COLUMNS if what == "outcomes" else ATTEMPT_COLUMNS, out)
-        else:
-            _write_lines(rows, out)
+    if everything and format != "openai-jsonl":
+        raise BadInput("`--all` goes with `--format openai-jsonl`; the other formats have all there is")
+    if what is None:
+        return FORMATS[format][0]
+    if what not in KINDS:
+        raise BadInput(f"unknown export: `{what}`", hint=f"one of {', '.join(KINDS)}")
+    if what not in FORMATS[format]:
+        fitting = [name for name, kinds in FORMATS.items() if what in kinds]
+        raise BadInput(f"{what} cannot be written as `{format}`", hint=f"use `--format {fitting[0]}`")
+    return what
+
+
+def _write_rows(reader: Reader, what: str, format: str, out: BinaryIO) -> None:
+    rows = map(_outcome, reader.outcomes()) if what == "outcomes" else map(_attempt, reader.attempts())
+    if format == "csv":
+        _write_csv(rows, OUTCOME_COLUMNS if what == "outcomes" else ATTEMPT_COLUMNS, out)
+    else:
+        _write_lines(rows, out)
 
 
 def _write_lines(rows: Iterator[dict[str, Any]], out: BinaryIO) -> None:

@@ -10,10 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
-from ..core.records import Attempt, Gauge, Outcome, Verdict
+import msgspec
+
+from ..core.errors import LedgerCorrupt
+from ..core.records import Attempt, Gauge, Outcome, Verdict, Where
 from . import schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory
+from .exchanges import spending
 from .standing import Known, Standing
 from .tally import TALLY, Counts, counts
 from .writer import Writer
@@ -60,7 +64,7 @@ class Ledger:
 
     async def settle(self, verdict: Verdict) -> bool:
         """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
-        return await self._writer.do(self._book.settle, verdict)
+        return await self._writer.do(self._settle, verdict)
 
     async def close_sample(self, outcome: Outcome) -> None:
         """Write what became of a sample, also in the place of what was written before."""
@@ -130,10 +134,32 @@ class Ledger:
                 yield found
             after = page.after
 
+    async def earlier_seconds(self) -> float:
+        """The time that the conductors before this one spent."""
+        return await self._writer.do(self._earlier_seconds)
+
     async def counts(self) -> Counts:
         return await self._writer.do(self._counts)
 
     # In the writer's thread.
+
+    def _settle(self, verdict: Verdict) -> bool:
+        """Over an attempt that can no longer say what it used, its exchanges do."""
+        lost = verdict.failure is not None and verdict.failure.where is Where.WORKER
+        if lost and not verdict.exchanges:
+            try:
+                spent = spending(self.directory, verdict.attempt)
+            except LedgerCorrupt as e:
+                self._book.note("segment.damaged", e.message, verdict.attempt)
+            else:
+                verdict = msgspec.structs.replace(verdict, usage=spent.usage, exchanges=spent.exchanges)
+        return self._book.settle(verdict)
+
+    def _earlier_seconds(self) -> float:
+        row = self._book.connection.execute(
+            "SELECT coalesce(sum(seen - started), 0.0) FROM conductor WHERE token < ?", (self.token,)
+        ).fetchone()
+        return float(row[0])
 
     def _known(self, name: str) -> Known | None:
         return standing.known(self._book.connection, name, self.token)

@@ -24,6 +24,13 @@ def resolve(message: bytes, blobs: Blobs) -> bytes:
     return _REFERENCE.sub(lambda match: _resolved(match, blobs), message)
 
 
+def renamed(message: bytes, word: bytes) -> bytes:
+    """The message with `word` in place of `holdwater-` in its references: decoded, no text looks like one."""
+    if b'"holdwater-' not in message:
+        return message
+    return _REFERENCE.sub(lambda match: b'"%s%s' % (word, match[0].removeprefix(b'"holdwater-')), message)
+
+
 def references(content: bytes) -> Iterator[str]:
     """The hashes of the blobs that raw JSON refers to."""
     if b'"holdwater-' in content:

@@ -122,6 +122,7 @@ class Reader:
             verdicts=found.verdicts,
             score=found.score,
             usage=found.usage,
+            cost=found.usage.cost,
             started=conductors[0] or config.created,
             ended=ended,
             seconds=conductors[1] + (self._since_seen() if state == "running" else 0.0),

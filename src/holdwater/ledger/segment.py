@@ -100,6 +100,21 @@ def read(path: Path) -> Iterator[bytes]:
         yield payload
 
 
+def places(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The records with the byte where each begins, as `read` gives them."""
+    at = 0
+    for payload, end in _records(path):
+        yield at, payload
+        at = end
+
+
+def read_at(path: Path, at: int) -> bytes:
+    """The record that begins at byte `at`."""
+    for payload, _ in _records(path, at):
+        return payload
+    raise _damaged(path, at)
+
+
 def _whole(path: Path) -> int:
     """Where the last whole frame ends."""
     whole = 0
@@ -108,10 +123,9 @@ def _whole(path: Path) -> int:
     return whole
 
 
-def _records(path: Path) -> Iterator[tuple[bytes, int]]:
+def _records(path: Path, at: int = 0) -> Iterator[tuple[bytes, int]]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        at = 0
         while at < size:
             header = _header(file, at)
             end = at + HEADER + header[1] if header else 0

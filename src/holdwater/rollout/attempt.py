@@ -61,7 +61,9 @@ class Place(Protocol):
 
     def exchanges(self, attempt: int) -> Log: ...
 
-    def session(self, attempt: int, log: Log) -> AbstractAsyncContextManager[Session | None]: ...
+    def session(
+        self, attempt: int, log: Log, limits: Limits
+    ) -> AbstractAsyncContextManager[Session | None]: ...
 
     def model(self, session: Session | None) -> Model | None: ...
 
@@ -98,6 +100,7 @@ class Life:
         self.grade: Grade | None = None
         self.answer: Any = None
         self.salvage: Salvage | None = None
+        self.session: Session | None = None
         self.seconds: dict[Phase, float] = {}
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._reason: str | None = None
@@ -106,6 +109,11 @@ class Life:
     def tainted(self) -> bool:
         """Whether something of the attempt still runs in this process."""
         return self.calls.alive > 0 or self.scope.stuck > 0
+
+    @property
+    def usage(self) -> Usage:
+        """What its model calls have used so far."""
+        return self.session.usage if self.session else Usage()
 
     def interrupt(self, reason: str) -> None:
         """End it soon, with the verdict `interrupted`."""
@@ -181,12 +189,13 @@ async def live(life: Life, place: Place) -> Verdict:
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
                 work.end()
+                full = place.full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
         for left in getattr(work.sandbox, "leftovers", ()):
             life.note("sandbox.leftover", left)
         if log.count:
             await life.calls.call(log.sync)
-        if (error := sink.error or place.full()) is not None:
+        if (error := sink.error or full or place.full()) is not None:
             life.failure = as_failure(disk_full(error), RunFailed, life.phase)
     finally:
         log.close()
@@ -217,8 +226,10 @@ class _Work:
         attempt, instance = life.job.attempt, life.instance
         sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway)
         self.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
-        session = place.session(attempt.id, self.log)
-        self.session = await life.scope.open("gateway session", place.enclose("session", session))
+        session = place.session(attempt.id, self.log, self.limits)
+        self.session = life.session = await life.scope.open(
+            "gateway session", place.enclose("session", session)
+        )
         self.view = SandboxView(self.sandbox, self.paths.output)
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)

@@ -20,12 +20,17 @@ from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Enclose, Model, Session, Suite
-from ..core.errors import HoldwaterError
+from ..core.config import RunConfig
+from ..core.errors import HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
 from ..gateway.client import ChatClient, connect
+from ..gateway.rate import Rate
 from ..gateway.server import Gateway
+from ..gateway.terms import Terms
+from ..gateway.upstreams import Upstream as GatewayUpstream
 from ..gateway.upstreams.http import HttpUpstream
+from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
 from ..ledger.journal import Journal
@@ -53,11 +58,14 @@ class Host:
         suite: Suite | None,
         agent: Agent | None,
         enclose: Enclose | None = None,
+        policy: Policy | None = None,
     ) -> None:
         config = welcome.config
         self._welcome = welcome
         self._emit = emit
+        self._policy = policy
         self._directory = RunDirectory(Path(welcome.directory))
+        self._was_full = False
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
@@ -81,23 +89,40 @@ class Host:
         """The gateway listens and the journal is open while this block runs."""
         welcome = self._welcome
         with closing(Journal(self._directory, welcome.worker, welcome.token)) as self._journal:
-            if welcome.upstream is None:
+            if welcome.upstream is None and self._policy is None:
                 yield self
                 return
             # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
             place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
             try:
                 async with (
-                    HttpUpstream(
-                        welcome.upstream.url, welcome.upstream.key, stall=welcome.config.stall
-                    ) as upstream,
-                    Gateway(upstream, place / "gateway", model=welcome.config.model) as self._server,
+                    self._upstream() as upstream,
+                    Gateway(
+                        upstream,
+                        place / "gateway",
+                        model=welcome.config.model,
+                        terms=terms_of(welcome.config),
+                    ) as self._server,
                     connect(self._server.socket) as self._http,
                 ):
+                    self._server.on_failed_cleanup = self._left
                     self.gateway = self._server.socket
                     yield self
             finally:
                 shutil.rmtree(place, ignore_errors=True)
+
+    @asynccontextmanager
+    async def _upstream(self) -> AsyncIterator[GatewayUpstream]:
+        if self._policy is not None:
+            yield PolicyUpstream(self._policy)
+            return
+        given = self._welcome.upstream
+        assert given is not None
+        async with HttpUpstream(given.url, given.key, stall=self._welcome.config.stall) as upstream:
+            yield upstream
+
+    def _left(self, what: str) -> None:
+        self._emit(Noted(kind="gateway.left", message=what))
 
     def start(self, job: Job, group: Starter) -> None:
         """Begin to live an attempt; its verdict comes by `emit`."""
@@ -119,7 +144,10 @@ class Host:
         """Every attempt that is being lived, and where in its life it is."""
         now = asyncio.get_running_loop().time()
         lives = self._living.items()
-        return tuple(Living(attempt=a, phase=life.phase, seconds=now - life.since) for a, life in lives)
+        return tuple(
+            Living(attempt=a, phase=life.phase, seconds=now - life.since, usage=life.usage)
+            for a, life in lives
+        )
 
     async def _host(self, job: Job) -> None:
         attempt = job.attempt
@@ -161,8 +189,12 @@ class Host:
     def exchanges(self, attempt: int) -> Log:
         return AttemptLog(self._directory, attempt)
 
-    def session(self, attempt: int, log: Log) -> AbstractAsyncContextManager[Session | None]:
-        return self._server.session(attempt, log) if self.gateway is not None else _no_session()
+    def session(self, attempt: int, log: Log, limits: Limits) -> AbstractAsyncContextManager[Session | None]:
+        if self.gateway is None:
+            return _no_session()
+        if limits.cost is not None and self._welcome.config.price is None:
+            raise unpriced(self._welcome.config.model)
+        return self._server.session(attempt, log, limits)
 
     def model(self, session: Session | None) -> Model | None:
         if session is None:
@@ -173,9 +205,9 @@ class Host:
 
     def full(self) -> OSError | None:
         space = os.statvfs(self._directory.path)
-        if space.f_bavail * space.f_frsize >= FULL:
-            return None
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._was_full = self._was_full or space.f_bavail * space.f_frsize < FULL
+        # It stays so for this process: what lived beside a full disk cannot be told from what it broke.
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self._was_full else None
 
 
 class _Paths:
@@ -198,6 +230,22 @@ class _Paths:
     @property
     def _stem(self) -> str:
         return f"{self._attempt:06d}-{slug(self._name)}"
+
+
+def terms_of(config: RunConfig) -> Terms:
+    """What a worker's calls are subject to: of the run's rate, its share."""
+    rate = None
+    if config.rpm is not None or config.tpm is not None:
+        rate = Rate(config.rpm, config.tpm, 1.0 / max(1, config.workers))
+    return Terms(config.price, rate, config.sampling)
+
+
+def unpriced(model: str | None) -> RunFailed:
+    return RunFailed(
+        f"a limit on cost needs the model's price, which is not known: `{model}`",
+        "`--prices FILE.toml` says it",
+        kind="price",
+    )
 
 
 def socket_prefix(run: str) -> str:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ..core.config import RunConfig
-from ..core.records import Attempt, Phase, Record, Verdict
+from ..core.records import Attempt, Phase, Record, Usage, Verdict
 
 LARGEST_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
@@ -78,6 +78,7 @@ class Living(Record, frozen=True):
     attempt: int
     phase: Phase
     seconds: float
+    usage: Usage = Usage()
 
 
 class Beat(Message, frozen=True):

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from ..core.authoring import Agent, Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput
 from ..core.records import GiB, Limits, MiB, Record
+from ..gateway.prices import price_of
+from ..rollout.host import unpriced
 from ..rollout.wire import Upstream
 from ..version import __version__
 
 SCRIPTED = "scripted"
+POLICY = "policy:"  # the base URL of a run whose model is a function
 OPENAI_URL = "https://api.openai.com/v1"
 PROVIDER_KEYS = {
     "OPENAI_API_KEY",
@@ -59,6 +63,8 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
     """Where the run's model calls go; None for a run without a model."""
     if config.model is None:
         return None
+    if config.base_url == POLICY:
+        raise BadInput("the run's model is a Python function", "give it again: `hw.resume(path, policy=...)`")
     url = config.base_url or env.base_url
     if url is None and env.api_key is None:
         raise BadInput(
@@ -79,6 +85,9 @@ def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str,
         limits = msgspec.structs.replace(limits, acting=suggested.timeout)
     if said.get("model") is None and suggested.model is not None and agent.uses_model:
         said["model"] = suggested.model
+    prices = said.pop("prices", {})
+    if said.get("model") is not None:
+        said["price"] = price_of(said["model"], prices, said.get("base_url") or environment().base_url)
     config = RunConfig(
         id=secrets.token_hex(8),
         suite=named[0],
@@ -105,6 +114,30 @@ def check(config: RunConfig) -> None:
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
+    check_spending(config)
+
+
+def check_spending(config: RunConfig) -> None:
+    """Refuse budgets and rates that nothing could be done with, or that nobody could keep."""
+    limits, budget = config.limits, config.budget
+    given = {
+        "--max-requests": limits.requests,
+        "--max-input-tokens": limits.input_tokens,
+        "--max-output-tokens": limits.output_tokens,
+        "--max-cost": limits.cost,
+        "--run-requests": budget.requests,
+        "--run-tokens": budget.tokens,
+        "--run-cost": budget.cost,
+        "--run-time": budget.seconds,
+        "--rpm": config.rpm,
+        "--tpm": config.tpm,
+    }
+    for flag, value in given.items():
+        if value is not None and value <= 0:
+            raise BadInput(f"`{flag}` must be more than 0: {value:g}")
+    if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
+        error = unpriced(config.model)
+        raise BadInput(error.message, error.hint)
 
 
 def default_directory(suite: str) -> Path:
@@ -121,6 +154,22 @@ def parse_bytes(text: str, flag: str) -> int:
     if match is None:
         raise BadInput(f"`{flag}` is no size: `{text}`", "for example `512MiB` or `8GiB`")
     return int(float(match[1]) * units[match[2]])
+
+
+def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """`temperature=0.7`: a parameter and its value, as JSON where it is that and as text otherwise."""
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(f"`--sampling` must look like `temperature=0.7`: `{pair}`")
+        try:
+            found[name.strip()] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            found[name.strip()] = text
+    return found
 
 
 def parse_shard(text: str) -> tuple[int, int]:

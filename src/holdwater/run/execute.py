@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from ..core.authoring import Agent, Enclose, Suite
+from ..core.budget import RunBudget
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunStopped
 from ..core.policy import exit_status
 from ..core.records import Gauge, Summary
+from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
@@ -31,6 +33,7 @@ from ..rollout.host import FULL, socket_prefix
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
+from .budget import BudgetWatch
 from .config import Environment
 from .duty import Duty
 from .feed import Feed, RunFeed, compare
@@ -44,6 +47,7 @@ from .signals import Signals
 from .source import Source
 
 GAUGE_SECONDS = 1.0
+BUDGET_SECONDS = 1.0
 
 
 class Conduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +66,8 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     feed: Callable[[Ledger], Feed] | None = None  # in the place of the suite: a regrade's samples
     duties: Sequence[Duty] = ()
     enclose: Enclose | None = None  # for attempts that live in this process
+    policy: Policy | None = None  # what answers model calls, in the place of an upstream
+    budget: RunBudget | None = None  # in the place of the run's own
 
 
 def create(path: Path, config: RunConfig) -> RunDirectory:
@@ -76,6 +82,8 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = directory.read_config()
+    if given.budget is not None:
+        config = msgspec.structs.replace(config, budget=given.budget)
     signals = Signals()
     with (
         directory.lock(),
@@ -120,11 +128,15 @@ async def _conduct(
         upstream=given.upstream,
         path=given.environment.path,
     )
+    watch = BudgetWatch(config, ledger)
+    if given.feed is None:
+        await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
+        budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
         gauge = Duty("gauge", GAUGE_SECONDS, _gauger(directory, config, ledger, scheduler, fleet))
         with signals.answered(scheduler.drain, scheduler.leave):
             try:
-                await scheduler.run(fleet, (gauge, *given.duties))
+                await scheduler.run(fleet, (gauge, budget, *given.duties))
             finally:
                 for missed in observers.close():
                     await ledger.note("observer.behind", missed)
@@ -144,7 +156,9 @@ async def _feed(config: RunConfig, ledger: Ledger, given: Conduct) -> Feed:
 @asynccontextmanager
 async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Fleet]:
     if welcome.config.workers == 0 or not given.importable:
-        async with InlineFleet(welcome, emit, given.suite, given.agent, given.enclose) as inline:
+        async with InlineFleet(
+            welcome, emit, given.suite, given.agent, given.enclose, given.policy
+        ) as inline:
             yield inline
     else:
         async with LocalFleet(welcome, emit, given.environment.inherited) as local:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
-from ..core.records import Record
-from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
+from ..core.records import Record, Usage
+from ..rollout.wire import Broken, Done, Job, Living, Noted, Said, Unfit
 
 News = Done | Noted | Said | Broken | Unfit
 Emit = Callable[[News], None]
@@ -25,6 +25,14 @@ class Census(Record, frozen=True):
     pids: tuple[int, ...] = ()
     lag: float = 0.0
     phases: dict[str, int] = msgspec.field(default_factory=dict)
+    usage: Usage = Usage()  # of the attempts that are not settled
+
+    @staticmethod
+    def used(living: Iterable[Living]) -> Usage:
+        total = Usage()
+        for one in living:
+            total = total.plus(one.usage)
+        return total
 
 
 class Fleet(Protocol):

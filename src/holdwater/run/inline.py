@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ..core.authoring import Agent, Enclose, Suite
+from ..gateway.upstreams.policy import Policy
 from ..rollout.host import Host
 from ..rollout.scope import abandon
 from ..rollout.wire import Broken, Done, Job, Noted, ToConductor, Welcome
@@ -26,10 +27,16 @@ class InlineFleet:
     """One host, on the conductor's own loop."""
 
     def __init__(
-        self, welcome: Welcome, emit: Emit, suite: Suite, agent: Agent, enclose: Enclose | None = None
+        self,
+        welcome: Welcome,
+        emit: Emit,
+        suite: Suite,
+        agent: Agent,
+        enclose: Enclose | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self._emit = emit
-        self._host = Host(welcome, self._hear, suite, agent, enclose)
+        self._host = Host(welcome, self._hear, suite, agent, enclose, policy)
         self._stack = AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency
 
@@ -71,7 +78,9 @@ class InlineFleet:
         return "nowhere to be found"
 
     def census(self) -> Census:
-        return Census(workers=0, phases=dict(Counter(str(living.phase) for living in self._host.living())))
+        living = self._host.living()
+        phases = Counter(str(one.phase) for one in living)
+        return Census(workers=0, phases=dict(phases), usage=Census.used(living))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

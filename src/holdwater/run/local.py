@@ -15,6 +15,7 @@ from types import TracebackType
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
 from ..rollout.wire import Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Unfit, Welcome
+from .duty import Duty
 from .fleet import Census, Emit
 from .process import WorkerProcess
 
@@ -41,7 +42,8 @@ class LocalFleet:
 
     async def __aenter__(self) -> LocalFleet:
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        self._patrol_task = self._group.create_task(self._patrol())
+        patrol = Duty("patrol", PATROL_SECONDS, self._patrol)
+        self._patrol_task = self._group.create_task(patrol.perform(self._note))
         for _ in range(self._config.workers):
             self._spawn()
         return self
@@ -90,6 +92,7 @@ class LocalFleet:
     def census(self) -> Census:
         workers = [w for w in self._workers.values() if not w.gone]
         phases = Counter(str(living.phase) for w in workers for living in w.living)
+        unsettled = (one for w in workers for one in w.living if one.attempt in w.attempts)
         lag = max((w.take_lag() for w in workers), default=0.0)
         return Census(
             workers=len(workers),
@@ -97,6 +100,7 @@ class LocalFleet:
             pids=tuple(w.pid for w in workers),
             lag=lag,
             phases=dict(phases),
+            usage=Census.used(unsettled),
         )
 
     # Who hosts an attempt.
@@ -205,17 +209,18 @@ class LocalFleet:
 
     async def _patrol(self) -> None:
         """Each second: who hangs, who is too fat, who has hosted enough."""
-        while True:
-            await asyncio.sleep(PATROL_SECONDS)
-            for worker in list(self._workers.values()):
-                if worker.silent(self._config.silence, self._config.silence * LONGEST_SILENCE):
-                    worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
-                elif worker.draining or not worker.ready:
-                    continue
-                elif worker.rss > self._config.worker_memory:
-                    self._retire(worker, f"uses {worker.rss >> 20} MiB")
-                elif worker.hosted >= self._config.recycle_after:
-                    self._retire(worker, f"hosted {worker.hosted} attempts")
+        for worker in list(self._workers.values()):
+            if worker.silent(self._config.silence, self._config.silence * LONGEST_SILENCE):
+                worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
+            elif worker.draining or not worker.ready:
+                continue
+            elif worker.rss > self._config.worker_memory:
+                self._retire(worker, f"uses {worker.rss >> 20} MiB")
+            elif worker.hosted >= self._config.recycle_after:
+                self._retire(worker, f"hosted {worker.hosted} attempts")
+
+    def _note(self, kind: str, message: str) -> None:
+        self._emit(Noted(kind=kind, message=message))
 
     def _finish(self, attempt: Attempt, failure: Failure) -> None:
         self._emit(Done(verdict=Verdict(attempt=attempt.id, token=self._welcome.token, failure=failure)))

@@ -110,11 +110,11 @@ class Scheduler:
             case Said(line=line):
                 self._say(line)
             case Broken(message=message):
-                self._stop(RunStopped(message, "make space, then `holdwater resume`"))
+                self.stop(RunStopped(message, "make space, then `holdwater resume`"))
             case Unfit(message=message, hint=hint, exit_status=status):
                 error = RunStopped(message, hint)
                 error.exit_status = status
-                self._stop(error)
+                self.stop(error)
 
     def note(self, kind: str, message: str) -> None:
         """Write down that something happened; from any thread."""
@@ -134,6 +134,12 @@ class Scheduler:
         if not self._finished.is_set():
             self._loop.call_later(ABORT_SECONDS, self._finished.set)
             self._take(Abort())
+
+    def stop(self, error: HoldwaterError) -> None:
+        """Something that will hit every instance: end early, and say why."""
+        self._error = self._error or error
+        self._reason = f"the run was stopped: {error.message}"
+        self.abort()
 
     def leave(self) -> None:
         """The second signal: end now. What runs is found unsettled by the next conductor."""
@@ -199,14 +205,8 @@ class Scheduler:
             return
         self._observers.tell(verdict)
         if verdict.failure is not None and verdict.failure.where is Where.RUN:
-            self._stop(RunStopped(verdict.failure.message, verdict.failure.hint))
+            self.stop(RunStopped(verdict.failure.message, verdict.failure.hint))
         self._take(Settled(result=Result.of(verdict)))
-
-    def _stop(self, error: HoldwaterError) -> None:
-        """Something that will hit every instance: end early, and say why."""
-        self._error = self._error or error
-        self._reason = f"the run was stopped: {error.message}"
-        self.abort()
 
     # Watching.
 

@@ -32,6 +32,7 @@ T = TypeVar("T")
 CLOSING = 10.0  # seconds
 EMPTYING = 3.0  # seconds for a control group to lose its killed processes
 SMALL = 1 * MiB  # files up to this size are read and written on the event loop
+LEAST_ROOM = 1 * MiB  # a command that fails on a disk with less may have failed for that
 LONGEST_LINE = 100 * 1024  # bytes: the kernel takes 128 KiB for one argument; a longer line becomes a script
 THREADS = 4
 
@@ -300,6 +301,8 @@ class ProcessSandbox:
             memory = self._limits.memory
             at = f"at {memory // MiB} MiB" if memory else "by the machine, out of memory"
             raise ResourceExhausted(f"killed {at}: sandbox memory")
+        if code and (space := os.statvfs(self._directory)).f_bavail * space.f_frsize < LEAST_ROOM:
+            raise RunFailed("the sandboxes' disk is full", "make space, then `holdwater resume`", kind="disk")
         if not command.started():
             raise SandboxFailed(f"cannot start the command: {command.stderr.text().strip()[-500:] or code}")
 

@@ -1,7 +1,7 @@
-"""The scripted model: an HTTP server that speaks Chat Completions, plain and streaming, and fails on request.
+"""The scripted model: an HTTP server that speaks four dialects, plain and streaming, and fails on request.
 
-It does not think: a `Script` says what to reply. As a program (`python -m holdwater.testing.scripted`) it
-serves a fixed conversation for benchmarks. The gateway that agents reach it through is in `gateway/`.
+It does not think: a `Script` says what to reply, `wires.py` how that looks in a dialect. As a program
+(`python -m holdwater.testing.scripted`) it serves a fixed conversation for benchmarks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import random
 import signal
 import string
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Any, cast
@@ -22,8 +21,8 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-CHARS_PER_TOKEN = 4
-PIECES = 8  # how many chunks a streamed text has at most
+from .wires import CHARS_PER_TOKEN, FAILED, WIRES, Asked, Wire
+
 LONGEST_HEADER = 64 * 1024
 
 
@@ -33,6 +32,7 @@ class Fault(StrEnum):
     RESET = "reset"  # the connection is lost before the first byte
     CUT = "cut"  # the connection is lost in the middle of the reply
     STALL = "stall"  # not a byte, until the client goes away
+    SHORT = "short"  # the reply ends in its middle as if that were its end
     HANG = "hang"  # silence from the middle of the reply on, until the client goes away
     GARBAGE = "garbage"  # a 200 whose body is no JSON
     ERROR = "error"  # an error inside a 200
@@ -44,7 +44,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     tool_calls: Sequence[Mapping[str, Any]] = ()
     reasoning: str = ""
-    finish: str | None = None  # `tool_calls` or `stop`, by what the reply holds, where it is not given
+    finish: str | None = None  # `tool_calls`, `stop` or `length`; by what the reply holds, where not given
+    cached: int = 0  # tokens of the request that count as cached
     delay: float = 0.0  # seconds before the first byte
     status: int = 200
     headers: Mapping[str, str] = {}
@@ -53,7 +54,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Script = Callable[[dict[str, Any]], Reply | Awaitable[Reply]]
-"""Takes the decoded request; plain or async."""
+"""Takes the decoded request, in whatever dialect it came; plain or async."""
 
 RawScript = Callable[[Mapping[str, str], bytes], Reply | Awaitable[Reply]]
 """Takes the headers and the body as they came: for byte-exact tests, and for benchmarks that do not parse."""
@@ -124,13 +125,34 @@ def _noise(size: int, seed: int) -> str:
 
 
 async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResponse:
-    if request.method == "GET" and request.path.endswith("/models"):
+    path = request.path
+    if request.method == "GET" and path.endswith("/models"):
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-    if not request.path.endswith("/chat/completions"):
-        return _error(404, f"no such path: `{request.path}`", {})
+    dialect = next((name for ends, name in _PATHS.items() if path.endswith(ends)), None)
+    if dialect is None:
+        return _error(WIRES["chat"], 404, f"no such path: `{path}`", {})
     body = b"".join([part async for part in request.content.iter_any()])
+    if path.endswith(_COUNTS):
+        tokens = 1 + len(body) // CHARS_PER_TOKEN
+        return web.json_response({"totalTokens" if dialect == "gemini" else "input_tokens": tokens})
     answer = script(cast(Mapping[str, str], request.headers), body)
     reply = await answer if isinstance(answer, Awaitable) else answer
+    return await _answer(request, reply, dialect, body)
+
+
+_COUNTS = ("/count_tokens", ":countTokens")
+_PATHS = {
+    "/chat/completions": "chat",
+    "/responses": "responses",
+    "/messages": "messages",
+    "/count_tokens": "messages",
+    "enerateContent": "gemini",
+    ":countTokens": "gemini",
+}
+
+
+async def _answer(request: web.BaseRequest, reply: Reply, dialect: str, body: bytes) -> web.StreamResponse:
+    wire = WIRES[dialect]
     if reply.delay:
         await asyncio.sleep(reply.delay)
     if reply.fault in (Fault.STALL, Fault.RESET):
@@ -138,16 +160,17 @@ async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResp
     if reply.body is not None:
         return web.Response(status=reply.status, headers=reply.headers, body=reply.body)
     if reply.status != 200:
-        return _error(reply.status, reply.text or f"scripted status {reply.status}", reply.headers)
-    asked = _Asked.of(body)
-    return await (_stream if asked.stream else _whole)(request, reply, asked)
+        return _error(wire, reply.status, reply.text or f"scripted status {reply.status}", reply.headers)
+    asked = Asked.of(body)
+    if dialect == "gemini":
+        asked.model = request.path.rpartition("/")[2].partition(":")[0]
+        asked.stream = request.path.endswith(":streamGenerateContent")
+    return await (_stream if asked.stream else _whole)(request, reply, asked, wire)
 
 
-def _error(status: int, message: str, headers: Mapping[str, str]) -> web.Response:
-    error = {"error": {"message": message, "type": "scripted", "param": None, "code": None}}
-    return web.Response(
-        status=status, headers=headers, body=msgspec.json.encode(error), content_type="application/json"
-    )
+def _error(wire: Wire, status: int, message: str, headers: Mapping[str, str]) -> web.Response:
+    body = msgspec.json.encode(wire.error(status, message))
+    return web.Response(status=status, headers=headers, body=body, content_type="application/json")
 
 
 async def _say_nothing(fault: Fault, request: web.BaseRequest) -> web.Response:
@@ -162,54 +185,21 @@ def _abort(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-
-
-class _Asked(msgspec.Struct):
-    """The little of a request that shapes the reply; msgspec skips the rest, messages included."""
-
-    model: str = "scripted"
-    stream: bool | None = False
-    stream_options: _StreamOptions | None = None
-    size: int = 0
-
-    @classmethod
-    def of(cls, body: bytes) -> _Asked:
-        asked = msgspec.json.decode(body, type=cls)
-        asked.size = len(body)
-        return asked
-
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    def usage(self, reply: Reply) -> dict[str, int]:
-        said = len(reply.text) + len(reply.reasoning) + sum(len(str(c)) for c in reply.tool_calls)
-        prompt, completion = self.size // CHARS_PER_TOKEN, -(-said // CHARS_PER_TOKEN)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
-
-
-async def _whole(request: web.BaseRequest, reply: Reply, asked: _Asked) -> web.StreamResponse:
-    body = _completion(reply, asked)
+async def _whole(request: web.BaseRequest, reply: Reply, asked: Asked, wire: Wire) -> web.StreamResponse:
+    body = msgspec.json.encode(wire.whole(reply, asked))
     headers = {"Content-Type": "application/json", **reply.headers}
     if reply.fault is None:
         return web.Response(headers=headers, body=body)
     if reply.fault is Fault.GARBAGE:
         return web.Response(headers=headers, body=b"<html>not JSON</html>")
     if reply.fault is Fault.ERROR:
-        return web.Response(headers=headers, body=msgspec.json.encode(_FAILED))
+        return web.Response(headers=headers, body=msgspec.json.encode(wire.error(500, FAILED)))
+    if reply.fault is Fault.SHORT:
+        return web.Response(headers=headers, body=body[: len(body) // 2])
     response = web.StreamResponse(headers={**headers, "Content-Length": str(len(body))})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])
     return await _fail_midway(request, response, reply)
-
-
-_FAILED = {"error": {"message": "the model failed inside its reply", "type": "scripted", "code": None}}
 
 
 async def _fail_midway(
@@ -221,90 +211,23 @@ async def _fail_midway(
     return response
 
 
-async def _stream(request: web.BaseRequest, reply: Reply, asked: _Asked) -> web.StreamResponse:
+async def _stream(request: web.BaseRequest, reply: Reply, asked: Asked, wire: Wire) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reply.headers})
     await response.prepare(request)
-    events = [_event(chunk) for chunk in _chunks(reply, asked)]
+    events = list(wire.events(reply, asked))
     if reply.fault is None:
-        await response.write(b"".join((*events, b"data: [DONE]\n\n")))
+        await response.write(b"".join(events))
         return response
     if reply.fault is Fault.GARBAGE:
         await response.write(b"data: {not JSON\n\n")
         return response
     await response.write(b"".join(events[: len(events) // 2]))
+    if reply.fault is Fault.SHORT:
+        return response
     if reply.fault is Fault.ERROR:
-        await response.write(_event(_FAILED))
+        await response.write(wire.failure())
         return response
     return await _fail_midway(request, response, reply)
-
-
-def _event(chunk: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-
-def _tool_calls(reply: Reply) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": call.get("id", f"call_{index}"),
-            "type": "function",
-            "function": {
-                "name": call["name"],
-                "arguments": msgspec.json.encode(call.get("arguments", {})).decode(),
-            },
-        }
-        for index, call in enumerate(reply.tool_calls)
-    ]
-
-
-def _finish(reply: Reply) -> str:
-    return reply.finish or ("tool_calls" if reply.tool_calls else "stop")
-
-
-def _completion(reply: Reply, asked: _Asked) -> bytes:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = _tool_calls(reply)
-    return msgspec.json.encode(
-        {
-            **_envelope("chat.completion", asked),
-            "choices": [{"index": 0, "message": message, "finish_reason": _finish(reply)}],
-            "usage": asked.usage(reply),
-        }
-    )
-
-
-def _envelope(kind: str, asked: _Asked) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{asked.size}", "object": kind, "created": int(time.time()), "model": asked.model}
-
-
-def _chunks(reply: Reply, asked: _Asked) -> Iterator[dict[str, Any]]:
-    envelope = _envelope("chat.completion.chunk", asked)
-    tail = {"usage": None} if asked.wants_usage else {}
-
-    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **tail}
-
-    yield chunk({"role": "assistant", "content": ""})
-    for piece in _pieces(reply.reasoning):
-        yield chunk({"reasoning_content": piece})
-    for piece in _pieces(reply.text):
-        yield chunk({"content": piece})
-    for index, call in enumerate(_tool_calls(reply)):
-        function = call["function"]
-        opening = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
-        yield chunk({"tool_calls": [opening]})
-        for piece in _pieces(function["arguments"]):
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, _finish(reply))
-    if asked.wants_usage:
-        yield {**envelope, "choices": [], "usage": asked.usage(reply)}
-
-
-def _pieces(text: str) -> Iterator[str]:
-    size = -(-len(text) // PIECES) or 1
-    return (text[i : i + size] for i in range(0, len(text), size))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

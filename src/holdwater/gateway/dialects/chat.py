@@ -1,58 +1,55 @@
 """OpenAI Chat Completions: what a request asks for, how errors look, how a stream is read and put together.
 
-It sees bytes and says what they mean; it neither sends nor records. `relay.py` does.
+Of the four this is the one whose streams tell usage only when asked: it asks, and takes the answer out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from ...core.records import Usage
+from ..recorder import Form
+from . import COMMENT, Asked, Place, Whole, renamed
+from .sse import EventStream, joined, mapping
 
-NAME = "chat"
-PATH = "chat/completions"
 _TRUE = Raw(b"true")
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
+class Chat:
+    """Implements `Dialect`."""
 
+    form = Form("chat", "messages")
+    keep_alive = COMMENT
 
-class Asked(msgspec.Struct):
-    """The keys of a request that change how it is passed on."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage is True
-
-
-def amended(head: dict[str, Raw], asked: Asked, model: str | None) -> dict[str, Raw]:
-    """The keys that change on the way up: the model's name, and the wish for usage in a stream."""
-    changed: dict[str, Raw] = {}
-    if model is not None and asked.model != model:
-        changed["model"] = Raw(msgspec.json.encode(model))
-    if asked.stream and not asked.wants_usage:
+    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
+        stream = msgspec.json.decode(head.get("stream", b"null"), type=bool | None)
         options = msgspec.json.decode(head.get("stream_options", b"null"), type=dict[str, Raw] | None) or {}
-        changed["stream_options"] = Raw(msgspec.json.encode({**options, "include_usage": _TRUE}))
-    return changed
+        wants_usage = bytes(options.get("include_usage", b"")) == b"true"
+        changes = renamed(head, model)
+        if stream and not wants_usage:
+            changes["stream_options"] = Raw(msgspec.json.encode({**options, "include_usage": _TRUE}))
+        return Asked(place, changes, wants_usage=wants_usage)
+
+    def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+    def read_reply(self, body: bytes) -> Whole:
+        if not body.isascii():
+            body.decode()
+        reply = msgspec.json.decode(body, type=_Reply)
+        return Whole(_counted(reply.usage), reply.error)
+
+    def stream(self, asked: Asked) -> ChatStream:
+        return ChatStream(asked.wants_usage)
 
 
-def error_body(status: int, message: str, code: str | None = None) -> bytes:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
-
-
-def models_body(model: str | None) -> bytes:
-    models = [{"id": model, "object": "model", "created": 0, "owned_by": "upstream"}] if model else []
-    return msgspec.json.encode({"object": "list", "data": models})
+class _Reply(msgspec.Struct):
+    usage: Any = None
+    error: Any = None
 
 
 class _Details(msgspec.Struct):
@@ -63,26 +60,6 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
-
-
-class _Reply(msgspec.Struct):
-    usage: Any = None
-    error: Any = None
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """A reply that came in one piece."""
-
-    usage: Usage
-    error: Any  # what stands under `error`, if anything
-
-
-def read_reply(body: bytes) -> Whole:
-    """Raises `msgspec.MsgspecError` or `UnicodeDecodeError` if it is no reply."""
-    if not body.isascii():
-        body.decode()
-    reply = msgspec.json.decode(body, type=_Reply)
-    return Whole(_counted(reply.usage), reply.error)
 
 
 def _counted(counts: Any) -> Usage:
@@ -99,104 +76,43 @@ def _counted(counts: Any) -> Usage:
     )
 
 
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: dict[str, Any] | None = None
-    finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    error: Any = None
-    id: Any = None
-    created: Any = None
-    model: Any = None
-    system_fingerprint: Any = None
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
-
-
-class Stream:
-    """Reads a stream of events and puts the reply together. Knows which events the client did not ask for."""
+class ChatStream(EventStream):
+    """Knows which events the client did not ask for."""
 
     def __init__(self, wants_usage: bool) -> None:
+        super().__init__()
         self._strips_usage = not wants_usage
-        self._rest = b""  # the start of an event that has not ended: bounded by the relay
         self._envelope: dict[str, Any] = {}
         self._choices: dict[int, _Assembled] = {}
         self._usage: Any = None
-        self.finished = False  # the reply is complete but for usage and the end mark
-        self.done = False  # the end mark came
-        self.error: Any = None
-
-    def events(self, piece: bytes) -> Iterator[bytes]:
-        """The events that `piece` completes, each as it goes on to the client."""
-        data = self._rest + piece if self._rest else piece
-        start = 0
-        while (end := _event_end(data, start)) > 0:
-            event, start = data[start:end], end
-            if self._passes(event):
-                yield event
-        self._rest = data[start:] if start else data
-
-    @property
-    def rest(self) -> bytes:
-        """The start of an event whose end has not come."""
-        return self._rest
-
-    @property
-    def began(self) -> bool:
-        """Was anything said yet?"""
-        return bool(self._choices)
-
-    @property
-    def ended(self) -> bool:
-        """From here on, what comes ends the reply."""
-        return self.finished or self.done or self.error is not None
-
-    def reply(self) -> bytes:
-        """What came, as one `chat.completion`."""
-        choices = [self._choices[index].choice(index) for index in sorted(self._choices)]
-        usage = {"usage": self._usage} if self._usage is not None else {}
-        error = {"error": self.error} if self.error is not None else {}
-        return msgspec.json.encode(
-            {**self._envelope, "object": "chat.completion", "choices": choices, **usage, **error}
-        )
 
     @property
     def usage(self) -> Usage:
         return _counted(self._usage)
 
-    def _passes(self, event: bytes) -> bool:
-        """Take `event` in; should it go on to the client?"""
-        data = _data_of(event)
+    def _take(self, data: bytes) -> bool:
         if data == b"[DONE]":
             self.done = True
             return True
-        if not data:
-            return True  # a comment that keeps the connection alive
-        try:
-            chunk = _CHUNK.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self.error = {"message": f"an event of the stream is no chunk: {error}", "type": "stream"}
-            return True
-        self._take(chunk)
-        return bool(chunk.choices) or chunk.usage is None or not self._strips_usage
+        chunk = mapping(data)
+        choices, usage = chunk.pop("choices", None) or [], chunk.pop("usage", None)
+        self.error = chunk.pop("error", None) or self.error
+        self._usage = self._usage if usage is None else usage
+        for field, value in chunk.items():
+            if value is not None:
+                self._envelope.setdefault(field, value)
+        for choice in choices:
+            index = _number(choice.get("index", 0))
+            self._choices.setdefault(index, _Assembled()).take(choice)
+            self.began = True
+            self.finished = self.finished or choice.get("finish_reason") is not None
+        return bool(choices) or usage is None or not self._strips_usage
 
-    def _take(self, chunk: _Chunk) -> None:
-        if not self._envelope:
-            fields = ("id", "created", "model", "system_fingerprint")
-            self._envelope = {f: v for f in fields if (v := getattr(chunk, f)) is not None}
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        if chunk.error is not None:
-            self.error = chunk.error
-        for choice in chunk.choices or ():
-            self._choices.setdefault(choice.index, _Assembled()).take(choice)
-            self.finished = self.finished or choice.finish_reason is not None
+    def _reply(self) -> dict[str, Any]:
+        choices = [self._choices[index].choice(index) for index in sorted(self._choices)]
+        usage = {"usage": self._usage} if self._usage is not None else {}
+        error = {"error": self.error} if self.error is not None else {}
+        return {**self._envelope, "object": "chat.completion", "choices": choices, **usage, **error}
 
 
 class _Assembled:
@@ -207,34 +123,42 @@ class _Assembled:
         self._fields: dict[str, Any] = {}
         self._calls: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, list[str]] = {}
+        self._beside: dict[str, Any] = {}  # beside the message: token ids, for example
         self._logprobs: dict[str, list[Any]] = {}
-        self._finish: str | None = None
 
-    def take(self, choice: _Choice) -> None:
-        for field, value in (choice.delta or {}).items():
+    def take(self, choice: dict[str, Any]) -> None:
+        for field, value in (choice.get("delta") or {}).items():
             if field == "tool_calls" and isinstance(value, list):
                 for call in value:
                     self._take_call(call)
             elif isinstance(value, str) and field != "role":
                 self._texts.setdefault(field, []).append(value)
             elif value is not None:
-                self._fields[field] = value
-        for field, value in (choice.logprobs or {}).items():
+                self._fields[field] = value if field == "role" else joined(self._fields.get(field), value)
+        for field, value in (choice.get("logprobs") or {}).items():
+            self._logprobs.setdefault(field, []).extend(value or ())
+        for field, value in choice.items():
             if isinstance(value, list):
-                self._logprobs.setdefault(field, []).extend(value)
-        self._finish = choice.finish_reason or self._finish
+                self._beside.setdefault(field, []).extend(value)
+            elif value is not None and field not in ("index", "delta", "logprobs"):
+                self._beside[field] = value
 
-    def _take_call(self, call: Any) -> None:
-        if not isinstance(call, dict):
-            return
-        index = call.get("index", 0)
-        known = self._calls.setdefault(index, {"type": "function"})
-        known.update({k: v for k, v in call.items() if k not in ("index", "function") and v is not None})
+    def _take_call(self, call: dict[str, Any]) -> None:
+        index = self._index(call)
+        known = self._calls.setdefault(index, {"type": "function", "function": {}})
         function = call.get("function") or {}
-        fields = {k: v for k, v in function.items() if k != "arguments" and v is not None}
-        known["function"] = {**known.get("function", {}), **fields}
+        known.update({k: v for k, v in call.items() if k not in ("index", "function") and v is not None})
+        known["function"].update({k: v for k, v in function.items() if k != "arguments" and v is not None})
         if isinstance(arguments := function.get("arguments"), str):
             self._arguments.setdefault(index, []).append(arguments)
+
+    def _index(self, call: dict[str, Any]) -> int:
+        """Some upstreams leave it out: then a new id begins a new call."""
+        if call.get("index") is not None:
+            return _number(call["index"])
+        last = max(self._calls, default=0)
+        begins = call.get("id") is not None and self._calls.get(last, call).get("id") != call["id"]
+        return last + 1 if begins else last
 
     def choice(self, index: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, **self._fields}
@@ -243,28 +167,15 @@ class _Assembled:
             message["content"] = message["content"] or None
             message["tool_calls"] = [self._call(i) for i in sorted(self._calls)]
         logprobs = {"logprobs": self._logprobs} if self._logprobs else {}
-        return {"index": index, "message": message, "finish_reason": self._finish, **logprobs}
+        return {"index": index, "message": message, "finish_reason": None, **logprobs, **self._beside}
 
     def _call(self, index: int) -> dict[str, Any]:
         call = self._calls[index]
-        return {
-            **call,
-            "function": {**call["function"], "arguments": "".join(self._arguments.get(index, []))},
-        }
+        arguments = "".join(self._arguments.get(index, []))
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-def _event_end(data: bytes, start: int) -> int:
-    """The position after the blank line that ends the event at `start`; 0 while there is none."""
-    plain = data.find(b"\n\n", start)
-    returns = data.find(b"\r\n\r\n", start, plain if plain >= 0 else len(data))
-    if returns >= 0:
-        return returns + 4
-    return plain + 2 if plain >= 0 else 0
-
-
-def _data_of(event: bytes) -> bytes:
-    """The data of a server-sent event, its lines joined; empty for a comment."""
-    if event.startswith(b"data: ") and event.count(b"\n") == 2 and b"\r" not in event:
-        return event[6:-2]
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines)
+def _number(index: Any) -> int:
+    if not isinstance(index, int):
+        raise ValueError("an index is no number")
+    return index

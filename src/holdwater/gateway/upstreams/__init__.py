@@ -15,12 +15,14 @@ from ..body import Body
 class Call(NamedTuple):
     """One request on its way up."""
 
-    path: str  # below the upstream's base URL, for example `chat/completions`
+    path: str  # below the upstream's base URL for the dialect, for example `chat/completions`; with the query
     headers: Mapping[str, str]  # the client's own, without its key and without those of its connection
     body: Body
     waiting: Callable[
         [], AbstractContextManager[None]
     ]  # entered while the upstream's rate limit is waited for
+    dialect: str = "chat"
+    attempt: int = 0
 
 
 class Answer(Protocol):
@@ -36,6 +38,10 @@ class Answer(Protocol):
 
 class Upstream(Protocol):
     """Answers calls."""
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        """The names of those that it speaks."""
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         """Pass `call` on; raises `ModelFailed` if there is no answer. Leaving the context cancels it."""

@@ -6,23 +6,28 @@ What a status means is decided in `retry.py`; what is in the answer is for the d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 from multidict import CIMultiDict
+from yarl import URL
 
 from ...core.errors import ModelFailed
-from ...core.records import Failure, MiB
+from ...core.records import Failure, MiB, Where
 from ..body import Payload
 from . import Call
-from .retry import AGAIN, LONGEST_WAIT, RATE_LIMITED, delay, failure_of, retry_after
+from .breaker import HINT, Breaker, Tripped, tripped
+from .gate import Gate
+from .retry import AGAIN, LONGEST_WAIT, RATE_LIMITED, delay, failure_of
 
 CONNECT = 30.0  # seconds for a connection
 LARGEST_ERROR = 1 * MiB
 LONGEST_HEADER = 64 * 1024
+ERROR_SECONDS = 10.0  # for the body of an error
 LEFTOVER = 0.05  # seconds for the end of an answer whose meaning has ended; then its connection is closed
 
 _NOT_RETURNED = frozenset(
@@ -46,15 +51,51 @@ _NOT_RETURNED = frozenset(
 )
 
 
-class HttpUpstream:
-    """`url` ends where the dialects' paths begin (`.../v1`). Used with `async with`."""
+DIALECTS = frozenset({"chat", "responses", "messages", "gemini"})
+_KEY_HEADERS = {"messages": "x-api-key", "gemini": "x-goog-api-key"}  # a bearer's elsewhere
+_VERSION = re.compile(r"/v\d+(alpha|beta)?\d*/?$")
 
-    def __init__(self, url: str, key: str | None, *, retries: int = 4, stall: float = 600.0) -> None:
-        self._url = url.rstrip("/") + "/"
-        self._key = key
-        self._secret = key.encode() if key else b""
+
+class Address(NamedTuple):
+    """Where a dialect is spoken: the base URL as that provider's own clients take it, and the key for it."""
+
+    url: str  # with `/v1` for OpenAI's dialects; with or without a version for the others
+    key: str | None = None
+    bearer: bool = False  # the key is sent as a bearer's, also where the dialect has a header of its own
+
+    def base(self, dialect: str) -> str:
+        """Where the dialect's paths begin."""
+        url = self.url if dialect in ("chat", "responses") else _VERSION.sub("", self.url)
+        return url.rstrip("/") + "/"
+
+    def headers(self, dialect: str) -> dict[str, str]:
+        if self.key is None:
+            return {}
+        own = None if self.bearer else _KEY_HEADERS.get(dialect)
+        return {own: self.key} if own else {"Authorization": f"Bearer {self.key}"}
+
+
+class HttpUpstream:
+    """One URL that is asked in every dialect, or an address for each that it speaks; used by `async with`."""
+
+    def __init__(
+        self,
+        url: str | Mapping[str, Address],
+        key: str | None = None,
+        *,
+        retries: int = 4,
+        stall: float = 600.0,
+        breaker: Breaker | None = None,
+    ) -> None:
+        addresses = dict.fromkeys(DIALECTS, Address(url, key)) if isinstance(url, str) else dict(url)
+        self.dialects = frozenset(addresses)
+        self._bases = {dialect: address.base(dialect) for dialect, address in addresses.items()}
+        self._keys = {dialect: address.headers(dialect) for dialect, address in addresses.items()}
+        self._secrets = {address.key for address in addresses.values() if address.key}
         self._retries = retries
         self._stall = stall
+        self._gate = Gate()
+        self._breaker = breaker or Breaker()
         self._client: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -76,24 +117,35 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[HttpAnswer]:
-        response = await self._tried(call)
+        opened = await self._reached(call)
+        response = opened.response
         try:
             call.body.free()
-            answer = await self._answer(response)
+            answer = HttpAnswer(self, opened, self._returned(response), self._judged(call, opened))
             del call
             yield answer
             await _finish(response)
         finally:
             response.close()  # returns a connection whose answer has ended to the pool, and closes any other
+            self._gate.leave()
 
-    async def _tried(self, call: Call) -> aiohttp.ClientResponse:
-        """The first answer that is not to be tried again, or the last one."""
+    async def _reached(self, call: Call) -> Opened:
+        try:
+            return await self._tried(call)
+        except ModelFailed as error:
+            now = asyncio.get_running_loop().time()
+            if self._breaker.failed(call.attempt, now):
+                raise Tripped(self._breaker.message(now, error.message), HINT) from None
+            raise
+
+    async def _tried(self, call: Call) -> Opened:
+        """The first answer that is not to be tried again, or the last one; it has a place in the gate."""
         tried = 0
         while True:
             tried += 1
             last = tried > self._retries
             try:
-                response = await self._post(call)
+                opened = await self._once(call)
             except aiohttp.SocketTimeoutError:
                 raise self.silent() from None
             except (aiohttp.ClientError, OSError) as error:
@@ -101,40 +153,56 @@ class HttpUpstream:
                     raise self.failed("unreachable", "the upstream cannot be reached", error) from None
                 await asyncio.sleep(delay(tried, {}))
                 continue
-            if last or not call.body.at_hand or not _may_try_again(response):
-                return response
-            await self._wait(call, response, tried)
+            if last or not call.body.at_hand or not opened.may_be_tried_again:
+                return opened
+            opened.response.close()
+            self._gate.leave()
+            await _wait(call, opened, tried)
+
+    async def _once(self, call: Call) -> Opened:
+        entered = await self._gate.enter(call.waiting)
+        try:
+            response = await self._post(call)
+            try:
+                body = self.scrubbed(await _read_error(response)) if response.status >= 300 else None
+            except BaseException:
+                response.close()
+                raise
+        except BaseException:
+            self._gate.leave()
+            raise
+        if response.status in RATE_LIMITED:
+            self._gate.refused(entered)
+        elif body is None:
+            self._gate.served()
+        return Opened(response, body)
 
     async def _post(self, call: Call) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside `async with`"
         headers = CIMultiDict(call.headers)
         headers["Accept-Encoding"] = "identity"
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        return await self._client.post(
-            self._url + call.path, data=Payload(call.body), headers=headers, allow_redirects=False
-        )
+        headers.update(self._keys[call.dialect])
+        url = URL(self._bases[call.dialect] + call.path, encoded=True)
+        return await self._client.post(url, data=Payload(call.body), headers=headers, allow_redirects=False)
 
-    async def _wait(self, call: Call, response: aiohttp.ClientResponse, tried: int) -> None:
-        await _finish(response)
-        response.close()
-        seconds = delay(tried, response.headers)
-        if response.status in RATE_LIMITED:
-            with call.waiting():
-                await asyncio.sleep(seconds)
-        else:
-            await asyncio.sleep(seconds)
-
-    async def _answer(self, response: aiohttp.ClientResponse) -> HttpAnswer:
-        headers = CIMultiDict(
+    def _returned(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        """The headers that may go on to the client."""
+        return CIMultiDict(
             (name, value)
             for name, value in response.headers.items()
-            if name.lower() not in _NOT_RETURNED and not (self._key and self._key in value)
+            if name.lower() not in _NOT_RETURNED and not any(secret in value for secret in self._secrets)
         )
-        if response.status < 300:
-            return HttpAnswer(self, response, headers)
-        body = self.scrubbed(await _read_error(response))
-        return HttpAnswer(self, response, headers, body)
+
+    def _judged(self, call: Call, opened: Opened) -> Failure | None:
+        """What the answer means for the attempt, or by now for the run."""
+        failure = opened.failure
+        if failure is None:
+            self._breaker.succeeded()
+        elif failure.where is Where.MODEL and failure.again:
+            now = asyncio.get_running_loop().time()
+            if self._breaker.failed(call.attempt, now):
+                return tripped(self._breaker.message(now, failure.message))
+        return failure
 
     def silent(self) -> ModelFailed:
         return ModelFailed(f"the upstream was silent for {self._stall:g} s", kind="stall")
@@ -144,25 +212,41 @@ class HttpUpstream:
         return ModelFailed(f"{what}: {reason}", "check the upstream's base URL", kind=kind)
 
     def scrubbed(self, text: bytes) -> bytes:
-        return text.replace(self._secret, b"[key]") if self._secret and self._secret in text else text
+        for secret in self._secrets:
+            if secret.encode() in text:
+                text = text.replace(secret.encode(), b"[key]")
+        return text
+
+
+class Opened:
+    """An answer whose headers are there; that of an error is read whole, to see what it means."""
+
+    def __init__(self, response: aiohttp.ClientResponse, body: bytes | None) -> None:
+        self.response = response
+        self.body = body
+        self.failure = failure_of(response.status, response.headers, body) if body is not None else None
+
+    @property
+    def may_be_tried_again(self) -> bool:
+        if self.failure is None or not self.failure.again or self.response.status not in AGAIN:
+            return False
+        if self.response.headers.get("x-should-retry", "").lower() == "false":
+            return False
+        return self.failure.after <= LONGEST_WAIT
 
 
 class HttpAnswer:
-    """An answer of an HTTP server. That of an error is read whole, to see what it means."""
+    """An answer of an HTTP server on its way to the client."""
 
     def __init__(
-        self,
-        upstream: HttpUpstream,
-        response: aiohttp.ClientResponse,
-        headers: CIMultiDict[str],
-        body: bytes | None = None,
+        self, upstream: HttpUpstream, opened: Opened, headers: CIMultiDict[str], failure: Failure | None
     ) -> None:
-        self.status = response.status
+        self.status = opened.response.status
         self.headers = headers
-        self.failure: Failure | None = None if body is None else failure_of(self.status, headers, body)
+        self.failure = failure
         self._upstream = upstream
-        self._content = response.content
-        self._body = body
+        self._content = opened.response.content
+        self._body = opened.body
 
     async def pieces(self) -> AsyncIterator[bytes]:
         if self._body is not None:
@@ -177,18 +261,22 @@ class HttpAnswer:
             raise self._upstream.failed("cut", "the upstream's answer broke off", error) from None
 
 
-def _may_try_again(response: aiohttp.ClientResponse) -> bool:
-    if response.status not in AGAIN or response.headers.get("x-should-retry", "").lower() == "false":
-        return False
-    return (retry_after(response.headers) or 0.0) <= LONGEST_WAIT
+async def _wait(call: Call, opened: Opened, tried: int) -> None:
+    seconds = delay(tried, opened.response.headers, opened.body or b"")
+    if opened.response.status in RATE_LIMITED:
+        with call.waiting():
+            await asyncio.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
 
 
 async def _read_error(response: aiohttp.ClientResponse) -> bytes:
     body = b""
     try:
-        while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
-            body += piece
-    except (aiohttp.ClientError, OSError):
+        async with asyncio.timeout(ERROR_SECONDS):
+            while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
+                body += piece
+    except (TimeoutError, aiohttp.ClientError, OSError):
         pass  # the status says enough
     return body[:LARGEST_ERROR]
 

@@ -13,20 +13,52 @@ import msgspec
 
 from ...core.records import Failure, Where
 
-AGAIN = frozenset({429, 500, 502, 503, 504, 529})
+AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 RATE_LIMITED = frozenset({429, 503, 529})  # waiting for these does not count as work
 LONGEST_WAIT = 300.0  # seconds; an upstream that asks for more is left to the run's own retries
 FIRST_WAIT = 0.5
 LONGEST_BACKOFF = 30.0
 LONGEST_MESSAGE = 2000
 
+# What providers call it, in whichever field of the error.
+_QUOTA = {
+    "insufficient_quota",
+    "billing_error",
+    "billing_not_active",
+    "billing_hard_limit_reached",
+    "quota_exceeded",
+}
+_KEY = {"invalid_api_key", "authentication_error", "permission_error", "API_KEY_INVALID", "UNAUTHENTICATED"}
+_MODEL = {"model_not_found", "not_found_error"}
+_OVERLOADED = {
+    "overloaded_error",
+    "rate_limit_error",
+    "rate_limit_exceeded",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+}
+_INVALID = {
+    "invalid_request_error",
+    "request_too_large",
+    "context_length_exceeded",
+    "INVALID_ARGUMENT",
+    "BadRequestError",
+}
+_POOR = "credit balance is too low"  # Anthropic's, in a 400
 
-def delay(tried: int, headers: Mapping[str, str]) -> float:
+
+def delay(tried: int, headers: Mapping[str, str], body: bytes = b"") -> float:
     """Seconds before the next try after `tried` failed ones: what is asked for, or back-off with jitter."""
-    asked = retry_after(headers)
+    asked = asked_for(headers, body)
     if asked is not None:
         return asked + random.uniform(0, min(1.0, asked / 10))
     return float(min(LONGEST_BACKOFF, FIRST_WAIT * 2 ** (tried - 1)) * random.uniform(0.5, 1.0))
+
+
+def asked_for(headers: Mapping[str, str], body: bytes) -> float | None:
+    """The seconds that an answer asks to wait: `Retry-After`, or what Google writes into the error."""
+    seconds = retry_after(headers)
+    return error_in(body).after if seconds is None else seconds
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -51,13 +83,18 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> Failure 
         return None
     error = error_in(body)
     message = f"the upstream answered {status}: {error.message or 'no message'}"[:LONGEST_MESSAGE]
-    if status in (401, 403):
+    named = {error.code, error.type, error.reason}
+    if status == 402 or named & _QUOTA or _POOR in message:
+        return _of_run("quota", message, "top up the account that the upstream's key belongs to")
+    if status in (401, 403) or named & _KEY:
         return _of_run("key", message, "check the upstream's API key and what it may use")
-    if status == 404 or "model_not_found" in (error.code, error.type):
+    if status == 404 or named & _MODEL:
         return _of_run("model", message, "check the model's name and the upstream's base URL")
-    if status in AGAIN or status >= 500:
+    overloaded = status in AGAIN or status >= 500 or bool(named & _OVERLOADED)
+    if overloaded and (status == 429 or not named & _INVALID):
         kind = "429" if status == 429 else "5xx"
-        return Failure(where=Where.MODEL, kind=kind, message=message, after=retry_after(headers) or 0.0)
+        after = asked_for(headers, body) or 0.0
+        return Failure(where=Where.MODEL, kind=kind, message=message, after=after)
     return Failure(where=Where.MODEL, kind="invalid", message=message, again=False)
 
 
@@ -71,6 +108,8 @@ class ErrorText(msgspec.Struct):
     message: str = ""
     type: str = ""
     code: str = ""
+    reason: str = ""
+    after: float | None = None  # seconds to wait
 
 
 def error_in(body: bytes) -> ErrorText:
@@ -79,6 +118,8 @@ def error_in(body: bytes) -> ErrorText:
         document = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ErrorText(body[:LONGEST_MESSAGE].decode(errors="replace").strip())
+    if isinstance(document, list) and document:
+        document = document[0]  # Google's, in answer to a call for a stream
     return error_of(document.get("error", document)) if isinstance(document, dict) else ErrorText()
 
 
@@ -86,8 +127,28 @@ def error_of(error: Any) -> ErrorText:
     """The text of a decoded error, whatever its shape."""
     if isinstance(error, dict):
         text = error.get("message") or error.get("detail") or ""
-        return ErrorText(_text(text), _text(error.get("type")), _text(error.get("code")))
+        kind = error.get("type") or error.get("status")
+        reason, after = _details(error.get("details"))
+        return ErrorText(_text(text), _text(kind), _text(error.get("code")), reason, after)
     return ErrorText(_text(error))
+
+
+def _details(details: Any) -> tuple[str, float | None]:
+    """The reason and the delay that Google puts beside an error."""
+    reason, after = "", None
+    for detail in details if isinstance(details, list) else ():
+        if isinstance(detail, dict):
+            reason = _text(detail.get("reason")) or reason
+            after = _seconds(detail.get("retryDelay"), after)
+    return reason, after
+
+
+def _seconds(text: Any, otherwise: float | None) -> float | None:
+    try:
+        seconds = float(text.removesuffix("s")) if isinstance(text, str) else math.nan
+    except ValueError:
+        return otherwise
+    return max(0.0, seconds) if math.isfinite(seconds) else otherwise
 
 
 def _text(value: Any) -> str:

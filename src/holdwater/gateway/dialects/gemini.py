@@ -1,0 +1,165 @@
+"""Gemini generateContent and streamGenerateContent: the model is in the path, a stream has no end mark.
+
+A stream that was not asked for as events is one JSON array: it is read as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Raw
+
+from ...core.records import Usage
+from ..recorder import Form
+from . import COMMENT, Asked, Place, Whole
+from .sse import MISSHAPEN, EventStream, joined, mapping
+
+_PATH = re.compile(r"(?P<version>[^/]+)/(?P<model>.+):(?P<method>\w+)")
+
+
+class Gemini:
+    """Implements `Dialect`."""
+
+    form = Form("gemini", "contents")
+    keep_alive = COMMENT
+
+    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
+        match = _PATH.fullmatch(place.path)
+        asked = match["model"] if match else ""
+        if match and model is not None:
+            asked = model if "/" in model else f"models/{model}"
+            path = f"{match['version']}/{quote(asked)}:{match['method']}"
+            place = place._replace(path=path)
+        return Asked(place, {}, {"model": Raw(msgspec.json.encode(asked.removeprefix("models/")))})
+
+    def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
+        word = _WORDS.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
+        return msgspec.json.encode({"error": {"code": status, "message": message, "status": word}})
+
+    def read_reply(self, body: bytes) -> Whole:
+        if not body.isascii():
+            body.decode()
+        if not body.lstrip().startswith(b"["):
+            reply = msgspec.json.decode(body, type=_Reply)
+            return Whole(_counted(reply.usageMetadata), reply.error)
+        stream = GeminiStream()
+        try:
+            for chunk in msgspec.json.decode(body, type=list[dict[str, Any]]):
+                stream.add(chunk)
+        except MISSHAPEN as error:
+            raise msgspec.ValidationError(str(error)) from None
+        return Whole(stream.usage, stream.error, stream.reply())
+
+    def stream(self, asked: Asked) -> GeminiStream:
+        return GeminiStream()
+
+
+_WORDS = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class _Reply(msgspec.Struct):
+    usageMetadata: Any = None
+    error: Any = None
+
+
+class _Usage(msgspec.Struct):
+    promptTokenCount: int | None = None
+    toolUsePromptTokenCount: int | None = None
+    cachedContentTokenCount: int | None = None
+    candidatesTokenCount: int | None = None
+    thoughtsTokenCount: int | None = None
+
+
+def _counted(counts: Any) -> Usage:
+    try:
+        usage = msgspec.convert(counts, _Usage)
+    except msgspec.ValidationError:
+        return Usage(requests=1)
+    return Usage(
+        requests=1,
+        input_tokens=(usage.promptTokenCount or 0) + (usage.toolUsePromptTokenCount or 0),
+        cached_tokens=usage.cachedContentTokenCount or 0,
+        output_tokens=(usage.candidatesTokenCount or 0) + (usage.thoughtsTokenCount or 0),
+    )
+
+
+class GeminiStream(EventStream):
+    """Each chunk is a reply of its own, with the parts that are new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._envelope: dict[str, Any] = {}
+        self._candidates: dict[int, _Candidate] = {}
+
+    @property
+    def usage(self) -> Usage:
+        return _counted(self._envelope.get("usageMetadata"))
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        self.error = chunk.pop("error", None) or self.error
+        for candidate in chunk.pop("candidates", None) or ():
+            self._candidates.setdefault(int(candidate.get("index", 0)), _Candidate()).take(candidate)
+            self.began = True
+            self.finished = self.finished or candidate.get("finishReason") is not None
+        self._envelope.update({field: value for field, value in chunk.items() if value is not None})
+        if (chunk.get("promptFeedback") or {}).get("blockReason") is not None:
+            self.began = self.finished = True
+
+    def _take(self, data: bytes) -> bool:
+        if data != b"[DONE]":  # some imitations say it
+            self.add(mapping(data))
+        return True
+
+    def _reply(self) -> dict[str, Any]:
+        candidates = [self._candidates[index].candidate() for index in sorted(self._candidates)]
+        error = {"error": self.error} if self.error is not None else {}
+        return {"candidates": candidates, **self._envelope, **error}
+
+
+class _Candidate:
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._content: dict[str, Any] = {}
+        self._parts: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # pieces of the last part, which is a text
+
+    def take(self, candidate: dict[str, Any]) -> None:
+        content = dict(candidate.get("content") or {})
+        for part in content.pop("parts", None) or ():
+            self._add(dict(part))
+        self._content.update(content)
+        for field, value in candidate.items():
+            if field == "content" or value is None:
+                continue
+            lists = field in ("logprobsResult", "citationMetadata")
+            self._fields[field] = joined(self._fields.get(field), value) if lists else value
+
+    def _add(self, part: dict[str, Any]) -> None:
+        """A text goes on in the next part, if that is nothing but text of the same kind."""
+        plain = part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
+        if plain and self._texts and self._parts[-1].get("thought") == part.get("thought"):
+            self._texts.append(part["text"])
+            return
+        self._close()
+        self._parts.append(part)
+        self._texts = [part["text"]] if plain else []
+
+    def _close(self) -> None:
+        if self._texts:
+            self._parts[-1]["text"] = "".join(self._texts)
+            self._texts = [self._parts[-1]["text"]]
+
+    def candidate(self) -> dict[str, Any]:
+        self._close()
+        content = {"parts": self._parts, **self._content} if self._parts or self._content else {}
+        return {**({"content": content} if content else {}), **self._fields}

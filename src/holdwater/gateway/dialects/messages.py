@@ -1,0 +1,168 @@
+"""Anthropic Messages: content in blocks, usage that adds up along the stream, pings at any time.
+
+Clients move `cache_control` along the conversation: a message is the same with and without it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ...core.records import Usage
+from ..recorder import Form
+from . import Asked, Place, Whole, renamed
+from .sse import MISSHAPEN, EventStream, joined, mapping
+
+# Of one level and short: what is longer is content, whatever it is called.
+_HINT = rb'"cache_control"\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})'
+_PASSING = re.compile(rb",\s{0,9}" + _HINT + rb"|" + _HINT + rb"\s{0,9},?")
+
+
+class Messages:
+    """Implements `Dialect`."""
+
+    form = Form("messages", "messages", passing=_PASSING)
+    keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
+        return Asked(place, renamed(head, model))
+
+    def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
+        kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+    def read_reply(self, body: bytes) -> Whole:
+        if not body.isascii():
+            body.decode()
+        reply = msgspec.json.decode(body, type=_Reply)
+        return Whole(_counted(reply.usage), reply.error)
+
+    def stream(self, asked: Asked) -> MessagesStream:
+        return MessagesStream()
+
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class _Reply(msgspec.Struct):
+    usage: Any = None
+    error: Any = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def _counted(counts: Any) -> Usage:
+    """Here `input_tokens` are those beside the cache; in our record they are all."""
+    try:
+        usage = msgspec.convert(counts, _Usage)
+    except msgspec.ValidationError:
+        return Usage(requests=1)
+    cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    return Usage(
+        requests=1,
+        input_tokens=(usage.input_tokens or 0) + cached + written,
+        cached_tokens=cached,
+        written_tokens=written,
+        output_tokens=usage.output_tokens or 0,
+    )
+
+
+class MessagesStream(EventStream):
+    def __init__(self) -> None:
+        super().__init__()
+        self._message: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._blocks: dict[int, _Block] = {}
+
+    @property
+    def usage(self) -> Usage:
+        return _counted(self._usage)
+
+    def _take(self, data: bytes) -> bool:
+        event = mapping(data)
+        kind = event.get("type")
+        if kind == "message_start":
+            self._message = dict(event["message"])
+            self._use(self._message.pop("usage", None))
+            self.began = True
+        elif kind == "content_block_start":
+            self._blocks[int(event["index"])] = _Block(event["content_block"])
+        elif kind == "content_block_delta":
+            self._blocks[int(event["index"])].take(event["delta"])
+        elif kind == "message_delta":
+            self._change(event)
+        elif kind == "message_stop":
+            self.done = True
+        elif kind == "error":
+            self.error = event.get("error") or event
+        return True
+
+    def _change(self, event: dict[str, Any]) -> None:
+        self._use(event.pop("usage", None))
+        delta = event.pop("delta", None) or {}
+        self._message.update({**event, **delta, "type": "message"})
+        self.finished = self.finished or delta.get("stop_reason") is not None
+
+    def _use(self, counts: dict[str, Any] | None) -> None:
+        """Counts are those up to here: they only grow."""
+        for field, value in (counts or {}).items():
+            old = self._usage.get(field)
+            both = isinstance(old, int) and isinstance(value, int)
+            if value is not None:
+                self._usage[field] = max(old, value) if both else value
+
+    def _reply(self) -> dict[str, Any]:
+        content = [self._blocks[index].content() for index in sorted(self._blocks)]
+        usage = {"usage": self._usage} if self._usage else {}
+        error = {"error": self.error} if self.error is not None else {}
+        return {**self._message, "content": content, **usage, **error}
+
+
+class _Block:
+    """One block of a reply that came in deltas."""
+
+    def __init__(self, block: dict[str, Any]) -> None:
+        self._fields = dict(block)
+        self._texts: dict[str, list[str]] = {}  # field -> its pieces
+
+    def take(self, delta: dict[str, Any]) -> None:
+        for field, value in delta.items():
+            if field == "type" or value is None:
+                continue
+            if isinstance(value, str):
+                self._texts.setdefault(field, []).append(value)
+            elif field == "citation":
+                self._fields["citations"] = [*(self._fields.get("citations") or ()), value]
+            else:
+                self._fields[field] = joined(self._fields.get(field), value)
+
+    def content(self) -> dict[str, Any]:
+        texts = {field: "".join(pieces) for field, pieces in self._texts.items()}
+        arguments = texts.pop("partial_json", "")
+        for field, text in texts.items():
+            texts[field] = joined(self._fields.get(field), text)
+        return {**self._fields, **texts, **({"input": _parsed(arguments)} if arguments else {})}
+
+
+def _parsed(arguments: str) -> Any:
+    """As JSON; as the text it is where the stream was cut inside it."""
+    try:
+        return msgspec.json.decode(arguments, type=Raw)
+    except MISSHAPEN:
+        return arguments

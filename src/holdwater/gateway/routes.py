@@ -1,0 +1,105 @@
+"""Which call is which: the dialect and the kind of each path, and where the path may hold a key.
+
+A base URL with a `/v1` too many, or one too few, still leads where it was meant to.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+from urllib.parse import quote
+
+from aiohttp import web
+
+from .dialects import Dialect, Place
+from .dialects.chat import Chat
+from .dialects.gemini import Gemini
+from .dialects.messages import Messages
+from .dialects.responses import Responses
+
+CHAT, RESPONSES, MESSAGES, GEMINI = Chat(), Responses(), Messages(), Gemini()
+DIALECTS: dict[str, Dialect] = {d.form.dialect: d for d in (CHAT, RESPONSES, MESSAGES, GEMINI)}
+
+_KEY = re.compile(r"/k/([^/]+)(/.*)?")
+_OPENAI = re.compile(r"(?:/v1)*/(chat/completions|responses)")
+_ANTHROPIC = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
+_GOOGLE = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)/((?:models|tunedModels)/[^:]+):(\w+)")
+_MODELS = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)?/?models(?:/([^:]+))?")
+
+
+class Kind(StrEnum):
+    """What is done with a call."""
+
+    TURN = "turn"
+    COUNT = "count"  # a question how many tokens a request has
+    MODELS = "models"
+    ROOT = "root"  # somebody looks whether anyone is there
+    UPGRADE = "upgrade"
+    UNKNOWN = "unknown"
+
+
+class Route(NamedTuple):
+    kind: Kind
+    dialect: Dialect
+    place: Place
+    model: str | None = None  # the one that is asked after
+    key: str = ""  # in the path
+
+
+def route(request: web.BaseRequest) -> Route:
+    """Never fails: what is not known is `UNKNOWN`, in the dialect that its path or headers suggest."""
+    path, key = request.path, ""
+    if (prefixed := _KEY.fullmatch(path)) is not None:
+        key, path = prefixed[1], prefixed[2] or "/"
+    found = _found(request, path)
+    query = "&".join(
+        part for part in request.rel_url.raw_query_string.split("&") if part and not _is_key(part)
+    )
+    return found._replace(place=found.place._replace(query=query), key=key)
+
+
+def _found(request: web.BaseRequest, path: str) -> Route:
+    if request.method == "HEAD" and path == "/":
+        return Route(Kind.ROOT, CHAT, Place(path))
+    known = _posted(path) or _listed(request, path)
+    if known is None:
+        return Route(Kind.UNKNOWN, _suggested(request, path), Place(path))
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return known._replace(kind=Kind.UPGRADE)
+    expected = "GET" if known.kind is Kind.MODELS else "POST"
+    return known if request.method == expected else known._replace(kind=Kind.UNKNOWN)
+
+
+def _posted(path: str) -> Route | None:
+    if (match := _OPENAI.fullmatch(path)) is not None:
+        return Route(Kind.TURN, CHAT if match[1] == "chat/completions" else RESPONSES, Place(match[1]))
+    if (match := _ANTHROPIC.fullmatch(path)) is not None:
+        kind = Kind.COUNT if match[1] else Kind.TURN
+        return Route(kind, MESSAGES, Place("v1/messages" + (match[1] or "")))
+    if (match := _GOOGLE.fullmatch(path)) is not None and match[3] in _METHODS:
+        place = Place(f"{match[1]}/{quote(match[2])}:{match[3]}")
+        return Route(_METHODS[match[3]], GEMINI, place)
+    return None
+
+
+_METHODS = {
+    "generateContent": Kind.TURN,
+    "streamGenerateContent": Kind.TURN,
+    "countTokens": Kind.COUNT,
+}
+
+
+def _listed(request: web.BaseRequest, path: str) -> Route | None:
+    match = _MODELS.fullmatch(path)
+    return match and Route(Kind.MODELS, _suggested(request, path), Place(path), match[2])
+
+
+def _suggested(request: web.BaseRequest, path: str) -> Dialect:
+    if "anthropic-version" in request.headers:
+        return MESSAGES
+    return GEMINI if "/v1beta" in path or "x-goog-api-key" in request.headers else CHAT
+
+
+def _is_key(part: str) -> bool:
+    return part.partition("=")[0] == "key"

@@ -1,0 +1,16 @@
+"""What all calls of a worker are subject to: a price, a rate, imposed parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ..core.prices import Price
+from .rate import Rate
+
+
+class Terms(NamedTuple):
+    price: Price | None = None  # None: unknown
+    rate: Rate | None = None  # None: as fast as the upstream allows
+    sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request

@@ -1,0 +1,117 @@
+"""Conversations for fine-tuning: `{"messages": [...], "tools": [...]}` a line, as Chat Completions has them.
+
+Each is the request of the trajectory's last answered turn, and its reply. Written message by message. Media
+are data URLs, as that format has them; files are written by `export_atif.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import msgspec
+
+from . import dialects
+from .media import resolve
+from .message import Media, Message, Pairing, ToolCall, decoded, fields, merged
+from .reader import Reader
+from .trajectory import Tree, talked
+
+PASSED = "passed"
+
+
+def write_conversations(reader: Reader, everything: bool, out: BinaryIO) -> None:
+    """A line for each chosen attempt that passed; with `everything`, for each attempt that had a reply."""
+    for attempt in _attempts(reader, everything):
+        tree = Tree(reader.directory, attempt)
+        last = _last_answered(tree)
+        if last:
+            _write(tree, last, out)
+
+
+def _attempts(reader: Reader, everything: bool) -> Iterator[int]:
+    if everything:
+        yield from (row.attempt for row in reader.attempts() if row.regrades is None)
+        return
+    for outcome in reader.outcomes():
+        if outcome.kind == PASSED:
+            yield talked(reader, outcome.attempt)
+
+
+def _last_answered(tree: Tree) -> int:
+    """The last turn of the trajectory that ends with the model's word; 0 where there is none."""
+    for thread in tree.threads()[:1]:
+        for number in reversed(thread.numbers):
+            exchange = tree.exchange(number)
+            if exchange.reply is not None and not exchange.error and _reply(tree, number) is not None:
+                return number
+    return 0
+
+
+def _write(tree: Tree, number: int, out: BinaryIO) -> None:
+    pairing = Pairing()
+    out.write(b'{"messages":[')
+    separator = b""
+    for message in _messages(tree, number):
+        if message.role != "unknown":
+            out.write(separator + _encode(chat_message(pairing.named(message))))
+            separator = b","
+    tools = list(dialects.dialect(tree.exchange(number).dialect).tools(tree.head(number)))
+    out.write(b'],"tools":%s}\n' % _encode(tools) if tools else b"]}\n")
+
+
+def _messages(tree: Tree, number: int) -> Iterator[Message]:
+    name = tree.exchange(number).dialect
+    yield from dialects.dialect(name).system(tree.head(number))
+    sent = _sent(tree, number)
+    yield from merged(sent) if name == "responses" else sent
+    reply = _reply(tree, number)
+    if reply is not None:
+        yield reply
+
+
+def _sent(tree: Tree, number: int) -> Iterator[Message]:
+    for name, raw in tree.request(number):
+        yield from dialects.messages(name, [decoded(resolve(bytes(raw), tree.blobs))])
+
+
+def _reply(tree: Tree, number: int) -> Message | None:
+    exchange = tree.exchange(number)
+    if exchange.reply is None:
+        return None
+    whole = decoded(resolve(bytes(exchange.reply), tree.blobs))
+    return dialects.dialect(exchange.dialect).reply(fields(whole)).message
+
+
+def chat_message(message: Message) -> dict[str, Any]:
+    """A message as Chat Completions has it; thoughts are not part of that."""
+    content: Any = [_part(part) for part in message.parts]
+    if all(isinstance(part, str) for part in message.parts):
+        content = "\n".join(str(part) for part in message.parts)
+    made: dict[str, Any] = {"role": message.role, "content": content or None if message.calls else content}
+    if message.calls:
+        made["tool_calls"] = [_call(call) for call in message.calls]
+    if message.role == "tool":
+        made["tool_call_id"] = message.answers
+    return made
+
+
+def _part(part: str | Media) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind, _, format = part.type.partition("/")
+    where = f"data:{part.type};base64,{part.data}" if part.data else part.url
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": where}}
+    if kind == "audio" and part.data:
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": format}}
+    return {"type": "file", "file": {"file_data" if part.data else "file_id": where}}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    given = call.arguments
+    text = given if isinstance(given, str) else _encode({} if given is None else given).decode()
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
+
+
+_encode = msgspec.json.Encoder().encode

@@ -1,0 +1,133 @@
+"""A conversation as people read it: turn by turn, what was new in the request and what the model replied.
+
+It says how turns look; which there are is in `ledger/trajectory.py`. Text of agents and models cannot steer
+the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+from rich.text import Text
+
+from ..ledger.blobs import Blobs
+from ..ledger.message import Media, Message, ToolCall
+from ..ledger.reader import AttemptRow
+from ..ledger.trajectory import Tree, Turn
+from .figures import COLOURS, called, count, duration, line, style_of
+
+STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+INDENT = "  "
+SHORT = 16  # characters of a blob's hash: enough to find its file
+
+
+def render_title(attempt: AttemptRow, tree: Tree) -> Text:
+    sample = f" of sample {attempt.sample}" if attempt.sample else ""
+    text = Text(line(attempt.instance), "bold").append(f"  attempt {attempt.number}{sample}: ", "default")
+    kind = attempt.kind or "not settled"
+    text.append(called(kind) if attempt.kind else kind, style_of(kind))
+    main, *others = [len(thread.numbers) for thread in tree.threads()] or [0]
+    beside = f", {sum(others)} beside the trajectory" if others else ""
+    return text.append(f", {main} {'turn' if main == 1 else 'turns'}{beside}", "default")
+
+
+def render_turn(turn: Turn, blobs: Blobs, opens: bool = False) -> Iterator[Text]:
+    """The paragraphs of a turn; `opens`: it is the first of its thread."""
+    if opens and turn.thread:
+        yield Text()
+        yield Text(f"=== {beginning(turn)}", "bold")
+    yield Text()
+    yield Text(f"--- turn {turn.number}", "bold").append(f"  {facts(turn)}", "dim")
+    if turn.dropped and not (opens and turn.thread):
+        yield Text(f"keeps {turn.kept} messages, drops {turn.dropped}", "dim")
+    for message in turn.new:
+        yield from render_message(message, blobs)
+    if turn.reply is not None:
+        yield from render_message(turn.reply, blobs)
+    for place, other in enumerate(turn.others, 2):
+        yield Text(f"choice {place}", "dim")
+        yield from render_message(other, blobs)
+    if turn.error or turn.reply is None:
+        yield Text(f"error  {line(turn.error, 2000) or f'no reply, status {turn.status}'}", "red")
+
+
+def beginning(turn: Turn) -> str:
+    """Where a thread beside the trajectory comes from."""
+    if turn.parent is None:
+        return f"side {turn.thread}: a conversation of its own"
+    total = turn.kept + turn.dropped
+    return f"side {turn.thread}: branches off turn {turn.parent}, keeps {turn.kept} of its {total} messages"
+
+
+def facts(turn: Turn) -> str:
+    usage = turn.usage
+    cached = f" ({count(usage.cached_tokens)} cached)" if usage.cached_tokens else ""
+    said = [
+        time.strftime("%H:%M:%S", time.localtime(turn.started)),
+        duration(turn.seconds),
+        f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
+        line(turn.model, 60),
+        "" if turn.status == 200 else f"status {turn.status}",
+        line(turn.finish, 40),
+    ]
+    return "  ".join(word for word in said if word)
+
+
+def render_message(message: Message, blobs: Blobs) -> Iterator[Text]:
+    title = Text(line(message.role), STYLES.get(message.role, "default"))
+    about = [line(word, 80) for word in (message.tool, message.answers) if word]
+    title.append(f"  {' '.join(about)}" if about else "", "dim").append(
+        "  failed" if message.failed else "", "red"
+    )
+    yield title
+    if message.reasoning:
+        yield Text(block(message.reasoning), "dim italic")
+    for part in message.parts:
+        yield Text(block(part) if isinstance(part, str) else INDENT + pictured(part, blobs))
+    for call in message.calls:
+        yield render_call(call)
+
+
+def render_call(call: ToolCall) -> Text:
+    text = Text(f"{INDENT}> ").append(line(call.name, 80), "bold").append(f"  {line(call.id, 80)}", "dim")
+    if isinstance(call.arguments, dict):
+        for name, value in call.arguments.items():
+            text.append(f"\n{INDENT * 2}{line(name, 80)}: ", "dim").append(valued(value))
+    elif call.arguments is not None:
+        text.append(f"\n{INDENT * 2}{valued(call.arguments)}")
+    return text
+
+
+def valued(value: object) -> str:
+    """An argument: on its line, or below it where it has several."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    shown = block(text, INDENT * 3)
+    return "\n" + shown if "\n" in shown else shown.strip()
+
+
+def pictured(media: Media, blobs: Blobs) -> str:
+    """`[image/png 150 KB blob 3f2a...]`"""
+    kind = line(media.type, 80) or "media"
+    if media.blob:
+        return f"[{kind} {kilobytes(len(blobs.get(media.blob)))} blob {media.blob[:SHORT]}]"
+    if media.data:
+        return f"[{kind} {kilobytes(len(media.data) * 3 // 4)} inline]"
+    return f"[{kind} {line(media.url)}]"
+
+
+def kilobytes(size: int) -> str:
+    return f"{-(-size // 1024)} KB"
+
+
+def block(text: str, indent: str = INDENT) -> str:
+    """`text` on lines of its own, indented, with nothing in it that steers a terminal."""
+    rows = COLOURS.sub("", text).expandtabs(4).split("\n")
+    return "\n".join((indent + printable(row)).rstrip() for row in rows)
+
+
+def printable(row: str) -> str:
+    if row.isprintable():
+        return row
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in row.rstrip("\r"))
