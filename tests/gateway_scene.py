@@ -17,6 +17,7 @@ from holdwater.gateway.client import ChatClient, connect
 from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
+from holdwater.gateway.upstreams.breaker import Breaker
 from holdwater.gateway.upstreams.http import Address, HttpUpstream
 from holdwater.ledger.blobs import Blobs
 from holdwater.ledger.media import resolve
@@ -98,13 +99,14 @@ async def scene(
     log: Log | None = None,
     retries: int = 4,
     stall: float = 30.0,
+    breaker: Breaker | None = None,
     **options: Any,
 ) -> AsyncIterator[Scene]:
     log = log or Log()
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hw"))
         up = await stack.enter_async_context(
-            HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall)
+            HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
         )
         gateway = await stack.enter_async_context(Gateway(up, Path(directory) / "s", **options))
         http = await stack.enter_async_context(connect(gateway.socket))

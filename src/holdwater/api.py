@@ -19,9 +19,10 @@ from .agent.load import absolute as absolute_agent
 from .agent.load import load as load_agent
 from .agent.python import python as python_agent
 from .core.authoring import Act, Agent, Enclose, Suite
-from .core.config import Critic, Network, RunConfig
+from .core.config import RunConfig
 from .core.errors import BadInput
-from .core.records import Limits, Summary, Verdict
+from .core.records import Summary, Verdict
+from .gateway.upstreams.policy import Policy
 from .ledger.audit import Audit
 from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory
@@ -30,16 +31,18 @@ from .ledger.reader import Reader
 from .ledger.trajectory import Tree, Turn, find_attempt, talked, turns
 from .rollout.wire import Upstream
 from .run.config import (
+    POLICY,
     SCRIPTED,
     build,
     default_directory,
     environment,
-    parse_bytes,
-    parse_shard,
     upstream_of,
 )
 from .run.execute import Conduct, conduct, create
 from .run.feed import Feed
+from .run.options import Budgets as Budgets
+from .run.options import Options as Options
+from .run.options import settings, with_budget
 from .run.regrade import RegradeFeed
 from .suite.load import absolute as absolute_suite
 from .suite.load import load as load_suite
@@ -47,40 +50,6 @@ from .suite.load import load as load_suite
 T = TypeVar("T")
 
 LAST_SECONDS = 2.0  # what tasks that are left over get to end
-
-
-class Options(TypedDict, total=False):
-    """What a run can be told. Sizes are bytes or text such as `512MiB`; times are seconds."""
-
-    model: str | None
-    base_url: str | None
-    concurrency: int | None
-    workers: int | None
-    attempts: int | None
-    retries: int | None
-    samples: int | None
-    critic: Critic | str | None
-    only: Sequence[str] | None
-    limit: int | None
-    shard: str | None
-    timeout: float | None
-    working_time: float | None
-    setup_timeout: float | None
-    grade_timeout: float | None
-    sandbox_memory: int | str | None
-    network: Network | str | None
-    scratch: str | Path | None
-    memory: int | str | None
-    worker_memory: int | str | None
-    recycle_after: int | None
-    silence: float | None
-    grace: float | None
-    suite_timeout: float | None
-    backoff: float | None
-    stall: float | None
-    salvaging: float | None
-    closing: float | None
-    patience: float | None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -102,6 +71,7 @@ class Around(TypedDict, total=False):
     begun: Callable[[RunDirectory], None]  # called when the directory exists, before anything runs
     duties: Sequence[Any]
     enclose: Enclose | None  # what surrounds each thing that an attempt in this process opens
+    policy: Policy | None  # what answers model calls
 
 
 def run(
@@ -110,10 +80,14 @@ def run(
     *,
     out: str | Path | None = None,
     observers: Sequence[Callable[[Verdict], None]] = (),
+    policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Summary:
-    """Run a suite with an agent to its end; the run's summary. What went wrong is in it, not raised."""
-    return _wait(arun(suite, agent, out=out, observers=observers, **options))
+    """Run a suite with an agent to its end; the run's summary. What went wrong is in it, not raised.
+
+    `policy` answers the model calls: it is given each request and returns the reply.
+    """
+    return _wait(arun(suite, agent, out=out, observers=observers, policy=policy, **options))
 
 
 async def arun(
@@ -122,10 +96,14 @@ async def arun(
     *,
     out: str | Path | None = None,
     observers: Sequence[Callable[[Verdict], None]] = (),
+    policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Summary:
     """`run`, for code that has an event loop."""
-    return await start(prepare(suite, agent, out, options), {"observers": observers})
+    if policy is not None:
+        options["model"] = options.get("model") or "policy"
+        options["base_url"] = POLICY
+    return await start(prepare(suite, agent, out, options), {"observers": observers, "policy": policy})
 
 
 def resume(
@@ -134,9 +112,14 @@ def resume(
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
     accept_changes: bool = False,
+    policy: Policy | None = None,
+    **budgets: Unpack[Budgets],
 ) -> Summary:
     """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
-    return _wait(aresume(path, suite=suite, agent=agent, accept_changes=accept_changes))
+    around: Around = {"policy": policy}
+    return _wait(
+        aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **budgets)
+    )
 
 
 async def aresume(
@@ -146,14 +129,21 @@ async def aresume(
     agent: Agent | Act | None = None,
     accept_changes: bool = False,
     around: Around | None = None,
+    **budgets: Unpack[Budgets],
 ) -> Summary:
     """`resume`, for code that has an event loop."""
     directory = RunDirectory.open(path)
-    config = directory.read_config()
+    config = with_budget(directory.read_config(), budgets)
     given = _given(suite or load_suite(config.suite), _agent(agent or config.agent), around or {})
     importable = suite is None and agent is None
-    given = msgspec.structs.replace(given, resumed=True, accept_changes=accept_changes, importable=importable)
-    async with _upstream(config) as upstream:
+    given = msgspec.structs.replace(
+        given,
+        resumed=True,
+        accept_changes=accept_changes,
+        importable=importable and given.policy is None,
+        budget=config.budget,
+    )
+    async with _upstream(config, given.policy) as upstream:
         return await _conduct(directory, msgspec.structs.replace(given, upstream=upstream), around or {})
 
 
@@ -223,7 +213,7 @@ def prepare(
         absolute_agent(chosen) if isinstance(chosen, str) else actor.name,
     )
     importable = isinstance(suite, str) and isinstance(chosen, str)
-    config = build(found, actor, names, _settings(options))
+    config = build(found, actor, names, settings(options))
     for check in (found.check, actor.check):
         if check is not None:
             check()
@@ -233,10 +223,12 @@ def prepare(
 
 async def start(prepared: Prepared, around: Around) -> Summary:
     """Make the run directory of a prepared run and conduct it."""
-    async with _upstream(prepared.config) as upstream:
+    policy = around.get("policy")
+    async with _upstream(prepared.config, policy) as upstream:
         directory = create(prepared.path, prepared.config)
         given = _given(prepared.suite, prepared.agent, around)
-        given = msgspec.structs.replace(given, importable=prepared.importable, upstream=upstream)
+        importable = prepared.importable and policy is None
+        given = msgspec.structs.replace(given, importable=importable, upstream=upstream)
         return await _conduct(directory, given, around)
 
 
@@ -256,6 +248,7 @@ def _given(suite: Suite, agent: Agent, around: Around) -> Conduct:
         signals=around.get("signals", False),
         duties=around.get("duties", ()),
         enclose=around.get("enclose"),
+        policy=around.get("policy"),
     )
 
 
@@ -265,47 +258,12 @@ def _agent(agent: Agent | Act | str) -> Agent:
     return agent if isinstance(agent, Agent) else python_agent(agent)
 
 
-def _settings(options: Options) -> dict[str, Any]:
-    """The options as fields of a `RunConfig`."""
-    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    limits = {
-        "setup": said.pop("setup_timeout", None),
-        "acting": said.pop("timeout", None),
-        "working": said.pop("working_time", None),
-        "grading": said.pop("grade_timeout", None),
-        "memory": _size(said.pop("sandbox_memory", None), "--sandbox-memory"),
-    }
-    said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
-    for name in ("memory", "worker_memory"):
-        if name in said:
-            said[name] = _size(said[name], f"--{name.replace('_', '-')}")
-    for name, kind in (("critic", Critic), ("network", Network)):
-        if name in said:
-            said[name] = _choice(kind, said[name], name)
-    if "shard" in said:
-        said["shard"] = parse_shard(said["shard"])
-    if "only" in said:
-        said["only"] = tuple(said["only"])
-    if "scratch" in said:
-        said["scratch"] = str(Path(said["scratch"]).absolute())
-    return said
-
-
-def _choice(kind: type[Critic] | type[Network], value: str, name: str) -> Critic | Network:
-    try:
-        return kind(value)
-    except ValueError:
-        choices = ", ".join(f"`{choice}`" for choice in kind)
-        raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
-
-
-def _size(value: int | str | None, flag: str) -> int | None:
-    return parse_bytes(value, flag) if isinstance(value, str) else value
-
-
 @asynccontextmanager
-async def _upstream(config: RunConfig) -> AsyncIterator[Upstream | None]:
+async def _upstream(config: RunConfig, policy: Policy | None = None) -> AsyncIterator[Upstream | None]:
     """Where the run's model calls go; the scripted model is served here."""
+    if policy is not None:
+        yield None
+        return
     if config.model != SCRIPTED:
         yield upstream_of(config, environment())
         return

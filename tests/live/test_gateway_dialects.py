@@ -529,6 +529,27 @@ COUNTS = {"messages": "/v1/messages/count_tokens", "gemini": f"/v1beta/models/{M
 
 
 @pytest.mark.parametrize("dialect", COUNTS)
+async def test_tokens_are_estimated_where_the_upstream_speaks_the_dialect_but_cannot_count(dialect):
+    async def unknown(request):
+        return aiohttp.web.json_response({"error": "no such path"}, status=404)
+
+    runner = aiohttp.web.ServerRunner(aiohttp.web.Server(unknown))
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+    request = speak(dialect, "how many tokens?")._replace(path=COUNTS[dialect])
+    try:
+        async with scene(f"http://127.0.0.1:{runner.addresses[0][1]}/v1") as s:
+            async with send(s, request) as response:
+                assert (response.status, list((await response.json()).values())) == (
+                    200,
+                    [len(request.body) // 4],
+                )
+            assert s.session.failure is None
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("dialect", COUNTS)
 async def test_tokens_are_counted_by_an_upstream_that_can_and_estimated_otherwise(dialect):
     request = speak(dialect, "how many tokens?")._replace(path=COUNTS[dialect])
     estimate = len(request.body) // 4

@@ -29,6 +29,11 @@ OTHER_FLAGS = {
     "format",
     "watch",
     "peers",
+    "attempt",
+    "sample",
+    "turn",
+    "raw",
+    "all",
 }
 NOT_OURS = {"die-with-parent", "task", "prompt-file"}  # flags of programs that the docs mention
 

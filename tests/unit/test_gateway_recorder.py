@@ -15,6 +15,7 @@ from tests.gateway_scene import rebuilt
 from holdwater.core.records import Exchange
 from holdwater.gateway import media
 from holdwater.gateway.recorder import TIPS, Malformed, Recorder
+from holdwater.gateway.routes import DIALECTS
 from holdwater.ledger.media import resolve
 
 IMAGE = "data:image/png;base64," + base64.b64encode(random.Random(7).randbytes(4500)).decode()
@@ -30,6 +31,7 @@ def keep(content):
 def record(recorder, exchanges, body):
     """One request, as a session records it."""
     reading = recorder.read(bytearray(body))
+    assert reading.span is None or json.loads(bytes(reading.span))
     delta = recorder.delta(reading, msgspec.json.encode(reading.head))
     number = len(exchanges) + 1
     exchanges.append(
@@ -38,9 +40,10 @@ def record(recorder, exchanges, body):
             parent=delta.parent,
             keep=delta.keep,
             append=tuple(Raw(media.extracted(m, keep)) for m in delta.append),
-            head=None if delta.head is None else Raw(delta.head),
+            head=None if delta.head is None else Raw(media.constants(delta.head, keep)),
             reply=None,
             status=200,
+            dialect=delta.dialect,
         )
     )
     recorder.written(delta, number)
@@ -49,7 +52,10 @@ def record(recorder, exchanges, body):
 
 texts = st.sampled_from(["", "a", "ü\n", '"quoted"', "holdwater-blob:1:x", "messages", IMAGE, "x" * 300])
 messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": texts})
-heads = st.sampled_from([{}, {"model": "m"}, {"model": "m", "tools": [{"messages": []}]}, {"seed": 1}])
+TOOLS = [{"messages": [], "contents": "", "input": "holdwater-json:1"}]
+heads = st.sampled_from(
+    [{}, {"model": "m"}, {"model": "m", "tools": TOOLS}, {"seed": 1}, {"seed": 2, "tools": TOOLS * 99}]
+)
 edits = st.one_of(
     st.tuples(st.just("append"), st.lists(messages, max_size=3)),
     st.tuples(st.just("cut"), st.integers(0, 5)),
@@ -62,7 +68,7 @@ layouts = st.tuples(
 
 
 def conversation(steps):
-    """The requests that `steps` make, each from one of those before it."""
+    """The requests that `steps` make: append, edit, branch, compact and, where nothing changes, retry."""
     made = [[]]
     for kind, value in steps:
         current = list(made[-1])
@@ -78,23 +84,76 @@ def conversation(steps):
     return made
 
 
-def encoded(head, current, layout):
+def encoded(head, current, layout, key="messages"):
     separators, messages_first, ascii_only = layout
-    keys = {"messages": current, **head} if messages_first else {**head, "messages": current}
+    keys = {key: current, **head} if messages_first else {**head, key: current}
     return json.dumps(keys, separators=separators, ensure_ascii=ascii_only).encode()
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(edits, max_size=12), heads, st.lists(heads, max_size=12), layouts)
-def test_any_conversation_reads_back_as_it_was_sent(steps, head, other_heads, layout):
-    recorder, exchanges, sent = Recorder(), [], []
+def test_any_conversation_reads_back_as_it_was_sent(dialect, steps, head, other_heads, layout):
+    form = DIALECTS[dialect].form
+    recorder, exchanges, sent = Recorder(form), [], []
     for i, current in enumerate(conversation(steps)):
         keys = other_heads[i] if i < len(other_heads) and i % 3 == 2 else head
-        body = encoded(keys, current, layout)
-        span = record(recorder, exchanges, body)
-        assert json.loads(span) == current
+        if form.optional and i % 4 == 3:
+            current = "a text is no list"
+        body = encoded(keys, current, layout, form.key)
+        record(recorder, exchanges, body)
         sent.append(json.loads(body))
     assert rebuilt(exchanges, BLOBS) == sent
+
+
+CACHED = {"type": "ephemeral", "ttl": "1h"}
+
+
+def blocks(text, cached, first=False):
+    own = {"type": "text", "text": text}
+    content = {**({"cache_control": CACHED} if first else {}), **own} if cached else own
+    content = {**content, "cache_control": CACHED} if cached and not first else content
+    return {"role": "user", "content": [{"type": "text", "text": "same"}, content]}
+
+
+def without_cache(value):
+    if isinstance(value, dict):
+        return {k: without_cache(v) for k, v in value.items() if k != "cache_control"}
+    return [without_cache(v) for v in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.sets(st.integers(0, 3)), st.booleans()), max_size=10), layouts
+)
+def test_a_cache_control_that_walks_along_changes_no_message(turns, layout):
+    """Each turn adds messages and marks some of the last ones; in the record each message is once."""
+    recorder, exchanges, sent, count = Recorder(DIALECTS["messages"].form), [], [], 0
+    for new, marked, first in turns:
+        count += new
+        current = [blocks(f"message {i}", count - 1 - i in marked, first) for i in range(count)]
+        body = encoded({"model": "m"}, current, layout)
+        record(recorder, exchanges, body)
+        sent.append(without_cache(json.loads(body)))
+        assert len(exchanges[-1].append) == new
+    assert without_cache(rebuilt(exchanges, BLOBS)) == sent
+
+
+def test_a_walking_cache_control_does_not_make_the_whole_body_be_read_again():
+    recorder, exchanges = Recorder(DIALECTS["messages"].form), []
+    for count in range(3, 30, 2):
+        current = [blocks(f"message {i}", i in (count - 1, count - 3)) for i in range(count)]
+        reading = recorder.read(bytearray(encoded({}, current, ((",", ":"), False, True))))
+        assert reading.known == max(0, count - 5)
+        record(recorder, exchanges, encoded({}, current, ((",", ":"), False, True)))
+
+
+def test_content_that_is_called_cache_control_is_content():
+    recorder, exchanges = Recorder(DIALECTS["messages"].form), []
+    for secret in ("a" * 40, "b" * 40):
+        call = {"type": "tool_use", "input": {"cache_control": {"type": secret}}}
+        record(recorder, exchanges, encoded({}, [{"content": [call]}], ((",", ":"), False, True)))
+    assert [len(exchange.append) for exchange in exchanges] == [1, 1]
 
 
 @settings(max_examples=300, deadline=None)
@@ -188,6 +247,34 @@ def test_a_large_image_leaves_the_message_for_the_blobs():
     stored, kept = extracted_and_back(message)
     assert len(stored) < 300
     assert [len(content) for content in kept.values()] == [4500, 4500]
+
+
+@pytest.mark.parametrize("field", ["data", "file_data"])
+@pytest.mark.parametrize("space", ["", " "])
+def test_bare_base64_leaves_the_message_too(field, space):
+    """As Anthropic and Gemini send images, and OpenAI audio and files."""
+    source = {"type": "base64", "media_type": "image/png", field: IMAGE.partition(",")[2]}
+    content = {
+        "content": [{"type": "image", "source": source}, {"text": 'he said \\"data\\":\\"AAAA'}, IMAGE]
+    }
+    message = json.dumps(content, separators=(",", ":" + space)).encode()
+    stored, kept = extracted_and_back(message)
+    assert len(stored) < 600
+    assert (len(kept), len(set(kept.values()))) == (2, 1)
+    assert resolve(stored, kept) == message
+
+
+def test_a_large_constant_leaves_the_head_and_its_text_is_no_reference():
+    head = {"model": "holdwater-json:" + "0" * 64, "tools": [{"x": "holdwater-blob:1:x" * 400}]}
+    kept = {}
+
+    def keep_here(content):
+        kept[f"{len(kept):064x}"] = content
+        return f"{len(kept) - 1:064x}"
+
+    stored = media.constants(json.dumps(head).encode(), keep_here)
+    assert (len(stored) < 250, len(kept)) == (True, 1)
+    assert json.loads(resolve(stored, kept)) == head
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 CHOOSING = Group("What is run", sort_key=1)
 TRYING = Group("How often it is tried", sort_key=2)
 LIMITS = Group("Limits (seconds; sizes such as `512MiB`)", sort_key=3)
-MACHINE = Group("Where it runs", sort_key=4)
+BUDGETS = Group("Budgets of model calls (US dollars)", sort_key=4)
+MACHINE = Group("Where it runs", sort_key=5)
 
 
 def _in(group: Group, text: str) -> Any:
@@ -68,6 +69,22 @@ class Flags:
         _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise"),
     ] = None
     worker_memory: Annotated[str | None, _in(LIMITS, "A worker above this is replaced (1GiB)")] = None
+    max_requests: Annotated[int | None, _in(BUDGETS, "Model calls of an attempt")] = None
+    max_input_tokens: Annotated[int | None, _in(BUDGETS, "Input tokens of an attempt")] = None
+    max_output_tokens: Annotated[int | None, _in(BUDGETS, "Output tokens of an attempt")] = None
+    max_cost: Annotated[float | None, _in(BUDGETS, "Cost of an attempt")] = None
+    run_requests: Annotated[int | None, _in(BUDGETS, "Model calls of the run; reaching it stops the run")] = (
+        None
+    )
+    run_tokens: Annotated[int | None, _in(BUDGETS, "Input and output tokens of the run")] = None
+    run_cost: Annotated[float | None, _in(BUDGETS, "Cost of the run")] = None
+    run_time: Annotated[float | None, _in(BUDGETS, "Seconds that the run may take, resumes included")] = None
+    rpm: Annotated[float | None, _in(BUDGETS, "Model calls a minute, over all workers")] = None
+    tpm: Annotated[float | None, _in(BUDGETS, "Tokens a minute, over all workers")] = None
+    prices: Annotated[str | None, _in(BUDGETS, "A TOML file with prices by model; see docs/models.md")] = None
+    sampling: Annotated[
+        list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
+    ] = None
     concurrency: Annotated[int | None, _in(MACHINE, "Attempts at once (8)")] = None
     workers: Annotated[
         int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")

@@ -61,6 +61,8 @@ def transcript(
     with Reader(find_run(run)) as reader:
         row = find_attempt(reader, find_instance(reader, instance), sample, attempt)
         tree = Tree(reader.directory, talked(reader, row.attempt))
+        if turn is not None:
+            tree.thread_of(turn)  # refuses one that is not there before anything is printed
         with Console().stream() as out:
             if raw:
                 print_raw(tree, turn, out)
@@ -85,7 +87,6 @@ def print_raw(tree: Tree, number: int | None, out: BinaryIO) -> None:
         raise BadInput("the attempt has made no model call")
     if number is None:
         number = tree.threads()[0].numbers[-1]
-    tree.thread_of(number)  # refuses a turn that is not there
     for piece in raw_turn(tree, number):
         out.write(piece)
 

@@ -42,6 +42,10 @@ class Pulse:
         self.heard()
         self._timer = self._loop.call_later(self._every, self._beat)
 
+    def stop(self) -> None:
+        """The end comes: nothing may follow it."""
+        self._response = None
+
     def heard(self) -> None:
         """Something was sent just now."""
         self._heard = self._loop.time()
@@ -53,7 +57,8 @@ class Pulse:
         self._timer = self._loop.call_later(rest if rest > 0.0 else self._every, self._beat)
 
     async def _say(self) -> None:
-        assert self._response is not None
+        if self._response is None:
+            return
         try:
             await self._response.write(self._sign)
         except ConnectionError:

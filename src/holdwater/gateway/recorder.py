@@ -6,7 +6,7 @@ the messages. It neither talks to anyone nor writes; `sessions.py` does. The way
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -35,7 +35,7 @@ class Form(NamedTuple):
     dialect: str = "chat"
     key: str = "messages"
     optional: bool = False  # the key may be missing, or hold a text
-    passing: re.Pattern[bytes] | None = None  # what comes and goes in a message that stays the same
+    lasting: Callable[[bytes], bytes] | None = None  # a message without what comes and goes in it
 
 
 class Mark(NamedTuple):
@@ -151,9 +151,9 @@ def _whole(body: Buffer, form: Form) -> Reading:
     if not fresh:
         return Reading(head, [], 0, b"", None, None)
     messages = head.pop(form.key)
-    digests = b"".join([_identity(raw, form) for raw in fresh])
-    mark = _find_mark(body, messages, head, fresh, form)
-    return Reading(head, fresh, 0, digests, memoryview(messages), mark)
+    digests, steady = _identities(fresh, form)
+    reading = Reading(head, fresh, 0, digests, memoryview(messages), None)
+    return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
 
 
 def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3, form: Form) -> Reading | None:
@@ -175,16 +175,16 @@ def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3, form: Form) -> Rea
     if bytes(messages) != short[mark.opening - 1 : mark.opening - 1 + len(memoryview(messages))]:
         return None  # a second `messages` key
     close = skipped + len(memoryview(messages)) - 1
-    lasting = _lasting(fresh, form)
-    end = _end_before(body, close, fresh[lasting:]) if lasting else mark.end
+    digests, steady = _identities(fresh, form)
+    end = _end_before(body, close, fresh[steady:]) if steady else mark.end
     before.update(memoryview(body)[mark.end : end])
     return Reading(
         head,
         fresh,
         mark.known,
-        tip.digests[: mark.known * DIGEST] + b"".join([_identity(raw, form) for raw in fresh]),
+        tip.digests[: mark.known * DIGEST] + digests,
         memoryview(body)[mark.opening - 1 : close],
-        _marked(body, mark.opening, end, mark.known + lasting, before),
+        _marked(body, mark.opening, end, mark.known + steady, before),
     )
 
 
@@ -199,40 +199,38 @@ def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
     return _ARRAY.decode(messages)
 
 
-def _identity(raw: Raw, form: Form) -> bytes:
-    return _digest(raw if form.passing is None else form.passing.sub(b"", bytes(raw)))
-
-
-def _lasting(messages: list[Raw], form: Form) -> int:
-    """How many messages come before the first that may be sent in other bytes the next time."""
-    if form.passing is None:
-        return len(messages)
+def _identities(messages: list[Raw], form: Form) -> tuple[bytes, int]:
+    """The digests of messages; how many come before the first that may be sent in other bytes next time."""
+    if form.lasting is None:
+        return b"".join([_digest(raw) for raw in messages]), len(messages)
+    digests: list[bytes] = []
+    steady = len(messages)
     for place, raw in enumerate(messages):
-        if form.passing.search(bytes(raw)):
-            return place
-    return len(messages)
+        content = bytes(raw)
+        lasting = form.lasting(content)
+        digests.append(_digest(lasting))
+        if len(lasting) != len(content):
+            steady = min(steady, place)
+    return b"".join(digests), steady
 
 
-def _find_mark(
-    body: Buffer, messages: Raw, head: dict[str, Raw], fresh: list[Raw], form: Form
-) -> Mark | None:
+def _find_mark(body: Buffer, reading: Reading, messages: Raw, steady: int, key: str) -> Mark | None:
     """Where the messages stand in the body; None where that is not certain: the next one is read whole."""
     view = memoryview(messages)
     start = body.find(bytes(view[:256]))
     close = start + len(view)
-    lasting = _lasting(fresh, form)
     # Views are compared item by item: too slow.
-    if not lasting or start < 0 or not body.startswith(bytes(view), start):
+    if not steady or start < 0 or not body.startswith(bytes(view), start):
         return None
     without = bytes(memoryview(body)[: start + 1]) + bytes(memoryview(body)[close - 1 :])
     try:
         rest = _OBJECT.decode(without)
     except UNREADABLE:
         return None
-    if bytes(rest.pop(form.key, b"")) != b"[]" or rest.keys() != head.keys():
+    if bytes(rest.pop(key, b"")) != b"[]" or rest.keys() != reading.head.keys():
         return None
-    end = _end_before(body, close, fresh[lasting:])
-    return _marked(body, start + 1, end, lasting, blake3(memoryview(body)[:end]))
+    end = _end_before(body, close, reading.fresh[steady:])
+    return _marked(body, start + 1, end, steady, blake3(memoryview(body)[:end]))
 
 
 def _marked(body: Buffer, opening: int, end: int, count: int, before: blake3) -> Mark:

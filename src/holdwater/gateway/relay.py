@@ -106,7 +106,7 @@ class Relay:
         turn = Turn(request, session, delta, dialect)
         try:
             async with self._upstream.send(call) as answer:
-                if answer.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
+                if answer.failure is None and _is_stream(answer):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
                 return await turn.whole(answer)
@@ -247,6 +247,7 @@ class Turn:
         held.append(stream.rest)
         await self._send(answer, held, pulse)
         assert self._response is not None
+        pulse.stop()
         await self._response.write_eof()
         return self._response
 
@@ -315,6 +316,10 @@ def _returned(answer: Answer) -> CIMultiDict[str]:
     headers = answer.headers.copy()
     headers.update(SERVER)
     return headers
+
+
+def _is_stream(answer: Answer) -> bool:
+    return answer.headers.get("Content-Type", "").lower().startswith("text/event-stream")
 
 
 async def _bounded(answer: Answer) -> AsyncIterator[bytes]:

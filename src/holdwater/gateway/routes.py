@@ -21,7 +21,7 @@ from .dialects.responses import Responses
 CHAT, RESPONSES, MESSAGES, GEMINI = Chat(), Responses(), Messages(), Gemini()
 DIALECTS: dict[str, Dialect] = {d.form.dialect: d for d in (CHAT, RESPONSES, MESSAGES, GEMINI)}
 
-_KEY = re.compile(r"/k/([^/]+)(/.*)?")
+_KEY = re.compile(r"/k/([^/]+)(/.*)?", re.DOTALL)
 _OPENAI = re.compile(r"(?:/v1)*/(chat/completions|responses)")
 _ANTHROPIC = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
 _GOOGLE = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)/((?:models|tunedModels)/[^:]+):(\w+)")

@@ -101,7 +101,7 @@ class RunDirectory:
             finally:
                 os.close(fd)
             if content:
-                return msgspec.json.decode(content, type=Holder)
+                return _holders.decode(content)
             time.sleep(0.01)  # caught between the first lock of a new directory and its first content
         return Holder(pid=0, host="an unknown host", since=self._lock.stat().st_mtime)
 
@@ -113,7 +113,7 @@ class RunDirectory:
 
     def read_config(self) -> RunConfig:
         try:
-            return msgspec.json.decode(self.config.read_bytes(), type=RunConfig)
+            return _configs.decode(self.config.read_bytes())
         except OSError as e:
             raise BadInput(f"cannot read `{self.config}`: {e.strerror}") from e
         except msgspec.MsgspecError as e:  # the message names the field
@@ -228,3 +228,8 @@ def _acquire(fd: int, how: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# Made at import: msgspec crashes when two threads meet a type for the first time at once.
+_holders = msgspec.json.Decoder(Holder)
+_configs = msgspec.json.Decoder(RunConfig)

@@ -110,7 +110,7 @@ def _write_exchange(attempt: AttemptRow, exchange: Exchange, blobs: Blobs, out: 
         "error": exchange.error,
         "started": exchange.started,
         "seconds": exchange.seconds,
-        "usage": _flat(exchange.usage),
+        "usage": _used(exchange.usage),
     }
     out.write(_json(start)[:-1] + b',"append":[')
     for place, message in enumerate(exchange.append):
@@ -129,7 +129,8 @@ def _one_line(raw: msgspec.Raw, blobs: Blobs) -> bytes:
 
 def _outcome(row: OutcomeRow) -> dict[str, Any]:
     own = _flat(row)
-    return {**own, **_flat(own.pop("usage")), **_flat(own.pop("times"))}
+    spent = own.pop("spent")
+    return {**own, **_used(own.pop("usage")), **_flat(own.pop("times")), "total_cost": spent.cost}
 
 
 def _attempt(row: AttemptRow) -> dict[str, Any]:
@@ -151,9 +152,14 @@ def _attempt(row: AttemptRow) -> dict[str, Any]:
         "salvage": verdict.salvage.name if verdict.salvage else None,
         "exchanges": verdict.exchanges,
         "peak_memory": verdict.peak_memory,
-        **_flat(verdict.usage),
+        **_used(verdict.usage),
         **_flat(verdict.times),
     }
+
+
+def _used(usage: Usage) -> dict[str, Any]:
+    """Tokens, and what they cost in US dollars; null where that is unknown."""
+    return {**{name: getattr(usage, name) for name in _TOKENS}, "cost": usage.cost}
 
 
 def _flat(record: Record) -> dict[str, Any]:
@@ -178,8 +184,13 @@ class _Encoded:
         self._out.write(text.encode())
 
 
-_USED = (*Usage.__struct_fields__, *Times.__struct_fields__)
-OUTCOME_COLUMNS = (*(name for name in OutcomeRow.__struct_fields__ if name not in ("usage", "times")), *_USED)
+_TOKENS = tuple(name for name in Usage.__struct_fields__ if name not in ("nanodollars", "priced"))
+_USED = (*_TOKENS, "cost", *Times.__struct_fields__)
+OUTCOME_COLUMNS = (
+    *(name for name in OutcomeRow.__struct_fields__ if name not in ("usage", "times", "spent")),
+    *_USED,
+    "total_cost",
+)
 ATTEMPT_COLUMNS = (
     *(name for name in AttemptRow.__struct_fields__ if name != "verdict"),
     *("where", "phase", "failure_kind", "failure", "hint", "passed", "score", "detail", "metrics"),

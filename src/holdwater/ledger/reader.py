@@ -36,7 +36,7 @@ class InstanceRow(Record, frozen=True):
 
 
 class OutcomeRow(Record, frozen=True):
-    """What became of a sample; usage and times are those of the attempt that was chosen."""
+    """What became of a sample; usage and times are of the attempt that was chosen, `spent` is of all."""
 
     instance: str
     row: int  # the instance's row
@@ -50,6 +50,7 @@ class OutcomeRow(Record, frozen=True):
     usage: Usage
     times: Times
     closed: float
+    spent: Usage = Usage()
 
 
 class AttemptRow(Record, frozen=True):
@@ -250,7 +251,17 @@ class Reader:
             usage=verdict.usage,
             times=verdict.times,
             closed=closed,
+            spent=self._spent(id_, sample) if attempts > 1 else verdict.usage,
         )
+
+    def _spent(self, instance: int, sample: int) -> Usage:
+        """What all attempts at a sample used."""
+        query = "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND settled IS NOT NULL"
+        total = Usage()
+        for (attempt,) in self.rows(query, (instance, sample)):
+            verdict = self.verdict(attempt)
+            total = total.plus(verdict.usage) if verdict else total
+        return total
 
     def _attempt(self, row: tuple[Any, ...]) -> AttemptRow:
         fields = AttemptRow.__struct_fields__[:-1]

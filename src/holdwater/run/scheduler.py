@@ -192,6 +192,7 @@ class Scheduler:
         if attempt not in self._unstarted:
             self._fleet.interrupt(attempt, self._reason)
             return
+        self._unstarted.discard(attempt)  # told once: a stop and its verdict both interrupt what runs
         del self._attempts[attempt]  # it is being written, and will not be started
         failure = interrupted(self._reason)
         self.hear(Done(verdict=Verdict(attempt=attempt, token=self._ledger.token, failure=failure)))

@@ -58,6 +58,9 @@ class Row(Record, frozen=True):
     data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+_ROWS = msgspec.json.Decoder(Row)  # made at import: msgspec crashes when two threads do it at once
+
+
 class WrongField(ValueError):
     """A value that has the right type and no meaning."""
 
@@ -119,7 +122,7 @@ def _refuse_duplicates(path: Path, suspects: set[int]) -> None:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Instance]]:
-    decode = msgspec.json.Decoder(Row).decode
+    decode = _ROWS.decode
     for number, line in _lines(path):
         try:
             instance = _instance(decode(line), path.parent)

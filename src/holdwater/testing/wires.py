@@ -279,7 +279,8 @@ class MessagesWire:
     def _told(self, reply: Reply, asked: Asked) -> Iterator[dict[str, Any]]:
         whole = self.whole(reply, asked)
         usage = whole["usage"]
-        opening = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
+        begun = {**usage, "output_tokens": min(1, usage["output_tokens"])}
+        opening = {**whole, "content": [], "stop_reason": None, "usage": begun}
         yield {"type": "message_start", "message": opening}
         yield {"type": "ping"}
         for index, block in enumerate(whole["content"]):

@@ -6,6 +6,7 @@ import re
 
 from rich.text import Text
 
+from ..core.prices import dollars
 from ..core.records import GiB, MiB, Usage
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -75,8 +76,22 @@ def duration(seconds: float) -> str:
 def tokens(usage: Usage) -> str:
     """What the model calls used, in a phrase."""
     cached = f" ({count(usage.cached_tokens)} cached)" if usage.cached_tokens else ""
-    calls = "1 call" if usage.requests == 1 else f"{count(usage.requests)} calls"
+    calls = tallied_calls(usage.requests)
     return f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out, {calls}"
+
+
+def cost(usage: Usage) -> str:
+    """What the model calls cost, and of how many of them that is not known."""
+    unknown = usage.requests - usage.priced
+    if unknown <= 0:
+        return dollars(usage.nanodollars)
+    if not usage.nanodollars:
+        return "unknown: the model has no price" if not usage.priced else "unknown"
+    return f"{dollars(usage.nanodollars)}, and that of {tallied_calls(unknown)} unknown"
+
+
+def tallied_calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{count(number)} calls"
 
 
 def tally(counts: dict[str, int]) -> Text:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..core.records import Summary
 from ..ledger.reader import OutcomeRow, Reader
-from .figures import called, count, duration, line, spec, style_of, tallied, tally, tokens
+from .figures import called, cost, count, duration, line, spec, style_of, tallied, tally, tokens
 from .survey import Survey, seconds, survey
 
 SCORED = ("passed", "failed")
@@ -107,6 +107,7 @@ def totals(summary: Summary, seen: Survey) -> Table:
     facts.add_row("attempts", Text(str(summary.attempts)))
     if summary.usage.requests:
         facts.add_row("tokens", Text(tokens(summary.usage)))
+        facts.add_row("cost", Text(cost(summary.usage)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
     if summary.events:

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..core.records import Failure, Grade, Record, Verdict
+from ..core.records import Failure, Grade, Record, Usage, Verdict
 from ..ledger.reader import AttemptRow, InstanceRow, Reader
-from .figures import called, duration, line, size, style_of, tokens
+from .figures import called, cost, duration, line, size, style_of, tokens
 
 MOST_ATTEMPTS = 200  # on a page
 LONGEST_DETAIL = 2000
@@ -28,6 +28,7 @@ class Story(Record, frozen=True):
     place: str
     attempts: tuple[Chapter, ...]
     more: int = 0  # attempts that are not listed
+    cost: float | None = None  # of all attempts, in US dollars; None: unknown
 
 
 class Chapter(Record, frozen=True):
@@ -35,18 +36,28 @@ class Chapter(Record, frozen=True):
 
     attempt: AttemptRow
     files: tuple[str, ...]
+    cost: float | None = None  # in US dollars; None: unknown
 
 
 def story(reader: Reader, instance: InstanceRow) -> Story:
     """The attempts at an instance, the last MOST_ATTEMPTS of them."""
     chapters: list[Chapter] = []
-    more = 0
+    more, spent = 0, Usage()
     for row in reader.attempts(instance.id):
-        chapters.append(Chapter(attempt=row, files=tuple(str(path) for path in files(reader, row))))
+        used = row.verdict.usage if row.verdict else Usage()
+        spent = spent.plus(used)
+        left = tuple(str(path) for path in files(reader, row))
+        chapters.append(Chapter(attempt=row, files=left, cost=used.cost))
         if len(chapters) > MOST_ATTEMPTS:
             chapters.pop(0)
             more += 1
-    return Story(instance=instance.name, place=instance.place, attempts=tuple(chapters), more=more)
+    return Story(
+        instance=instance.name,
+        place=instance.place,
+        attempts=tuple(chapters),
+        more=more,
+        cost=spent.cost,
+    )
 
 
 def files(reader: Reader, row: AttemptRow) -> Iterator[Path]:
@@ -115,6 +126,7 @@ def verdict_facts(verdict: Verdict) -> Iterator[tuple[str, Text]]:
     )
     if verdict.usage.requests:
         yield "tokens", Text(tokens(verdict.usage))
+        yield "cost", Text(cost(verdict.usage))
     if verdict.peak_memory:
         yield "memory", Text(f"{size(verdict.peak_memory)} at its peak")
     if verdict.salvage:

@@ -19,8 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..core.prices import dollars
 from ..core.records import Gauge, Summary
-from .figures import count, duration, line, size, spec, tally, tokens
+from .figures import cost, count, duration, line, size, spec, tally, tokens
 
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
@@ -158,6 +159,8 @@ def render(summary: Summary, pace: Pace) -> RenderableType:
         facts.add_row("memory", memory(summary.gauge))
         facts.add_row("disk", disk(summary.gauge))
     facts.add_row("tokens", Text(tokens(summary.usage)))
+    if summary.usage.priced:
+        facts.add_row("cost", Text(cost(summary.usage)))
     if summary.events:
         facts.add_row("events", Text(line(listed(summary.events)), "yellow"))
     return Group(heading(summary), *bar(summary), facts)
@@ -243,5 +246,7 @@ def progress_line(summary: Summary, pace: Pace) -> str:
         facts["per_minute"] = f"{pace.per_minute:.1f}"
     if pace.left is not None:
         facts["left"] = duration(pace.left).replace(" ", "")
-    facts |= {"tokens": count(summary.usage.input_tokens + summary.usage.output_tokens)}
+    facts |= {"tokens": count(summary.usage.tokens)}
+    if summary.cost:
+        facts["cost"] = dollars(summary.usage.nanodollars)
     return "progress " + " ".join(f"{name}={value}" for name, value in facts.items())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 from rich.text import Text
 
+from ..core.prices import dollars
 from ..ledger.blobs import Blobs
 from ..ledger.message import Media, Message, ToolCall
 from ..ledger.reader import AttemptRow
@@ -68,6 +69,7 @@ def facts(turn: Turn) -> str:
         time.strftime("%H:%M:%S", time.localtime(turn.started)),
         duration(turn.seconds),
         f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
+        dollars(usage.nanodollars) if usage.priced else "",
         line(turn.model, 60),
         "" if turn.status == 200 else f"status {turn.status}",
         line(turn.finish, 40),
@@ -94,9 +96,9 @@ def render_call(call: ToolCall) -> Text:
     text = Text(f"{INDENT}> ").append(line(call.name, 80), "bold").append(f"  {line(call.id, 80)}", "dim")
     if isinstance(call.arguments, dict):
         for name, value in call.arguments.items():
-            text.append(f"\n{INDENT * 2}{line(name, 80)}: ", "dim").append(valued(value))
+            text.append(f"\n{INDENT * 2}{line(name, 80)}:", "dim").append(valued(value))
     elif call.arguments is not None:
-        text.append(f"\n{INDENT * 2}{valued(call.arguments)}")
+        text.append(f"\n{INDENT}{valued(call.arguments)}")
     return text
 
 
@@ -104,7 +106,7 @@ def valued(value: object) -> str:
     """An argument: on its line, or below it where it has several."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     shown = block(text, INDENT * 3)
-    return "\n" + shown if "\n" in shown else shown.strip()
+    return "\n" + shown if "\n" in shown else " " + shown.strip()
 
 
 def pictured(media: Media, blobs: Blobs) -> str:
@@ -123,7 +125,7 @@ def kilobytes(size: int) -> str:
 
 def block(text: str, indent: str = INDENT) -> str:
     """`text` on lines of its own, indented, with nothing in it that steers a terminal."""
-    rows = COLOURS.sub("", text).expandtabs(4).split("\n")
+    rows = COLOURS.sub("", text).rstrip("\n").expandtabs(4).split("\n")
     return "\n".join((indent + printable(row)).rstrip() for row in rows)
 
 

@@ -16,15 +16,33 @@ from ..recorder import Form
 from . import Asked, Place, Whole, renamed
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
+_WORD = b'"cache_control"'
 # Of one level and short: what is longer is content, whatever it is called.
-_HINT = rb'"cache_control"\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})'
-_PASSING = re.compile(rb",\s{0,9}" + _HINT + rb"|" + _HINT + rb"\s{0,9},?")
+_VALUE = re.compile(rb'\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})')
+_COMMA = re.compile(rb"\s{0,9},\s{0,9}")
+
+
+def without_cache_control(message: bytes) -> bytes:
+    """The bytes of `message` without any hint for the upstream's cache."""
+    parts: list[bytes] = []
+    done = at = 0
+    while (at := message.find(_WORD, at)) >= 0:
+        value = _VALUE.match(message, at + len(_WORD))
+        if value is None:
+            at += len(_WORD)
+            continue
+        before = message[done:at].rstrip()
+        comma = before.endswith(b",")
+        parts.append(before[:-1].rstrip() if comma else message[done:at])
+        after = None if comma else _COMMA.match(message, value.end())
+        done = at = after.end() if after else value.end()
+    return b"".join((*parts, message[done:])) if done else message
 
 
 class Messages:
     """Implements `Dialect`."""
 
-    form = Form("messages", "messages", passing=_PASSING)
+    form = Form("messages", "messages", lasting=without_cache_control)
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:

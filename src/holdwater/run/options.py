@@ -1,0 +1,139 @@
+"""What a run can be told, in the words of the command and of the library, as fields of a `RunConfig`.
+
+The flags of the command are the same words; `config.py` adds what the suite suggests and checks the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import msgspec
+
+from ..core.budget import RunBudget
+from ..core.config import Critic, Network, RunConfig
+from ..core.errors import BadInput
+from ..core.records import Limits
+from ..gateway.prices import read_prices
+from .config import check_spending, parse_bytes, parse_sampling, parse_shard
+
+
+class Options(TypedDict, total=False):
+    """What a run can be told. Sizes are bytes or text such as `512MiB`; times are seconds."""
+
+    model: str | None
+    base_url: str | None
+    concurrency: int | None
+    workers: int | None
+    attempts: int | None
+    retries: int | None
+    samples: int | None
+    critic: Critic | str | None
+    only: Sequence[str] | None
+    limit: int | None
+    shard: str | None
+    timeout: float | None
+    working_time: float | None
+    setup_timeout: float | None
+    grade_timeout: float | None
+    sandbox_memory: int | str | None
+    network: Network | str | None
+    scratch: str | Path | None
+    memory: int | str | None
+    worker_memory: int | str | None
+    recycle_after: int | None
+    silence: float | None
+    grace: float | None
+    suite_timeout: float | None
+    backoff: float | None
+    max_requests: int | None
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    max_cost: float | None
+    run_requests: int | None
+    run_tokens: int | None
+    run_cost: float | None
+    run_time: float | None
+    sampling: Mapping[str, Any] | Sequence[str] | None
+    rpm: float | None
+    tpm: float | None
+    prices: str | Path | None
+    stall: float | None
+    salvaging: float | None
+    closing: float | None
+    patience: float | None
+
+
+class Budgets(TypedDict, total=False):
+    """What a run that goes on may use in all, in the place of what it was given first."""
+
+    run_requests: int | None
+    run_tokens: int | None
+    run_cost: float | None
+    run_time: float | None
+
+
+def settings(options: Options) -> dict[str, Any]:
+    """The options as fields of a `RunConfig`."""
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    limits = {
+        "setup": said.pop("setup_timeout", None),
+        "acting": said.pop("timeout", None),
+        "working": said.pop("working_time", None),
+        "grading": said.pop("grade_timeout", None),
+        "memory": _size(said.pop("sandbox_memory", None), "--sandbox-memory"),
+        "requests": said.pop("max_requests", None),
+        "input_tokens": said.pop("max_input_tokens", None),
+        "output_tokens": said.pop("max_output_tokens", None),
+        "cost": said.pop("max_cost", None),
+    }
+    said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
+    said["budget"] = _budget({name: said.pop(name, None) for name in Budgets.__annotations__})
+    for name in ("memory", "worker_memory"):
+        if name in said:
+            said[name] = _size(said[name], f"--{name.replace('_', '-')}")
+    for name, kind in (("critic", Critic), ("network", Network)):
+        if name in said:
+            said[name] = _choice(kind, said[name], name)
+    if "shard" in said:
+        said["shard"] = parse_shard(said["shard"])
+    if "sampling" in said:
+        said["sampling"] = parse_sampling(said["sampling"])
+    if "prices" in said:
+        said["prices"] = read_prices(Path(said["prices"]))
+    if "only" in said:
+        said["only"] = tuple(said["only"])
+    if "scratch" in said:
+        said["scratch"] = str(Path(said["scratch"]).absolute())
+    return said
+
+
+def _budget(said: Mapping[str, Any]) -> RunBudget:
+    return RunBudget(
+        requests=said.get("run_requests"),
+        tokens=said.get("run_tokens"),
+        cost=said.get("run_cost"),
+        seconds=said.get("run_time"),
+    )
+
+
+def with_budget(config: RunConfig, budgets: Budgets) -> RunConfig:
+    """The run's configuration, with those of its budgets replaced that are given now."""
+    new = msgspec.structs.asdict(_budget(cast(Mapping[str, Any], budgets)))
+    given = {name: value for name, value in new.items() if value is not None}
+    changed = msgspec.structs.replace(config, budget=msgspec.structs.replace(config.budget, **given))
+    check_spending(changed)
+    return changed
+
+
+def _choice(kind: type[Critic] | type[Network], value: str, name: str) -> Critic | Network:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(f"`{choice}`" for choice in kind)
+        raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
+
+
+def _size(value: int | str | None, flag: str) -> int | None:
+    return parse_bytes(value, flag) if isinstance(value, str) else value

@@ -1,0 +1,89 @@
+"""A conductor or a worker is killed with -9 amid model calls: the cost is what the exchanges add up to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.scene import SOURCE, Scene, lines, until
+
+SUITE = """
+import asyncio
+import os
+
+import holdwater as hw
+
+
+def instances():
+    for n in range(6):
+        yield hw.Instance(id=f"i{n}")
+
+
+async def solve(instance, sandbox, model):
+    messages = [{"role": "user", "content": "hi"}]
+    for turn in range(6):
+        reply = await model.chat(messages)
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "go on"}]
+        with open(TRACE, "a") as trace:
+            trace.write(f"{instance.id}\\n")
+        await asyncio.sleep(0.1)
+
+
+suite = hw.Suite(name="spending", instances=instances, grade=lambda instance, sandbox, answer: True)
+"""
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    """The scripted model in a process of its own: it outlives what is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdwater.testing.scripted", "--bytes", "400"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().decode().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.mark.parametrize("killed", ["conductor", "worker"])
+def test_the_cost_is_exact_whoever_is_killed(scene: Scene, model: str, killed: str) -> None:
+    trace, prices = scene.place / "trace", scene.place / "prices.toml"
+    prices.write_text('["mo*"]\ninput = 3.0\noutput = 15.0\n')
+    scene.suite(SUITE, TRACE=str(trace))
+    options = ("--model", "model", "--base-url", model, "--prices", str(prices), "--workers", "2")
+    command = scene.run(*scene.agent(), *options, "--concurrency", "4")
+    until("calls are being made", lambda: len(lines(trace)) >= 7)
+    if killed == "conductor":
+        command.kill()
+        command = scene.resume()
+    else:
+        os.kill(scene.workers()[0].pid, signal.SIGKILL)
+    assert command.wait(90) == 0, command
+
+    summary = command.document()
+    exchanges = [row["usage"] for row in scene.export("exchanges")]
+    assert len(exchanges) > 36  # some were paid for twice: the cut attempts' own
+    assert summary["usage"]["requests"] == len(exchanges)
+    assert summary["usage"]["output_tokens"] == sum(used["output_tokens"] for used in exchanges)
+    nano = sum(round(used["cost"] * 1e9) for used in exchanges)
+    assert summary["usage"]["nanodollars"] == nano > 0
+    assert summary["cost"] == nano / 1e9
+    attempts = scene.export("attempts")
+    assert sum(round(row["cost"] * 1e9) for row in attempts) == nano
+    assert json.loads((scene.out / "run.json").read_text())["price"]["output"] == 15.0

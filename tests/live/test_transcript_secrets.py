@@ -1,0 +1,105 @@
+"""No key is in anything that a run writes: neither in its records and logs nor in what is exported."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from zstandard import ZstdDecompressor
+
+import holdwater as hw
+from holdwater.cli import main
+from holdwater.ledger import segment
+from holdwater.testing.scripted import Reply, serve_raw
+
+UPSTREAM = "sk-upstream-4f1c9e77d2ab"
+WORD = "a-word-of-the-conversation"
+HEADERS = ("Authorization", "x-api-key", "x-goog-api-key", "api-key", "Proxy-Authorization", "Cookie")
+
+
+def contents(directory: Path) -> Iterator[tuple[Path, bytes]]:
+    """Every file's name and content, as it is and unpacked."""
+    for path in sorted(directory.rglob("*")):
+        yield path, os.fsencode(path.name)
+        if not path.is_file():
+            continue
+        raw = path.read_bytes()
+        yield path, raw
+        if path.suffix == ".seg":
+            yield from ((path, record) for record in segment.read(path))
+        if raw[:4] == b"\x28\xb5\x2f\xfd":
+            yield path, ZstdDecompressor().stream_reader(raw).read()
+
+
+def found(word: str, directory: Path) -> list[Path]:
+    return [path for path, content in contents(directory) if word.encode() in content]
+
+
+def export_all(run: Path, into: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    into.mkdir()
+    for what in ("outcomes", "attempts", "exchanges"):
+        for format in ("jsonl", "csv")[: 1 if what == "exchanges" else 2]:
+            with (into / f"{what}.{format}").open("wb") as out:
+                hw.export(run, out, what=what, format=format)
+    lines = io.BytesIO()
+    hw.export(run, lines, format="openai-jsonl", everything=True)
+    (into / "tuning.jsonl").write_bytes(lines.getvalue())
+    hw.export(run, into / "atif", format="atif")
+    for flags in ([], ["--json"], ["--raw", "--turn", "1"], ["--raw", "--turn", "2"]):
+        assert main(["transcript", str(run), "one", *flags]) == 0
+    assert main(["show", str(run), "one"]) == 0
+    (into / "pages").write_text(capfd.readouterr().out)
+
+
+async def test_no_key_is_in_what_a_run_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Given an upstream that repeats its key in an error, and a client that sends all headers it can."""
+    keys: list[str] = []
+    heard: list[str] = []
+
+    def answer(headers: Mapping[str, str], body: bytes) -> Reply:
+        heard.append(headers.get("Authorization", ""))
+        if b"refuse this" in body:
+            return Reply(
+                status=400, text=f"Incorrect request with key {heard[-1]}", headers={"x-key": UPSTREAM}
+            )
+        return Reply(text=WORD)
+
+    async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+        keys.append(model.key)
+        reply = await model.chat([{"role": "user", "content": "go on"}])
+        headers = dict.fromkeys(HEADERS, f"Bearer {model.key}")
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": "refuse this"}]}
+        async with aiohttp.ClientSession() as http:
+            url = f"{model.url}/chat/completions"
+            async with http.post(url, json=request, headers=headers) as response:
+                assert response.status == 400
+                assert UPSTREAM not in await response.text()
+        text: str = reply["choices"][0]["message"]["content"]
+        await sandbox.write("answer", text)
+        return text
+
+    def grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: str) -> bool:
+        return answer == WORD
+
+    suite = hw.Suite(name="secrets", instances=lambda: [hw.Instance(id="one")], grade=grade)
+    monkeypatch.setenv("OPENAI_API_KEY", UPSTREAM)
+    async with serve_raw(answer) as url:
+        summary = await hw.arun(
+            suite, solve, out=tmp_path / "run", model="scripted-upstream", base_url=url, workers=0, retries=0
+        )
+    export_all(tmp_path / "run", tmp_path / "exports", capfd)
+
+    assert summary.attempts == 1 and heard[0] == f"Bearer {UPSTREAM}"
+    assert found(WORD, tmp_path / "run") and found(
+        WORD, tmp_path / "exports"
+    )  # the search finds what is there
+    for secret in (UPSTREAM, *keys):
+        assert found(secret, tmp_path / "run") == []
+        assert found(secret, tmp_path / "exports") == []

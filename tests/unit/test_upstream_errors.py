@@ -1,0 +1,75 @@
+"""What the errors of each provider mean: the run's failure, an invalid request, or overload that passes."""
+
+import json
+
+import pytest
+
+from holdwater.core.records import Where
+from holdwater.gateway.upstreams.breaker import Breaker
+from holdwater.gateway.upstreams.retry import asked_for, failure_of
+
+
+def openai(kind, code=None):
+    return {"error": {"message": "reason", "type": kind, "code": code}}
+
+
+def anthropic(kind, message="reason"):
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def google(code, status, *details):
+    return {"error": {"code": code, "message": "reason", "status": status, "details": list(details)}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "where", "kind", "again"),
+    [
+        (429, openai("insufficient_quota", "insufficient_quota"), Where.RUN, "quota", False),
+        (402, openai("x"), Where.RUN, "quota", False),
+        (
+            400,
+            anthropic("invalid_request_error", "Your credit balance is too low"),
+            Where.RUN,
+            "quota",
+            False,
+        ),
+        (400, google(400, "INVALID_ARGUMENT", {"reason": "API_KEY_INVALID"}), Where.RUN, "key", False),
+        (404, google(404, "NOT_FOUND"), Where.RUN, "model", False),
+        (429, openai("tokens", "rate_limit_exceeded"), Where.MODEL, "429", True),
+        (429, [google(429, "RESOURCE_EXHAUSTED")], Where.MODEL, "429", True),
+        (529, anthropic("overloaded_error"), Where.MODEL, "5xx", True),
+        (503, google(503, "UNAVAILABLE"), Where.MODEL, "5xx", True),
+        (408, openai("timeout"), Where.MODEL, "5xx", True),
+        (400, google(400, "INVALID_ARGUMENT"), Where.MODEL, "invalid", False),
+        (400, anthropic("invalid_request_error"), Where.MODEL, "invalid", False),
+        (413, anthropic("request_too_large"), Where.MODEL, "invalid", False),
+        (500, openai("invalid_request_error", "context_length_exceeded"), Where.MODEL, "invalid", False),
+    ],
+)
+def test_an_error_says_whose_failure_it_is(status, body, where, kind, again):
+    failure = failure_of(status, {}, json.dumps(body).encode())
+    assert (failure.where, failure.kind, failure.again) == (where, kind, again)
+
+
+def test_the_delay_that_google_asks_for_is_heard_unless_a_header_says_otherwise():
+    body = json.dumps(google(429, "RESOURCE_EXHAUSTED", {"retryDelay": "34.5s"})).encode()
+    assert asked_for({}, body) == 34.5
+    assert failure_of(429, {}, body).after == 34.5
+    assert asked_for({"Retry-After": "2"}, body) == 2.0
+    assert asked_for({}, json.dumps(google(429, "X", {"retryDelay": "soon"}, "odd")).encode()) is None
+
+
+def test_the_breaker_opens_when_several_attempts_fail_for_a_while_and_nobody_succeeds():
+    breaker = Breaker(attempts=3, seconds=30)
+    assert not any(
+        breaker.failed(attempt=1, now=float(now)) for now in range(100)
+    )  # one attempt's own affair
+    breaker.succeeded()
+    assert [breaker.failed(attempt, now) for attempt, now in ((1, 0.0), (2, 1.0), (3, 29.0), (1, 30.0))] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    breaker.succeeded()
+    assert not breaker.failed(4, 31.0)
