@@ -23,5 +23,8 @@ def test_decoders_are_made_at_import(path: Path) -> None:
 
 
 def by_type(call: ast.Call) -> bool:
-    decodes = ast.unparse(call.func) in ("msgspec.json.decode", "msgspec.msgpack.decode", "msgspec.convert")
-    return decodes and (len(call.args) > 1 or any(keyword.arg == "type" for keyword in call.keywords))
+    """Whether it decodes to a record; a `dict[...]` or `list[...]` has nothing that is made known."""
+    if ast.unparse(call.func) not in ("msgspec.json.decode", "msgspec.msgpack.decode", "msgspec.convert"):
+        return False
+    kinds = [*call.args[1:], *(keyword.value for keyword in call.keywords if keyword.arg == "type")]
+    return any(not isinstance(kind, ast.Subscript) for kind in kinds)
