@@ -16,7 +16,7 @@ import holdwater as hw
 from holdwater import api
 from holdwater.core.records import Summary
 from holdwater.ledger.reader import AttemptRow, EventRow, OutcomeRow, Reader
-from holdwater.run.duty import Duty
+from holdwater.rollout.duty import Duty
 from holdwater.testing.faults import Fault
 from holdwater.testing.leaks import living
 

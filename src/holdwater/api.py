@@ -29,7 +29,7 @@ from .ledger.directory import RunDirectory
 from .ledger.export import export as export_run
 from .ledger.reader import Reader
 from .ledger.trajectory import Tree, Turn, find_attempt, talked, turns
-from .rollout.wire import Upstream
+from .rollout.wire import Provider, Upstream
 from .run.config import (
     POLICY,
     SCRIPTED,
@@ -271,7 +271,7 @@ async def _upstream(config: RunConfig, policy: Policy | None = None) -> AsyncIte
     from .testing.scripted import serve
 
     async with serve(reply) as url:
-        yield Upstream(url=url)
+        yield Upstream(everywhere=Provider(url=url))
 
 
 def complete(work: Coroutine[Any, Any, T]) -> T:

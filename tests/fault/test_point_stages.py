@@ -30,7 +30,7 @@ from tests.scene import Scene
 
 import holdwater as hw
 from holdwater.core.records import Where
-from holdwater.run.duty import Duty
+from holdwater.rollout.duty import Duty
 from holdwater.testing.faults import Fault, Injected, Manner
 from holdwater.testing.leaks import no_leaks
 from holdwater.testing.scripted import Reply, serve

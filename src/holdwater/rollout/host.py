@@ -29,7 +29,7 @@ from ..gateway.rate import Rate
 from ..gateway.server import Gateway
 from ..gateway.terms import Terms
 from ..gateway.upstreams import Upstream as GatewayUpstream
-from ..gateway.upstreams.http import HttpUpstream
+from ..gateway.upstreams.http import Address, HttpUpstream
 from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
@@ -118,7 +118,15 @@ class Host:
             return
         given = self._welcome.upstream
         assert given is not None
-        async with HttpUpstream(given.url, given.key, stall=self._welcome.config.stall) as upstream:
+        stall = self._welcome.config.stall
+        one = given.everywhere
+        if one is not None:
+            http = HttpUpstream(one.url, one.key, stall=stall)
+        else:
+            http = HttpUpstream(
+                {d: Address(p.url, p.key, p.bearer) for d, p in given.spoken.items()}, stall=stall
+            )
+        async with http as upstream:
             yield upstream
 
     def _left(self, what: str) -> None:

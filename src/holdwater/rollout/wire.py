@@ -23,11 +23,19 @@ class Message(Record, frozen=True, tag=True):
     """One thing said."""
 
 
-class Upstream(Record, frozen=True):
-    """Where model calls go. The key is in no file and in no sandbox."""
+class Provider(Record, frozen=True):
+    """A server of models. The key is in no file and in no sandbox."""
 
     url: str
     key: str | None = None
+    bearer: bool = False  # its key goes into `Authorization`, whatever the dialect's own header is
+
+
+class Upstream(Record, frozen=True):
+    """Where model calls go: one server for every dialect, or one for each that is spoken."""
+
+    everywhere: Provider | None = None
+    spoken: dict[str, Provider] = msgspec.field(default_factory=dict)
 
 
 class Welcome(Message, frozen=True):

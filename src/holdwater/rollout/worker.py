@@ -13,15 +13,30 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import psutil
 import uvloop
 
 from ..core.errors import HoldwaterError
+from .duty import Duty
 from .host import Host
 from .logs import routed
-from .wire import Beat, Cancel, Inbox, Job, Leave, Ready, Said, ToConductor, ToWorker, Unfit, Welcome, frame
+from .wire import (
+    Beat,
+    Cancel,
+    Inbox,
+    Job,
+    Leave,
+    Noted,
+    Ready,
+    Said,
+    ToConductor,
+    ToWorker,
+    Unfit,
+    Welcome,
+    frame,
+)
 
 BEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -63,7 +78,10 @@ async def _serve(connection: socket.socket) -> None:
         gc.freeze()
         async with host.opened(), asyncio.TaskGroup() as group:
             emit(Ready())
-            beats = group.create_task(_beat(host, emit))
+            beat = Duty("beat", BEAT_SECONDS, _beater(host, emit))
+            beats = group.create_task(
+                beat.perform(lambda kind, message: emit(Noted(kind=kind, message=message)))
+            )
             async for message in messages:
                 match message:
                     case Job():
@@ -77,14 +95,19 @@ async def _serve(connection: socket.socket) -> None:
             beats.cancel()
 
 
-async def _beat(host: Host, emit: Callable[[ToConductor], None]) -> None:
-    """Say each second what is alive here, and how late the loop was."""
+def _beater(host: Host, emit: Callable[[ToConductor], None]) -> Callable[[], Awaitable[None]]:
+    """Says what is alive here, and how late the loop was."""
     loop = asyncio.get_running_loop()
     process = psutil.Process()
-    while True:
+    due = loop.time() + BEAT_SECONDS
+
+    async def beat() -> None:
+        nonlocal due
+        lag = max(0.0, loop.time() - due)
         due = loop.time() + BEAT_SECONDS
-        await asyncio.sleep(BEAT_SECONDS)
-        emit(Beat(rss=process.memory_info().rss, lag=max(0.0, loop.time() - due), living=host.living()))
+        emit(Beat(rss=process.memory_info().rss, lag=lag, living=host.living()))
+
+    return beat
 
 
 def _die_with(conductor: int) -> None:

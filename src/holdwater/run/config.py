@@ -21,12 +21,14 @@ from ..core.errors import BadInput
 from ..core.records import GiB, Limits, MiB, Record
 from ..gateway.prices import price_of
 from ..rollout.host import unpriced
-from ..rollout.wire import Upstream
+from ..rollout.wire import Provider, Upstream
 from ..version import __version__
 
 SCRIPTED = "scripted"
 POLICY = "policy:"  # the base URL of a run whose model is a function
 OPENAI_URL = "https://api.openai.com/v1"
+ANTHROPIC_URL = "https://api.anthropic.com"
+GEMINI_URL = "https://generativelanguage.googleapis.com"
 PROVIDER_KEYS = {
     "OPENAI_API_KEY",
     "ANTHROPIC_API_KEY",
@@ -40,38 +42,57 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Environment(Record, frozen=True):
     """What holdwater takes from its environment."""
 
-    api_key: str | None = None
-    base_url: str | None = None
+    openai: Provider | None = None
+    anthropic: Provider | None = None
+    gemini: Provider | None = None
     path: str = DEFAULT_PATH
     no_color: bool = False
-    inherited: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  # what workers are started with: everything but provider keys
+    # What workers are started with: everything but provider keys.
+    inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def environment() -> Environment:
+    env = os.environ
+    token = env.get("ANTHROPIC_AUTH_TOKEN")
+    google = env.get("GEMINI_API_KEY") or env.get("GOOGLE_API_KEY")
     return Environment(
-        api_key=os.environ.get("OPENAI_API_KEY") or None,
-        base_url=os.environ.get("OPENAI_BASE_URL") or None,
-        path=os.environ.get("PATH") or DEFAULT_PATH,
-        no_color=bool(os.environ.get("NO_COLOR")),
-        inherited={name: value for name, value in os.environ.items() if name not in PROVIDER_KEYS},
+        openai=_provider(env.get("OPENAI_BASE_URL"), env.get("OPENAI_API_KEY"), OPENAI_URL),
+        anthropic=_provider(
+            env.get("ANTHROPIC_BASE_URL"), token or env.get("ANTHROPIC_API_KEY"), ANTHROPIC_URL, bool(token)
+        ),
+        gemini=_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
+        path=env.get("PATH") or DEFAULT_PATH,
+        no_color=bool(env.get("NO_COLOR")),
+        inherited={name: value for name, value in env.items() if name not in PROVIDER_KEYS},
     )
 
 
 def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
-    """Where the run's model calls go; None for a run without a model."""
+    """Where the run's model calls go; None for a run without a model.
+
+    An explicit base URL is asked in every dialect; otherwise each dialect goes to its provider.
+    """
     if config.model is None:
         return None
     if config.base_url == POLICY:
         raise BadInput("the run's model is a Python function", "give it again: `hw.resume(path, policy=...)`")
-    url = config.base_url or env.base_url
-    if url is None and env.api_key is None:
+    if config.base_url is not None:
+        key = env.openai.key if env.openai else None
+        return Upstream(everywhere=Provider(url=config.base_url.rstrip("/"), key=key))
+    providers = {"chat": env.openai, "responses": env.openai, "messages": env.anthropic, "gemini": env.gemini}
+    spoken = {dialect: provider for dialect, provider in providers.items() if provider is not None}
+    if not spoken:
         raise BadInput(
             f"model `{config.model}` has no upstream",
             "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
         )
-    return Upstream(url=(url or OPENAI_URL).rstrip("/"), key=env.api_key)
+    return Upstream(spoken=spoken)
+
+
+def _provider(url: str | None, key: str | None, default: str, bearer: bool = False) -> Provider | None:
+    if not url and not key:
+        return None
+    return Provider(url=(url or default).rstrip("/"), key=key or None, bearer=bearer)
 
 
 def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str, Any]) -> RunConfig:
@@ -87,7 +108,10 @@ def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str,
         said["model"] = suggested.model
     prices = said.pop("prices", {})
     if said.get("model") is not None:
-        said["price"] = price_of(said["model"], prices, said.get("base_url") or environment().base_url)
+        openai = environment().openai
+        said["price"] = price_of(
+            said["model"], prices, said.get("base_url") or (openai.url if openai else None)
+        )
     config = RunConfig(
         id=secrets.token_hex(8),
         suite=named[0],

@@ -29,13 +29,13 @@ from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
+from ..rollout.duty import Duty
 from ..rollout.host import FULL, socket_prefix
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .config import Environment
-from .duty import Duty
 from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Fleet
 from .inline import InlineFleet

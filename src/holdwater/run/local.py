@@ -14,8 +14,8 @@ from types import TracebackType
 
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
+from ..rollout.duty import Duty
 from ..rollout.wire import Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Unfit, Welcome
-from .duty import Duty
 from .fleet import Census, Emit
 from .process import WorkerProcess
 

@@ -33,9 +33,9 @@ from ..core.plan import (
 from ..core.policy import Policy, Result
 from ..core.records import Ask, Attempt, Verdict, Where
 from ..ledger.ledger import Ledger
+from ..rollout.duty import Duty
 from ..rollout.scope import CANCEL_SECONDS
 from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
-from .duty import Duty
 from .feed import Feed
 from .fleet import Fleet, News
 from .observers import Observers

@@ -25,6 +25,7 @@ from .gate import Gate
 from .retry import AGAIN, LONGEST_WAIT, RATE_LIMITED, delay, failure_of
 
 CONNECT = 30.0  # seconds for a connection
+SHORTEST_SECRET = 8  # characters: a shorter key protects nothing, and stands in texts by chance
 LARGEST_ERROR = 1 * MiB
 LONGEST_HEADER = 64 * 1024
 ERROR_SECONDS = 10.0  # for the body of an error
@@ -91,7 +92,8 @@ class HttpUpstream:
         self.dialects = frozenset(addresses)
         self._bases = {dialect: address.base(dialect) for dialect, address in addresses.items()}
         self._keys = {dialect: address.headers(dialect) for dialect, address in addresses.items()}
-        self._secrets = {address.key for address in addresses.values() if address.key}
+        keys = (address.key for address in addresses.values())
+        self._secrets = {key for key in keys if key and len(key) >= SHORTEST_SECRET}
         self._retries = retries
         self._stall = stall
         self._gate = Gate()

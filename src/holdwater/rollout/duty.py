@@ -1,4 +1,4 @@
-"""Periodic duties: a failure is noted and the duty goes on; it cancels nobody."""
+"""Periodic duties of a conductor or a worker: a failure is noted and the duty goes on; it cancels nobody."""
 
 from __future__ import annotations
 
