@@ -59,7 +59,7 @@ def main() -> None:
         for number in chosen:
             rows += ROWS[number](directory, sizes)
         if options.peers:
-            rows += peers.measured(directory, sizes.images, chosen)
+            rows += peers.measured(directory, sizes.talks, sizes.images, chosen)
     table.show(rows, json=options.json)
 
 

@@ -27,8 +27,8 @@ NOT_RUN = {
 }
 
 
-def measured(directory: Path, images: int, rows: Sequence[str]) -> list[Row]:
-    """Figures of peers for the rows that were chosen."""
+def measured(directory: Path, talks: int, images: int, rows: Sequence[str]) -> list[Row]:
+    """Figures of peers for the rows that were chosen; at most `TALKS` of the talks."""
     found = [Row("not run", why, who=who) for who, why in NOT_RUN.items()]
     try:
         python = _environment("inspect-ai", ("inspect-ai", "openai"))
@@ -36,7 +36,7 @@ def measured(directory: Path, images: int, rows: Sequence[str]) -> list[Row]:
         return [Row("not run", f"cannot be installed: {error}", who="Inspect AI"), *found]
     mine: list[Row] = []
     if "1" in rows:
-        mine += _inspect(python, directory, "text", TALKS, work.SAID)
+        mine += _inspect(python, directory, "text", min(talks, TALKS), work.SAID)
     if "2" in rows:
         mine += _inspect(python, directory, "images", images, 150_000)
     return [*mine, *found]

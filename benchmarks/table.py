@@ -33,7 +33,9 @@ class Document(msgspec.Struct, frozen=True):
 def options(about: str) -> argparse.Namespace:
     """The flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("-q", "--quick", action="store_true", help="a tenth of the work or less, under a minute")
+    parser.add_argument(
+        "-q", "--quick", action="store_true", help="a tenth of the work or less, under a minute"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--peers", action="store_true", help="the same work on peers that PyPI has")
     parser.add_argument("--rows", help="only these, for example `1,4`")

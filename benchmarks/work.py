@@ -22,10 +22,6 @@ def instances() -> Iterator[hw.Instance]:
     return (hw.Instance(id=f"talk-{number}", instruction="Talk.") for number in range(MOST))
 
 
-def grade(instance: hw.Instance, sandbox: object, answer: object) -> bool:
-    return True
-
-
 async def agree(instance: hw.Instance, sandbox: object, answer: object) -> bool:
     return True
 
@@ -41,7 +37,3 @@ async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
 
 
 suite = hw.Suite(name="talk", instances=instances, grade=agree)
-"""Grades at once, on the worker's loop."""
-
-threaded = hw.Suite(name="talk-threaded", instances=instances, grade=grade)
-"""The same with a plain `def` that gets a thread of its own."""

@@ -120,7 +120,7 @@ def _execute(path: Path, name: str) -> ModuleType:
     try:
         with _first_on_path(path.parent):
             spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # boundary: given back, then raised again
         del sys.modules[name]
         raise
     return module

@@ -38,7 +38,7 @@ async def read_body(request: web.BaseRequest, admission: Admission, cap: int) ->
         if request.headers.get("Expect", "").lower() == "100-continue":
             await _ask_for_body(request)
         return await (reader.unknown(encoding) if length is None else reader.known(length)), admitted
-    except BaseException:
+    except BaseException:  # boundary: given back, then raised again
         admitted.release()
         raise
 

@@ -154,7 +154,7 @@ class Relay:
             if asked.changes:
                 body.replace(joined(form.key, head, reading.span))
             delta = await session.delta(form, reading, recorded)
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
         return Prepared(_call(request, session, asked, route, body), delta, asked)

@@ -174,7 +174,7 @@ def _unix(path: Path) -> sockets.socket:
     try:
         listener.bind(os.fspath(path))
         path.chmod(0o600)
-    except BaseException:
+    except BaseException:  # boundary: given back, then raised again
         listener.close()
         raise
     return listener

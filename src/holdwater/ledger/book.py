@@ -63,7 +63,7 @@ class Book:
                 or 0
             )
             self._gauges = self.connection.execute("SELECT count(*) FROM timeline").fetchone()[0]
-        except BaseException as e:
+        except BaseException as e:  # boundary: given back, then raised again
             self.connection.close()
             if isinstance(e, sqlite3.Error):
                 raise failed(self.path, e) from e

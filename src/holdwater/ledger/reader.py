@@ -301,7 +301,7 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as e:
         connection.close()
         raise failed(path, e) from e
-    except BaseException:
+    except BaseException:  # boundary: given back, then raised again
         connection.close()
         raise
 

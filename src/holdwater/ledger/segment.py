@@ -52,7 +52,7 @@ class Segment:
             whole = _whole(path) if size else 0
             if whole < size:
                 os.ftruncate(fd, whole)
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             os.close(fd)
             raise
         return cls(path, fd, whole)

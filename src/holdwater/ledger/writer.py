@@ -46,7 +46,7 @@ class Writer:
         self._thread.start()
         try:
             await self._opened
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             await self.stop()
             raise
 

@@ -89,6 +89,12 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
     return Upstream(spoken=spoken)
 
 
+def _elsewhere() -> str | None:
+    """The base URL that the environment names, if that is not the makers' own: prices there are others."""
+    openai = environment().openai
+    return openai.url if openai is not None and openai.url != OPENAI_URL else None
+
+
 def _provider(url: str | None, key: str | None, default: str, bearer: bool = False) -> Provider | None:
     if not url and not key:
         return None
@@ -108,10 +114,7 @@ def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str,
         said["model"] = suggested.model
     prices = said.pop("prices", {})
     if said.get("model") is not None:
-        openai = environment().openai
-        said["price"] = price_of(
-            said["model"], prices, said.get("base_url") or (openai.url if openai else None)
-        )
+        said["price"] = price_of(said["model"], prices, said.get("base_url") or _elsewhere())
     config = RunConfig(
         id=secrets.token_hex(8),
         suite=named[0],

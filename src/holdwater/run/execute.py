@@ -190,10 +190,8 @@ def _gauger(
             )
         )
         if reading.disk_free < FULL:
-            raise RunStopped(
-                f"the run directory's disk is full: {reading.disk_free} bytes are free",
-                "make space, then `holdwater resume`",
-            )
+            full = f"the run directory's disk is full: {reading.disk_free} bytes are free"
+            scheduler.stop(RunStopped(full, "make space, then `holdwater resume`"))
 
     return gauge
 

@@ -229,15 +229,20 @@ class Scheduler:
         phases = limits.setup + limits.acting + config.salvaging + limits.grading
         return phases + closes + config.patience
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that is done before the run ends."""
-        self._group.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Something that is done before the run ends; an end by an error leaves it to the journals."""
+        try:
+            return self._group.create_task(work)
+        except RuntimeError:  # the group is on its way out
+            work.close()
+            return None
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that the end of the run cuts short."""
-        task = self._group.create_task(work)
-        self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
+        task = self._spawn(work)
+        if task is not None:
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
 
 
 def interruption() -> Interrupted:

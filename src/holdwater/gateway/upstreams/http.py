@@ -167,10 +167,10 @@ class HttpUpstream:
             response = await self._post(call)
             try:
                 body = self.scrubbed(await _read_error(response)) if response.status >= 300 else None
-            except BaseException:
+            except BaseException:  # boundary: given back, then raised again
                 response.close()
                 raise
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             self._gate.leave()
             raise
         if response.status in RATE_LIMITED:
