@@ -17,6 +17,7 @@ proof:
 	@scripts/test-needs
 	@$(bin)/pytest -m proof
 	@$(bin)/python benchmarks/flat_memory.py
+	@$(bin)/python benchmarks/throughput.py
 
 lint:
 	@scripts/setup dev
