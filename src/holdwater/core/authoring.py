@@ -40,8 +40,14 @@ class Sandbox(Protocol):
         """Create or replace a file, and the directories above it."""
 
 
-class Keeper(Protocol):
+class KeptSandbox(Sandbox, Protocol):
     """What rollout needs of a sandbox beside what agents see: to fill it, keep its work and put it back."""
+
+    leftovers: list[str]  # what closing it could not clean
+
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes that it used at once; 0 where that is not known."""
 
     async def furnish(self, directory: Path) -> None:
         """Copy a directory of this machine into the working directory."""
@@ -150,5 +156,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 class Sandboxes(Protocol):
     """Opens sandboxes of one kind."""
 
-    def open(self, attempt: int, limits: Limits, gateway: Path | None) -> Any:
-        """An async context manager of a sandbox for this attempt; made lazily."""
+    def open(
+        self, attempt: int, limits: Limits, gateway: Path | None
+    ) -> AbstractAsyncContextManager[KeptSandbox]:
+        """A sandbox for this attempt; nothing is made before it is used."""

@@ -172,11 +172,6 @@ class Plan:
             twin.handle(event, at)
         return twin
 
-    def dump(self) -> bytes:
-        """The checkpoint and the log since, for a person who asks why something waits."""
-        state = msgspec.msgpack.decode(self._checkpoint)
-        return msgspec.json.encode({"checkpoint": state, "events": list(self._log)})
-
     @property
     def running(self) -> int:
         return len(self._state.running)

@@ -52,9 +52,6 @@ class Blobs:
             raise LedgerCorrupt(f"a blob is not what was written: `{path}`")
         return content
 
-    def has(self, name: str) -> bool:
-        return is_hash(name) and self._find(name) is not None
-
     def sync(self, name: str) -> None:
         """Make a blob survive power loss, whoever wrote it."""
         path = self._find(name)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Sandboxes, Session, Suite
+from ..core.authoring import Agent, Enclose, ExchangeLog, KeptSandbox, Model, Sandboxes, Session, Suite
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -191,7 +191,7 @@ async def live(life: Life, place: Place) -> Verdict:
                 work.end()
                 full = place.full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
-        for left in getattr(work.sandbox, "leftovers", ()):
+        for left in work.sandbox.leftovers if work.sandbox else ():
             life.note("sandbox.leftover", left)
         if log.count:
             await life.calls.call(log.sync)
@@ -212,14 +212,19 @@ class _Work:
         self.paths = paths
         self.log = log
         self.session: Session | None = None
-        self.sandbox: Any = None
+        self.sandbox: KeptSandbox | None = None
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
 
     @property
     def peak(self) -> int:
-        return int(getattr(self.sandbox, "peak_memory", 0) or 0)
+        return self.sandbox.peak_memory if self.sandbox else 0
+
+    @property
+    def opened(self) -> KeptSandbox:
+        assert self.sandbox is not None, "used before set-up"
+        return self.sandbox
 
     async def set_up(self) -> None:
         life, place = self.life, self.place
@@ -230,16 +235,16 @@ class _Work:
         self.session = life.session = await life.scope.open(
             "gateway session", place.enclose("session", session)
         )
-        self.view = SandboxView(self.sandbox, self.paths.output)
+        self.view = SandboxView(self.opened, self.paths.output)
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)
-        await self.sandbox.mark()
+        await self.opened.mark()
         life.ready = True
 
     async def _furnish(self, instance: Instance, sandbox: SandboxView) -> None:
         """Put into the sandbox what the instance comes with."""
         if instance.directory is not None:
-            await self.sandbox.furnish(Path(instance.directory))
+            await self.opened.furnish(Path(instance.directory))
         for path, content in instance.files.items():
             await sandbox.write(path, content)
         if instance.setup is not None:
@@ -266,7 +271,7 @@ class _Work:
             self.life.answer = answer
             return
         if (source := self.paths.salvage(earlier)).exists():
-            await self.sandbox.restore(source)
+            await self.opened.restore(source)
         if self.life.job.answer is not None:
             self.life.answer = msgspec.json.decode(self.life.job.answer)
 
@@ -274,7 +279,7 @@ class _Work:
         """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
         self.end()
         self.dismissed = [view for view in (self.view, self.model) if view is not None]
-        self.view = SandboxView(self.sandbox, self.paths.output)
+        self.view = SandboxView(self.opened, self.paths.output)
 
     async def keep(self) -> None:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
@@ -282,7 +287,7 @@ class _Work:
         async def salvage() -> None:
             for view in self.dismissed:
                 await view.quiet()
-            self.life.salvage = await self.sandbox.salvage(self.paths.salvage(self.life.job.attempt.id))
+            self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:

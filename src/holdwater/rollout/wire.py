@@ -149,6 +149,8 @@ class Inbox(Generic[T]):
         while True:
             try:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                if length > LARGEST_FRAME:
+                    return  # not one of ours: whoever says that has lost its mind
                 yield self._decoder.decode(await reader.readexactly(length))
             except (asyncio.IncompleteReadError, ConnectionError):
                 return

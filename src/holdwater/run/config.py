@@ -46,7 +46,6 @@ class Environment(Record, frozen=True):
     anthropic: Provider | None = None
     gemini: Provider | None = None
     path: str = DEFAULT_PATH
-    no_color: bool = False
     # What workers are started with: everything but provider keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -62,7 +61,6 @@ def environment() -> Environment:
         ),
         gemini=_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
         path=env.get("PATH") or DEFAULT_PATH,
-        no_color=bool(env.get("NO_COLOR")),
         inherited={name: value for name, value in env.items() if name not in PROVIDER_KEYS},
     )
 

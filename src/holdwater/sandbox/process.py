@@ -84,7 +84,7 @@ class ProcessSandboxes:
 
 
 class ProcessSandbox:
-    """Where one attempt acts: a `core.authoring.Sandbox` and `Keeper`."""
+    """Where one attempt acts: a `core.authoring.KeptSandbox`."""
 
     def __init__(
         self, sandboxes: ProcessSandboxes, attempt: int, limits: Limits, gateway: Path | None
