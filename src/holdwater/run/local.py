@@ -214,7 +214,7 @@ class LocalFleet:
                 worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
             elif worker.draining or not worker.ready:
                 continue
-            elif worker.rss > self._config.worker_memory:
+            elif worker.rss > self._config.worker_memory and worker.hosted:  # else it would never host any
                 self._retire(worker, f"uses {worker.rss >> 20} MiB")
             elif worker.hosted >= self._config.recycle_after:
                 self._retire(worker, f"hosted {worker.hosted} attempts")
