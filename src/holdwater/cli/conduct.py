@@ -35,6 +35,8 @@ def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: b
     finally:
         for display in displays:
             display.stop()
+            if display.failed:
+                console.say(f"note: the live display ended early: {display.failed}")
     _close(summary, console, json=json, quiet=quiet)
     console.flush()
     return _leave(summary.exit_status or 0)

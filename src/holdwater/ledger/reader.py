@@ -232,8 +232,8 @@ class Reader:
         return row[0], row[1]
 
     def _since_seen(self) -> float:
-        seen: float = self.rows("SELECT max(seen) FROM conductor")[0][0]
-        return max(0.0, time.time() - seen)
+        seen: float | None = self.rows("SELECT max(seen) FROM conductor")[0][0]
+        return 0.0 if seen is None else max(0.0, time.time() - seen)  # None: created, not conducted yet
 
     def _outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
         name, id_, sample, kind, score, place, closed, attempt, attempts = row

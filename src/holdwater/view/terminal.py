@@ -26,6 +26,7 @@ from .figures import cost, count, duration, line, size, spec, tally, tokens
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
 SHARE = 0.05  # of the time the display may spend on reading: a large ledger is read less often
+MOST_FAILURES = 5  # readings that fail one after another end the display
 WINDOW = 300.0  # seconds that the rate is taken over
 
 
@@ -114,9 +115,16 @@ class Display:
         reader = self._reader_factory()
         try:
             pause = 0.0 if self._terminal else self._every
+            failures = 0
             while not self._stopped.wait(pause):
                 before = self._clock()
-                self._show(reader.summary())
+                try:
+                    self._show(reader.summary())
+                    failures = 0
+                except Exception:  # boundary: one bad reading does not end a display of hours
+                    failures += 1
+                    if failures == MOST_FAILURES:
+                        raise
                 pause = max(self._every, (self._clock() - before) / SHARE)
         finally:
             reader.close()
