@@ -202,3 +202,20 @@ def test_the_doctor_says_what_is_weaker_without_it():
     assert "not installed" in without[0].value and "install" in without[0].note
     assert "`none` is refused" in without[1].note
     assert "memory limit holds for each process" in without[2].note
+
+
+async def test_a_project_below_tmp_can_be_read_and_its_run_directory_cannot(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    run = project / "runs" / "one"
+    (run / "scratch").mkdir(parents=True)
+    (project / "agent.py").write_text("print('found')")
+    (run / "ledger.db").write_text("truth")
+    sandboxes = ProcessSandboxes(run / "scratch", "run", Network.NONE, hide=(run,), show=(project,))
+
+    async with sandboxes.open(1, Limits(), None) as sandbox:
+        found = await sandbox.run(["python3", str(project / "agent.py")])
+        written = await sandbox.run(f"echo > {project}/new")
+        truth = await sandbox.run(["cat", str(run / "ledger.db")])
+
+    assert found.stdout == "found\n"
+    assert not written.ok and not truth.ok

@@ -82,6 +82,7 @@ class Host:
             network=config.network,
             hide=(self._directory.path,),
             path=welcome.path,
+            show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
         )
 
     @asynccontextmanager

@@ -28,15 +28,19 @@ class View(Record, frozen=True):
     home: str
     tmp: str
     hide: tuple[str, ...] = ()
+    show: tuple[str, ...] = ()  # read-only, also where the host is replaced
     shares_network: bool = False
     gateway: str | None = None
 
 
 def confine(bwrap: str, view: View, status: int, argv: Sequence[str]) -> list[str]:
     """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
-    masks = [path for path in view.hide if not _replaced(path)]
+    shown = [path for path in view.show if _replaced(path) and path not in REPLACED]
+    masks = [path for path in view.hide if not _replaced(path) or _below(path, shown)]
     arguments = [bwrap, *base(view.shares_network), "--json-status-fd", str(status)]
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
+    for path in shown:
+        arguments += ["--ro-bind", path, path]
     for path in masks:
         arguments += _mask(path)
     arguments += ["--bind", view.work, view.work, "--bind", view.home, view.home]
@@ -81,4 +85,8 @@ def _mask(path: str) -> list[str]:
 
 
 def _replaced(path: str) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in REPLACED)
+    return _below(path, REPLACED)
+
+
+def _below(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)

@@ -48,6 +48,7 @@ class ProcessSandboxes:
         hide: tuple[Path, ...] = (),
         machine: Machine | None = None,
         path: str = SYSTEM_PATH,
+        show: tuple[Path, ...] = (),
     ) -> None:
         self.machine = machine or probe()
         if network is Network.NONE and not self.machine.bwrap:
@@ -61,6 +62,7 @@ class ProcessSandboxes:
         self.path = path
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
         self._hide = hide
+        self.show = tuple(os.path.realpath(path) for path in show)
 
     def open(self, attempt: int, limits: Limits, gateway: Path | None) -> ProcessSandbox:
         """A sandbox for this attempt; nothing is made before it is used."""
@@ -257,6 +259,7 @@ class ProcessSandbox:
             home=str(self._directory / "home"),
             tmp=str(self._directory / "tmp"),
             hide=self._sandboxes.hidden,
+            show=self._sandboxes.show,
             shares_network=self._sandboxes.network is Network.HOST,
             gateway=str(self._gateway) if self._gateway else None,
         )
