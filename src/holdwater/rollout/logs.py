@@ -123,6 +123,9 @@ class _Stream(io.TextIOBase):
         if _sink.get() is None and self._original is not None:
             self._original.flush()
 
+    def close(self) -> None:
+        """What is below is not ours to close; the garbage collector asks for it, too."""
+
     def writable(self) -> bool:
         return True
 
@@ -151,6 +154,9 @@ class _Bytes(io.RawIOBase):
 
     def flush(self) -> None:
         self._stream.flush()
+
+    def close(self) -> None:
+        """As its stream: nothing here is ours to close."""
 
     def writable(self) -> bool:
         return True
