@@ -102,10 +102,14 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
             timeout=BUSY,
             check_same_thread=False,
         )
+    except sqlite3.Error as e:
+        raise failed(path, e) from e
+    try:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
     except sqlite3.Error as e:
+        connection.close()
         raise failed(path, e) from e
     return connection
 
