@@ -174,7 +174,7 @@ Console().data([Gauge(at=1.0)])
 
 
 FRAME = """
-import os, pty, sys
+import os, pty, select
 screen, terminal = pty.openpty()
 os.dup2(terminal, 2)
 console = Console.claim()
@@ -184,7 +184,10 @@ console.say("a line")
 console.flush(50)
 console.terminal.draw("")
 console.flush(50)
-console.data(os.read(screen, 65536).decode())
+shown = b""  # a pseudo-terminal hands over in pieces, and later than the write
+while not shown.endswith(b"\\x1b[2A\\r\\x1b[J") and select.select([screen], [], [], 10)[0]:
+    shown += os.read(screen, 65536)
+console.data(shown.decode())
 """
 
 
