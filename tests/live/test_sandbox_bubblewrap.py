@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.config import Network
+from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB
 from holdwater.sandbox.probe import findings, probe
 from holdwater.sandbox.process import ProcessSandboxes
@@ -82,9 +83,91 @@ async def test_other_sandboxes_the_run_and_hidden_places_cannot_be_seen(short):
         mine = await box.run("cat mine")
 
     assert "hunter2" not in result.stdout and "ledger" not in result.stdout
-    assert result.stdout.split() == [f"{run}:", "scratch", f"{run}/scratch:", "1", f"{secret}:"]
-    assert "Read-only file system" in result.stderr
+    assert result.stdout.split() == [f"{run}:", f"{secret}:"]
+    assert "Read-only file system" in result.stderr and f"'{run}/scratch': No such file" in result.stderr
     assert mine.stdout == "x"
+
+
+WHERE = 'printf "%s\\n" "$PWD" "$(pwd -P)" "$HOME" ~; ls -A . ~ /tmp'
+WORK, HOME = "/run/holdwater/work", "/run/holdwater/home"
+
+
+async def test_every_attempt_of_every_run_is_in_the_same_place_and_sees_its_own_files_alone(short):
+    seen = []
+    for run in ("one", "two"):
+        boxes = ProcessSandboxes(short / run, run, Network.GATEWAY, machine=probe())
+        async with boxes.open(1, Limits(), None) as first, boxes.open(2, Limits(), None) as second:
+            await first.run("touch mine ~/mine /tmp/mine")
+            seen += [second.workdir, (await second.run(WHERE)).stdout]
+            environment = (await second.run("env")).stdout
+
+    assert seen == 2 * [WORK, f"{WORK}\n{WORK}\n{HOME}\n{HOME}\n.:\n\n/run/holdwater/home:\n\n/tmp:\n"]
+    assert str(short) not in environment
+
+
+async def test_what_is_written_inside_is_found_from_outside_and_the_other_way_round(short):
+    async with opened(short / "scratch") as box:
+        await box.mark()
+        await box.run(f"echo inside > {WORK}/a; mkdir d")
+        await box.write(f"{WORK}/d/b", "outside")
+        found = await box.run(f"cat d/b {WORK}/d/b")
+        read = [await box.read(path) for path in ("a", f"{WORK}/a", f"{WORK}/d/../a", "../work/a")]
+        kept = await box.salvage(short / "kept.tar.zst")
+
+    assert found.stdout == 2 * "outside"
+    assert read == 4 * [b"inside\n"]
+    assert kept is not None and kept.files == 3
+
+
+@pytest.mark.parametrize("path", [f"{HOME}/x", "/run/holdwater/x", "{host}/x", WORK, f"{WORK}x/x", "loop"])
+async def test_what_is_not_below_the_working_directory_as_seen_from_inside_is_refused(short, path):
+    async with opened(short / "scratch") as box:
+        await box.run("ln -s loop loop")
+        for work in (box.read, lambda path: box.write(path, "x")):
+            with pytest.raises((SandboxFailed, OSError), match=r"not below|Too many levels"):
+                await work(path.format(host=short / "scratch/1/work"))
+
+        assert sorted(file.name for file in (short / "scratch").rglob("*")) == [
+            "1",
+            "home",
+            "loop",
+            "tmp",
+            "work",
+        ]
+
+
+async def test_beside_its_directories_a_sandbox_has_the_way_to_its_gateway_and_writes_nothing_there(short):
+    look = (
+        "ls -A /run /run/holdwater; touch /run/x /run/holdwater/x /run/holdwater/forwarder.py; touch ok ~/ok"
+    )
+
+    seen = []
+    for socket_path in (None, make_socket(short / "gw.sock")):
+        async with opened(short / "scratch", gateway=socket_path) as box:
+            result = await box.run(look)
+        seen.append(result.stdout.split())
+        assert (result.ok, result.stderr.count("touch: ")) == (True, 3)
+
+    plain = ["/run:", "holdwater", "/run/holdwater:"]
+    assert seen == [[*plain, "home", "work"], [*plain, "forwarder.py", "gateway.sock", "home", "work"]]
+
+
+async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other_sandboxes_hidden(short):
+    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe())
+    async with boxes.open(1, Limits(), None) as first, boxes.open(2, Limits(), None) as second:
+        with pytest.raises(FileNotFoundError):
+            await first.read("x")
+        await first.write("mine", "x")
+
+        assert (await second.run(["ls", "-A", str(short / "scratch")])).stdout == ""
+
+
+async def test_a_run_whose_own_files_lie_where_a_sandbox_has_its_own(short):
+    """As in a sandbox within a sandbox: what is shown there must not stand in the way."""
+    show = (Path("/run/holdwater/work"), Path("/run/holdwater"))
+    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe(), show=show)
+    async with boxes.open(1, Limits(), None) as box:
+        assert (await box.run("pwd; touch x")).stdout == f"{WORK}\n"
 
 
 async def test_the_loopback_of_the_host_cannot_be_reached(short):
@@ -208,12 +291,13 @@ async def test_a_project_below_tmp_can_be_read_and_its_run_directory_cannot(tmp_
     project = tmp_path / "project"
     run = project / "runs" / "one"
     (run / "scratch").mkdir(parents=True)
-    (project / "agent.py").write_text("print('found')")
+    (project / "agent.py").write_text("#!/usr/bin/env python3\nprint('found')")
+    (project / "agent.py").chmod(0o755)
     (run / "ledger.db").write_text("truth")
     sandboxes = ProcessSandboxes(run / "scratch", "run", Network.NONE, hide=(run,), show=(project,))
 
     async with sandboxes.open(1, Limits(), None) as sandbox:
-        found = await sandbox.run(["python3", str(project / "agent.py")])
+        found = await sandbox.run([str(project / "agent.py")])
         written = await sandbox.run(f"echo > {project}/new")
         truth = await sandbox.run(["cat", str(run / "ledger.db")])
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -68,6 +67,16 @@ async def test_files_are_written_read_and_shared_with_commands(box):
     assert result.stdout == f"h\u00e9{3 * MiB}\n"
     assert await box.read("deep/b") == b"two\n"
     assert len(await box.read("big")) == 3 * MiB
+
+
+@pytest.mark.parametrize("boxes", ["plain"], indirect=True)
+async def test_without_bubblewrap_its_directories_are_those_of_the_host(boxes, box):
+    seen = await box.run('printf "%s\\n" "$PWD" "$HOME" "$TMPDIR"; echo x > made')
+    host = boxes.scratch / "1"
+
+    assert seen.stdout.split() == [box.workdir, str(host / "home"), str(host / "tmp")]
+    assert box.workdir == str(host / "work")
+    assert await box.read(f"{host}/work/made") == (host / "work/made").read_bytes() == b"x\n"
 
 
 async def test_what_is_in_the_home_and_in_tmp_lasts_from_command_to_command(box):
@@ -143,9 +152,9 @@ async def test_a_background_child_does_not_outlive_its_command_nor_hold_it_up(bo
     assert left() == []
 
 
-async def test_cancelling_kills_the_tree(box):
+async def test_cancelling_kills_the_tree(boxes, box):
     running = asyncio.ensure_future(box.run("sleep 1000 & touch started; sleep 1000"))
-    while not Path(box.workdir, "started").exists():
+    while not (boxes.scratch / "1/work/started").exists():
         await asyncio.sleep(0.01)
 
     running.cancel()
@@ -158,7 +167,7 @@ async def test_cancelling_kills_the_tree(box):
 async def test_closing_ends_what_still_runs(boxes):
     async with asyncio.TaskGroup() as tasks, boxes.open(1, LIMITS, None) as sandbox:
         running = tasks.create_task(outcome(sandbox.run("touch started; sleep 1000")))
-        while not Path(sandbox.workdir, "started").exists():
+        while not (boxes.scratch / "1/work/started").exists():
             await asyncio.sleep(0.01)
     assert isinstance(running.result(), AttemptOver)
     assert left() == [] and sandbox.leftovers == []
@@ -216,12 +225,15 @@ async def test_a_missing_program_is_named(box, program):
     assert raised.value.kind == "missing"
 
 
-async def test_a_program_that_was_written_into_the_sandbox_runs(box):
-    await box.run("printf '#!/bin/sh\\necho mine' > tool; chmod +x tool; cp tool $TMPDIR/tool")
-    tmp = (await box.run("echo $TMPDIR")).stdout.strip()
+@pytest.mark.parametrize("at", ["$PWD", "$HOME", "$TMPDIR", "$HOME/linked"])
+async def test_a_program_that_was_written_into_the_sandbox_runs(box, at):
+    make = "printf '#!/bin/sh\\necho mine' > tool; chmod +x tool; cp tool $TMPDIR; cp tool $HOME"
+    await box.run(f"{make}; mkdir ~/linked; ln -s $PWD/tool ~/linked/tool")
+    place = (await box.run(f"echo {at}")).stdout.strip()
 
     assert (await box.run(["./tool"])).stdout == "mine\n"
-    assert (await box.run([f"{tmp}/tool"])).stdout == "mine\n"
+    assert (await box.run([f"{place}/tool"])).stdout == "mine\n"
+    assert (await box.run(["tool"], env={"PATH": f"/usr/bin:{place}"})).stdout == "mine\n"
 
 
 @pytest.mark.parametrize("line", ["echo \0", "echo \ud800"])
@@ -248,11 +260,11 @@ async def test_paths_and_links_that_lead_out_are_refused(box, tmp_path, path):
 
 
 async def test_links_that_stay_inside_are_followed(box):
-    await box.run("mkdir d; ln -s d link; ln -s d/x file")
+    await box.run("mkdir d; ln -s d link; ln -s d/x file; ln -s $PWD/link/x absolute")
 
     await box.write("link/x", "1")
 
-    assert await box.read("file") == b"1"
+    assert await box.read("file") == await box.read("absolute") == b"1"
 
 
 async def test_a_pipe_is_no_file_and_holds_nobody_up(box):

@@ -1,7 +1,7 @@
 """Files below a directory that someone else may be changing: no path, and no link in it, leads out.
 
-A path is resolved first, and then opened step by step without following links, so that a directory which
-is swapped for a link in between is refused, not followed.
+A path is resolved first (`places.py`), and then opened here step by step without following links, so that a
+directory which is swapped for a link in between is refused, not followed.
 """
 
 from __future__ import annotations
@@ -18,30 +18,24 @@ STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a pipe without a partner must not hold us
 
 
-def resolve(root: str, path: str) -> list[str]:
-    """The steps from `root` to `path`, links followed; SandboxFailed if it lies outside."""
-    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118
-    if "\0" in path or not real.startswith(f"{root}/"):
-        raise SandboxFailed(f"not below the working directory: `{path[:300]}`", kind="path", again=False)
-    return real[len(root) + 1 :].split("/")
-
-
-def size(root: str, path: str) -> int:
-    with open_file(root, resolve(root, path), os.O_RDONLY) as fd:
+def size(root: str, steps: Sequence[str]) -> int:
+    with open_file(root, steps, os.O_RDONLY) as fd:
         return os.fstat(fd).st_size
 
 
-def read(root: str, path: str) -> bytes:
-    with open_file(root, resolve(root, path), os.O_RDONLY) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+def read(root: str, steps: Sequence[str]) -> bytes:
+    with open_file(root, steps, os.O_RDONLY) as fd, os.fdopen(fd, "rb", closefd=False) as file:
         content = file.read(LARGEST_READ + 1)
     if len(content) > LARGEST_READ:
-        raise SandboxFailed(f"larger than {LARGEST_READ} bytes: `{path}`", kind="size", again=False)
+        raise SandboxFailed(
+            f"larger than {LARGEST_READ} bytes: `{'/'.join(steps)}`", kind="size", again=False
+        )
     return content
 
 
-def write(root: str, path: str, content: bytes) -> None:
+def write(root: str, steps: Sequence[str], content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open_file(root, resolve(root, path), flags) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+    with open_file(root, steps, flags) as fd, os.fdopen(fd, "wb", closefd=False) as file:
         file.write(content)
 
 

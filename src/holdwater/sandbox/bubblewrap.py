@@ -15,6 +15,8 @@ from ..core.records import Record
 
 PORT = 4141
 INSIDE = "/run/holdwater"
+WORK = f"{INSIDE}/work"  # the same in every sandbox: agents quote it, and a retry must ask what was asked
+HOME = f"{INSIDE}/home"
 SECRETS = (".ssh", ".aws", ".config/gcloud", ".netrc", ".docker", ".kube", ".gnupg", ".git-credentials")
 REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # have nothing of the host's left to hide
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
@@ -27,30 +29,44 @@ class View(Record, frozen=True):
     work: str
     home: str
     tmp: str
-    hide: tuple[str, ...] = ()
     show: tuple[str, ...] = ()  # read-only, also where the host is replaced
     shares_network: bool = False
     gateway: str | None = None
 
+    @property
+    def shown(self) -> list[str]:
+        """What `show` adds: the rest of the host can be read anyway, and what is ours stays as it is."""
+        return [
+            path
+            for path in self.show
+            if _replaced(path) and path not in REPLACED and not _below(path, [INSIDE])
+        ]
 
-def confine(bwrap: str, view: View, status: int, argv: Sequence[str]) -> list[str]:
+    @property
+    def mounts(self) -> dict[str, str]:
+        """Where inside the directories of this machine are."""
+        private = {"/tmp": self.tmp, "/var/tmp": self.tmp, WORK: self.work, HOME: self.home}
+        return {**private, **{path: path for path in self.shown}}
+
+
+def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Sequence[str]) -> list[str]:
     """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
-    shown = [path for path in view.show if _replaced(path) and path not in REPLACED]
-    masks = [path for path in view.hide if not _replaced(path) or _below(path, shown)]
+    shown = view.shown
+    masks = [path for path in hide if not _replaced(path) or _below(path, shown)]
     arguments = [bwrap, *base(view.shares_network), "--json-status-fd", str(status)]
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
     for path in shown:
         arguments += ["--ro-bind", path, path]
     for path in masks:
         arguments += _mask(path)
-    arguments += ["--bind", view.work, view.work, "--bind", view.home, view.home]
+    arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME]
     if view.gateway:
         arguments += ["--ro-bind", str(FORWARDER), f"{INSIDE}/forwarder.py"]
         arguments += ["--bind", view.gateway, f"{INSIDE}/gateway.sock"]
         argv = [*forwarder(), *argv]
     for path in [*(path for path in masks if Path(path).is_dir()), "/run"]:
         arguments += ["--remount-ro", path]
-    return [*arguments, "--chdir", view.work, "--", *argv]
+    return [*arguments, "--chdir", WORK, "--", *argv]
 
 
 def base(shares_network: bool) -> list[str]:

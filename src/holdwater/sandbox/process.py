@@ -24,6 +24,7 @@ from . import beneath, bubblewrap, changes, marks
 from .capture import Log
 from .cgroup import Cgroup, prefix
 from .command import NOT_ENTERED, Command, Launch, finish_anyway
+from .places import Places
 from .probe import SYSTEM_PATH, Machine, probe
 from .remove import FULL, remove_tree
 
@@ -97,7 +98,9 @@ class ProcessSandbox:
         self._limits = limits
         self._gateway = gateway
         self._directory = sandboxes.scratch / str(attempt)
-        self._work = str(self._directory / "work")
+        self._work = str(self._directory / "work")  # of this machine, as all directories here
+        self._home = str(self._directory / "home")
+        self._tmp = str(self._directory / "tmp")
         self._made = False
         self._closed = False
         self._group: Cgroup | None = None
@@ -117,7 +120,7 @@ class ProcessSandbox:
 
     @property
     def workdir(self) -> str:
-        return self._work
+        return bubblewrap.WORK if self._sandboxes.machine.bwrap else self._work
 
     @property
     def peak_memory(self) -> int:
@@ -163,18 +166,20 @@ class ProcessSandbox:
     async def read(self, path: str) -> bytes:
         self._check_open()
         with _naming(path):
-            if beneath.size(self._work, path) <= SMALL:
-                return beneath.read(self._work, path)
-            return await self._in_thread(beneath.read, self._work, path)
+            steps = self._places.steps(path)
+            if beneath.size(self._work, steps) <= SMALL:
+                return beneath.read(self._work, steps)
+            return await self._in_thread(beneath.read, self._work, steps)
 
     async def write(self, path: str, content: str | bytes) -> None:
         self._prepare()
         content = content.encode() if isinstance(content, str) else content
         with _naming(path):
+            steps = self._places.steps(path)
             if len(content) <= SMALL:
-                beneath.write(self._work, path, content)
+                beneath.write(self._work, steps, content)
             else:
-                await self._in_thread(beneath.write, self._work, path, content)
+                await self._in_thread(beneath.write, self._work, steps, content)
 
     async def furnish(self, directory: Path) -> None:
         self._prepare()
@@ -202,6 +207,14 @@ class ProcessSandbox:
     def _manifest(self) -> Path:
         return self._directory / "manifest"
 
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.workdir, self._view.mounts if self._sandboxes.machine.bwrap else {})
+
+    @property
+    def _home_inside(self) -> str:
+        return bubblewrap.HOME if self._sandboxes.machine.bwrap else self._home
+
     @property
     def _marks(self) -> dict[str, str]:
         return {marks.RUN: self._sandboxes.run, marks.ATTEMPT: str(self._attempt)}
@@ -218,8 +231,8 @@ class ProcessSandbox:
         if self._directory.exists() and (left := remove_tree(self._directory)):
             raise SandboxFailed(f"left by an earlier attempt, and cannot be removed: {left}")
         try:
-            for name in ("work", "home", "tmp"):
-                (self._directory / name).mkdir(parents=True)
+            for directory in (self._work, self._home, self._tmp):
+                Path(directory).mkdir(parents=True)
         except OSError as e:
             failure = RunFailed if e.errno in FULL else SandboxFailed
             raise failure(f"cannot make a sandbox's directory: {e}", kind="disk") from e
@@ -235,9 +248,9 @@ class ProcessSandbox:
         carried = {**self._marks, marks.COMMAND: str(self._commands)}
         environment = {
             "PATH": self._sandboxes.path,
-            "HOME": str(self._directory / "home"),
+            "HOME": self._home_inside,
             "LANG": "C.UTF-8",
-            "TMPDIR": "/tmp" if bwrap else str(self._directory / "tmp"),
+            "TMPDIR": "/tmp" if bwrap else self._tmp,
             **env,
             **carried,
         }
@@ -248,17 +261,19 @@ class ProcessSandbox:
         )
 
         def complete(status: int) -> list[str]:
-            inner = bubblewrap.confine(bwrap, self._view(), status, argv) if bwrap else argv
-            return [*self._entrance(), *inner]
+            if not bwrap:
+                return [*self._entrance(), *argv]
+            hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
+            return [*self._entrance(), *bubblewrap.confine(bwrap, self._view, hidden, status, argv)]
 
         return Launch(complete, environment, self._work, carried, confined=bool(bwrap))
 
+    @cached_property
     def _view(self) -> bubblewrap.View:
         return bubblewrap.View(
             work=self._work,
-            home=str(self._directory / "home"),
-            tmp=str(self._directory / "tmp"),
-            hide=self._sandboxes.hidden,
+            home=self._home,
+            tmp=self._tmp,
             show=self._sandboxes.show,
             shares_network=self._sandboxes.network is Network.HOST,
             gateway=str(self._gateway) if self._gateway else None,
@@ -283,20 +298,13 @@ class ProcessSandbox:
         if len(line.encode(errors="replace")) <= LONGEST_LINE:
             return [shell, "-c", line]
         name = f".line-{self._commands}"
-        (self._directory / "home" / name).write_text(line)
-        return [shell, str(self._directory / "home" / name)]
+        Path(self._home, name).write_text(line)
+        return [shell, f"{self._home_inside}/{name}"]
 
     def _program(self, argv: Sequence[str], path: str) -> list[str]:
         """`argv`, if its program is there: an own error, not a status that the program could have given."""
-        program = argv[0]
-        place = program
-        if "/" in program:
-            place = os.path.join(self._work, program)  # noqa: PTH118
-            private = place.startswith("/tmp/") and not place.startswith(f"{self._directory}/")
-            if private and self._sandboxes.machine.bwrap:
-                place = str(self._directory / place[1:])
-        if shutil.which(place, path=path) is None:
-            raise SandboxFailed(f"no such program in the sandbox: `{program}`", kind="missing", again=False)
+        if not self._places.has_program(argv[0], path):
+            raise SandboxFailed(f"no such program in the sandbox: `{argv[0]}`", kind="missing", again=False)
         return list(argv)
 
     def _check(self, command: Command, code: int, kills: int) -> None:
