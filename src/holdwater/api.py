@@ -36,6 +36,7 @@ from .run.config import (
     build,
     default_directory,
     environment,
+    replaying,
     upstream_of,
 )
 from .run.execute import Conduct, conduct, create
@@ -44,6 +45,7 @@ from .run.options import Budgets as Budgets
 from .run.options import Options as Options
 from .run.options import settings, with_budget
 from .run.regrade import RegradeFeed
+from .run.replay import replayed
 from .suite.load import absolute as absolute_suite
 from .suite.load import load as load_suite
 
@@ -134,7 +136,10 @@ async def aresume(
     """`resume`, for code that has an event loop."""
     directory = RunDirectory.open(path)
     config = with_budget(directory.read_config(), budgets)
-    given = _given(suite or load_suite(config.suite), _agent(agent or config.agent), around or {})
+    found = suite or load_suite(config.suite)
+    if config.replays is not None:
+        found = replayed(found, Path(config.replays))
+    given = _given(found, _agent(agent or config.agent), around or {})
     importable = suite is None and agent is None
     given = msgspec.structs.replace(
         given,
@@ -162,6 +167,37 @@ async def aregrade(
     given = _given(suite or load_suite(config.suite), _agent(config.agent), around or {})
     given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
     return await _conduct(directory, given, around or {})
+
+
+def replay(
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    only: Sequence[str] = (),
+    suite: Suite | None = None,
+    agent: Agent | Act | None = None,
+) -> Summary:
+    """Run what was tried in a run again, with its recorded replies in the place of a model."""
+    return _wait(areplay(path, out=out, only=only, suite=suite, agent=agent))
+
+
+async def areplay(
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    only: Sequence[str] = (),
+    suite: Suite | None = None,
+    agent: Agent | Act | None = None,
+    around: Around | None = None,
+) -> Summary:
+    """`replay`, for code that has an event loop."""
+    source = RunDirectory.open(path)
+    config = replaying(source.read_config(), source.path, only)
+    actor = _agent(agent or config.agent)
+    again = replayed(suite or load_suite(config.suite), source.path)
+    where = Path(out) if out is not None else default_directory(f"{again.name}-replay")
+    prepared = Prepared(where, config, again, actor, importable=suite is None and agent is None)
+    return await start(prepared, around or {})
 
 
 def show(path: str | Path) -> Summary:
@@ -264,7 +300,7 @@ async def _upstream(config: RunConfig, policy: Policy | None = None) -> AsyncIte
     if policy is not None:
         yield None
         return
-    if config.model != SCRIPTED:
+    if config.model != SCRIPTED or config.replays is not None:
         yield upstream_of(config, environment())
         return
     from .suite.demo.script import reply

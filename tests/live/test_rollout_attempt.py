@@ -46,6 +46,8 @@ class FakeSession:
     def __init__(self) -> None:
         self.key = "key"
         self.usage = Usage(requests=3)
+        self.saved = Usage()
+        self.drifted = 0
         self.waited = 0.0
         self.failure: Failure | None = None
 
@@ -117,7 +119,9 @@ class World:
         return self.log
 
     @asynccontextmanager
-    async def session(self, attempt: int, log: FakeLog, limits: Limits) -> AsyncIterator[FakeSession]:
+    async def session(
+        self, attempt: int, log: FakeLog, limits: Limits, recording: None
+    ) -> AsyncIterator[FakeSession]:
         yield self.session_
 
     def model(self, session: FakeSession | None) -> None:

@@ -103,3 +103,11 @@ async def test_no_key_is_in_what_a_run_writes(
     for secret in (UPSTREAM, *keys):
         assert found(secret, tmp_path / "run") == []
         assert found(secret, tmp_path / "exports") == []
+
+
+@pytest.mark.parametrize("url", ["https://user:sk-secret@host/v1", "https://host/v1?key=sk-secret"])
+def test_a_key_in_a_base_url_is_refused_before_it_is_written_anywhere(tmp_path: Path, url: str) -> None:
+    with pytest.raises(hw.BadInput, match="must hold no key") as refused:
+        hw.run("demo", "bash", out=tmp_path / "run", model="m", base_url=url)
+    assert "sk-secret" not in str(refused.value)
+    assert not (tmp_path / "run").exists()

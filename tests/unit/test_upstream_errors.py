@@ -6,7 +6,7 @@ import pytest
 
 from holdwater.core.records import Where
 from holdwater.gateway.upstreams.breaker import Breaker
-from holdwater.gateway.upstreams.retry import asked_for, failure_of
+from holdwater.gateway.upstreams.retry import asked_for, failure_inside, failure_of
 
 
 def openai(kind, code=None):
@@ -73,3 +73,21 @@ def test_the_breaker_opens_when_several_attempts_fail_for_a_while_and_nobody_suc
     ]
     breaker.succeeded()
     assert not breaker.failed(4, 31.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "where", "kind", "again"),
+    [
+        (openai("insufficient_quota")["error"], Where.RUN, "quota", False),
+        (anthropic("authentication_error")["error"], Where.RUN, "key", False),
+        (anthropic("invalid_request_error")["error"], Where.MODEL, "invalid", False),
+        (anthropic("overloaded_error")["error"], Where.MODEL, "error", True),
+        (google(503, "UNAVAILABLE")["error"], Where.MODEL, "error", True),
+        ("just a text", Where.MODEL, "error", True),
+    ],
+)
+def test_an_error_inside_a_success_means_what_it_says(error, where, kind, again):
+    failure = failure_inside(error)
+
+    assert (failure.where, failure.kind, failure.again) == (where, kind, again)
+    assert "inside its reply" in failure.message

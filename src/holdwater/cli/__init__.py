@@ -18,6 +18,7 @@ VERBS = {
     "transcript": "Print the conversation of an attempt",
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
+    "replay": "Run a run again with its recorded replies, without a model",
     "regrade": "Grade a run's work again without running the agent",
     "suites": "List the suites that are known here",
     "agents": "List the agents that are known here",

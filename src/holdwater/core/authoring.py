@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -93,6 +93,23 @@ class ExchangeLog(Protocol):
         """Keep `content` once in the run; its hash."""
 
 
+class Recorded(NamedTuple):
+    """A reply that was paid for once."""
+
+    reply: bytes  # JSON
+    usage: Usage
+
+
+class Recording(Protocol):
+    """Replies of earlier attempts at the same sample."""
+
+    def take(self, identity: str) -> Recorded | None:
+        """The reply to the same request, each once and in their order."""
+
+    def nearest(self, dialect: str, messages: int) -> Recorded | None:
+        """A reply to a request of as many messages: each once."""
+
+
 class Session(Protocol):
     """One attempt's place in the gateway."""
 
@@ -101,6 +118,14 @@ class Session(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def saved(self) -> Usage:
+        """What was answered from the record and not used again."""
+
+    @property
+    def drifted(self) -> int:
+        """Calls of a replay that were answered although they differ from the recorded ones."""
 
     @property
     def waited(self) -> float:

@@ -44,6 +44,7 @@ class RunConfig(Record, frozen=True):
     samples: int = 1
     critic: Critic = Critic.GRADE
     only: tuple[str, ...] = ()  # glob patterns over ids
+    replays: str | None = None  # the directory of the run whose recorded replies are given again
     limit: int | None = None
     shard: tuple[int, int] | None = None  # i of n, from 1
     limits: Limits = Limits()

@@ -221,6 +221,7 @@ class Verdict(Record, frozen=True):
     salvage: Salvage | None = None
     exchanges: int = 0
     peak_memory: int = 0
+    saved: Usage = Usage()  # what it did not use again: calls that were answered from the record
 
 
 class Outcome(Record, frozen=True):
@@ -250,6 +251,8 @@ class Exchange(Record, frozen=True):
     error: str = ""
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
+    identity: str = ""  # the same for the same request in whatever attempt
+    saved: Usage = Usage()  # in the place of `usage`, where an earlier attempt's reply was given again
 
 
 class CommandResult(Record, frozen=True):
@@ -307,6 +310,7 @@ class Summary(Record, frozen=True):
     score: float | None = None  # mean over scored samples
     usage: Usage = Usage()
     cost: float | None = None  # US dollars; None: the cost of some calls is unknown
+    saved: Usage = Usage()  # what was answered from the record and not used again
     started: float = 0.0
     ended: float | None = None
     seconds: float = 0.0  # time that conductors spent on it

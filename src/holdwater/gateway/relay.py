@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,10 +17,12 @@ from aiohttp import web
 from msgspec import Raw
 from multidict import CIMultiDict
 
+from ..core.authoring import Recorded
 from ..core.errors import HoldwaterError, ModelFailed
-from ..core.records import Failure, MiB, Where
+from ..core.records import Failure, MiB, Usage, Where
 from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
+from .identity import identity
 from .incoming import read_body
 from .pulse import Pulse
 from .recorder import UNREADABLE, Delta, Form, Malformed
@@ -28,11 +31,13 @@ from .sampling import imposed
 from .sessions import BILLED, Ending, Session
 from .side import SERVER, counted, refusal
 from .upstreams import Answer, Call, Upstream
-from .upstreams.retry import error_of
+from .upstreams.replay import UNRECORDED, Replayed, streams
+from .upstreams.retry import failure_inside
 
 GONE = 499  # in the record: the client went away before it had an answer
 LARGEST_REPLY = 64 * MiB
 KEEP_ALIVE = 15.0  # seconds of silence in mid-stream
+_STATUS = {"stall": 504, UNRECORDED: 400}  # of failures that are no 502
 NOT_COUNTING = frozenset({404, 405, 501})  # from an upstream that does not know how to count tokens
 
 _NOT_SENT = frozenset(
@@ -75,6 +80,7 @@ class Prepared(NamedTuple):
     call: Call
     delta: Delta
     asked: Asked
+    streams: bool
 
 
 class Relay:
@@ -102,10 +108,15 @@ class Relay:
         dialect = route.dialect
         if dialect.form.dialect not in self._upstream.dialects:
             raise self._unspoken(session, dialect)
-        call, delta, asked = await self._prepare(request, session, route)
-        turn = Turn(request, session, delta, dialect)
+        call, delta, asked, streamed = await self._prepare(request, session, route)
+        recorded = session.recorded(delta)
+        turn = Turn(request, session, delta, dialect, recorded)
         try:
-            async with self._upstream.send(call) as answer:
+            async with (
+                self._sent(call, session)
+                if recorded is None
+                else nullcontext(Replayed(recorded.reply, dialect, streamed))
+            ) as answer:
                 if answer.failure is None and _is_stream(answer):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
@@ -117,6 +128,12 @@ class Relay:
             raise
         finally:
             call.body.free()
+
+    @asynccontextmanager
+    async def _sent(self, call: Call, session: Session) -> AsyncIterator[Answer]:
+        pace = session.paced() if session.replays else nullcontext()  # else it has been kept already
+        async with pace, self._upstream.send(call) as answer:
+            yield answer
 
     async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
@@ -153,11 +170,13 @@ class Relay:
                 recorded = msgspec.json.encode({**asked.beside, **reading.head, **asked.changes})
             if asked.changes:
                 body.replace(joined(form.key, head, reading.span))
-            delta = await session.delta(form, reading, recorded)
+            known = identity(form.dialect, {**asked.beside, **reading.head, **asked.changes}, reading.digests)
+            streamed = streams(reading.head, asked.place)
+            delta = (await session.delta(form, reading, recorded))._replace(identity=known)
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
-        return Prepared(_call(request, session, asked, route, body), delta, asked)
+        return Prepared(_call(request, session, asked, route, body), delta, asked, streamed)
 
     def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
         spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"
@@ -205,8 +224,16 @@ def _call(request: web.BaseRequest, session: Session, asked: Asked, route: Route
 class Turn:
     """The answer to one call, on its way to the client and into the record."""
 
-    def __init__(self, request: web.BaseRequest, session: Session, delta: Delta, dialect: Dialect) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        session: Session,
+        delta: Delta,
+        dialect: Dialect,
+        recorded: Recorded | None,
+    ) -> None:
         self._request = request
+        self._saved = recorded.usage if recorded is not None else None
         self._session = session
         self._delta = delta
         self._dialect = dialect
@@ -223,7 +250,7 @@ class Turn:
             reply = self._dialect.read_reply(body)
             ending = Ending(answer.status, reply.reply or body, reply.usage)
             if failure is None and reply.error is not None:
-                failure = _inside(reply.error)
+                failure = failure_inside(reply.error)
         except UNREADABLE as error:
             ending = Ending(answer.status)
             failure = failure or _garbage(f"the upstream's reply is no JSON: {error}")
@@ -242,7 +269,7 @@ class Turn:
                 break
         if not stream.ended:
             raise ModelFailed("the upstream's stream ended early", kind="cut")
-        failure = _inside(stream.error) if stream.error is not None else None
+        failure = failure_inside(stream.error) if stream.error is not None else None
         self._write(Ending(answer.status, stream.reply(), stream.usage, streamed=True), failure)
         held.append(stream.rest)
         await self._send(answer, held, pulse)
@@ -270,7 +297,7 @@ class Turn:
             again=error.again,
             after=error.after,
         )
-        status = 504 if error.kind == "stall" else 502
+        status = _STATUS.get(error.kind, 502)
         self._write(self._partial(status if self._response is None else GONE), failure)
         if self._response is None:
             return refusal(self._dialect, status, error.message, error.kind)
@@ -283,7 +310,9 @@ class Turn:
             self._abort()
         if not self._written:
             reason = "the attempt ended" if self._session.closed else "client went away"
-            self._session.write(self._delta, self._partial(GONE)._replace(error=reason), self._started)
+            nothing = Usage() if self._saved is not None else None
+            ending = self._partial(GONE)._replace(error=reason, saved=nothing)
+            self._session.write(self._delta, ending, self._started)
 
     def _partial(self, status: int) -> Ending:
         stream = self._stream
@@ -295,7 +324,7 @@ class Turn:
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
-        self._session.write(self._delta, ending, self._started)
+        self._session.write(self._delta, ending._replace(saved=self._saved), self._started)
         self._session.failure = failure
 
     def _abort(self) -> None:
@@ -330,14 +359,6 @@ async def _bounded(answer: Answer) -> AsyncIterator[bytes]:
         if size > LARGEST_REPLY:
             raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
         yield piece
-
-
-def _inside(error: object) -> Failure:
-    """An error inside a 200."""
-    message = error_of(error).message or "an error without a message"
-    return Failure(
-        where=Where.MODEL, kind="error", message=f"the upstream failed inside its reply: {message}"
-    )
 
 
 def _garbage(message: str) -> Failure:

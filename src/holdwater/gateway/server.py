@@ -17,7 +17,7 @@ from typing import Self
 
 from aiohttp import web
 
-from ..core.authoring import ExchangeLog
+from ..core.authoring import ExchangeLog, Recording
 from ..core.errors import AttemptOver, BadInput, LimitReached
 from ..core.records import Limits, MiB
 from .body import Admission
@@ -106,9 +106,13 @@ class Gateway:
         attempt: int,
         log: ExchangeLog,
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
+        recording: Recording | None = None,
     ) -> AsyncIterator[Session]:
-        """A place for `attempt`, whose exchanges go to `log`. Its key works in this scope and never after."""
-        session = Session(attempt, log, self._executor, limits, self._terms)
+        """A place for `attempt`, whose exchanges go to `log`. Its key works in this scope and never after.
+
+        What `recording` knows is answered from it.
+        """
+        session = Session(attempt, log, self._executor, limits, self._terms, recording)
         self.sessions[session.key] = session
         try:
             yield session

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from ..core.authoring import ExchangeLog
+from ..core.authoring import ExchangeLog, Recorded, Recording
 from ..core.budget import reached
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
 from ..core.prices import priced
@@ -42,6 +42,7 @@ class Ending(NamedTuple):
     usage: Usage = Usage(requests=1)
     error: str = ""
     streamed: bool = False
+    saved: Usage | None = None  # in the place of `usage`: the reply was in the record
     billed: bool = True  # False: the upstream refused it or was not reached, so that it costs nothing
 
 
@@ -55,10 +56,13 @@ class Session:
         executor: Executor,
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
         terms: Terms = Terms(),  # noqa: B008 (a frozen record)
+        recording: Recording | None = None,
     ) -> None:
         self.attempt = attempt
         self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
         self.usage = Usage()
+        self.saved = Usage()
+        self.drifted = 0
         self.exchanges = 0
         self.closed = False
         self._recorders: dict[str, Recorder] = {}  # bound: one for each dialect
@@ -66,6 +70,7 @@ class Session:
         self._executor = executor
         self._limits = limits
         self._terms = terms
+        self._recording = recording
         self._over: Failure | None = None
         self._failure: Failure | None = None
         self._broken: Failure | None = None
@@ -129,22 +134,46 @@ class Session:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A call that is a turn, when the run's rate allows it; `LimitReached` if the budget does not."""
+        """A call that is a turn; `LimitReached` if the budget does not allow it."""
         self._check()
         task = asyncio.current_task()
         self._unrecorded.add(task)
         try:
-            if self._terms.rate is None:
+            if self._recording is not None:  # what the record answers needs no turn: see `paced`
                 yield
                 return
-            async with self._terms.rate.turn(self.waiting):
-                self._check(but=1)  # others may have used it up meanwhile
+            async with self.paced():
                 yield
         finally:
             self._unrecorded.discard(task)
 
+    @asynccontextmanager
+    async def paced(self) -> AsyncIterator[None]:
+        """A call to the upstream, when the run's rate allows it."""
+        if self._terms.rate is None:
+            yield
+            return
+        async with self._terms.rate.turn(self.waiting):
+            self._check(but=1)  # others may have used it up meanwhile
+            yield
+
+    def recorded(self, delta: Delta) -> Recorded | None:
+        """An earlier attempt's reply to the same request; in a replay, failing that, to the same turn."""
+        if self._recording is None:
+            return None
+        found = self._recording.take(delta.identity)
+        if found is None and self._terms.replays:
+            found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
+            self.drifted += found is not None
+        return found
+
+    @property
+    def replays(self) -> bool:
+        """Whether replies may come from the record."""
+        return self._recording is not None
+
     def _check(self, but: int = 0) -> None:
-        over = reached(self._limits, self.usage, len(self._unrecorded) - but)
+        over = reached(self._limits, self.usage.plus(self.saved), len(self._unrecorded) - but)
         if over is not None:
             self._over = over
             raise LimitReached(over.message, kind=over.kind)
@@ -194,7 +223,9 @@ class Session:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self.exchanges + 1
         reply = self._kept(ending.reply)
-        usage = priced(ending.usage, self._terms.price, billed=ending.billed)
+        usage, saved = Usage(), ending.saved or Usage()
+        if ending.saved is None:
+            usage = priced(ending.usage, self._terms.price, billed=ending.billed)
         exchange = Exchange(
             number=number,
             parent=delta.parent,
@@ -209,6 +240,8 @@ class Session:
             error=ending.error,
             started=started,
             seconds=max(0.0, time.time() - started),
+            identity=delta.identity,
+            saved=saved,
         )
         try:
             self._log.append(exchange)
@@ -218,8 +251,9 @@ class Session:
             raise self._break(error) from error
         self.exchanges = number
         self.usage = self.usage.plus(usage)
+        self.saved = self.saved.plus(saved)
         self._unrecorded.discard(asyncio.current_task())
-        if self._terms.rate is not None:
+        if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)
         self._recorders[delta.dialect].written(delta, number)
 

@@ -1,4 +1,4 @@
-"""What all calls of a worker are subject to: a price, a rate, imposed parameters."""
+"""What all calls of a worker are subject to: a price, a rate, imposed parameters, a record."""
 
 from __future__ import annotations
 
@@ -13,4 +13,5 @@ from .rate import Rate
 class Terms(NamedTuple):
     price: Price | None = None  # None: unknown
     rate: Rate | None = None  # None: as fast as the upstream allows
+    replays: bool = False  # there is a record and nobody else to ask
     sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request

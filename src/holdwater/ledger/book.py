@@ -216,7 +216,8 @@ class Book:
         if cursor.rowcount != 1:
             return False
         self._count(f"verdict:{kind}")
-        self._count_usage(verdict.usage)
+        self._count_usage("usage", verdict.usage)
+        self._count_usage("saved", verdict.saved)
         return True
 
     def close_sample(self, outcome: Outcome) -> None:
@@ -275,12 +276,12 @@ class Book:
     def _count(self, key: str, by: float = 1) -> None:
         self._tally[key] = self._tally.get(key, 0) + by
 
-    def _count_usage(self, usage: Usage) -> None:
+    def _count_usage(self, what: str, usage: Usage) -> None:
         for field in usage.__struct_fields__:
             amount = getattr(usage, field)
             if amount:
                 most = LARGEST_COST if field == "nanodollars" else LARGEST_USAGE
-                self._count(f"usage:{field}", min(amount, most))
+                self._count(f"{what}:{field}", min(amount, most))
 
     def _count_outcome(self, kind: str, score: float | None, by: int) -> None:
         self._count(f"outcome:{kind}", by)

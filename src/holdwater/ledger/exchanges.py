@@ -83,6 +83,7 @@ class Spending(Record, frozen=True):
 
     exchanges: int = 0
     usage: Usage = Usage()
+    saved: Usage = Usage()
 
 
 def read_exchanges(directory: RunDirectory, attempt: int) -> Iterator[Exchange]:
@@ -100,10 +101,10 @@ def read_frames(directory: RunDirectory, attempt: int) -> Iterator[bytes]:
 
 def spending(directory: RunDirectory, attempt: int) -> Spending:
     """What an attempt that can no longer say so itself has used."""
-    count, usage = 0, Usage()
+    count, usage, saved = 0, Usage(), Usage()
     for exchange in read_exchanges(directory, attempt):
-        count, usage = count + 1, usage.plus(exchange.usage)
-    return Spending(exchanges=count, usage=usage)
+        count, usage, saved = count + 1, usage.plus(exchange.usage), saved.plus(exchange.saved)
+    return Spending(exchanges=count, usage=usage, saved=saved)
 
 
 def conversation(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:
@@ -170,6 +171,8 @@ class _Stored(Record, frozen=True):
     error: str = ""
     started: float = 0.0
     seconds: float = 0.0
+    identity: str = ""
+    saved: Usage = Usage()
 
 
 def _present(raw: msgspec.Raw) -> msgspec.Raw | None:

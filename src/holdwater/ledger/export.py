@@ -111,6 +111,7 @@ def _write_exchange(attempt: AttemptRow, exchange: Exchange, blobs: Blobs, out: 
         "started": exchange.started,
         "seconds": exchange.seconds,
         "usage": _used(exchange.usage),
+        "saved": _used(exchange.saved),
     }
     out.write(_json(start)[:-1] + b',"append":[')
     for place, message in enumerate(exchange.append):
@@ -153,6 +154,7 @@ def _attempt(row: AttemptRow) -> dict[str, Any]:
         "exchanges": verdict.exchanges,
         "peak_memory": verdict.peak_memory,
         **_used(verdict.usage),
+        **dict(zip(_SAVED, (getattr(verdict.saved, name) for name in _TOKENS), strict=True)),
         **_flat(verdict.times),
     }
 
@@ -185,10 +187,12 @@ class _Encoded:
 
 
 _TOKENS = tuple(name for name in Usage.__struct_fields__ if name not in ("nanodollars", "priced"))
-_USED = (*_TOKENS, "cost", *Times.__struct_fields__)
+_USED = (*_TOKENS, "cost")
+_SAVED = tuple(f"saved_{name}" for name in _TOKENS)
 OUTCOME_COLUMNS = (
     *(name for name in OutcomeRow.__struct_fields__ if name not in ("usage", "times", "spent")),
     *_USED,
+    *Times.__struct_fields__,
     "total_cost",
 )
 ATTEMPT_COLUMNS = (
@@ -196,6 +200,8 @@ ATTEMPT_COLUMNS = (
     *("where", "phase", "failure_kind", "failure", "hint", "passed", "score", "detail", "metrics"),
     *("answer", "salvage", "exchanges", "peak_memory"),
     *_USED,
+    *_SAVED,
+    *Times.__struct_fields__,
 )
 _NO_BREAKS = bytes(ord(" ") if byte in b"\r\n" else byte for byte in range(256))
 _json = msgspec.json.Encoder().encode

@@ -117,6 +117,10 @@ class Ledger:
         """What an earlier attempt answered, as JSON."""
         return await self._writer.do(self._book.answer, attempt)
 
+    async def earlier(self, attempt: Attempt) -> tuple[int, ...]:
+        """The attempts before this one that tried the same: the same round of the same sample."""
+        return await self._writer.do(self._earlier, attempt)
+
     async def next_attempt(self) -> int:
         return await self._writer.do(self._next_attempt)
 
@@ -152,8 +156,15 @@ class Ledger:
             except LedgerCorrupt as e:
                 self._book.note("segment.damaged", e.message, verdict.attempt)
             else:
-                verdict = msgspec.structs.replace(verdict, usage=spent.usage, exchanges=spent.exchanges)
+                verdict = msgspec.structs.replace(verdict, **msgspec.structs.asdict(spent))
         return self._book.settle(verdict)
+
+    def _earlier(self, attempt: Attempt) -> tuple[int, ...]:
+        rows = self._book.connection.execute(
+            "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND round = ? AND id < ? ORDER BY id",
+            (attempt.instance, attempt.sample, attempt.round, attempt.id),
+        )
+        return tuple(row[0] for row in rows)
 
     def _earlier_seconds(self) -> float:
         row = self._book.connection.execute(

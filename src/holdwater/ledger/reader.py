@@ -124,6 +124,7 @@ class Reader:
             score=found.score,
             usage=found.usage,
             cost=found.usage.cost,
+            saved=found.saved,
             started=conductors[0] or config.created,
             ended=ended,
             seconds=conductors[1] + (self._since_seen() if state == "running" else 0.0),
@@ -185,12 +186,27 @@ class Reader:
         rows = self.rows("SELECT id, name, place, digest FROM instance WHERE name = ?", (name,))
         return _instance(rows[0]) if rows else None
 
-    def instances(self) -> Iterator[InstanceRow]:
+    def instances(self, *, tried: bool = False) -> Iterator[InstanceRow]:
+        """All that were planned, or those of which an attempt was begun."""
         at = 0
-        query = "SELECT id, name, place, digest FROM instance WHERE id > ? ORDER BY id LIMIT ?"
+        query = (
+            f"SELECT id, name, place, digest FROM instance WHERE id > ?{_TRIED * tried} ORDER BY id LIMIT ?"
+        )
         while page := self.rows(query, (at, PAGE)):
             yield from map(_instance, page)
             at = page[-1][0]
+
+    def tried_instances(self) -> int:
+        """How many `instances(tried=True)` gives."""
+        return int(self.rows(f"SELECT count(*) FROM instance WHERE true{_TRIED}")[0][0])
+
+    def tried(self, name: str, sample: int, round_: int) -> tuple[int, ...]:
+        """The attempts of one round at a sample, regrades left out, in their order."""
+        query = (
+            "SELECT a.id FROM attempt a JOIN instance i ON i.id = a.instance WHERE i.name = ?"
+            " AND a.sample = ? AND a.round = ? AND a.regrades IS NULL ORDER BY a.id"
+        )
+        return tuple(row[0] for row in self.rows(query, (name, sample, round_)))
 
     def payload(self, instance: int) -> bytes:
         rows = self.rows("SELECT payload FROM instance WHERE id = ?", (instance,))
@@ -270,6 +286,7 @@ class Reader:
         return AttemptRow(**values, verdict=self.verdict(row[0]))
 
 
+_TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
 _OUTCOMES = """
     SELECT i.name, o.instance, o.sample, o.kind, o.score, o.place, o.closed, o.attempt,
         (SELECT count(*) FROM attempt a WHERE a.instance = o.instance AND a.sample = o.sample)

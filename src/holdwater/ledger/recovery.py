@@ -6,6 +6,8 @@ conductor may be left.
 
 from __future__ import annotations
 
+import msgspec
+
 from ..core.errors import LedgerCorrupt
 from ..core.failures import interrupted
 from ..core.records import Record, Verdict
@@ -38,8 +40,7 @@ async def recover(ledger: Ledger, directory: RunDirectory) -> Recovered:
                 attempt=attempt,
                 token=token,
                 failure=interrupted(GONE),
-                usage=spent.usage,
-                exchanges=spent.exchanges,
+                **msgspec.structs.asdict(spent),
             )
         )
     for path in journals(directory):

@@ -21,6 +21,7 @@ class Counts(Record, frozen=True):
     verdicts: dict[str, int] = msgspec.field(default_factory=dict)
     events: dict[str, int] = msgspec.field(default_factory=dict)
     usage: Usage = Usage()
+    saved: Usage = Usage()
     scored: int = 0
     score: float | None = None  # the mean over scored samples
 
@@ -38,6 +39,7 @@ def counts(rows: list[tuple[Any, ...]]) -> Counts:
         verdicts=_of(tally, "verdict:"),
         events=_of(tally, "event:"),
         usage=Usage(**_of(tally, "usage:")),
+        saved=Usage(**_of(tally, "saved:")),
         scored=scored,
         score=round(tally["score"] / scored, 9) if scored else None,
     )

@@ -56,13 +56,14 @@ class Turn(Record, frozen=True):
     streamed: bool
     started: float
     seconds: float
-    usage: Usage
+    usage: Usage  # of an answer from the record: what it used when it was made
     new: tuple[Message, ...]  # without the reply before, where it is only sent back
     reply: Message | None
     others: tuple[Message, ...] = ()  # choices beside the first
     finish: str = ""
     error: str = ""
     tokens: Tokens = Tokens()
+    recorded: bool = False  # answered from the record of an earlier attempt
 
 
 class Tree:
@@ -212,13 +213,14 @@ def _turn(tree: Tree, thread: Thread, number: int, before: tuple[int, Reply] | N
         streamed=exchange.streamed,
         started=exchange.started,
         seconds=exchange.seconds,
-        usage=exchange.usage,
+        usage=exchange.usage.plus(exchange.saved),
         new=(*_new_system(tree, exchange), *new),
         reply=reply.message,
         others=reply.others,
         finish=reply.finish,
         error=exchange.error,
         tokens=reply.tokens,
+        recorded=exchange.saved.requests > 0,
     )
     return turn, reply
 

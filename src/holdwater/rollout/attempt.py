@@ -13,7 +13,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, Enclose, ExchangeLog, KeptSandbox, Model, Sandboxes, Session, Suite
+from ..core.authoring import (
+    Agent,
+    Enclose,
+    ExchangeLog,
+    KeptSandbox,
+    Model,
+    Recording,
+    Sandboxes,
+    Session,
+    Suite,
+)
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -61,8 +71,11 @@ class Place(Protocol):
 
     def exchanges(self, attempt: int) -> Log: ...
 
+    def recording(self, earlier: tuple[int, ...]) -> Recording | None:
+        """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""
+
     def session(
-        self, attempt: int, log: Log, limits: Limits
+        self, attempt: int, log: Log, limits: Limits, recording: Recording | None
     ) -> AbstractAsyncContextManager[Session | None]: ...
 
     def model(self, session: Session | None) -> Model | None: ...
@@ -166,6 +179,7 @@ class Life:
             salvage=self.salvage,
             exchanges=exchanges,
             peak_memory=peak,
+            saved=session.saved if session else Usage(),
         )
 
 
@@ -193,6 +207,8 @@ async def live(life: Life, place: Place) -> Verdict:
                 life.phase = Phase.CLOSING
         for left in work.sandbox.leftovers if work.sandbox else ():
             life.note("sandbox.leftover", left)
+        if work.session is not None and work.session.drifted:
+            life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
         if log.count:
             await life.calls.call(log.sync)
         if (error := sink.error or full or place.full()) is not None:
@@ -231,7 +247,9 @@ class _Work:
         attempt, instance = life.job.attempt, life.instance
         sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway)
         self.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
-        session = place.session(attempt.id, self.log, self.limits)
+        earlier = life.job.earlier
+        recording = await life.calls.call(place.recording, earlier) if earlier else None
+        session = place.session(attempt.id, self.log, self.limits, recording)
         self.session = life.session = await life.scope.open(
             "gateway session", place.enclose("session", session)
         )

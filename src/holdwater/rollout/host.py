@@ -19,21 +19,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
-from ..core.authoring import Agent, Enclose, Model, Session, Suite
+from ..core.authoring import Agent, Enclose, Model, Recording, Session, Suite
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
 from ..gateway.client import ChatClient, connect
 from ..gateway.rate import Rate
+from ..gateway.routes import DIALECTS
 from ..gateway.server import Gateway
 from ..gateway.terms import Terms
 from ..gateway.upstreams import Upstream as GatewayUpstream
 from ..gateway.upstreams.http import Address, HttpUpstream
 from ..gateway.upstreams.policy import Policy, PolicyUpstream
+from ..gateway.upstreams.replay import Nothing
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
 from ..ledger.journal import Journal
+from ..ledger.recording import EarlierReplies
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import Life, Log, Paths, live
@@ -65,6 +68,7 @@ class Host:
         self._emit = emit
         self._policy = policy
         self._directory = RunDirectory(Path(welcome.directory))
+        self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
         self._was_full = False
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
@@ -90,7 +94,7 @@ class Host:
         """The gateway listens and the journal is open while this block runs."""
         welcome = self._welcome
         with closing(Journal(self._directory, welcome.worker, welcome.token)) as self._journal:
-            if welcome.upstream is None and self._policy is None:
+            if welcome.upstream is None and self._policy is None and welcome.config.replays is None:
                 yield self
                 return
             # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
@@ -116,6 +120,9 @@ class Host:
     async def _upstream(self) -> AsyncIterator[GatewayUpstream]:
         if self._policy is not None:
             yield PolicyUpstream(self._policy)
+            return
+        if self._welcome.config.replays is not None:
+            yield Nothing(frozenset(DIALECTS))
             return
         given = self._welcome.upstream
         assert given is not None
@@ -198,12 +205,17 @@ class Host:
     def exchanges(self, attempt: int) -> Log:
         return AttemptLog(self._directory, attempt)
 
-    def session(self, attempt: int, log: Log, limits: Limits) -> AbstractAsyncContextManager[Session | None]:
+    def recording(self, earlier: tuple[int, ...]) -> Recording | None:
+        return EarlierReplies(self._recorded, earlier) if self.gateway is not None else None
+
+    def session(
+        self, attempt: int, log: Log, limits: Limits, recording: Recording | None
+    ) -> AbstractAsyncContextManager[Session | None]:
         if self.gateway is None:
             return _no_session()
         if limits.cost is not None and self._welcome.config.price is None:
             raise unpriced(self._welcome.config.model)
-        return self._server.session(attempt, log, limits)
+        return self._server.session(attempt, log, limits, recording)
 
     def model(self, session: Session | None) -> Model | None:
         if session is None:
@@ -246,7 +258,7 @@ def terms_of(config: RunConfig) -> Terms:
     rate = None
     if config.rpm is not None or config.tpm is not None:
         rate = Rate(config.rpm, config.tpm, 1.0 / max(1, config.workers))
-    return Terms(config.price, rate, config.sampling)
+    return Terms(config.price, rate, config.replays is not None, config.sampling)
 
 
 def unpriced(model: str | None) -> RunFailed:

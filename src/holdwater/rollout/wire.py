@@ -55,6 +55,7 @@ class Job(Message, frozen=True):
     attempt: Attempt
     payload: bytes  # the instance, as msgpack
     answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
+    earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
 
 
 class Cancel(Message, frozen=True):

@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from ..core.authoring import Agent, Suite
+from ..core.budget import RunBudget
 from ..core.config import RunConfig
 from ..core.errors import BadInput
 from ..core.records import GiB, Limits, MiB, Record
@@ -70,7 +72,7 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
 
     An explicit base URL is asked in every dialect; otherwise each dialect goes to its provider.
     """
-    if config.model is None:
+    if config.model is None or config.replays is not None:
         return None
     if config.base_url == POLICY:
         raise BadInput("the run's model is a Python function", "give it again: `hw.resume(path, policy=...)`")
@@ -126,6 +128,24 @@ def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str,
     return config
 
 
+def replaying(config: RunConfig, run: Path, only: Sequence[str]) -> RunConfig:
+    """The configuration of a run that is given the recorded replies of `run`, which has `config`."""
+    return msgspec.structs.replace(
+        config,
+        id=secrets.token_hex(8),
+        created=time.time(),
+        version=__version__,
+        replays=str(run.absolute()),
+        base_url=None,
+        only=tuple(only),
+        limit=None,
+        shard=None,
+        budget=RunBudget(),
+        rpm=None,
+        tpm=None,
+    )
+
+
 def check(config: RunConfig) -> None:
     """Refuse what can never work, by the name that the user gave it."""
     least = {"concurrency": 1, "workers": 0, "attempts": 1, "retries": 0, "samples": 1, "recycle_after": 1}
@@ -136,6 +156,12 @@ def check(config: RunConfig) -> None:
         raise BadInput(f"`--limit` must be at least 1: {config.limit}")
     if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
         raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
+    address = urlsplit(config.base_url or "")
+    if address.username or address.password or address.query:
+        raise BadInput(
+            f"`--base-url` must hold no key and no query: `{address.hostname or ''}{address.path}`",
+            "the key belongs into `OPENAI_API_KEY`: what is in the URL would be kept in the run's files",
+        )
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")

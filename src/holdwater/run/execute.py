@@ -42,6 +42,7 @@ from .inline import InlineFleet
 from .local import LocalFleet
 from .log import RunLog
 from .observers import Observer, Observers
+from .replay import earlier_in
 from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
@@ -119,7 +120,8 @@ async def _conduct(
     with signals.answered(current().cancel):
         feed = await _feed(config, ledger, given)
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
-    scheduler = Scheduler(config, ledger, feed, observers, await ledger.next_attempt(), say)
+    earlier = earlier_in(config, ledger)
+    scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
     welcome = Welcome(
         config=config,
         directory=str(directory.path.absolute()),

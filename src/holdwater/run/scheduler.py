@@ -39,6 +39,7 @@ from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
 from .feed import Feed
 from .fleet import Fleet, News
 from .observers import Observers
+from .replay import Earlier
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
@@ -54,6 +55,7 @@ class Scheduler:
         ledger: Ledger,
         feed: Feed,
         observers: Observers,
+        earlier: Earlier,
         next_attempt: int,
         say: Callable[[str], None],
     ) -> None:
@@ -61,6 +63,7 @@ class Scheduler:
         self._ledger = ledger
         self._feed = feed
         self._observers = observers
+        self._earlier = earlier
         self._say = say
         self._plan = Plan(Policy.of(config), next_attempt)
         self._loop = asyncio.get_running_loop()
@@ -182,7 +185,8 @@ class Scheduler:
         """Written before it starts; its time begins when a worker has it."""
         payload = await self._ledger.begin(attempt)
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
-        job = Job(attempt=attempt, payload=payload, answer=answer)
+        earlier = await self._earlier(attempt, payload)
+        job = Job(attempt=attempt, payload=payload, answer=answer, earlier=earlier)
         self._unstarted.discard(attempt.id)
         if attempt.id in self._attempts:
             await self._fleet.start(job)

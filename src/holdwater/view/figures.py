@@ -90,6 +90,12 @@ def cost(usage: Usage) -> str:
     return f"{dollars(usage.nanodollars)}, and that of {tallied_calls(unknown)} unknown"
 
 
+def saved(usage: Usage) -> str:
+    """What was answered from the record and not paid for again."""
+    worth = f", {dollars(usage.nanodollars)}" if usage.nanodollars else ""
+    return f"{tokens(usage)} answered from the record{worth}"
+
+
 def tallied_calls(number: int) -> str:
     return "1 call" if number == 1 else f"{count(number)} calls"
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..core.records import Summary
 from ..ledger.reader import OutcomeRow, Reader
-from .figures import called, cost, count, duration, line, spec, style_of, tallied, tally, tokens
+from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
 from .survey import Survey, seconds, survey
 
 SCORED = ("passed", "failed")
@@ -108,6 +108,8 @@ def totals(summary: Summary, seen: Survey) -> Table:
     if summary.usage.requests:
         facts.add_row("tokens", Text(tokens(summary.usage)))
         facts.add_row("cost", Text(cost(summary.usage)))
+    if summary.saved.requests:
+        facts.add_row("saved", Text(saved(summary.saved)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
     if summary.events:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..core.records import Failure, Grade, Record, Usage, Verdict
 from ..ledger.reader import AttemptRow, InstanceRow, Reader
-from .figures import called, cost, duration, line, size, style_of, tokens
+from .figures import called, cost, duration, line, saved, size, style_of, tokens
 
 MOST_ATTEMPTS = 200  # on a page
 LONGEST_DETAIL = 2000
@@ -127,6 +127,8 @@ def verdict_facts(verdict: Verdict) -> Iterator[tuple[str, Text]]:
     if verdict.usage.requests:
         yield "tokens", Text(tokens(verdict.usage))
         yield "cost", Text(cost(verdict.usage))
+    if verdict.saved.requests:
+        yield "saved", Text(saved(verdict.saved))
     if verdict.peak_memory:
         yield "memory", Text(f"{size(verdict.peak_memory)} at its peak")
     if verdict.salvage:

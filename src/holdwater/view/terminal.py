@@ -21,7 +21,7 @@ from rich.text import Text
 
 from ..core.prices import dollars
 from ..core.records import Gauge, Summary
-from .figures import cost, count, duration, line, size, spec, tally, tokens
+from .figures import cost, count, duration, line, saved, size, spec, tally, tokens
 
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
@@ -169,6 +169,8 @@ def render(summary: Summary, pace: Pace) -> RenderableType:
     facts.add_row("tokens", Text(tokens(summary.usage)))
     if summary.usage.priced:
         facts.add_row("cost", Text(cost(summary.usage)))
+    if summary.saved.requests:
+        facts.add_row("saved", Text(saved(summary.saved)))
     if summary.events:
         facts.add_row("events", Text(line(listed(summary.events)), "yellow"))
     return Group(heading(summary), *bar(summary), facts)

@@ -70,6 +70,7 @@ def facts(turn: Turn) -> str:
         duration(turn.seconds),
         f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
         dollars(usage.nanodollars) if usage.priced else "",
+        "from the record" if turn.recorded else "",
         line(turn.model, 60),
         "" if turn.status == 200 else f"status {turn.status}",
         line(turn.finish, 40),

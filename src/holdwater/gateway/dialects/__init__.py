@@ -96,6 +96,9 @@ class Dialect(Protocol):
 
     def stream(self, asked: Asked) -> Stream: ...
 
+    def told(self, reply: bytes) -> list[bytes]:
+        """The events of a stream that says what `reply` says; raises one of `recorder.UNREADABLE`."""
+
 
 def renamed(head: dict[str, Raw], model: str | None) -> dict[str, Raw]:
     """The change that imposes `model`, if one is needed."""

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from ...core.records import Usage
 from ..recorder import Form
-from . import COMMENT, Asked, Place, Whole, renamed
+from . import COMMENT, Asked, Place, Whole, renamed, told
 from .sse import EventStream, joined, mapping
 
 _TRUE = Raw(b"true")
@@ -45,6 +45,9 @@ class Chat:
 
     def stream(self, asked: Asked) -> ChatStream:
         return ChatStream(asked.wants_usage)
+
+    def told(self, reply: bytes) -> list[bytes]:
+        return told.chat(reply)
 
 
 class _Reply(msgspec.Struct):
@@ -124,7 +127,7 @@ class _Assembled:
         self._calls: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, list[str]] = {}
         self._beside: dict[str, Any] = {}  # beside the message: token ids, for example
-        self._logprobs: dict[str, list[Any]] = {}
+        self._logprobs: dict[str, list[Any] | None] = {}
 
     def take(self, choice: dict[str, Any]) -> None:
         for field, value in (choice.get("delta") or {}).items():
@@ -136,7 +139,11 @@ class _Assembled:
             elif value is not None:
                 self._fields[field] = value if field == "role" else joined(self._fields.get(field), value)
         for field, value in (choice.get("logprobs") or {}).items():
-            self._logprobs.setdefault(field, []).extend(value or ())
+            if value is not None:
+                self._logprobs[field] = known = self._logprobs.get(field) or []
+                known.extend(value)
+            else:
+                self._logprobs.setdefault(field, None)
         for field, value in choice.items():
             if isinstance(value, list):
                 self._beside.setdefault(field, []).extend(value)

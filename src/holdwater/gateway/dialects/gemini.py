@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from ...core.records import Usage
 from ..recorder import Form
-from . import COMMENT, Asked, Place, Whole
+from . import COMMENT, Asked, Place, Whole, told
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
 _PATH = re.compile(r"(?P<version>[^/]+)/(?P<model>.+):(?P<method>\w+)")
@@ -55,6 +55,9 @@ class Gemini:
 
     def stream(self, asked: Asked) -> GeminiStream:
         return GeminiStream()
+
+    def told(self, reply: bytes) -> list[bytes]:
+        return told.gemini(reply)
 
 
 _WORDS = {

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from ...core.records import Usage
 from ..recorder import Form
-from . import Asked, Place, Whole, renamed
+from . import Asked, Place, Whole, renamed, told
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
 _WORD = b'"cache_control"'
@@ -60,6 +60,9 @@ class Messages:
 
     def stream(self, asked: Asked) -> MessagesStream:
         return MessagesStream()
+
+    def told(self, reply: bytes) -> list[bytes]:
+        return told.messages(reply)
 
 
 _KINDS = {

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from ...core.records import Usage
 from ..recorder import Form
-from . import COMMENT, Asked, Place, Whole, renamed
+from . import COMMENT, Asked, Place, Whole, renamed, told
 from .chat import Chat
 from .sse import EventStream
 
@@ -38,6 +38,9 @@ class Responses:
 
     def stream(self, asked: Asked) -> ResponsesStream:
         return ResponsesStream()
+
+    def told(self, reply: bytes) -> list[bytes]:
+        return told.responses(reply)
 
 
 class _Reply(msgspec.Struct):

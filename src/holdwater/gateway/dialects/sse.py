@@ -1,4 +1,7 @@
-"""Server-sent events: where one ends, what its data are. What they mean is for the dialects."""
+"""Server-sent events: where one ends, what its data are, how one is written.
+
+What they mean is for the dialects.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,12 @@ class EventStream:
 
     def _reply(self) -> Any:
         raise NotImplementedError
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """`data` as JSON in an event. A `Raw` among them has to be of one line."""
+    head = f"event: {name}\n".encode() if name else b""
+    return b"".join((head, b"data: ", msgspec.json.encode(data), b"\n\n"))
 
 
 def data_of(event: bytes) -> bytes:

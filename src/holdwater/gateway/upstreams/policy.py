@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed, RunFailed
 from ...core.records import Failure
+from ..dialects.chat import Chat
+from ..dialects.sse import MISSHAPEN
 from . import Call
 
 Policy = Callable[[dict[str, Any]], Any]
@@ -42,7 +44,8 @@ class PolicyUpstream:
         request = msgspec.json.decode(call.body.taken())
         call.body.free()
         asked = msgspec.convert(request, _Asked)
-        yield PolicyAnswer(_completion(await self._answered(request), asked), asked)
+        completion = _completion(await self._answered(request), asked)
+        yield PolicyAnswer(*_spoken(completion, asked))
 
     async def _answered(self, request: dict[str, Any]) -> Any:
         try:
@@ -62,19 +65,13 @@ class PolicyAnswer:
     status = 200
     failure: Failure | None = None
 
-    def __init__(self, completion: dict[str, Any], asked: _Asked) -> None:
-        self._completion = completion
-        self._asked = asked
-        kind = "text/event-stream" if asked.stream else "application/json"
+    def __init__(self, kind: str, pieces: list[bytes]) -> None:
+        self._pieces = pieces
         self.headers = CIMultiDict({"Content-Type": kind})
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        if not self._asked.stream:
-            yield msgspec.json.encode(self._completion)
-            return
-        for chunk in _chunks(self._completion):
-            yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-        yield b"data: [DONE]\n\n"
+        for piece in self._pieces:
+            yield piece
 
 
 class _Asked(msgspec.Struct):
@@ -101,22 +98,18 @@ def _completion(answer: Any, asked: _Asked) -> dict[str, Any]:
     }
 
 
-def _chunks(completion: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same reply as a stream: each choice in one piece, then its end, then the usage."""
-    choices = completion["choices"]
-    rest = {key: value for key, value in completion.items() if key not in ("choices", "usage", "object")}
-    envelope = {**rest, "object": "chat.completion.chunk"}
-    for choice in choices:
-        delta = dict(choice.get("message") or {})
-        if delta.get("tool_calls"):
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
-        begun = {key: value for key, value in choice.items() if key not in ("message", "finish_reason")}
-        yield {**envelope, "choices": [{**begun, "delta": delta, "finish_reason": None}]}
-    for choice in choices:
-        end = {"index": choice.get("index", 0), "delta": {}}
-        yield {**envelope, "choices": [{**end, "finish_reason": choice.get("finish_reason") or "stop"}]}
-    if completion.get("usage") is not None:
-        yield {**envelope, "choices": [], "usage": completion["usage"]}
+def _spoken(completion: dict[str, Any], asked: _Asked) -> tuple[str, list[bytes]]:
+    """The type and the pieces of the body: the completion as it is, or told as a stream."""
+    try:
+        if not asked.stream:
+            return "application/json", [msgspec.json.encode(completion)]
+        choices = [
+            {**choice, "finish_reason": choice.get("finish_reason") or "stop"}  # clients wait for one
+            for choice in completion["choices"]
+        ]
+        return "text/event-stream", Chat().told(msgspec.json.encode({**completion, "choices": choices}))
+    except MISSHAPEN as error:
+        raise ModelFailed(f"the policy returned no completion: {error}", kind="policy") from error
 
 
 async def _in_thread(function: Policy, request: dict[str, Any]) -> Any:

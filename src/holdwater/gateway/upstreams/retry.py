@@ -83,13 +83,9 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> Failure 
         return None
     error = error_in(body)
     message = f"the upstream answered {status}: {error.message or 'no message'}"[:LONGEST_MESSAGE]
-    named = {error.code, error.type, error.reason}
-    if status == 402 or named & _QUOTA or _POOR in message:
-        return _of_run("quota", message, "top up the account that the upstream's key belongs to")
-    if status in (401, 403) or named & _KEY:
-        return _of_run("key", message, "check the upstream's API key and what it may use")
-    if status == 404 or named & _MODEL:
-        return _of_run("model", message, "check the model's name and the upstream's base URL")
+    named = error.names
+    if (shared := _of_run(status, named, message)) is not None:
+        return shared
     overloaded = status in AGAIN or status >= 500 or bool(named & _OVERLOADED)
     if overloaded and (status == 429 or not named & _INVALID):
         kind = "429" if status == 429 else "5xx"
@@ -98,7 +94,28 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> Failure 
     return Failure(where=Where.MODEL, kind="invalid", message=message, again=False)
 
 
-def _of_run(kind: str, message: str, hint: str) -> Failure:
+def failure_inside(error: Any) -> Failure:
+    """What an error inside a 200 means for the attempt."""
+    found = error_of(error)
+    what = found.message or "an error without a message"
+    message = f"the upstream failed inside its reply: {what}"[:LONGEST_MESSAGE]
+    if (shared := _of_run(200, found.names, message)) is not None:
+        return shared
+    if found.names & _INVALID:
+        return Failure(where=Where.MODEL, kind="invalid", message=message, again=False)
+    return Failure(where=Where.MODEL, kind="error", message=message)
+
+
+def _of_run(status: int, named: set[str], message: str) -> Failure | None:
+    """A failure that every instance would have."""
+    if status == 402 or named & _QUOTA or _POOR in message:
+        kind, hint = "quota", "top up the account that the upstream's key belongs to"
+    elif status in (401, 403) or named & _KEY:
+        kind, hint = "key", "check the upstream's API key and what it may use"
+    elif status == 404 or named & _MODEL:
+        kind, hint = "model", "check the model's name and the upstream's base URL"
+    else:
+        return None
     return Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False)
 
 
@@ -110,6 +127,11 @@ class ErrorText(msgspec.Struct):
     code: str = ""
     reason: str = ""
     after: float | None = None  # seconds to wait
+
+    @property
+    def names(self) -> set[str]:
+        """What the upstream calls it."""
+        return {self.code, self.type, self.reason}
 
 
 def error_in(body: bytes) -> ErrorText:

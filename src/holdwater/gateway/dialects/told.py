@@ -1,0 +1,245 @@
+"""A whole reply told as a stream: for each dialect the server-sent events that say exactly what it says.
+
+Each text comes in one piece, between the events that the provider itself puts around it. Values go over as
+the bytes they are: what is not known here survives. How streams are read is in the dialects' own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from .sse import event
+
+Object = dict[str, Raw]
+
+_NULL = Raw(b"null")
+_OBJECT = msgspec.json.Decoder(Object | None)
+_OBJECTS = msgspec.json.Decoder(list[Object] | None)
+_WORD = msgspec.json.Decoder(str | None)
+
+
+def chat(reply: bytes) -> list[bytes]:
+    """What the choices say, then their ends, then the usage."""
+    whole = _opened(reply)
+    choices = list(enumerate(_objects(whole.pop("choices", _NULL))))
+    last = [{"choices": [], field: whole.pop(field)} for field in _CHAT_LAST if _is_given(whole, field)]
+    said = [{"choices": [delta]} for place, choice in choices for delta in _chat_deltas(place, choice)]
+    ends = [{"choices": [_chat_end(place, choice)]} for place, choice in choices]
+    parts: list[dict[str, Any]] = [*said, *ends, *last] or [{"choices": ()}]
+    kind = {"object": "chat.completion.chunk"}
+    again = {field: value for field, value in whole.items() if bytes(value)[:1] not in (b"[", b"{")}
+    chunks = [{**(again if n else whole), **kind, **part} for n, part in enumerate(parts)]
+    return [*map(event, chunks), b"data: [DONE]\n\n"]
+
+
+_CHAT_LAST = ("usage", "error")
+
+
+def _chat_deltas(place: int, choice: Object) -> list[dict[str, Any]]:
+    """Token ids and the like, which stand beside the message, come with its last piece."""
+    *before, last = _message_deltas(_object(choice.get("message", _NULL)))
+    apart = ("index", "message", "finish_reason")
+    beside = {field: value for field, value in choice.items() if field not in apart}
+    where = {"index": choice.get("index", place), "finish_reason": None}
+    return [*({**where, "delta": delta} for delta in before), {**beside, **where, "delta": last}]
+
+
+def _chat_end(place: int, choice: Object) -> dict[str, Any]:
+    end = choice.get("finish_reason", _NULL)
+    return {"index": choice.get("index", place), "delta": {}, "finish_reason": end}
+
+
+def _message_deltas(message: Object) -> Iterator[dict[str, Any]]:
+    """Reasoning and the like come before the content, calls after it."""
+    role, content = message.pop("role", "assistant"), message.pop("content", _NULL)
+    calls = _objects(message.pop("tool_calls", _NULL))
+    texts = {field: value for field, value in message.items() if _is_text(value)}
+    others = {field: value for field, value in message.items() if field not in texts}
+    yield {"role": role, "content": "" if _is_text(content) else content, **others}
+    yield from ({field: text} for field, text in texts.items())
+    if _is_text(content):
+        yield {"content": content}
+    for place, call in enumerate(calls):
+        yield from ({"tool_calls": [{**piece, "index": place}]} for piece in _call_pieces(call))
+
+
+def _call_pieces(call: Object) -> Iterator[dict[str, Any]]:
+    function = _object(call.get("function", _NULL))
+    if _is_text(function.get("arguments", _NULL)):
+        yield {**call, "function": {**function, "arguments": ""}}
+        yield {"function": {"arguments": function["arguments"]}}
+    else:
+        yield call
+
+
+def responses(reply: bytes) -> list[bytes]:
+    """Every item with its parts, and at the end the reply itself."""
+    whole = _opened(reply)
+    status = _WORD.decode(whole.get("status", _NULL))
+    end = status if status in ("incomplete", "failed") else "completed"
+    begun = _emptied(whole, _RESPONSE_BEGUN)
+    told: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for place, item in enumerate(_objects(whole.get("output", _NULL))):
+        told += _item_events(place, item)
+    told.append({"type": f"response.{end}", "response": whole})
+    return [event({**data, "sequence_number": n}, data["type"]) for n, data in enumerate(told)]
+
+
+_RESPONSE_BEGUN: Mapping[str, Any] = {
+    "status": "in_progress",
+    "output": [],
+    "usage": None,
+    "error": None,
+    "incomplete_details": None,
+    "completed_at": None,
+}
+_ITEM_TEXTS = {  # type of an item -> its field that comes in deltas, and what these are called
+    "function_call": {"arguments": "response.function_call_arguments"},
+    "custom_tool_call": {"input": "response.custom_tool_call_input"},
+    "mcp_call": {"arguments": "response.mcp_call_arguments"},
+}
+_ITEM_PARTS = {  # type of an item -> its fields that come in parts: how parts are called, and their number
+    "message": {"content": ("response.content_part", "content_index")},
+    "reasoning": {
+        "summary": ("response.reasoning_summary_part", "summary_index"),
+        "content": ("response.content_part", "content_index"),
+    },
+}
+_PART_TEXTS = {  # type of a part -> its field that comes in deltas, and what these are called
+    "output_text": {"text": "response.output_text"},
+    "refusal": {"refusal": "response.refusal"},
+    "reasoning_text": {"text": "response.reasoning_text"},
+    "summary_text": {"text": "response.reasoning_summary_text"},
+}
+
+
+def _item_events(place: int, item: Object) -> Iterator[dict[str, Any]]:
+    """An item of a type that is not known is added and done."""
+    kind = _type(item)
+    where = {"item_id": item.get("id", ""), "output_index": place}
+    parts = {field: names for field, names in _ITEM_PARTS.get(kind, {}).items() if _is_given(item, field)}
+    texts = {field: name for field, name in _ITEM_TEXTS.get(kind, {}).items() if _is_given(item, field)}
+    empty = {"status": "in_progress", **dict.fromkeys(parts, ()), **dict.fromkeys(texts, "")}
+    yield {"type": "response.output_item.added", "output_index": place, "item": _emptied(item, empty)}
+    for field, (name, number) in parts.items():
+        for n, part in enumerate(_objects(item[field])):
+            yield from _part_events(part, name, {**where, number: n})
+    for field, name in texts.items():
+        delta, done = _text_events(name, field, item[field], where)
+        yield from delta
+        yield {**done, **({"name": item["name"]} if kind == "function_call" and "name" in item else {})}
+    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+
+def _part_events(part: Object, name: str, where: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    kind = _type(part)
+    texts = {field: named for field, named in _PART_TEXTS.get(kind, {}).items() if _is_given(part, field)}
+    empty = {**dict.fromkeys(texts, ""), **({"annotations": (), "logprobs": ()} if texts else {})}
+    beside = {"logprobs": part.get("logprobs", ())} if kind == "output_text" else {}
+    yield {"type": f"{name}.added", **where, "part": _emptied(part, empty)}
+    for field, named in texts.items():
+        delta, done = _text_events(named, field, part[field], {**where, **beside})
+        yield from delta
+        for n, note in enumerate(_objects(part.get("annotations", _NULL))):
+            yield {"type": f"{named}.annotation.added", **where, "annotation_index": n, "annotation": note}
+        yield done
+    yield {"type": f"{name}.done", **where, "part": part}
+
+
+def _text_events(
+    name: str, field: str, text: Raw, where: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The text in one delta, if it says something; and that it is done."""
+    delta = [{"type": f"{name}.delta", **where, "delta": text}] if _is_text(text) else []
+    return delta, {"type": f"{name}.done", **where, field: text}
+
+
+def messages(reply: bytes) -> list[bytes]:
+    """Block by block; the counts of the input come first, those of the output with the reason to stop."""
+    whole = _opened(reply)
+    blocks = _objects(whole.pop("content", _NULL))
+    error = whole.pop("error", _NULL)
+    usage = _object(whole.pop("usage", _NULL))
+    last = {field: whole[field] for field in _MESSAGE_LAST if field in whole}
+    beside = {field: whole[field] for field in _MESSAGE_BESIDE if field in whole}
+    counts = {field: usage[field] for field in _NOTHING_SAID if field in usage}
+    begun = {**whole, **dict.fromkeys((*last, *beside)), "content": ()}
+    start = {**begun, "usage": _emptied(usage, _NOTHING_SAID)}
+    told: list[dict[str, Any]] = [{"type": "message_start", "message": start}]
+    for place, block in enumerate(blocks):
+        told += _block_events(place, block)
+    told.append({"type": "message_delta", "delta": last, "usage": counts, **beside})
+    told.append({"type": "message_stop"} if error == _NULL else {"type": "error", "error": error})
+    return [event(data, data["type"]) for data in told]
+
+
+_NOTHING_SAID = {"output_tokens": 0}
+_MESSAGE_LAST = ("stop_reason", "stop_sequence", "stop_details", "container")  # known at the end
+_MESSAGE_BESIDE = ("context_management",)  # the same, but beside the delta
+_BLOCK_TEXTS = {  # type of a block -> its fields that come in deltas, and what these are called
+    "text": {"text": "text_delta"},
+    "thinking": {"thinking": "thinking_delta", "signature": "signature_delta"},
+}
+
+
+def _block_events(place: int, block: Object) -> Iterator[dict[str, Any]]:
+    """A block of a type that is not known comes whole."""
+    deltas: list[dict[str, Any]] = []
+    empty: dict[str, Any] = {}
+    for field, name in _BLOCK_TEXTS.get(_type(block), {}).items():
+        if _is_text(block.get(field, _NULL)):
+            empty[field] = ""
+            deltas.append({"type": name, field: block[field]})
+    if _type(block) == "text" and (notes := _objects(block.get("citations", _NULL))):
+        empty["citations"] = []
+        deltas += ({"type": "citations_delta", "citation": note} for note in notes)
+    if _type(block).endswith("tool_use") and "input" in block:  # the client's tools and the server's
+        empty["input"] = {}
+        deltas.append({"type": "input_json_delta", "partial_json": bytes(block["input"]).decode()})
+    yield {"type": "content_block_start", "index": place, "content_block": {**block, **empty}}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": place, "delta": delta}
+    yield {"type": "content_block_stop", "index": place}
+
+
+def gemini(reply: bytes) -> list[bytes]:
+    """A chunk is shaped as a reply is: one says all."""
+    return [event(_opened(reply))]
+
+
+def _opened(reply: bytes) -> Object:
+    """Without blanks between its values: an event's data are one line."""
+    return msgspec.json.decode(msgspec.json.format(reply, indent=-1), type=Object)
+
+
+def _object(value: Raw) -> Object:
+    return _OBJECT.decode(value) or {}
+
+
+def _objects(values: Raw) -> list[Object]:
+    return _OBJECTS.decode(values) or []
+
+
+def _type(value: Object) -> str:
+    return _WORD.decode(value.get("type", _NULL)) or ""
+
+
+def _emptied(value: Object, empty: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is before anything is said: the fields it has, but empty."""
+    return {**value, **{field: nothing for field, nothing in empty.items() if field in value}}
+
+
+def _is_given(value: Object, field: str) -> bool:
+    return value.get(field, _NULL) != _NULL
+
+
+def _is_text(value: Raw) -> bool:
+    """A text that says something."""
+    return bytes(value)[:1] == b'"' and len(value) > 2

@@ -1,0 +1,29 @@
+"""What makes two requests the same: their messages and what else they ask for, but for what changes from one
+run of the same client to the next. By it the replies of an earlier attempt are found again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from blake3 import blake3
+from msgspec import Raw
+
+# Keys that a client fills anew each time it is started, or that say how and not what to answer.
+PASSING = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+        "stream",
+        "stream_options",
+        "user",
+    }
+)
+_SIZE = 16  # bytes of blake3
+
+
+def identity(dialect: str, head: dict[str, Raw], digests: bytes) -> str:
+    """Of a request with these keys beside its messages, and these digests of its messages."""
+    asked = [(key, head[key]) for key in sorted(head.keys() - PASSING)]
+    return blake3(msgspec.json.encode([dialect, asked]) + digests).hexdigest(_SIZE)

@@ -1,0 +1,152 @@
+"""kill -9 at any turn: what an agent had received in full is in the record, and is not paid for again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.scene import SOURCE, Scene, lines, until
+
+INSTANCES, TURNS = 6, 12
+AT_ONCE = 3
+
+MODEL = """
+import asyncio, secrets, sys
+from holdwater.testing.scripted import Reply, serve
+
+def say(request):
+    text = secrets.token_hex(16)
+    with open(sys.argv[1], "a") as trace:
+        trace.write(text + "\\n")
+    return Reply(text=text)
+
+async def main():
+    async with serve(say) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+SUITE = """
+import json, os
+import aiohttp
+import holdwater as hw
+
+
+def instances():
+    return (hw.Instance(id=f"i{n}") for n in range(INSTANCES))
+
+
+async def solve(instance, sandbox, model):
+    # Every second instance streams; what was received in full is written down at once.
+    streams = int(instance.id[1:]) % 2 == 1
+    messages = [{"role": "user", "content": instance.id}]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {model.key}"}) as http:
+        for _ in range(TURNS):
+            request = {"model": model.name, "messages": messages, "stream": streams}
+            async with http.post(f"{model.url}/chat/completions", json=request) as response:
+                text = said(await response.read(), streams)
+            with open(TRACE, "a") as trace:
+                trace.write(text + "\\n")
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+    return text
+
+
+def said(body, streams):
+    if not streams:
+        return json.loads(body)["choices"][0]["message"]["content"]
+    events = [line[6:] for line in body.decode().splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+suite = hw.Suite(name="talking", instances=instances, grade=lambda instance, sandbox, answer: True)
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[str]:
+    """A model in a process of its own that never says the same twice; `said` has all that it said."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MODEL, str(tmp_path / "said")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().decode().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [(4, 3), pytest.param(30, 5, marks=[pytest.mark.proof, pytest.mark.timeout(900)])],
+)
+def test_what_was_received_is_in_the_record_and_is_not_paid_twice(
+    scene: Scene, model: str, kills: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    trace = scene.place / "received"
+    scene.suite(SUITE, TRACE=str(trace), INSTANCES=INSTANCES, TURNS=TURNS)
+    options = ("--model", "model", "--base-url", model, "--workers", "2", "--retries", "100")
+    command = scene.run(*scene.agent(), *options, "--concurrency", str(AT_ONCE))
+    cut = 0
+    for _ in range(kills):
+        seen = len(lines(trace)) + chance.randint(1, 2)
+        until("a reply was received", lambda: len(lines(trace)) >= seen or not command.running)  # noqa: B023
+        if not command.running:
+            break
+        cut += 1
+        if chance.random() < 0.5 and (workers := scene.workers()):
+            os.kill(chance.choice(workers).pid, signal.SIGKILL)
+            continue
+        command.kill()
+        assert received(trace) <= recorded(scene)
+        command = scene.resume()
+
+    assert command.wait(120) == 0, command
+    assert cut >= min(kills, 4)
+    assert set(scene.outcomes().values()) == {"passed"}
+    assert received(trace) <= recorded(scene)
+    assert_paid_once(scene, command.document(), cut)
+
+
+def assert_paid_once(scene: Scene, summary: Any, cut: int) -> None:
+    exchanges = scene.export("exchanges")
+    bought = Counter(text(row) for row in exchanges if row["usage"]["requests"] and row["status"] == 200)
+    assert bought and set(bought.values()) == {1}
+    # Asked again was only what was on its way when a process was killed.
+    asked = len(lines(scene.place / "said"))
+    assert INSTANCES * TURNS <= len(bought) <= asked <= INSTANCES * TURNS + cut * AT_ONCE
+    assert summary["saved"]["requests"] == sum(row["saved"]["requests"] for row in exchanges) > 0
+    assert summary["usage"]["requests"] == sum(row["usage"]["requests"] for row in exchanges)
+
+
+def received(trace: Path) -> set[str]:
+    return {line.strip() for line in lines(trace)}
+
+
+def recorded(scene: Scene) -> set[str]:
+    return {text(row) for row in scene.export("exchanges") if row["reply"]}
+
+
+def text(row: dict[str, Any]) -> str:
+    choices = (row["reply"] or {}).get("choices")
+    return str(choices[0]["message"]["content"]) if choices else ""
