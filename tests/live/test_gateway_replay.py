@@ -167,6 +167,17 @@ async def test_what_changes_from_one_start_to_the_next_makes_no_other_request(
             assert response.status != 200  # another question, and the upstream has nothing more to say
 
 
+async def test_googles_array_of_chunks_stays_one(tmp_path: Path) -> None:
+    request = speak("gemini", "hi", stream=True)
+    request = request._replace(path=request.path.replace("?alt=sse", ""))
+    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+        async with p.attempt(1) as first:
+            await answered(first, speak("gemini", "hi"))
+        async with p.attempt(2, 1) as second:
+            [chunk] = json.loads(await answered(second, request))
+    assert chunk == json.loads(bytes(p.exchanges(2)[0].reply)) == json.loads(bytes(p.exchanges(1)[0].reply))
+
+
 async def test_media_in_a_reply_are_put_back(tmp_path: Path) -> None:
     picture = base64.b64encode(os.urandom(9000)).decode()
     message = {"role": "assistant", "content": f"data:image/png;base64,{picture}"}

@@ -31,7 +31,7 @@ from .sampling import imposed
 from .sessions import BILLED, Ending, Session
 from .side import SERVER, counted, refusal
 from .upstreams import Answer, Call, Upstream
-from .upstreams.replay import UNRECORDED, Replayed, streams
+from .upstreams.replay import UNRECORDED, Manner, Replayed, manner
 from .upstreams.retry import failure_inside
 
 GONE = 499  # in the record: the client went away before it had an answer
@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
     call: Call
     delta: Delta
     asked: Asked
-    streams: bool
+    manner: Manner
 
 
 class Relay:
@@ -108,14 +108,14 @@ class Relay:
         dialect = route.dialect
         if dialect.form.dialect not in self._upstream.dialects:
             raise self._unspoken(session, dialect)
-        call, delta, asked, streamed = await self._prepare(request, session, route)
+        call, delta, asked, wanted = await self._prepare(request, session, route)
         recorded = session.recorded(delta)
         turn = Turn(request, session, delta, dialect, recorded)
         try:
             async with (
                 self._sent(call, session)
                 if recorded is None
-                else nullcontext(Replayed(recorded.reply, dialect, streamed))
+                else nullcontext(Replayed(recorded.reply, dialect, wanted))
             ) as answer:
                 if answer.failure is None and _is_stream(answer):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
@@ -171,12 +171,12 @@ class Relay:
             if asked.changes:
                 body.replace(joined(form.key, head, reading.span))
             known = identity(form.dialect, {**asked.beside, **reading.head, **asked.changes}, reading.digests)
-            streamed = streams(reading.head, asked.place)
+            wanted = manner(reading.head, asked.place)
             delta = (await session.delta(form, reading, recorded))._replace(identity=known)
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
-        return Prepared(_call(request, session, asked, route, body), delta, asked, streamed)
+        return Prepared(_call(request, session, asked, route, body), delta, asked, wanted)
 
     def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
         spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"

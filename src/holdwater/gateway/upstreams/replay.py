@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
 
 from msgspec import Raw
 from multidict import CIMultiDict
@@ -15,10 +16,19 @@ from multidict import CIMultiDict
 from ...core.errors import ModelFailed
 from ...core.records import Failure
 from ..dialects import Dialect, Place
+from ..recorder import UNREADABLE
 from . import Answer, Call
 
 UNRECORDED = "unrecorded"  # the kind of the failure
 _METHOD = ":streamGenerateContent"
+
+
+class Manner(StrEnum):
+    """How a reply is told."""
+
+    WHOLE = "whole"
+    EVENTS = "events"
+    ARRAY = "array"  # Google's chunks, without server-sent events
 
 
 class Replayed:
@@ -27,18 +37,19 @@ class Replayed:
     status = 200
     failure: Failure | None = None
 
-    def __init__(self, reply: bytes, dialect: Dialect, streams: bool) -> None:
-        self._reply = reply
-        self._dialect = dialect
-        self._streams = streams
-        self.headers = CIMultiDict({"Content-Type": "text/event-stream" if streams else "application/json"})
+    def __init__(self, reply: bytes, dialect: Dialect, manner: Manner) -> None:
+        events = manner is Manner.EVENTS
+        self.headers = CIMultiDict({"Content-Type": "text/event-stream" if events else "application/json"})
+        if manner is Manner.ARRAY:
+            reply = b"[" + reply + b"]"
+        try:
+            self._pieces = dialect.told(reply) if events else [reply]
+        except UNREADABLE as error:
+            raise ModelFailed(f"the recorded reply cannot be read: {error}", kind="garbage") from None
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        if not self._streams:
-            yield self._reply
-            return
-        for event in self._dialect.told(self._reply):
-            yield event
+        for piece in self._pieces:
+            yield piece
 
 
 class Nothing:
@@ -56,8 +67,8 @@ class Nothing:
         )
 
 
-def streams(head: Mapping[str, Raw], place: Place) -> bool:
-    """Whether a request asks for its reply in events."""
+def manner(head: Mapping[str, Raw], place: Place) -> Manner:
+    """How a request wants its reply."""
     if _METHOD in place.path:
-        return "alt=sse" in place.query.split("&")
-    return bytes(head.get("stream", b"")) == b"true"
+        return Manner.EVENTS if "alt=sse" in place.query.split("&") else Manner.ARRAY
+    return Manner.EVENTS if bytes(head.get("stream", b"")) == b"true" else Manner.WHOLE
