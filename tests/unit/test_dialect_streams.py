@@ -202,6 +202,18 @@ def test_chat_tells_parallel_calls_without_an_index_apart_by_id():
     assert [(c["id"], c["function"]["arguments"]) for c in calls] == [("one", "{}"), ("two", "[]")]
 
 
+def test_chat_puts_a_custom_tools_call_together():
+    deltas = [
+        {"index": 0, "id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Be"}},
+        {"index": 0, "custom": {"input": "gin"}},
+    ]
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [delta]}}]} for delta in deltas]
+    stream, _ = fed("chat", b"".join(map(event, chunks)))
+
+    [call] = json.loads(stream.reply())["choices"][0]["message"]["tool_calls"]
+    assert call == {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+
+
 def test_gemini_keeps_logprobs_signatures_and_calls_between_texts():
     def chunk(*parts, **fields):
         return event({"candidates": [{"content": {"role": "model", "parts": list(parts)}, **fields}]})

@@ -154,7 +154,8 @@ class _Assembled:
         index = self._index(call)
         known = self._calls.setdefault(index, {"type": "function", "function": {}})
         function = call.get("function") or {}
-        known.update({k: v for k, v in call.items() if k not in ("index", "function") and v is not None})
+        beside = {k: v for k, v in call.items() if k not in ("index", "function") and v is not None}
+        known.update({k: joined(known.get(k), v) if k == "custom" else v for k, v in beside.items()})
         known["function"].update({k: v for k, v in function.items() if k != "arguments" and v is not None})
         if isinstance(arguments := function.get("arguments"), str):
             self._arguments.setdefault(index, []).append(arguments)
@@ -178,6 +179,8 @@ class _Assembled:
 
     def _call(self, index: int) -> dict[str, Any]:
         call = self._calls[index]
+        if call["type"] != "function" and not call["function"]:
+            return {key: value for key, value in call.items() if key != "function"}
         arguments = "".join(self._arguments.get(index, []))
         return {**call, "function": {**call["function"], "arguments": arguments}}
 

@@ -1,6 +1,7 @@
 """Anthropic Messages: content in blocks, usage that adds up along the stream, pings at any time.
 
-Clients move `cache_control` along the conversation: a message is the same with and without it.
+Clients move `cache_control` along the conversation: a message is the same with and without it. It needs a
+block to stand in, so a text is a block of text for as long as it has one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import Usage
-from ..recorder import Form
+from ..recorder import UNREADABLE, Form
 from . import Asked, Place, Whole, renamed, told
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
@@ -20,6 +21,23 @@ _WORD = b'"cache_control"'
 # Of one level and short: what is longer is content, whatever it is called.
 _VALUE = re.compile(rb'\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})')
 _COMMA = re.compile(rb"\s{0,9},\s{0,9}")
+_TEXT_FIRST = re.compile(rb'"content"\s{0,9}:\s{0,9}\[\s{0,9}\{\s{0,9}"t')
+_OPENING = 64  # bytes of a message in which its content begins, where it says little else
+
+
+def lasting(message: bytes) -> bytes:
+    """What stays of `message` when it is sent again: no hints for a cache, and a single text as such."""
+    message = without_cache_control(message)
+    if _TEXT_FIRST.search(message, 0, _OPENING) is None:
+        return message
+    try:
+        content = msgspec.json.decode(message, type=_Content).content
+        [block] = msgspec.json.decode(content, type=list[dict[str, Raw]])
+    except (*UNREADABLE, ValueError):
+        return message
+    if block.keys() != {"type", "text"} or bytes(block["type"]) != b'"text"':
+        return message
+    return message.replace(bytes(content), bytes(block["text"]), 1)
 
 
 def without_cache_control(message: bytes) -> bytes:
@@ -39,10 +57,14 @@ def without_cache_control(message: bytes) -> bytes:
     return b"".join((*parts, message[done:])) if done else message
 
 
+class _Content(msgspec.Struct):
+    content: Raw
+
+
 class Messages:
     """Implements `Dialect`."""
 
-    form = Form("messages", "messages", lasting=without_cache_control)
+    form = Form("messages", "messages", lasting=lasting)
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
