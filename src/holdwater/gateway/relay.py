@@ -112,11 +112,7 @@ class Relay:
         recorded = session.recorded(delta)
         turn = Turn(request, session, delta, dialect, recorded)
         try:
-            async with (
-                self._sent(call, session)
-                if recorded is None
-                else nullcontext(Replayed(recorded.reply, dialect, wanted))
-            ) as answer:
+            async with self._answer(call, session, recorded, dialect, wanted) as answer:
                 if answer.failure is None and _is_stream(answer):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
@@ -130,7 +126,12 @@ class Relay:
             call.body.free()
 
     @asynccontextmanager
-    async def _sent(self, call: Call, session: Session) -> AsyncIterator[Answer]:
+    async def _answer(
+        self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, wanted: Manner
+    ) -> AsyncIterator[Answer]:
+        if recorded is not None:
+            yield Replayed(recorded.reply, dialect, wanted)
+            return
         pace = session.paced() if session.replays else nullcontext()  # else it has been kept already
         async with pace, self._upstream.send(call) as answer:
             yield answer
@@ -165,18 +166,17 @@ class Relay:
         try:
             reading = session.recorder(form).read(content)
             asked = _imposing(_asked(route, reading.head, self._model), form, reading.head, self._sampling)
-            head = recorded = msgspec.json.encode({**reading.head, **asked.changes})
-            if asked.beside:
-                recorded = msgspec.json.encode({**asked.beside, **reading.head, **asked.changes})
+            sent = {**reading.head, **asked.changes}
             if asked.changes:
-                body.replace(joined(form.key, head, reading.span))
-            known = identity(form.dialect, {**asked.beside, **reading.head, **asked.changes}, reading.digests)
-            wanted = manner(reading.head, asked.place)
-            delta = (await session.delta(form, reading, recorded))._replace(identity=known)
+                body.replace(joined(form.key, msgspec.json.encode(sent), reading.span))
+            told = {**asked.beside, **sent}
+            known, wanted = identity(form.dialect, told, reading.digests), manner(sent, asked.place)
+            delta = await session.delta(form, reading, msgspec.json.encode(told))
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
-        return Prepared(_call(request, session, asked, route, body), delta, asked, wanted)
+        call = _call(request, session, asked, route, body)
+        return Prepared(call, delta._replace(identity=known), asked, wanted)
 
     def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
         spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"
