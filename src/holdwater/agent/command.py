@@ -42,18 +42,49 @@ def command(template: str) -> Agent:
             await sandbox.write(INSTRUCTION_FILE, instance.instruction)
         values = _values(instance, sandbox) | _model_values(model, not used.isdisjoint(OF_THE_MODEL))
         filled = [program, *(_fill(word, values) for word in words[1:])]
-        result = await _run(filled, sandbox, _environment(values, by_file))
-        if not result.ok:
-            reason = (result.stderr.strip() or result.stdout.strip())[-LONGEST_REASON:]
-            raise AgentFailed(f"`{program}` ended with status {result.exit_code}: {reason}", kind="exit")
-        return result.stdout
+        return (await run(program, filled, sandbox, _environment(values, by_file))).stdout
 
     def check() -> None:
         # A path may exist in the sandbox alone, where only the first attempt can look.
-        if "/" not in program and shutil.which(program) is None:
-            raise _missing(program)
+        if "/" not in program:
+            look_for(program)
 
     return Agent(name=f"command:{program}", act=act, check=check, description=f"runs `{template}`")
+
+
+async def run(
+    program: str, words: list[str], sandbox: Sandbox, env: Mapping[str, str], install: str = ""
+) -> CommandResult:
+    """Run `words`, which start `program`, to a good end; any other status is the agent's failure.
+
+    A missing program will hit every instance, so it is the run's failure.
+    """
+    try:
+        result = await sandbox.run(words, env=env)
+    except SandboxFailed as error:
+        if error.kind != MISSING:
+            raise
+        raise _missing(program, install) from None
+    if result.exit_code == NOT_FOUND and not await _is_there(program, sandbox):
+        raise _missing(program, install)
+    if not result.ok:
+        reason = (result.stderr.strip() or result.stdout.strip())[-LONGEST_REASON:]
+        raise AgentFailed(f"`{program}` ended with status {result.exit_code}: {reason}", kind="exit")
+    return result
+
+
+def look_for(program: str, install: str = "") -> None:
+    """RunFailed where no directory of PATH has it."""
+    if shutil.which(program) is None:
+        raise _missing(program, install)
+
+
+def argument(text: str, hint: str) -> str:
+    """`text`, if it can be an argument."""
+    if "\0" in text or len(text.encode()) > LONGEST_ARGUMENT:
+        problem = "has a NUL character" if "\0" in text else f"is longer than {LONGEST_ARGUMENT} bytes"
+        raise AgentFailed(f"an argument of the agent's command {problem}", hint=hint, kind="argument")
+    return text
 
 
 def _parse(template: str) -> list[list[Part]]:
@@ -110,12 +141,7 @@ def _model_values(model: Model, needed: bool) -> dict[str, str]:
 
 def _fill(word: list[Part], values: Mapping[str, str]) -> str:
     filled = "".join(literal + (values[name] if name else "") for literal, name in word)
-    if "\0" in filled or len(filled.encode()) > LONGEST_ARGUMENT:
-        problem = "has a NUL character" if "\0" in filled else f"is longer than {LONGEST_ARGUMENT} bytes"
-        raise AgentFailed(
-            f"an argument of the agent's command {problem}", hint="use `{instruction_file}`", kind="argument"
-        )
-    return filled
+    return argument(filled, "use `{instruction_file}`")
 
 
 def _environment(values: Mapping[str, str], by_file: bool) -> dict[str, str]:
@@ -129,24 +155,11 @@ def _environment(values: Mapping[str, str], by_file: bool) -> dict[str, str]:
     return environment
 
 
-async def _run(words: list[str], sandbox: Sandbox, env: Mapping[str, str]) -> CommandResult:
-    """Run the program; a missing one will hit every instance, so it is the run's failure."""
-    try:
-        result = await sandbox.run(words, env=env)
-    except SandboxFailed as error:
-        if error.kind != MISSING:
-            raise
-        raise _missing(words[0]) from None
-    if result.exit_code == NOT_FOUND and not await _is_there(words[0], sandbox):
-        raise _missing(words[0])
-    return result
-
-
 async def _is_there(program: str, sandbox: Sandbox) -> bool:
     """A program that is there may end with 127 as well: it may miss another."""
     return (await sandbox.run(["sh", "-c", 'command -v "$1"', "sh", program])).ok
 
 
-def _missing(program: str) -> RunFailed:
-    hint = "install it, or give its absolute path"
+def _missing(program: str, install: str) -> RunFailed:
+    hint = f"`{install}`" if install else "install it, or give its absolute path"
     return RunFailed(f"the agent's program is missing: `{program}`", hint=hint, kind="agent-missing")

@@ -1,6 +1,7 @@
 """Finds an agent by what the user typed: a name, `command:PROGRAM ...`, `path.py:name` or `module:name`.
 
-A worker loads the same spec again, so a spec is all that crosses a process boundary.
+The name of a preset may be followed by arguments for its program. A worker loads the same spec again, so a
+spec is all that crosses a process boundary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .bash import bash
 from .command import command
 from .nop import nop
 from .oracle import oracle
+from .presets import PRESETS, preset
 from .python import python
 
 __all__ = ["Known", "absolute", "known", "load"]
@@ -24,6 +26,14 @@ GROUP = "holdwater.agents"
 COMMAND = "command"
 OTHERS = "`command:PROGRAM ...`, `path.py:name` or `module:name`"
 
+
+class KnownPreset(Known, frozen=True):
+    """A well-known program: the versions that it was tested with, and how it is installed."""
+
+    tested: str = ""
+    install: str = ""
+
+
 BUILT_IN: dict[str, Callable[[], Agent]] = {"bash": bash, "oracle": oracle, "nop": nop}
 
 
@@ -31,6 +41,9 @@ def load(spec: str) -> Agent:
     """The agent that `spec` stands for; BadInput says what is wrong with it."""
     if spec in BUILT_IN:
         return BUILT_IN[spec]()
+    name, _, extra = spec.partition(" ")
+    if name in PRESETS:
+        return preset(name, extra)
     head, colon, template = spec.partition(":")
     if head == COMMAND:
         return command(template)
@@ -50,12 +63,17 @@ def known() -> list[Known]:
     ours.append(
         Known(name=COMMAND, description="any program: `--agent command --command 'PROGRAM {instruction}'`")
     )
-    return ours + [brought for brought in plugin.entries(GROUP) if brought.name not in BUILT_IN]
+    ours += [
+        KnownPreset(name=name, description=made.description, tested=made.versions, install=made.install)
+        for name, made in PRESETS.items()
+    ]
+    return ours + [brought for brought in plugin.entries(GROUP) if brought.name not in {*BUILT_IN, *PRESETS}]
 
 
 def absolute(spec: str) -> str:
     """The same spec, meaning the same from any directory."""
-    return spec if spec.startswith(f"{COMMAND}:") else plugin.absolute(spec)
+    foreign = spec.startswith(f"{COMMAND}:") or spec.partition(" ")[0] in PRESETS
+    return spec if foreign else plugin.absolute(spec)
 
 
 def _made(found: object, spec: str) -> Agent:
