@@ -115,7 +115,6 @@ CLIENTS = {
         first=edit("made.txt"),
         then=edit("fixed.txt"),
         returned="fixed.txt",  # it tells of the test that failed
-        threads=(1, 1),  # it tells the files anew each time, amid what was said: each request is a branch
         arguments=f"--auto-test --test-cmd '{LOOK}; test -e fixed.txt'",
         instruction=SHORT,  # after a long one it makes a summary, or not, as its threads like
     ),
@@ -205,12 +204,16 @@ async def test_a_client(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert log(played.run, attempt["attempt"]) == ""  # it was tested, so there is nothing to say
     check_record(played, client)
     check_secrets(played)
+    if name in ("claude-code", "codex", "gemini-cli"):  # each with a dialect, and streams, of its own
+        again = await hw.areplay(played.run, out=tmp_path / "again")
+        assert (again.outcomes, again.events) == ({"passed": 2}, {}), attempts(tmp_path / "again")
+        assert (again.usage.requests, again.saved.requests) == (0, played.summary.usage.requests)
 
 
 def check_record(played: Played, client: Client) -> None:
     """What the upstream saw is in the record; both attempts asked the same, but for what is volatile."""
     directory = RunDirectory.open(played.run)
-    both = []
+    both, identities = [], []
     for attempt in (1, 2):
         tree = Tree(directory, attempt)
         threads = tree.threads()
@@ -220,11 +223,13 @@ def check_record(played: Played, client: Client) -> None:
         for exchange in map(tree.exchange, numbers):
             assert (exchange.status, exchange.error) == (200, "")
             assert exchange.usage.input_tokens > 0 and exchange.usage.output_tokens > 0
+        identities.append([tree.exchange(number).identity for number in numbers])
         both.append([json.loads(b"".join(raw_turn(tree, n)))["request"] for n in numbers])
     recorded = [request for requests in both for request in requests]
     assert sorted(map(told, recorded)) == sorted(map(told, played.upstream.seen))
     assert any(BEGINNING in text for text in texts(both[0][0]))
     assert any(ENDING in text for text in texts(both[0][0]))
+    assert identities[0] == identities[1]  # so that an attempt that is tried again pays for none of it
     assert [path for path in differences(*both) if not path.startswith(tuple(client.volatile))] == []
 
 

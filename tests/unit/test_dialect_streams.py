@@ -294,3 +294,37 @@ def test_each_end_of_a_response_is_one(status):
     assert stream.done
     assert (stream.error is not None) == (status == "failed")
     assert json.loads(stream.reply()) == response
+
+
+@pytest.mark.parametrize(
+    ("dialect", "one", "other"),
+    [
+        ("responses", {"id": "msg_1", "role": "user"}, {"id": "msg_2", "role": "user"}),
+        (
+            "responses",
+            {"type": "function_call_output", "output": "Chunk ID: a1\nWall time: 0.05 seconds\nOutput:\nx"},
+            {"type": "function_call_output", "output": "Chunk ID: ff\nWall time: 1.5 seconds\nOutput:\nx"},
+        ),
+        (
+            "gemini",
+            {"role": "model", "parts": [{"functionCall": {"id": "ls-1", "name": "ls"}}, {"text": "x"}]},
+            {"role": "model", "parts": [{"functionCall": {"id": "ls-2", "name": "ls"}}, {"text": "x"}]},
+        ),
+    ],
+)
+def test_what_a_client_makes_up_anew_names_no_other_message(dialect, one, other):
+    steady = DIALECTS[dialect].form.steady
+
+    assert steady(json.dumps(one).encode()) == steady(json.dumps(other).encode())
+    changed = json.dumps(other).replace("x", "y").replace("user", "tool").encode()
+    assert steady(json.dumps(one).encode()) != steady(changed)
+
+
+@pytest.mark.parametrize("dialect", ["responses", "gemini"])
+@given(message=st.binary(max_size=40) | json_values)
+def test_whatever_is_no_message_has_a_name_all_the_same(dialect, message):
+    content = (
+        message if isinstance(message, bytes) else json.dumps({"id": message, "parts": message}).encode()
+    )
+
+    assert isinstance(DIALECTS[dialect].form.steady(content + b'"id"' * isinstance(message, bytes)), bytes)

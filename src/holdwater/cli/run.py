@@ -32,7 +32,7 @@ class Flags:
     """Every flag can stand in a TOML file too, under its own name."""
 
     agent: Annotated[
-        str | None, _in(CHOOSING, "`bash`, `oracle`, `nop`, `command`, `path.py:name` or a plug-in")
+        str | None, _in(CHOOSING, "`bash`, `claude-code`, `codex`, ... (see `holdwater agents`), `command` or `path.py:name`")
     ] = None
     command: Annotated[
         str | None,

@@ -1,5 +1,7 @@
-"""What makes two requests the same: their messages and what else they ask for, but for what changes from one
-run of the same client to the next. By it the replies of an earlier attempt are found again.
+"""What makes two requests the same: their messages and what else they ask for, but for what a client makes up
+anew at each start. By it the replies of an earlier attempt are found again.
+
+What is made up in messages is said by each dialect's `form.steady`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PASSING = frozenset(
 _SIZE = 16  # bytes of blake3
 
 
-def identity(dialect: str, head: dict[str, Raw], digests: bytes) -> str:
-    """Of a request with these keys beside its messages, and these digests of its messages."""
+def identity(dialect: str, head: dict[str, Raw], names: bytes) -> str:
+    """Of a request with these keys beside its messages, and these names of its messages."""
     asked = [(key, head[key]) for key in sorted(head.keys() - PASSING)]
-    return blake3(msgspec.json.encode([dialect, asked]) + digests).hexdigest(_SIZE)
+    return blake3(msgspec.json.encode([dialect, asked]) + names).hexdigest(_SIZE)

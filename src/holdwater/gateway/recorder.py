@@ -36,6 +36,7 @@ class Form(NamedTuple):
     key: str = "messages"
     optional: bool = False  # the key may be missing, or hold a text
     lasting: Callable[[bytes], bytes] | None = None  # a message without what comes and goes in it
+    steady: Callable[[bytes], bytes] | None = None  # without what its client makes up anew at each start
 
 
 class Mark(NamedTuple):
@@ -55,6 +56,7 @@ class Tip(NamedTuple):
     digests: bytes
     head: bytes  # digest of all keys but the messages
     mark: Mark | None
+    names: bytes  # as `digests`, of what is steady in the messages
 
 
 class Reading(NamedTuple):
@@ -82,14 +84,18 @@ class Delta(NamedTuple):
     digests: bytes
     head_digest: bytes
     mark: Mark | None
+    names: bytes
+    identity: str = ""  # see `identity.py`
 
 
 class Recorder:
-    """An attempt's conversations in one dialect: at most `TIPS`, the least recently continued goes first."""
+    """An attempt's conversations in one dialect: at most `TIPS`, what is not continued goes first."""
 
     def __init__(self, form: Form = Form()) -> None:  # noqa: B008 (a frozen record)
         self._form = form
-        self._tips: list[Tip] = []
+        # By their first message, the latest last, so that what began otherwise costs nothing; bound: `TIPS`.
+        self._tips: dict[bytes, list[Tip]] = {}
+        self._count = 0
 
     def read(self, body: Buffer) -> Reading:
         """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
@@ -103,8 +109,9 @@ class Recorder:
         head_digest = _digest(head)
         parent, keep = self._parent(reading.digests, head_digest)
         append = [bytes(raw) for raw in reading.fresh[keep - reading.known :]]
-        if not all(part.isascii() or _is_utf8(part) for part in (*append, head)):
-            raise Malformed("the body is not UTF-8")
+        for part in (*append, head):
+            if not part.isascii() and not _is_utf8(part):
+                raise Malformed("the body is not UTF-8")
         same = parent is not None and parent.head == head_digest
         return Delta(
             dialect=self._form.dialect,
@@ -115,30 +122,51 @@ class Recorder:
             digests=reading.digests,
             head_digest=head_digest,
             mark=reading.mark,
+            names=self._names(reading, parent, keep, append),
         )
+
+    def _names(self, reading: Reading, parent: Tip | None, keep: int, append: list[bytes]) -> bytes:
+        steady = self._form.steady
+        if steady is None:
+            return reading.digests
+        kept = parent.names[: keep * DIGEST] if parent is not None else b""
+        return kept + b"".join([_digest(steady(message)) for message in append])
 
     def written(self, delta: Delta, number: int) -> None:
         """The exchange is in the record: later requests may continue it."""
-        tip = Tip(number, delta.digests, delta.head_digest, delta.mark)
+        digests = delta.digests
         # What the new tip begins with needs no place of its own.
-        self._tips = [t for t in self._tips if not delta.digests.startswith(t.digests)]
-        self._tips.append(tip)
-        del self._tips[:-TIPS]
+        known = self._tips.pop(digests[:DIGEST], ())
+        others = [tip for tip in known if not digests.startswith(tip.digests)]
+        others.append(Tip(number, digests, delta.head_digest, delta.mark, delta.names))
+        self._tips[digests[:DIGEST]] = others
+        self._count += len(others) - len(known)
+        if self._count > TIPS:
+            self._forget()
+
+    def _forget(self) -> None:
+        first = next(iter(self._tips))
+        del self._tips[first][0]
+        if not self._tips[first]:
+            del self._tips[first]
+        self._count -= 1
 
     def _continued(self, body: Buffer) -> Reading | None:
-        for tip in sorted(self._tips, key=lambda t: -t.mark.end if t.mark else 0):
-            mark = tip.mark
-            if mark is None or body[mark.end - len(mark.last) : mark.end] != mark.last:
-                continue
-            before = blake3(memoryview(body)[: mark.end])
-            if before.digest(DIGEST) == mark.digest:
-                return _rest(body, tip, mark, before, self._form)
+        """Of two conversations that it goes on with, the later is as good: what it lacks is parsed."""
+        for tips in reversed(self._tips.values()):
+            for tip in reversed(tips):
+                mark = tip.mark
+                if mark is None or not body.startswith(mark.last, mark.end - len(mark.last)):
+                    continue
+                before = blake3(memoryview(body)[: mark.end])
+                if before.digest(DIGEST) == mark.digest:
+                    return _rest(body, tip, mark, before, self._form)
         return None
 
     def _parent(self, digests: bytes, head: bytes) -> tuple[Tip | None, int]:
         best: tuple[int, bool, int] = (0, False, 0)
         parent = None
-        for tip in self._tips:
+        for tip in self._tips.get(digests[:DIGEST], ()):
             rank = (_shared(tip.digests, digests), tip.head == head, tip.number)
             if rank[0] and rank > best:
                 best, parent = rank, tip
@@ -158,32 +186,30 @@ def _whole(body: Buffer, form: Form) -> Reading:
 
 def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3, form: Form) -> Reading | None:
     """Parse what follows the mark, as if the messages before it were not there."""
-    after = bytes(memoryview(body)[mark.end :])
-    trimmed = after.lstrip(_BLANK)
-    skipped = mark.end + len(after) - len(trimmed)
-    if trimmed[:1] == b",":
-        trimmed = trimmed[1:]
-        skipped += 1
-        if trimmed.lstrip(_BLANK)[:1] == b"]":  # a trailing comma
+    view = memoryview(body)
+    start = _after_blanks(body, mark.end)
+    if body.startswith(b",", start):
+        start = _after_blanks(body, start + 1)
+        if body.startswith(b"]", start):  # a trailing comma
             return None
-    elif trimmed[:1] != b"]":
+    elif not body.startswith(b"]", start):
         return None
-    short = bytes(memoryview(body)[: mark.opening]) + trimmed
+    short = b"".join((view[: mark.opening], view[start:]))
     head = _OBJECT.decode(short)
     fresh = _fresh(head, form)
-    messages = head.pop(form.key)
-    if bytes(messages) != short[mark.opening - 1 : mark.opening - 1 + len(memoryview(messages))]:
+    messages = bytes(head.pop(form.key))
+    if not short.startswith(messages, mark.opening - 1):
         return None  # a second `messages` key
-    close = skipped + len(memoryview(messages)) - 1
+    close = start + len(messages) - 1
     digests, steady = _identities(fresh, form)
     end = _end_before(body, close, fresh[steady:]) if steady else mark.end
-    before.update(memoryview(body)[mark.end : end])
+    before.update(view[mark.end : end])
     return Reading(
         head,
         fresh,
         mark.known,
         tip.digests[: mark.known * DIGEST] + digests,
-        memoryview(body)[mark.opening - 1 : close],
+        view[mark.opening - 1 : close],
         _marked(body, mark.opening, end, mark.known + steady, before),
     )
 
@@ -254,12 +280,20 @@ def _end_of_last(body: Buffer, close: int) -> int:
     return end
 
 
+def _after_blanks(body: Buffer, start: int) -> int:
+    while start < len(body) and body[start] in _BLANK:
+        start += 1
+    return start
+
+
 def _digest(part: Raw | bytes) -> bytes:
     return blake3(part).digest(DIGEST)
 
 
 def _shared(a: bytes, b: bytes) -> int:
     """How many digests the two begin with in common."""
+    if b.startswith(a):  # a conversation that goes on
+        return len(a) // DIGEST
     low, high = 0, min(len(a), len(b)) // DIGEST
     while low < high:
         middle = (low + high + 1) // 2

@@ -170,13 +170,14 @@ class Relay:
             if asked.changes:
                 body.replace(joined(form.key, msgspec.json.encode(sent), reading.span))
             told = {**asked.beside, **sent}
-            known, wanted = identity(form.dialect, told, reading.digests), manner(sent, asked.place)
+            wanted = manner(sent, asked.place)
             delta = await session.delta(form, reading, msgspec.json.encode(told))
+            delta = delta._replace(identity=identity(form.dialect, told, delta.names))
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
         call = _call(request, session, asked, route, body)
-        return Prepared(call, delta._replace(identity=known), asked, wanted)
+        return Prepared(call, delta, asked, wanted)
 
     def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
         spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"

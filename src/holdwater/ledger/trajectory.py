@@ -150,15 +150,17 @@ class Tree:
         parent = self._node(exchange.parent) if exchange.parent is not None else None
         if exchange.number in self._nodes or exchange.keep > (parent.total if parent else 0):
             raise LedgerCorrupt(f"exchange {exchange.number} of attempt {self.attempt} fits no other")
-        whole = parent if parent is not None and exchange.keep == parent.total else None
+        # One that rewrites the end of what was said still goes on with it, if it is no step further.
+        before = parent if parent is not None and 2 * exchange.keep > parent.total else None
+        further = before is None or exchange.keep == before.total
         self._nodes[exchange.number] = Node(
             at=at,
             parent=exchange.parent,
             keep=exchange.keep,
             total=exchange.keep + len(exchange.append),
             has_head=exchange.head is not None,
-            depth=1 + (whole.depth if whole else 0),
-            weight=len(content) + (whole.weight if whole else 0),
+            depth=further + (before.depth if before else 0),
+            weight=len(content) + (before.weight if before else 0),
         )
 
     def _made_of(self, number: int) -> dict[int, int]:

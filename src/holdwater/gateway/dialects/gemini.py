@@ -13,17 +13,34 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import Usage
-from ..recorder import Form
+from ..recorder import UNREADABLE, Form
 from . import COMMENT, Asked, Place, Whole, told
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
 _PATH = re.compile(r"(?P<version>[^/]+)/(?P<model>.+):(?P<method>\w+)")
 
 
+def steady(content: bytes) -> bytes:
+    """A content without the ids of its calls, which a client makes up where the model gives none."""
+    if b'"id"' not in content:
+        return content
+    try:
+        fields = msgspec.json.decode(content, type=dict[str, Any])
+    except UNREADABLE:
+        return content
+    parts = fields.get("parts")
+    for part in parts if isinstance(parts, list) else ():
+        for kind in ("functionCall", "functionResponse"):
+            called = part.get(kind) if isinstance(part, dict) else None
+            if isinstance(called, dict):
+                called.pop("id", None)
+    return msgspec.json.encode(fields)
+
+
 class Gemini:
     """Implements `Dialect`."""
 
-    form = Form("gemini", "contents")
+    form = Form("gemini", "contents", steady=steady)
     keep_alive = COMMENT
 
     def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:

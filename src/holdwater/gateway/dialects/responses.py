@@ -5,25 +5,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from ...core.records import Usage
-from ..recorder import Form
+from ..recorder import UNREADABLE, Form
 from . import COMMENT, Asked, Place, Whole, renamed, told
 from .chat import Chat
 from .sse import EventStream
 
 _NULL = Raw(b"null")
+# What Codex puts above the output of a command.
+_MADE_UP = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def steady(item: bytes) -> bytes:
+    """An item without its id, which a client may have made up, and without how long a command took."""
+    if b'"id"' in item:
+        try:
+            fields = _OBJECT.decode(item)
+        except UNREADABLE:
+            return item
+        fields.pop("id", None)
+        item = msgspec.json.encode(fields)
+    return _MADE_UP.sub(b"", item) if b'"function_call_output"' in item else item
 
 
 class Responses:
     """Implements `Dialect`."""
 
-    form = Form("responses", "input", optional=True)
+    form = Form("responses", "input", optional=True, steady=steady)
     keep_alive = COMMENT
     error_body = Chat.error_body
 
