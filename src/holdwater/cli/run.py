@@ -32,7 +32,8 @@ class Flags:
     """Every flag can stand in a TOML file too, under its own name."""
 
     agent: Annotated[
-        str | None, _in(CHOOSING, "`bash`, `claude-code`, `codex`, ... (see `holdwater agents`), `command` or `path.py:name`")
+        str | None,
+        _in(CHOOSING, "`bash`, `claude-code`, ... (see `holdwater agents`), `command` or `path.py:name`"),
     ] = None
     command: Annotated[
         str | None,
@@ -79,6 +80,9 @@ class Flags:
     run_tokens: Annotated[int | None, _in(BUDGETS, "Input and output tokens of the run")] = None
     run_cost: Annotated[float | None, _in(BUDGETS, "Cost of the run")] = None
     run_time: Annotated[float | None, _in(BUDGETS, "Seconds that the run may take, resumes included")] = None
+    largest_request: Annotated[
+        str | None, _in(BUDGETS, "Bytes of a model request, unpacked; a larger one is refused (256MiB)")
+    ] = None
     rpm: Annotated[float | None, _in(BUDGETS, "Model calls a minute, over all workers")] = None
     tpm: Annotated[float | None, _in(BUDGETS, "Tokens a minute, over all workers")] = None
     prices: Annotated[str | None, _in(BUDGETS, "A TOML file with prices by model; see docs/models.md")] = None

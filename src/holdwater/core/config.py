@@ -9,7 +9,7 @@ import msgspec
 
 from .budget import RunBudget
 from .prices import Price
-from .records import GiB, Limits, Record
+from .records import GiB, Limits, MiB, Record
 
 
 class Network(StrEnum):
@@ -51,6 +51,7 @@ class RunConfig(Record, frozen=True):
     budget: RunBudget = RunBudget()
     price: Price | None = None  # the model's, as it was when the run was made; None: unknown
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)  # imposed on every request
+    largest_request: int = 256 * MiB  # bytes of a model request, unpacked
     rpm: float | None = None  # requests a minute, over all workers
     tpm: float | None = None  # tokens a minute
     network: Network = Network.GATEWAY

@@ -106,6 +106,7 @@ class Host:
                         upstream,
                         place / "gateway",
                         model=welcome.config.model,
+                        body_cap=welcome.config.largest_request,
                         terms=terms_of(welcome.config),
                     ) as self._server,
                     connect(self._server.socket) as self._http,

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     run_tokens: int | None
     run_cost: float | None
     run_time: float | None
+    largest_request: int | str | None
     sampling: Mapping[str, Any] | Sequence[str] | None
     rpm: float | None
     tpm: float | None
@@ -90,7 +91,7 @@ def settings(options: Options) -> dict[str, Any]:
     }
     said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
     said["budget"] = _budget({name: said.pop(name, None) for name in Budgets.__annotations__})
-    for name in ("memory", "worker_memory"):
+    for name in ("memory", "worker_memory", "largest_request"):
         if name in said:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
     for name, kind in (("critic", Critic), ("network", Network)):
