@@ -18,6 +18,7 @@ proof:
 	@$(bin)/pytest -m proof
 	@$(bin)/python benchmarks/flat_memory.py
 	@$(bin)/python benchmarks/throughput.py
+	@$(bin)/python benchmarks/gateway_rate.py
 
 lint:
 	@scripts/setup dev
@@ -29,6 +30,7 @@ lint:
 bench:
 	@scripts/setup run
 	@$(bin)/python benchmarks/flat_memory.py
+	@$(bin)/python benchmarks/gateway_rate.py
 
 clean:
 	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

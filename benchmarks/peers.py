@@ -31,7 +31,7 @@ def measured(directory: Path, talks: int, images: int, rows: Sequence[str]) -> l
     """Figures of peers for the rows that were chosen; at most `TALKS` of the talks."""
     found = [Row("not run", why, who=who) for who, why in NOT_RUN.items()]
     try:
-        python = _environment("inspect-ai", ("inspect-ai", "openai"))
+        python = environment("inspect-ai", ("inspect-ai", "openai"))
     except (OSError, subprocess.SubprocessError) as error:
         return [Row("not run", f"cannot be installed: {error}", who="Inspect AI"), *found]
     mine: list[Row] = []
@@ -52,7 +52,7 @@ def _inspect(python: Path, directory: Path, kind: str, count: int, size: int) ->
     with upstream(work.TURNS, work.REPLIED) as url:
         command = [*script, url, str(logs)]
         ran = launched(command, directory / f"inspect-{kind}.log", anything, env={"INSPECT_DISPLAY": "none"})
-    return _figures(what, ran, count * work.TURNS, logs, f"Inspect AI {_version(python, 'inspect-ai')}")
+    return _figures(what, ran, count * work.TURNS, logs, f"Inspect AI {version(python, 'inspect-ai')}")
 
 
 def _figures(what: str, ran: Launched, turns: int, logs: Path, who: str) -> list[Row]:
@@ -66,7 +66,7 @@ def _figures(what: str, ran: Launched, turns: int, logs: Path, who: str) -> list
     ]
 
 
-def _environment(name: str, packages: Sequence[str]) -> Path:
+def environment(name: str, packages: Sequence[str]) -> Path:
     """The Python of an environment with these packages: made once, kept in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = cache / "holdwater-benchmarks" / name
@@ -80,7 +80,7 @@ def _environment(name: str, packages: Sequence[str]) -> Path:
     return python
 
 
-def _version(python: Path, package: str) -> str:
+def version(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     asked = subprocess.run([str(python), "-c", code], check=True, timeout=60, capture_output=True, text=True)
     return asked.stdout.strip()

@@ -13,6 +13,8 @@ from .body import Admission, Admitted
 from .encodings import DECODERS, Garbled
 
 UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
+JOINED = 8 * 1024 * 1024  # bytes of a body up to which its pieces are kept and joined
+FEW, COARSE = 64, 4096  # pieces, and bytes of each on average beyond so many
 LONGEST_SILENCE = 60.0  # seconds that a client may take between two pieces of its body
 
 
@@ -55,15 +57,31 @@ class _Reader:
         self._cap = cap
 
     async def known(self, length: int) -> bytearray:
+        """Joined when all of it is there: a buffer that is made before is written twice."""
+        pieces: list[bytes] = []  # bound: `JOINED` bytes, in pieces of `COARSE` but for a few
+        at = 0
+        while at < length:
+            if length > JOINED or len(pieces) > FEW + at // COARSE:
+                return await self._in_place(length, pieces)
+            pieces.append(await self._some())
+            at += len(pieces[-1])
+        return bytearray().join(pieces)
+
+    async def _in_place(self, length: int, pieces: list[bytes]) -> bytearray:
+        """What is too large to be there twice, or comes in crumbs that would weigh more than it does."""
         body = bytearray(length)
         at = 0
         while at < length:
-            piece = await self._piece()
-            if not piece:
-                raise Unreadable("the body ended early")
+            piece = pieces.pop(0) if pieces else await self._some()
             body[at : at + len(piece)] = piece
             at += len(piece)
         return body
+
+    async def _some(self) -> bytes:
+        piece = await self._piece()
+        if not piece:
+            raise Unreadable("the body ended early")
+        return piece
 
     async def unknown(self, encoding: str) -> bytearray:
         body = bytearray()

@@ -6,18 +6,21 @@ the messages. It neither talks to anyone nor writes; `sessions.py` does. The way
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
 from msgspec import Raw
+from xxhash import xxh3_128
 
 Buffer = bytes | bytearray
 
 DIGEST = 16  # bytes of blake3: collisions cannot be crafted
 TIPS = 32  # conversations of an attempt that are remembered
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
+_SEED = secrets.randbits(64)  # what is hashed with it never leaves the process: nobody can aim at it
 _LAST = 32  # bytes before a mark that are compared before anything is hashed
 _BLANK = b" \t\r\n"
 
@@ -158,8 +161,8 @@ class Recorder:
                 mark = tip.mark
                 if mark is None or not body.startswith(mark.last, mark.end - len(mark.last)):
                     continue
-                before = blake3(memoryview(body)[: mark.end])
-                if before.digest(DIGEST) == mark.digest:
+                before = xxh3_128(memoryview(body)[: mark.end], _SEED)
+                if before.digest() == mark.digest:
                     return _rest(body, tip, mark, before, self._form)
         return None
 
@@ -184,7 +187,7 @@ def _whole(body: Buffer, form: Form) -> Reading:
     return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
 
 
-def _rest(body: Buffer, tip: Tip, mark: Mark, before: blake3, form: Form) -> Reading | None:
+def _rest(body: Buffer, tip: Tip, mark: Mark, before: xxh3_128, form: Form) -> Reading | None:
     """Parse what follows the mark, as if the messages before it were not there."""
     view = memoryview(body)
     start = _after_blanks(body, mark.end)
@@ -256,11 +259,11 @@ def _find_mark(body: Buffer, reading: Reading, messages: Raw, steady: int, key: 
     if bytes(rest.pop(key, b"")) != b"[]" or rest.keys() != reading.head.keys():
         return None
     end = _end_before(body, close, reading.fresh[steady:])
-    return _marked(body, start + 1, end, steady, blake3(memoryview(body)[:end]))
+    return _marked(body, start + 1, end, steady, xxh3_128(memoryview(body)[:end], _SEED))
 
 
-def _marked(body: Buffer, opening: int, end: int, count: int, before: blake3) -> Mark:
-    return Mark(opening, end, count, before.digest(DIGEST), bytes(body[max(0, end - _LAST) : end]))
+def _marked(body: Buffer, opening: int, end: int, count: int, before: xxh3_128) -> Mark:
+    return Mark(opening, end, count, before.digest(), bytes(body[max(0, end - _LAST) : end]))
 
 
 def _end_before(body: Buffer, close: int, later: list[Raw]) -> int:

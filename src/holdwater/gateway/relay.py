@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,15 +125,17 @@ class Relay:
         finally:
             call.body.free()
 
-    @asynccontextmanager
-    async def _answer(
+    def _answer(
         self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, wanted: Manner
-    ) -> AsyncIterator[Answer]:
+    ) -> AbstractAsyncContextManager[Answer]:
         if recorded is not None:
-            yield Replayed(recorded.reply, dialect, wanted)
-            return
-        pace = session.paced() if session.replays else nullcontext()  # else it has been kept already
-        async with pace, self._upstream.send(call) as answer:
+            return nullcontext(Replayed(recorded.reply, dialect, wanted))
+        # Where there is no record, it has had its turn already.
+        return self._paced(call, session) if session.replays else self._upstream.send(call)
+
+    @asynccontextmanager
+    async def _paced(self, call: Call, session: Session) -> AsyncIterator[Answer]:
+        async with session.paced(), self._upstream.send(call) as answer:
             yield answer
 
     async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -53,9 +54,10 @@ def route(request: web.BaseRequest) -> Route:
     if (prefixed := _KEY.fullmatch(path)) is not None:
         key, path = prefixed[1], prefixed[2] or "/"
     found = _found(request, path)
-    query = "&".join(
-        part for part in request.rel_url.raw_query_string.split("&") if part and not _is_key(part)
-    )
+    given = request.rel_url.raw_query_string
+    if not given:
+        return found._replace(key=key) if key else found
+    query = "&".join(part for part in given.split("&") if part and not _is_key(part))
     return found._replace(place=found.place._replace(query=query), key=key)
 
 
@@ -71,6 +73,7 @@ def _found(request: web.BaseRequest, path: str) -> Route:
     return known if request.method == expected else known._replace(kind=Kind.UNKNOWN)
 
 
+@lru_cache(maxsize=256)
 def _posted(path: str) -> Route | None:
     if (match := _OPENAI.fullmatch(path)) is not None:
         return Route(Kind.TURN, CHAT if match[1] == "chat/completions" else RESPONSES, Place(match[1]))

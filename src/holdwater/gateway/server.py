@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -160,15 +160,17 @@ class Gateway:
 
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""
-        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        keys = (
-            asked.key,
-            bearer.strip() if scheme.lower() == "bearer" else "",
-            request.headers.get("x-api-key", ""),
-            request.headers.get("x-goog-api-key", ""),
-            request.query.get("key", ""),
-        )
-        return next((self.sessions[key] for key in keys if key in self.sessions), None)
+        return next((self.sessions[key] for key in _keys(request, asked) if key in self.sessions), None)
+
+
+def _keys(request: web.BaseRequest, asked: Route) -> Iterator[str]:
+    """Wherever a client may put one; a query is taken apart only if there is none elsewhere."""
+    yield asked.key
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    yield bearer.strip() if scheme.lower() == "bearer" else ""
+    yield request.headers.get("x-api-key", "")
+    yield request.headers.get("x-goog-api-key", "")
+    yield request.query.get("key", "")
 
 
 def _unix(path: Path) -> sockets.socket:

@@ -193,7 +193,9 @@ class Session:
 
     def recorder(self, form: Form) -> Recorder:
         """What is known of this attempt's conversations in a dialect."""
-        return self._recorders.setdefault(form.dialect, Recorder(form))
+        if form.dialect not in self._recorders:
+            self._recorders[form.dialect] = Recorder(form)
+        return self._recorders[form.dialect]
 
     async def delta(self, form: Form, reading: Reading, head: bytes) -> Delta:
         """What is new in a request, its media and large constants in the run's blobs."""

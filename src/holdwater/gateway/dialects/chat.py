@@ -16,6 +16,8 @@ from . import COMMENT, Asked, Place, Whole, renamed, told
 from .sse import EventStream, joined, mapping
 
 _TRUE = Raw(b"true")
+_STREAM = msgspec.json.Decoder(bool | None)
+_OPTIONS = msgspec.json.Decoder(dict[str, Raw] | None)
 
 
 class Chat:
@@ -25,8 +27,8 @@ class Chat:
     keep_alive = COMMENT
 
     def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
-        stream = msgspec.json.decode(head.get("stream", b"null"), type=bool | None)
-        options = msgspec.json.decode(head.get("stream_options", b"null"), type=dict[str, Raw] | None) or {}
+        stream = _STREAM.decode(head.get("stream", b"null"))
+        options = _OPTIONS.decode(head.get("stream_options", b"null")) or {}
         wants_usage = bytes(options.get("include_usage", b"")) == b"true"
         changes = renamed(head, model)
         if stream and not wants_usage:

@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -184,7 +185,7 @@ class HttpUpstream:
         headers = CIMultiDict(call.headers)
         headers["Accept-Encoding"] = "identity"
         headers.update(self._keys[call.dialect])
-        url = URL(self._bases[call.dialect] + call.path, encoded=True)
+        url = _url(self._bases[call.dialect] + call.path)
         return await self._client.post(url, data=Payload(call.body), headers=headers, allow_redirects=False)
 
     def _returned(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
@@ -218,6 +219,12 @@ class HttpUpstream:
             if secret.encode() in text:
                 text = text.replace(secret.encode(), b"[key]")
         return text
+
+
+@lru_cache(maxsize=256)
+def _url(target: str) -> URL:
+    """Kept, because a URL keeps what it is asked each time."""
+    return URL(target, encoded=True)
 
 
 class Opened:

@@ -1,0 +1,85 @@
+"""What recording a turn costs by itself: a long conversation that goes on, as agents send it.
+
+Timed is what the gateway does between a request's last byte and its call, and again before the reply's last
+byte leaves: `Recorder.read`, the head, the delta, and the exchange on disk. No socket is involved.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from blake3 import blake3
+from content import text
+from gateway_load import Talk, Workload
+
+from holdwater.core.records import Usage
+from holdwater.gateway.identity import identity
+from holdwater.gateway.routes import DIALECTS
+from holdwater.gateway.server import Gateway
+from holdwater.gateway.sessions import Ending, Session
+from holdwater.gateway.upstreams.http import HttpUpstream
+from holdwater.ledger.directory import RunDirectory
+from holdwater.ledger.exchanges import AttemptLog
+
+PIECE = 64 * 1024  # bytes that are read from a socket at once, about
+SMALL = 2_000  # bytes of another agent's request
+TOOLS = 20_000  # bytes of the constants that stand behind the messages
+REPLY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"%s"}}]}' % (b"word " * 100)
+
+
+async def recording(size: int, turns: int, place: Path) -> float:
+    """Seconds that a turn of a conversation of `size` bytes takes to record: the median of `turns`."""
+    talk = Talk("recorded", Workload("", size, alone=1, at_once=1, each=1))
+    other = Talk("another", Workload("", SMALL, alone=1, at_once=1, each=1))
+    tools = b',"tools":["%s"]}' % text("tools", TOOLS).encode()
+    logs = [AttemptLog(RunDirectory(place), attempt) for attempt in (1, 2)]
+    gateway = Gateway(HttpUpstream("http://127.0.0.1:9"), place / "unused")  # it never listens
+    took: list[float] = []  # bound: the turns
+    async with gateway.session(1, logs[0]) as session, gateway.session(2, logs[1]) as beside:
+        for _ in range(turns + 1):
+            content = talk.body()[:-1] + tools
+            # A worker serves others between two large calls; making the body here is no part of its work.
+            await _record(beside, bytearray(other.body()))
+            body = _arrived(content)
+            begun = time.perf_counter()
+            await _record(session, body)
+            took.append(time.perf_counter() - begun)
+    for log in logs:
+        log.close()
+    return median(took[1:])  # of the first turn all is new
+
+
+async def _record(session: Session, body: bytearray) -> None:
+    """What `relay.py` does for the record."""
+    form = DIALECTS["chat"].form
+    reading = session.recorder(form).read(body)
+    head = msgspec.json.encode(reading.head)
+    delta = await session.delta(form, reading, head)
+    delta = delta._replace(identity=identity(form.dialect, reading.head, delta.names))
+    session.write(delta, Ending(200, REPLY, Usage(requests=1, output_tokens=100)), time.time())
+
+
+def hashing(size: int, turns: int) -> float:
+    """Seconds for one pass of the recorder's hash over so many bytes: how fast the machine is."""
+    content = text("hashed", size).encode()
+    took: list[float] = []  # bound: the turns
+    for _ in range(turns):
+        body = _arrived(content)
+        begun = time.perf_counter()
+        blake3(body).digest()
+        took.append(time.perf_counter() - begun)
+    return median(took)
+
+
+def _arrived(content: bytes) -> bytearray:
+    """A body as the gateway reads it: in pieces from a socket, each copied to its place."""
+    pieces = [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
+    body = bytearray(len(content))
+    at = 0
+    for piece in pieces:
+        body[at : at + len(piece)] = piece
+        at += len(piece)
+    return body
