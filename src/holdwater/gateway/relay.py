@@ -154,7 +154,7 @@ class Relay:
             async with self._upstream.send(_call(request, session, asked, route, body)) as answer:
                 if answer.status in NOT_COUNTING:
                     return estimate
-                told = b"".join([piece async for piece in _bounded(answer)])
+                told = await _whole(answer)
                 return web.Response(status=answer.status, headers=_returned(answer), body=told)
         except ModelFailed:
             return estimate
@@ -247,7 +247,7 @@ class Turn:
 
     async def whole(self, answer: Answer) -> web.Response:
         """An answer in one piece."""
-        body = b"".join([piece async for piece in _bounded(answer)])
+        body = await _whole(answer)
         failure = answer.failure
         try:
             reply = self._dialect.read_reply(body)
@@ -264,7 +264,9 @@ class Turn:
         """An answer in events. Those that end it are held until the exchange is in the record."""
         self._stream = stream
         held: list[bytes] = []
-        async for piece in _bounded(answer):
+        size = 0
+        async for piece in answer.pieces():
+            size = _bounded(size + len(piece))
             held += stream.events(piece)
             if held and stream.began and not stream.ended:
                 await self._send(answer, held, pulse)
@@ -345,23 +347,28 @@ def _headers(request: web.BaseRequest, session: Session) -> dict[str, str]:
 
 
 def _returned(answer: Answer) -> CIMultiDict[str]:
-    headers = answer.headers.copy()
-    headers.update(SERVER)
-    return headers
+    answer.headers.update(SERVER)
+    return answer.headers
 
 
 def _is_stream(answer: Answer) -> bool:
     return answer.headers.get("Content-Type", "").lower().startswith("text/event-stream")
 
 
-async def _bounded(answer: Answer) -> AsyncIterator[bytes]:
-    """The pieces of an answer, up to the size of one that can be kept in memory."""
+async def _whole(answer: Answer) -> bytes:
+    pieces: list[bytes] = []  # bound: `LARGEST_REPLY` bytes
     size = 0
     async for piece in answer.pieces():
-        size += len(piece)
-        if size > LARGEST_REPLY:
-            raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
-        yield piece
+        size = _bounded(size + len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _bounded(size: int) -> int:
+    """The size of an answer so far, if one of that size can be kept in memory."""
+    if size > LARGEST_REPLY:
+        raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
+    return size
 
 
 def _garbage(message: str) -> Failure:

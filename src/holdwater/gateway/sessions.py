@@ -11,7 +11,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -112,40 +113,21 @@ class Session:
             if not self._waits:
                 self._waited += time.monotonic() - self._waiting_since
 
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[None]:
+    def call(self) -> InFlight:
         """A call in flight; raises `AttemptOver` inside it, wherever it waits, when the session closes."""
-        if self.closed:
-            raise AttemptOver("the attempt is over")
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._calls.add(scope)
-                self._idle.clear()
-                yield
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise AttemptOver("the attempt is over") from None
-        finally:
-            self._calls.discard(scope)
-            if not self._calls:
-                self._idle.set()
+        return InFlight(self._calls, self._idle, closed=self.closed)
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> AbstractAsyncContextManager[None]:
         """A call that is a turn; `LimitReached` if the budget does not allow it."""
         self._check()
-        task = asyncio.current_task()
-        self._unrecorded.add(task)
-        try:
-            if self._recording is not None:  # what the record answers needs no turn: see `paced`
-                yield
-                return
-            async with self.paced():
-                yield
-        finally:
-            self._unrecorded.discard(task)
+        # What the record answers needs no turn: see `paced`.
+        waits = self._recording is None and self._terms.rate is not None
+        return self._paced_turn() if waits else Unrecorded(self._unrecorded)
+
+    @asynccontextmanager
+    async def _paced_turn(self) -> AsyncIterator[None]:
+        async with Unrecorded(self._unrecorded), self.paced():
+            yield
 
     @asynccontextmanager
     async def paced(self) -> AsyncIterator[None]:
@@ -271,3 +253,48 @@ class Session:
         kind = error.kind if isinstance(error, AttemptError) else "record"
         self._broken = Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False)
         return RecordFailed(message, hint)
+
+
+class InFlight:
+    """A call's place among those that closing its session ends. A class: a generator costs more a call."""
+
+    def __init__(self, calls: set[asyncio.Timeout], idle: asyncio.Event, *, closed: bool) -> None:
+        self._calls = calls
+        self._idle = idle
+        self._closed = closed
+        self._scope = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        if self._closed:
+            raise AttemptOver("the attempt is over")
+        await self._scope.__aenter__()
+        self._calls.add(self._scope)
+        self._idle.clear()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise AttemptOver("the attempt is over") from None
+        finally:
+            self._calls.discard(self._scope)
+            if not self._calls:
+                self._idle.set()
+
+
+class Unrecorded:
+    """A turn's place among those that are not in the record yet."""
+
+    def __init__(self, unrecorded: set[asyncio.Task[Any] | None]) -> None:
+        self._unrecorded = unrecorded
+        self._task = asyncio.current_task()
+
+    async def __aenter__(self) -> None:
+        self._unrecorded.add(self._task)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unrecorded.discard(self._task)

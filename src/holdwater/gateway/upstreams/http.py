@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -118,19 +117,23 @@ class HttpUpstream:
         if self._client is not None:
             await self._client.close()
 
-    @asynccontextmanager
-    async def send(self, call: Call) -> AsyncIterator[HttpAnswer]:
+    def send(self, call: Call) -> Sending:
+        return Sending(self, call)
+
+    async def opened(self, call: Call) -> tuple[Opened, HttpAnswer]:
+        """An answer from its first byte on; `close` follows."""
         opened = await self._reached(call)
-        response = opened.response
         try:
             call.body.free()
-            answer = HttpAnswer(self, opened, self._returned(response), self._judged(call, opened))
-            del call
-            yield answer
-            await _finish(response)
-        finally:
-            response.close()  # returns a connection whose answer has ended to the pool, and closes any other
-            self._gate.leave()
+            judged = self._judged(call, opened)
+            return opened, HttpAnswer(self, opened, self._returned(opened.response), judged)
+        except BaseException:  # boundary: given back, then raised again
+            self.close(opened)
+            raise
+
+    def close(self, opened: Opened) -> None:
+        opened.response.close()  # returns a connection whose answer has ended to the pool, closes any other
+        self._gate.leave()
 
     async def _reached(self, call: Call) -> Opened:
         try:
@@ -225,6 +228,29 @@ class HttpUpstream:
 def _url(target: str) -> URL:
     """Kept, because a URL keeps what it is asked each time."""
     return URL(target, encoded=True)
+
+
+class Sending:
+    """A call and its answer, as a context. A class: a generator costs more a call."""
+
+    def __init__(self, upstream: HttpUpstream, call: Call) -> None:
+        self._upstream = upstream
+        self._call: Call | None = call
+
+    async def __aenter__(self) -> HttpAnswer:
+        call, self._call = self._call, None
+        assert call is not None
+        self._opened, answer = await self._upstream.opened(call)
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await _finish(self._opened.response)
+        finally:
+            self._upstream.close(self._opened)
 
 
 class Opened:
