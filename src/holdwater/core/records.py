@@ -178,6 +178,9 @@ class Usage(Record, frozen=True):
         )
 
 
+NO_USAGE = Usage()  # this one is left out where records are written
+
+
 class Times(Record, frozen=True):
     """Seconds that each phase took; `waited` is the part of acting spent waiting for a rate limit."""
 
@@ -216,12 +219,12 @@ class Verdict(Record, frozen=True):
     failure: Failure | None = None
     grade: Grade | None = None
     answer: str | None = None  # as JSON
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     times: Times = Times()
     salvage: Salvage | None = None
     exchanges: int = 0
     peak_memory: int = 0
-    saved: Usage = Usage()  # what it did not use again: calls that were answered from the record
+    saved: Usage = NO_USAGE  # what it did not use again: calls that were answered from the record
 
 
 class Outcome(Record, frozen=True):
@@ -247,12 +250,12 @@ class Exchange(Record, frozen=True):
     status: int
     dialect: str = "chat"
     streamed: bool = False
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     error: str = ""
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
     identity: str = ""  # the same for the same request in whatever attempt
-    saved: Usage = Usage()  # in the place of `usage`, where an earlier attempt's reply was given again
+    saved: Usage = NO_USAGE  # in the place of `usage`, where an earlier attempt's reply was given again
 
 
 class CommandResult(Record, frozen=True):
@@ -308,9 +311,9 @@ class Summary(Record, frozen=True):
     attempts: int = 0
     verdicts: dict[str, int] = {}  # the same by attempt
     score: float | None = None  # mean over scored samples
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost: float | None = None  # US dollars; None: the cost of some calls is unknown
-    saved: Usage = Usage()  # what was answered from the record and not used again
+    saved: Usage = NO_USAGE  # what was answered from the record and not used again
     started: float = 0.0
     ended: float | None = None
     seconds: float = 0.0  # time that conductors spent on it

@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 
 from ..core.authoring import Recorded
 from ..core.errors import HoldwaterError, ModelFailed
-from ..core.records import Failure, MiB, Usage, Where
+from ..core.records import NO_USAGE, Failure, MiB, Where
 from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
 from .identity import identity
@@ -315,7 +315,7 @@ class Turn:
             self._abort()
         if not self._written:
             reason = "the attempt ended" if self._session.closed else "client went away"
-            nothing = Usage() if self._saved is not None else None
+            nothing = NO_USAGE if self._saved is not None else None
             ending = self._partial(GONE)._replace(error=reason, saved=nothing)
             self._session.write(self._delta, ending, self._started)
 

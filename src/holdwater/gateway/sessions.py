@@ -21,7 +21,7 @@ from ..core.authoring import ExchangeLog, Recorded, Recording
 from ..core.budget import reached
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
 from ..core.prices import priced
-from ..core.records import Exchange, Failure, Limits, Usage, Where
+from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
 from .recorder import Delta, Form, Reading, Recorder
 from .terms import Terms
@@ -61,8 +61,8 @@ class Session:
     ) -> None:
         self.attempt = attempt
         self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
-        self.usage = Usage()
-        self.saved = Usage()
+        self.usage = NO_USAGE
+        self.saved = NO_USAGE
         self.drifted = 0
         self.exchanges = 0
         self.closed = False
@@ -207,7 +207,7 @@ class Session:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self.exchanges + 1
         reply = self._kept(ending.reply)
-        usage, saved = Usage(), ending.saved or Usage()
+        usage, saved = NO_USAGE, ending.saved or NO_USAGE
         if ending.saved is None:
             usage = priced(ending.usage, self._terms.price, billed=ending.billed)
         exchange = Exchange(
@@ -235,7 +235,8 @@ class Session:
             raise self._break(error) from error
         self.exchanges = number
         self.usage = self.usage.plus(usage)
-        self.saved = self.saved.plus(saved)
+        if saved is not NO_USAGE:
+            self.saved = self.saved.plus(saved)
         self._unrecorded.discard(asyncio.current_task())
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ..core.errors import AttemptOver, LedgerCorrupt, LedgerFailed, RunFailed
-from ..core.records import Exchange, Record, Usage
+from ..core.records import NO_USAGE, Exchange, Record, Usage
 from . import segment
 from .blobs import Blobs
 from .directory import RunDirectory
@@ -82,8 +82,8 @@ class Spending(Record, frozen=True):
     """What the exchanges of an attempt on disk add up to."""
 
     exchanges: int = 0
-    usage: Usage = Usage()
-    saved: Usage = Usage()
+    usage: Usage = NO_USAGE
+    saved: Usage = NO_USAGE
 
 
 def read_exchanges(directory: RunDirectory, attempt: int) -> Iterator[Exchange]:
@@ -167,12 +167,12 @@ class _Stored(Record, frozen=True):
     status: int
     dialect: str = "chat"
     streamed: bool = False
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     error: str = ""
     started: float = 0.0
     seconds: float = 0.0
     identity: str = ""
-    saved: Usage = Usage()
+    saved: Usage = NO_USAGE
 
 
 def _present(raw: msgspec.Raw) -> msgspec.Raw | None:

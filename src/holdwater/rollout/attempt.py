@@ -34,7 +34,19 @@ from ..core.errors import (
     as_failure,
 )
 from ..core.failures import RULES, Scored, interrupted
-from ..core.records import Failure, Grade, Instance, Limits, Phase, Salvage, Times, Usage, Verdict, Where
+from ..core.records import (
+    NO_USAGE,
+    Failure,
+    Grade,
+    Instance,
+    Limits,
+    Phase,
+    Salvage,
+    Times,
+    Usage,
+    Verdict,
+    Where,
+)
 from .calls import Calls
 from .foreign import as_grade, as_json
 from .logs import attempt_log
@@ -179,7 +191,7 @@ class Life:
             salvage=self.salvage,
             exchanges=exchanges,
             peak_memory=peak,
-            saved=session.saved if session else Usage(),
+            saved=session.saved if session else NO_USAGE,
         )
 
 
