@@ -123,7 +123,7 @@ async def test_a_replay_gives_the_same_verdicts_without_a_model(tmp_path: Path) 
 
     assert again.outcomes == first.outcomes and again.exit_status == 0
     assert again.usage.requests == 0 and again.saved.requests == 9
-    assert again.events == {}
+    assert again.events == {} and again.replays == str(tmp_path / "run")
     assert hw.audit(tmp_path / "again").ok
 
 

@@ -303,6 +303,7 @@ class Summary(Record, frozen=True):
     model: str | None
     state: str  # `running`, `finished`, `interrupted`, `stopped`, `unfinished` (its conductor is gone)
     reason: str = ""  # why it stopped
+    replays: str | None = None  # the run whose recorded replies it was given
     exit_status: int | None = None
     planned: int = 0  # instances x samples that were pulled from the suite
     settled: int = 0

@@ -114,6 +114,7 @@ class Reader:
             model=config.model,
             state=state,
             reason=reason,
+            replays=config.replays,
             exit_status=exit_status,
             planned=found.planned * config.samples,
             settled=found.settled,

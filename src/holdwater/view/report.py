@@ -115,6 +115,8 @@ def totals(summary: Summary, seen: Survey) -> Table:
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))
+    if summary.replays is not None:
+        facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
 
