@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from ..core.errors import BadInput
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Patterns = Annotated[list[str] | None, Parameter(negative="", show_default=False)]
 RUNS = Path("runs")
 LATEST = "latest"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .console import Console
-from .flags import Flag, find_run
+from .flags import Flag, Patterns, find_run
 
 
 def regrade(
-    run: str | None = None, /, *, only: list[str] | None = None, json: Flag = False, quiet: Flag = False
+    run: str | None = None, /, *, only: Patterns = None, json: Flag = False, quiet: Flag = False
 ) -> int:
     """Grade a run's work again without running the agent.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .console import Console
-from .flags import Flag, find_run
+from .flags import Flag, Patterns, find_run
 
 
 def replay(
@@ -13,7 +13,7 @@ def replay(
     /,
     *,
     out: Path | None = None,
-    only: list[str] | None = None,
+    only: Patterns = None,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
