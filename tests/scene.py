@@ -13,7 +13,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,21 @@ class Scene:
         if (self.out / "run.json").exists():
             for process in self.processes():
                 _end(process)
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[str]:
+    """A model in a Python process of its own, which outlives what is killed; the URL that it prints."""
+    with subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.kill()
 
 
 def until(what: str, true: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.scene import SOURCE, Scene, lines, until
+from tests.scene import Scene, lines, serving, until
 
 SUITE = """
 import asyncio
@@ -41,17 +39,8 @@ suite = hw.Suite(name="spending", instances=instances, grade=lambda instance, sa
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    """The scripted model in a process of its own: it outlives what is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdwater.testing.scripted", "--bytes", "400"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-    assert process.stdout is not None
-    yield process.stdout.readline().decode().strip()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with serving("-m", "holdwater.testing.scripted", "--bytes", "400") as url:
+        yield url
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scene import SOURCE, Scene, lines, until
+from tests.scene import Scene, lines, serving, until
 
 INSTANCES, TURNS = 6, 12
 AT_ONCE = 3
@@ -82,17 +80,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[str]:
-    """A model in a process of its own that never says the same twice; `said` has all that it said."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MODEL, str(tmp_path / "said")],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-    assert process.stdout is not None
-    yield process.stdout.readline().decode().strip()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    """A model that never says the same twice; `said` has all that it said."""
+    with serving("-c", MODEL, str(tmp_path / "said")) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
