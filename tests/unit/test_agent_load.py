@@ -83,7 +83,10 @@ def test_what_is_no_agent_is_refused(file: Path, name: str, message: str) -> Non
 def test_an_unknown_name_lists_the_known_and_guesses() -> None:
     error = refusal("orcale")
 
-    assert error.message.startswith("unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `command`, ")
+    presets = "`claude-code`, `codex`, `opencode`, `gemini-cli`, `aider`, `mini-swe-agent`"
+    assert error.message == (
+        f"unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `command`, {presets}"
+    )
     assert error.hint == "did you mean `oracle`?"
 
 
