@@ -1,4 +1,4 @@
-"""The meter, on trees of files that stand in for /proc and the control groups."""
+"""The meter, on trees of files as kernels show them: version 1, version 2, both, from outside and inside."""
 
 import os
 from pathlib import Path
@@ -6,90 +6,292 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import GiB, MiB
-from holdwater.governor.meter import PAGE, Meter
+from holdwater.governor.meter import Meter
+from holdwater.governor.reading import Bound, Reading
+
+NO_LIMIT = 9223372036854771712  # as version 1 writes it
+OWN = 100 * MiB
 
 
 class Kernel:
+    """A tree in the place of /proc and the control groups; the machine has 16 GiB, 12 of them available."""
+
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.proc = root / "proc"
         self.cgroups = root / "cgroup"
+        self.put("proc/meminfo", f"MemTotal:  {16 * MiB} kB\nMemFree: 1 kB\nMemAvailable: {12 * MiB} kB\n")
+
+    def put(self, path: str, text: object) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def is_in(self, *lines: str) -> None:
+        self.put("proc/self/cgroup", "\n".join(lines))
+
+    def v2(self, group: str, maximum: object = "max", high: object = "max", anon: int = 0) -> None:
+        """Beside `anon` it holds 8 MiB of shared memory and 2 GiB of page cache, half of it inactive."""
+        at = f"cgroup/{group}".rstrip("/")
+        self.put(f"{at}/memory.max", maximum)
+        self.put(f"{at}/memory.high", high)
+        self.put(f"{at}/memory.current", anon + 8 * MiB + 2 * GiB)
         self.put(
-            self.proc / "meminfo", f"MemTotal: {16 * MiB} kB\nMemFree: 1 kB\nMemAvailable: {12 * MiB} kB\n"
+            f"{at}/memory.stat",
+            f"anon {anon}\nfile {2 * GiB + 8 * MiB}\nkernel_stack 16384\nshmem {8 * MiB}\n"
+            f"inactive_anon 0\nactive_anon {anon}\ninactive_file {GiB}\nactive_file {GiB}",
         )
 
-    def put(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    def v1(self, group: str, limit: int = NO_LIMIT, smallest: int = NO_LIMIT, rss: int = 0) -> None:
+        """The same in version 1; of `rss` bytes, 1 MiB is the group's own and the rest of groups below it."""
+        at = f"cgroup/memory/{group}".rstrip("/")
+        self.put(f"{at}/memory.limit_in_bytes", limit)
+        self.put(f"{at}/memory.usage_in_bytes", rss + 8 * MiB + 2 * GiB)
+        self.put(
+            f"{at}/memory.stat",
+            f"cache {MiB}\nrss {MiB}\nshmem 0\ninactive_file 0\nhierarchical_memory_limit {smallest}\n"
+            f"total_cache {2 * GiB}\ntotal_rss {rss}\ntotal_shmem {8 * MiB}\ntotal_inactive_file {GiB}",
+        )
 
-    def in_groups(self, text: str) -> None:
-        self.put(self.proc / "self/cgroup", text)
+    def meter(self, budget: int | None = None, request: int | None = None) -> Meter:
+        return Meter({"run": self.root}, budget, request, proc=self.proc, cgroups=self.cgroups)
 
-    def meter(self) -> Meter:
-        return Meter(self.proc, proc=self.proc, cgroups=self.cgroups)
+    def read(self, own: int = OWN) -> Reading:
+        return self.meter().read(own)
 
 
 @pytest.fixture
-def kernel(tmp_path):
+def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path)
 
 
-def test_without_groups_the_machine_is_the_limit(kernel):
-    limit = kernel.meter().limit()
-
-    assert (limit.bytes, limit.source) == (16 * GiB, "the machine's memory")
+def shape(bound: Bound) -> tuple[str, int, int]:
+    return bound.name, bound.limit, bound.used
 
 
-@pytest.mark.parametrize("name", ["memory.max", "memory.high"])
-def test_the_smallest_limit_up_the_v2_tree_counts(kernel, name):
-    kernel.in_groups("0::/pod/container\n")
-    kernel.put(kernel.cgroups / "pod/container/memory.max", "max\n")
-    kernel.put(kernel.cgroups / "pod/container/memory.high", "max\n")
-    kernel.put(kernel.cgroups / "memory.max", str(9 * GiB))
-    kernel.put(kernel.cgroups / "pod" / name, str(8 * GiB))
-
-    limit = kernel.meter().limit()
-
-    assert limit.bytes == 8 * GiB
-    assert f"pod/{name}" in limit.source
+def containers(reading: Reading) -> list[tuple[int, int]]:
+    return [(bound.limit, bound.used) for bound in reading.bounds if bound.name == "container"]
 
 
-def test_v2_in_a_container_that_sees_only_its_own_group(kernel):
-    kernel.in_groups("0::/../../host/path\n")
-    kernel.put(kernel.cgroups / "memory.max", str(2 * GiB))
+def test_without_groups_there_is_what_the_machine_has_available_beside_others(kernel):
+    reading = kernel.read()
 
-    assert kernel.meter().limit().bytes == 2 * GiB
-
-
-def test_v1_limits_above_what_is_in_sight_count(kernel):
-    kernel.in_groups("4:memory:/docker/abc\n0::/\n")
-    unlimited = "9223372036854771712"
-    kernel.put(kernel.cgroups / "memory/memory.limit_in_bytes", unlimited)
-    kernel.put(kernel.cgroups / "memory/memory.stat", f"cache 1\nhierarchical_memory_limit {3 * GiB}\n")
-
-    assert kernel.meter().limit().bytes == 3 * GiB
+    assert [shape(bound) for bound in reading.bounds] == [("machine", OWN + 12 * GiB, OWN)]
+    assert reading.bound.room == 12 * GiB
+    assert shape(kernel.meter().limit()) == ("machine", 16 * GiB, 4 * GiB)
 
 
-def test_other_tenants_of_the_machine_shrink_the_limit(kernel):
-    kernel.put(kernel.proc / "7/statm", "999 10 5 1 0 1 0")
+@pytest.mark.parametrize(("maximum", "high"), [(4 * GiB, "max"), ("max", 4 * GiB), (6 * GiB, 4 * GiB)])
+def test_v2(kernel, maximum, high):
+    kernel.is_in("0::/pod/box")
+    kernel.v2("pod/box", maximum, high, anon=GiB)
 
-    reading = kernel.meter().read([7])
+    reading = kernel.read()
 
-    assert reading.memory == 10 * PAGE
-    assert reading.memory_limit == 12 * GiB + 10 * PAGE
+    assert shape(reading.bound) == ("container", 4 * GiB, GiB + 8 * MiB), "page cache is not use"
+    assert "/pod/box/memory." in reading.bound.source
 
 
-def test_a_process_that_has_gone_uses_nothing(kernel):
-    kernel.put(kernel.proc / "7/statm", "999 10 5 1 0 1 0")
-    kernel.put(kernel.proc / "7/smaps_rollup", "00-ff ---p 0 0 0 [rollup]\nRss: 40 kB\nPss: 24 kB\n")
+def test_v2_the_smaller_limit_is_above(kernel):
+    kernel.is_in("0::/pod/box")
+    kernel.v2("pod/box", 6 * GiB, anon=GiB)
+    kernel.v2("pod", 4 * GiB, anon=2 * GiB)
+    kernel.v2("")
 
-    assert kernel.meter().read([7, 8]).memory == 10 * PAGE
-    assert kernel.meter().read([7, 8], pss=True).memory == 24 * 1024
+    assert containers(kernel.read()) == [(4 * GiB, 2 * GiB + 8 * MiB), (6 * GiB, GiB + 8 * MiB)]
+    assert kernel.meter().limit().limit == 4 * GiB
+
+
+def test_v2_a_larger_limit_above_is_tighter_when_neighbours_have_used_it(kernel):
+    kernel.is_in("0::/pod/box")
+    kernel.v2("pod/box", 4 * GiB, anon=GiB)
+    kernel.v2("pod", 8 * GiB, anon=7 * GiB)
+
+    assert shape(kernel.read().bound) == ("container", 8 * GiB, 7 * GiB + 8 * MiB)
+    assert kernel.meter().limit().limit == 4 * GiB
+
+
+@pytest.mark.parametrize("path", ["/../../host/path", "/kubepods/pod1/box", "/", "/gone (deleted)"])
+def test_v2_in_a_container_that_sees_its_own_group_as_the_root(kernel, path):
+    kernel.is_in(f"0::{path}")
+    kernel.v2("", 2 * GiB, anon=GiB)
+
+    assert containers(kernel.read()) == [(2 * GiB, GiB + 8 * MiB)]
+
+
+def test_in_a_container_a_group_of_its_own_is_found_behind_the_path_of_the_host(kernel):
+    kernel.is_in("4:memory:/docker/abc/inner")
+    kernel.v1("", 2 * GiB, smallest=2 * GiB)
+    kernel.v1("inner", GiB, smallest=GiB)
+
+    assert kernel.read().bound.limit == GiB
+
+
+def test_v1(kernel):
+    kernel.is_in("9:name=systemd:/", "4:cpu,memory:/box", "2:pids:/")
+    kernel.v1("box", 4 * GiB, smallest=4 * GiB, rss=GiB)
+    kernel.v1("", rss=9 * GiB)
+
+    assert containers(kernel.read()) == [(4 * GiB, GiB + 8 * MiB)]
+
+
+def test_v1_a_limit_above_what_is_in_sight(kernel):
+    kernel.is_in("4:memory:/kubepods/pod1/box")
+    kernel.v1("", 6 * GiB, smallest=3 * GiB, rss=GiB)
+
+    reading = kernel.read()
+
+    assert containers(reading) == [(3 * GiB, GiB + 8 * MiB), (6 * GiB, GiB + 8 * MiB)]
+    assert "hierarchical_memory_limit" in reading.bound.source
+
+
+def test_v1_a_limit_above_that_does_not_count_its_children(kernel):
+    kernel.is_in("4:memory:/top/box")
+    kernel.v1("top/box", 4 * GiB, smallest=4 * GiB)
+    kernel.v1("top", GiB, smallest=GiB)
+
+    assert [limit for limit, _ in containers(kernel.read())] == [4 * GiB]
+
+
+def test_hybrid_memory_is_in_v1_and_pressure_in_v2(kernel):
+    kernel.is_in("4:memory:/box", "0::/box")
+    kernel.v1("box", 4 * GiB, smallest=4 * GiB, rss=GiB)
+    kernel.put("cgroup/unified/cgroup.controllers", "")
+    kernel.put("cgroup/unified/box/memory.pressure", "some avg10=3.25 avg60=0.00 avg300=0.00 total=7")
+    kernel.put("proc/pressure/memory", "some avg10=9.00 avg60=0.00 avg300=0.00 total=7")
+
+    reading = kernel.read()
+
+    assert containers(reading) == [(4 * GiB, GiB + 8 * MiB)]
+    assert reading.pressure == 3.25
+
+
+def test_groups_without_a_limit_do_not_bind(kernel):
+    kernel.is_in("0::/box")
+    kernel.v2("box")
+
+    assert containers(kernel.read()) == []
+
+    kernel.is_in("4:memory:/box", "0::/")
+    kernel.v1("box")
+    kernel.v1("")
+
+    assert containers(kernel.read()) == []
+
+
+@pytest.mark.parametrize("name", ["self/cgroup", "meminfo", "pressure/memory", "self/mountinfo"])
+def test_what_of_the_kernel_cannot_be_read_says_nothing(kernel, name):
+    (kernel.proc / name).unlink(missing_ok=True)
+    (kernel.proc / name).mkdir(parents=True)
+
+    reading = kernel.read()
+
+    assert [bound.name for bound in reading.bounds] == ["machine"]
+    assert reading.bound.room > 0
+    assert (reading.pressure, reading.oom_kills) == (None, 0)
+
+
+def test_a_limit_whose_use_cannot_be_read_is_measured_by_what_can(kernel):
+    kernel.is_in("garbage", "0::/box")
+    kernel.put("cgroup/box/memory.max", GiB)
+    (kernel.cgroups / "box/memory.high").mkdir()
+
+    assert containers(kernel.read()) == [(GiB, OWN)]
+
+    kernel.put("cgroup/box/memory.current", 300 * MiB)
+
+    assert containers(kernel.read()) == [(GiB, 300 * MiB)]
+
+
+def test_a_changed_limit_and_a_move_are_followed(kernel):
+    meter = kernel.meter()
+    kernel.is_in("0::/box")
+    kernel.v2("box", 4 * GiB)
+    kernel.v2("other", GiB)
+    assert meter.read(OWN).bound.limit == 4 * GiB
+
+    kernel.v2("box", 3 * GiB)
+    assert meter.read(OWN).bound.limit == 3 * GiB
+
+    kernel.is_in("0::/other")
+    assert meter.read(OWN).bound.limit == GiB
+
+
+def test_the_tightest_is_first_and_over_a_limit_there_is_no_room(kernel):
+    kernel.is_in("0::/box")
+    kernel.v2("box", 4 * GiB, anon=GiB)
+
+    reading = kernel.meter(budget=2 * GiB).read(own=3 * GiB)
+
+    assert [bound.name for bound in reading.bounds] == ["budget", "container", "machine"]
+    assert (reading.bound.used, reading.bound.room) == (3 * GiB, 0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_against_the_pods_request_counts_the_working_set_of_the_container(kernel, version):
+    if version == 1:
+        kernel.is_in("4:memory:/kubepods/pod1/box")
+        kernel.v1("", rss=GiB)
+    else:
+        kernel.is_in("0::/")
+        kernel.v2("", anon=GiB)
+
+    reading = kernel.meter(request=4 * GiB).read(OWN)
+
+    assert shape(reading.bound) == ("pod", 4 * GiB, 2 * GiB + 8 * MiB)
+
+
+def test_the_machines_root_is_not_taken_for_a_pod(kernel):
+    kernel.is_in("4:memory:/")
+    kernel.v1("", rss=9 * GiB)
+    kernel.put("cgroup/memory/release_agent", "")
+
+    assert shape(kernel.meter(request=GiB).read(OWN).bound) == ("pod", GiB, OWN)
+
+
+def test_kills_are_those_of_our_own_group(kernel):
+    kernel.is_in("4:memory:/box")
+    kernel.put("cgroup/memory/box/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3")
+    assert kernel.read().oom_kills == 3
+
+    kernel.is_in("0::/box")
+    kernel.put("cgroup/box/memory.events", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 7\noom_group_kill 0")
+    assert kernel.read().oom_kills == 7
+
+    kernel.put("cgroup/box/memory.events.local", "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 0")
+    assert kernel.read().oom_kills == 1
+
+
+def test_pressure_is_the_machines_where_the_group_has_none(kernel):
+    kernel.is_in("0::/box")
+    kernel.put("proc/pressure/memory", "some avg10=9.50 avg60=0.00 avg300=0.00 total=7\nfull avg10=1.00")
+
+    assert kernel.read().pressure == 9.5
+
+
+def test_places_on_one_file_system_are_one_disk_and_a_tmpfs_is_memory(kernel, tmp_path):
+    device = tmp_path.stat().st_dev
+    mount = f"27 1 {os.major(device)}:{os.minor(device)} / /x rw,relatime shared:1 - tmpfs tmpfs rw"
+    kernel.put("proc/self/mountinfo", mount)
+    places = {"run": tmp_path, "scratch": tmp_path / "not/yet/made", "kernel": Path("/proc")}
+
+    run, other = Meter(places, proc=kernel.proc, cgroups=kernel.cgroups).read(0).disks
+
+    assert (run.names, run.memory, other.names, other.memory) == (
+        ("run", "scratch"),
+        True,
+        ("kernel",),
+        False,
+    )
+    assert 0 < run.free <= run.total
+    assert (other.free, other.total) == (0, 0), "it has no size"
 
 
 def test_the_real_kernel_agrees_with_itself():
-    meter = Meter(Path("/"))
+    meter = Meter({"run": Path("/"), "temp": Path("/dev/shm")})
 
-    reading = meter.read([os.getpid()])
+    reading = meter.read(own=OWN)
 
-    assert 4 * MiB < reading.memory < reading.memory_limit <= meter.limit().bytes
-    assert 0 < reading.disk_free <= reading.disk_total
+    assert 0 < reading.bound.room <= meter.limit().limit
+    assert 0 < reading.disk("run").free <= reading.disk("run").total
+    assert reading.disk("temp").memory and not reading.disk("run").memory

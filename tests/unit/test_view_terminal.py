@@ -9,7 +9,7 @@ from rich.text import Text
 
 from holdwater.core.records import Gauge, GiB, MiB, Summary, Usage
 from holdwater.view.figures import count, duration, line, size
-from holdwater.view.terminal import Display, Pace, Pacer, draw, progress_line, render
+from holdwater.view.terminal import Display, Pace, Pacer, draw, memory, progress_line, render
 
 
 def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Summary:
@@ -37,6 +37,8 @@ def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Sum
             disk_free=12 * GiB,
             disk_total=80 * GiB,
             phases={"acting": 6, "grading": 2},
+            pressure=12.4,
+            bound="container",
         ),
         "events": {"worker.lost": 1},
     }
@@ -65,7 +67,7 @@ def test_the_frame_says_all_that_is_asked_of_it(width: int) -> None:
         "9 passed, 2 failed, 1 model error",
         "8 (6 acting, 2 grading) on 2 workers, 1 draining",
         "16 for slot, 4 for back-off",
-        "1.2 GiB of 8.0 GiB (15%)",
+        "1.2 GiB of 8.0 GiB (15%), bound by container, pressure 12%",
         "12.0 GiB free of 80.0 GiB",
         "1.2M in (800.0k cached), 34.0k out, 412 calls",
         "1 worker.lost",
@@ -79,6 +81,13 @@ def test_an_unknown_total_is_not_made_up() -> None:
     assert "12 of 30 planned yet, 18.2 a minute, 42s so far" in shown
     assert "left" not in shown
     assert "━" not in shown
+
+
+@pytest.mark.parametrize("pressure", [None, 0.4])
+def test_pressure_that_is_unknown_or_nothing_is_not_shown(pressure: float | None) -> None:
+    gauge = Gauge(at=0.0, memory=MiB, memory_limit=GiB, pressure=pressure)
+
+    assert memory(gauge).plain == "1 MiB of 1.0 GiB (0%)"
 
 
 def test_a_run_without_a_gauge_is_shown() -> None:

@@ -11,6 +11,8 @@ from .flags import Flag
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..governor.cgroups import Groups
+    from ..governor.reading import Bound, Disk, Reading
     from ..sandbox.probe import Finding
 
 FEW_FILES = 4096  # open files: below this, hundreds of attempts at once can run out
@@ -40,7 +42,7 @@ def doctor(*, json: Flag = False) -> int:
 def examine() -> list[Finding]:
     from ..sandbox import probe
 
-    return [on_python(), on_cpu(), on_memory(), on_disk(), on_files(), *probe.findings()]
+    return [on_python(), on_cpu(), *on_memory_and_disk(), on_files(), *probe.findings()]
 
 
 def on_python() -> Finding:
@@ -65,25 +67,68 @@ def on_cpu() -> Finding:
     return Finding(what="cpu", value=value)
 
 
-def on_memory() -> Finding:
+def on_memory_and_disk() -> list[Finding]:
+    """What the meter of a run in this directory would read, and from where."""
+    import tempfile
+
     from ..governor.meter import Meter
+
+    meter = Meter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())})
+    reading = meter.read(own=0)
+    return [
+        *(on_bound(bound, first=bound is reading.bound) for bound in reading.bounds),
+        on_pressure(reading),
+        on_group(meter.groups(), reading.oom_kills),
+        *(on_disk(disk) for disk in reading.disks),
+    ]
+
+
+def on_bound(bound: Bound, first: bool) -> Finding:
     from ..sandbox.probe import Finding
     from ..view.figures import size
 
-    limit = Meter(Path.cwd()).limit()
-    return Finding(what="memory", value=f"{size(limit.bytes)}, by {limit.source}")
+    room = f"{size(bound.room)} left of {size(bound.limit)}" if bound.used else size(bound.limit)
+    binds = "; binds first" if first else ""
+    return Finding(what="memory", value=f"{bound.name}: {room}, {bound.source}{binds}")
 
 
-def on_disk() -> Finding:
-    import shutil
+def on_pressure(reading: Reading) -> Finding:
+    from ..sandbox.probe import Finding
 
+    if reading.pressure is not None:
+        value = f"{reading.pressure:.0f} % of the last 10 s waited for memory (PSI)"
+        return Finding(what="pressure", value=value)
+    return Finding(
+        what="pressure",
+        value="not told by this kernel",
+        note="that memory is short is seen by its use alone. hint: boot a kernel that has PSI with `psi=1`",
+    )
+
+
+def on_group(groups: Groups, kills: int) -> Finding:
+    from ..sandbox.probe import Finding
+
+    if groups.own is None:
+        return Finding(what="own group", value="none with a memory controller")
+    killed = f", in which the kernel killed {kills} for memory so far" if kills else ""
+    return Finding(
+        what="own group", value=f"`{groups.own.directory}`, control groups version {groups.version}{killed}"
+    )
+
+
+def on_disk(disk: Disk) -> Finding:
     from ..sandbox.probe import Finding
     from ..view.figures import size
 
-    here = shutil.disk_usage(Path.cwd())
-    note = "a run here will soon stop for want of space. hint: give `--out` a directory with more"
-    value = f"{size(here.free)} free of {size(here.total)} here"
-    return Finding(what="disk", value=value, note=note if here.free < LITTLE_DISK else "")
+    room = f"{size(disk.free)} free of {size(disk.total)}" if disk.total else "of unknown size"
+    hint = "hint: give `--out` a directory" if "run" in disk.names else "hint: let `TMPDIR` name a directory"
+    if disk.memory:
+        note = f"a tmpfs: what is written there is memory. {hint} on a disk"
+    elif disk.total and disk.free < LITTLE_DISK:
+        note = f"a run will soon stop for want of space. {hint} with more"
+    else:
+        note = ""
+    return Finding(what="disk", value=f"{room} for {', '.join(disk.names)} at `{disk.path}`", note=note)
 
 
 def on_files() -> Finding:

@@ -286,11 +286,14 @@ class Gauge(Record, frozen=True):
     workers: int = 0
     draining: int = 0
     memory: int = 0  # bytes that conductor and workers use
-    memory_limit: int = 0
+    memory_limit: int = 0  # what they could use now, beside whoever shares the tightest limit with them
     disk_free: int = 0
     disk_total: int = 0
     lag: float = 0.0  # the longest event-loop lag of a worker since the last reading, in seconds
     phases: dict[str, int] = {}  # phase -> how many running attempts are in it
+    pressure: float | None = None  # percent of the last 10 s in which some task waited for memory
+    oom_kills: int = 0  # so far, of processes in our own control group
+    bound: str = ""  # whose limit on memory is the tightest: `budget`, `container`, `pod`, `machine`
 
 
 class Summary(Record, frozen=True):

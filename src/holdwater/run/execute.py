@@ -25,6 +25,7 @@ from ..core.policy import exit_status
 from ..core.records import Gauge, Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
+from ..governor.processes import use_of
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
@@ -171,11 +172,13 @@ def _gauger(
     directory: RunDirectory, config: RunConfig, ledger: Ledger, scheduler: Scheduler, fleet: Fleet
 ) -> Callable[[], Awaitable[None]]:
     """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
-    meter = Meter(directory.path)
+    meter = Meter(_places(directory, config), config.memory)
 
     async def gauge() -> None:
         census = fleet.census()
-        reading = meter.read((os.getpid(), *census.pids))
+        memory = sum(use_of((os.getpid(), *census.pids)).values())
+        reading = meter.read(memory)
+        disk = reading.disk("run")
         await ledger.gauge(
             Gauge(
                 at=time.time(),
@@ -183,16 +186,19 @@ def _gauger(
                 waiting=scheduler.plan.waiting,
                 workers=census.workers,
                 draining=census.draining,
-                memory=reading.memory,
-                memory_limit=config.memory or reading.memory_limit,
-                disk_free=reading.disk_free,
-                disk_total=reading.disk_total,
+                memory=memory,
+                memory_limit=min(reading.bound.limit, memory + reading.bound.room),
+                disk_free=disk.free,
+                disk_total=disk.total,
                 lag=census.lag,
                 phases=census.phases,
+                pressure=reading.pressure,
+                oom_kills=reading.oom_kills,
+                bound=reading.bound.name,
             )
         )
-        if reading.disk_free < FULL:
-            full = f"the run directory's disk is full: {reading.disk_free} bytes are free"
+        if disk.total and disk.free < FULL:
+            full = f"the run directory's disk is full: {disk.free} bytes are free"
             scheduler.stop(RunStopped(full, "make space, then `holdwater resume`"))
 
     return gauge
@@ -238,7 +244,16 @@ def _status(reader: Reader) -> int:
 
 def _sweep(directory: RunDirectory, config: RunConfig) -> None:
     """Remove what conductors of this run left: processes, sandboxes, sockets."""
-    scratch = Path(config.scratch) if config.scratch else directory.scratch
-    sweep(config.id, scratch)
-    for left in Path(tempfile.gettempdir()).glob(f"{socket_prefix(config.id)}*"):
+    places = _places(directory, config)
+    sweep(config.id, places["scratch"])
+    for left in places["temp"].glob(f"{socket_prefix(config.id)}*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
+    """Where a run writes."""
+    return {
+        "run": directory.path,
+        "scratch": Path(config.scratch) if config.scratch else directory.scratch,
+        "temp": Path(tempfile.gettempdir()),
+    }

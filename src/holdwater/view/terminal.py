@@ -222,7 +222,10 @@ def memory(gauge: Gauge) -> Text:
     if not gauge.memory_limit:
         return Text(size(gauge.memory))
     share = gauge.memory / gauge.memory_limit
-    return Text(f"{size(gauge.memory)} of {size(gauge.memory_limit)} ({share:.0%})", alarm(share))
+    bound = f", bound by {gauge.bound}" if gauge.bound else ""
+    pressure = f", pressure {gauge.pressure:.0f}%" if (gauge.pressure or 0) >= 1 else ""
+    used = f"{size(gauge.memory)} of {size(gauge.memory_limit)} ({share:.0%})"
+    return Text(f"{used}{bound}{pressure}", alarm(share))
 
 
 def disk(gauge: Gauge) -> Text:

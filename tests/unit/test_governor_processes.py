@@ -1,0 +1,59 @@
+"""What processes use, on a tree that stands in for /proc."""
+
+from pathlib import Path
+
+import pytest
+
+from holdwater.governor.processes import PAGE, pss_of, use_of, use_of_trees
+
+
+class Proc:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "meminfo").write_text("")
+
+    def has(self, pid: int, parent: int, pages: int, name: str = "python") -> None:
+        (self.root / str(pid)).mkdir()
+        between = " ".join("0" for _ in range(19))
+        (self.root / f"{pid}/stat").write_text(
+            f"{pid} ({name}) S {parent} {between} {pages} 18446744073709551615 1\n"
+        )
+        (self.root / f"{pid}/statm").write_text(f"999 {pages} 5 1 0 1 0\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_a_process_that_has_gone_uses_nothing(proc):
+    proc.has(7, 1, pages=10)
+
+    assert use_of([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
+    assert use_of_trees([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
+    assert pss_of([8], proc.root) == {8: 0}
+
+
+def test_shared_pages_count_by_their_share_where_the_kernel_tells_it(proc):
+    proc.has(7, 1, pages=10)
+    proc.has(8, 1, pages=10)
+    (proc.root / "7/smaps_rollup").write_text("00-ff ---p 00 00:00 0 [rollup]\nRss: 40 kB\nPss:    24 kB\n")
+
+    assert pss_of([7, 8], proc.root) == {7: 24 * 1024, 8: 10 * PAGE}
+
+
+def test_a_tree_is_a_process_and_all_its_descendants(proc):
+    proc.has(1, 0, pages=1)
+    proc.has(7, 1, pages=10)
+    proc.has(8, 7, pages=100, name="a (strange) name) R 1")
+    proc.has(9, 8, pages=1000)
+    proc.has(10, 1, pages=10000)
+
+    assert use_of_trees([7, 8, 10], proc.root) == {7: 1110 * PAGE, 8: 1100 * PAGE, 10: 10000 * PAGE}
+
+
+def test_ids_that_were_given_again_during_the_pass_end_it_all_the_same(proc):
+    proc.has(7, 8, pages=10)
+    proc.has(8, 7, pages=100)
+
+    assert use_of_trees([7], proc.root) == {7: 110 * PAGE}
