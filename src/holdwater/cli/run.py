@@ -89,7 +89,12 @@ class Flags:
     sampling: Annotated[
         list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
     ] = None
-    concurrency: Annotated[int | None, _in(MACHINE, "Attempts at once (8)")] = None
+    concurrency: Annotated[
+        str | None, _in(MACHINE, "Attempts at once, or `auto`: as many as the budget allows (auto)")
+    ] = None
+    ungoverned: Annotated[
+        bool | None, _in(MACHINE, "Let no attempt wait for memory: it is only measured")
+    ] = None
     workers: Annotated[
         int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")
     ] = None

@@ -46,6 +46,13 @@ class KeptSandbox(Sandbox, Protocol):
     leftovers: list[str]  # what closing it could not clean
 
     @property
+    def memory(self) -> int:
+        """Bytes that its processes use now, without the page cache; 0 where that is not known."""
+
+    def allow(self, memory: int) -> None:
+        """From now on it may use so many bytes."""
+
+    @property
     def peak_memory(self) -> int:
         """The most bytes that it used at once; 0 where that is not known."""
 

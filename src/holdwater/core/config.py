@@ -11,6 +11,8 @@ from .budget import RunBudget
 from .prices import Price
 from .records import GiB, Limits, MiB, Record
 
+SLOTS_A_WORKER = 32  # where nothing is said: more would wait for each other on one core
+
 
 class Network(StrEnum):
     """What a sandbox can reach."""
@@ -37,7 +39,7 @@ class RunConfig(Record, frozen=True):
     version: str
     model: str | None = None
     base_url: str | None = None  # the upstream, where it is not the environment's
-    concurrency: int = 8
+    concurrency: int | None = None  # attempts at once; None: as many as the budget allows
     workers: int = 2
     attempts: int = 1
     retries: int = 2
@@ -57,6 +59,7 @@ class RunConfig(Record, frozen=True):
     network: Network = Network.GATEWAY
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
+    ungoverned: bool = False  # attempts do not wait for their memory
     worker_memory: int = 1 * GiB  # a worker above this is drained and replaced
     recycle_after: int = 5000  # attempts
     silence: float = 20.0  # seconds without a sign of life before a worker counts as hung
@@ -67,3 +70,8 @@ class RunConfig(Record, frozen=True):
     salvaging: float = 60.0  # seconds for keeping what an agent left
     closing: float = 15.0  # seconds for each thing that an attempt closes
     patience: float = 30.0  # seconds beyond all its limits before an attempt counts as hung
+
+    @property
+    def slots(self) -> int:
+        """The most attempts at once, whatever the budget allows."""
+        return self.concurrency or SLOTS_A_WORKER * max(1, self.workers)

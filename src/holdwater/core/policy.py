@@ -30,7 +30,7 @@ class Policy(Record, frozen=True):
     @classmethod
     def of(cls, config: RunConfig) -> Policy:
         return cls(
-            concurrency=config.concurrency,
+            concurrency=config.slots,
             attempts=config.attempts,
             retries=config.retries,
             critic=config.critic,

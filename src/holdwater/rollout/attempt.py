@@ -126,6 +126,7 @@ class Life:
         self.answer: Any = None
         self.salvage: Salvage | None = None
         self.session: Session | None = None
+        self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._reason: str | None = None
@@ -198,7 +199,7 @@ class Life:
 async def live(life: Life, place: Place) -> Verdict:
     """Live the attempt to its verdict. Every exchange is on disk when this returns."""
     attempt, instance = life.job.attempt, life.instance
-    limits = place.limits.under(instance.limits).scaled(attempt.scale)
+    limits = _leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job.lease)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
     work = _Work(life, place, limits, paths, log)
@@ -230,6 +231,11 @@ async def live(life: Life, place: Place) -> Verdict:
     return life.verdict(place.token, work.session, log.count, work.peak)
 
 
+def _leased(limits: Limits, lease: int) -> Limits:
+    """Where nobody said what memory it may use, its lease does."""
+    return msgspec.structs.replace(limits, memory=lease) if lease and limits.memory is None else limits
+
+
 class _Work:
     """The stages of `live`, each as one method."""
 
@@ -258,7 +264,7 @@ class _Work:
         life, place = self.life, self.place
         attempt, instance = life.job.attempt, life.instance
         sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway)
-        self.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
+        self.sandbox = life.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
         earlier = life.job.earlier
         recording = await life.calls.call(place.recording, earlier) if earlier else None
         session = place.session(attempt.id, self.log, self.limits, recording)

@@ -152,6 +152,12 @@ class Host:
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
 
+    def allow(self, attempt: int, memory: int) -> None:
+        """The attempt may use more memory from now on."""
+        life = self._living.get(attempt)
+        if life is not None and life.sandbox is not None:
+            life.sandbox.allow(memory)
+
     def give_up(self, attempt: int) -> asyncio.Task[None]:
         """Count an attempt as gone, whatever it still does; its task."""
         self._living.pop(attempt).interrupt("it overran all its limits")
@@ -162,7 +168,13 @@ class Host:
         now = asyncio.get_running_loop().time()
         lives = self._living.items()
         return tuple(
-            Living(attempt=a, phase=life.phase, seconds=now - life.since, usage=life.usage)
+            Living(
+                attempt=a,
+                phase=life.phase,
+                seconds=now - life.since,
+                usage=life.usage,
+                memory=life.sandbox.memory if life.sandbox else 0,
+            )
             for a, life in lives
         )
 

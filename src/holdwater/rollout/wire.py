@@ -55,6 +55,7 @@ class Job(Message, frozen=True):
     attempt: Attempt
     payload: bytes  # the instance, as msgpack
     answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
+    lease: int = 0  # bytes of memory that it may use; 0: as its limits say
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
 
 
@@ -63,6 +64,17 @@ class Cancel(Message, frozen=True):
 
     attempt: int
     reason: str
+
+
+class Allow(Message, frozen=True):
+    """The attempt's lease is larger from now on."""
+
+    attempt: int
+    memory: int
+
+
+class Trim(Message, frozen=True):
+    """Give memory back that is not used."""
 
 
 class Leave(Message, frozen=True):
@@ -88,6 +100,7 @@ class Living(Record, frozen=True):
     phase: Phase
     seconds: float
     usage: Usage = Usage()
+    memory: int = 0  # bytes that its sandbox uses
 
 
 class Beat(Message, frozen=True):
@@ -125,7 +138,7 @@ class Broken(Message, frozen=True):
     message: str
 
 
-ToWorker = Welcome | Job | Cancel | Leave
+ToWorker = Welcome | Job | Cancel | Allow | Trim | Leave
 ToConductor = Ready | Unfit | Beat | Done | Noted | Said | Broken
 
 _encoder = msgspec.msgpack.Encoder()

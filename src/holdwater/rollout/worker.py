@@ -22,7 +22,9 @@ from ..core.errors import HoldwaterError
 from .duty import Duty
 from .host import Host
 from .logs import routed
+from .trim import trim
 from .wire import (
+    Allow,
     Beat,
     Cancel,
     Inbox,
@@ -33,6 +35,7 @@ from .wire import (
     Said,
     ToConductor,
     ToWorker,
+    Trim,
     Unfit,
     Welcome,
     frame,
@@ -88,6 +91,10 @@ async def _serve(connection: socket.socket) -> None:
                         host.start(message, group)
                     case Cancel(attempt=attempt, reason=reason):
                         host.interrupt(attempt, reason)
+                    case Allow(attempt=attempt, memory=memory):
+                        host.allow(attempt, memory)
+                    case Trim():
+                        trim()
                     case Leave():
                         break
             else:

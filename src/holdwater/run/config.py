@@ -150,7 +150,7 @@ def check(config: RunConfig) -> None:
     """Refuse what can never work, by the name that the user gave it."""
     least = {"concurrency": 1, "workers": 0, "attempts": 1, "retries": 0, "samples": 1, "recycle_after": 1}
     for name, lowest in least.items():
-        if getattr(config, name) < lowest:
+        if (getattr(config, name) or lowest) < lowest or getattr(config, name) == 0 < lowest:
             raise BadInput(f"`--{name.replace('_', '-')}` must be at least {lowest}: {getattr(config, name)}")
     if config.limit is not None and config.limit < 1:
         raise BadInput(f"`--limit` must be at least 1: {config.limit}")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import time
@@ -25,7 +24,6 @@ from ..core.policy import exit_status
 from ..core.records import Gauge, Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
-from ..governor.processes import use_of
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
@@ -39,6 +37,7 @@ from .budget import BudgetWatch
 from .config import Environment
 from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Fleet
+from .governor import Governor
 from .inline import InlineFleet
 from .local import LocalFleet
 from .log import RunLog
@@ -131,12 +130,15 @@ async def _conduct(
         upstream=given.upstream,
         path=given.environment.path,
     )
+    meter = Meter(_places(directory, config), config.memory)
+    governor = Governor(config, meter, scheduler.preempt, scheduler.note)
+    scheduler.govern(governor)
     watch = BudgetWatch(config, ledger)
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(directory, config, ledger, scheduler, fleet))
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, fleet))
         with signals.answered(scheduler.drain, scheduler.leave):
             try:
                 await scheduler.run(fleet, (gauge, budget, *given.duties))
@@ -169,21 +171,18 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
 
 
 def _gauger(
-    directory: RunDirectory, config: RunConfig, ledger: Ledger, scheduler: Scheduler, fleet: Fleet
+    ledger: Ledger, scheduler: Scheduler, governor: Governor, fleet: Fleet
 ) -> Callable[[], Awaitable[None]]:
     """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
-    meter = Meter(_places(directory, config), config.memory)
 
     async def gauge() -> None:
-        census = fleet.census()
-        memory = sum(use_of((os.getpid(), *census.pids)).values())
-        reading = meter.read(memory)
+        census, reading, memory = governor.measure(fleet)
         disk = reading.disk("run")
         await ledger.gauge(
             Gauge(
                 at=time.time(),
-                running=scheduler.plan.running,
-                waiting=scheduler.plan.waiting,
+                running=scheduler.running,
+                waiting=scheduler.waiting,
                 workers=census.workers,
                 draining=census.draining,
                 memory=memory,

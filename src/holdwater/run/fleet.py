@@ -26,6 +26,10 @@ class Census(Record, frozen=True):
     lag: float = 0.0
     phases: dict[str, int] = msgspec.field(default_factory=dict)
     usage: Usage = Usage()  # of the attempts that are not settled
+    memory: dict[int, int] = msgspec.field(
+        default_factory=dict
+    )  # attempt -> bytes, its share of a worker too
+    sandboxes: int = 0  # bytes that all of them use
 
     @staticmethod
     def used(living: Iterable[Living]) -> Usage:
@@ -48,3 +52,17 @@ class Fleet(Protocol):
         """Stop waiting for an attempt that overran its limits; where it hangs. Its worker takes no more."""
 
     def census(self) -> Census: ...
+
+    def allow(self, attempt: int, memory: int) -> None:
+        """The attempt may use more memory from now on."""
+
+    # What is done when memory runs short; each says what it did, nothing where there is nothing to do.
+
+    def trim(self) -> str:
+        """Have workers without attempts give memory back."""
+
+    def recycle(self) -> str:
+        """Drain the worker that has grown most; another takes its place when it is gone."""
+
+    def youngest(self) -> int | None:
+        """The attempt that began last."""

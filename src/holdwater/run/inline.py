@@ -80,7 +80,26 @@ class InlineFleet:
     def census(self) -> Census:
         living = self._host.living()
         phases = Counter(str(one.phase) for one in living)
-        return Census(workers=0, phases=dict(phases), usage=Census.used(living))
+        memory = {one.attempt: one.memory for one in living}
+        return Census(
+            workers=0,
+            phases=dict(phases),
+            usage=Census.used(living),
+            memory=memory,
+            sandboxes=sum(memory.values()),
+        )
+
+    def allow(self, attempt: int, memory: int) -> None:
+        self._host.allow(attempt, memory)
+
+    def trim(self) -> str:
+        return ""  # this process is never quiet
+
+    def recycle(self) -> str:
+        return ""  # nor can it be replaced
+
+    def youngest(self) -> int | None:
+        return max((living.attempt for living in self._host.living()), default=None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -13,13 +13,14 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Attempt, Failure, Verdict
+from ..core.records import Attempt, Failure, MiB, Verdict
 from ..rollout.duty import Duty
-from ..rollout.wire import Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Unfit, Welcome
+from ..rollout.wire import Allow, Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Trim, Unfit, Welcome
 from .fleet import Census, Emit
 from .process import WorkerProcess
 
 PATROL_SECONDS = 1.0
+WORTH_IT = 32 * MiB  # by which a worker must have grown for its end to help
 LONGEST_SILENCE = 9  # times the silence of an idle worker: without a beat, however busy
 STILLBORN = 3  # workers that die before they are ready, one after another, stop the run
 
@@ -101,7 +102,31 @@ class LocalFleet:
             lag=lag,
             phases=dict(phases),
             usage=Census.used(unsettled),
+            memory={a: use for w in workers for a, use in w.uses().items()},
+            sandboxes=sum(living.memory for w in workers for living in w.living),
         )
+
+    def allow(self, attempt: int, memory: int) -> None:
+        for worker in self._workers.values():
+            if attempt in worker.attempts:
+                worker.send(Allow(attempt=attempt, memory=memory))
+
+    def trim(self) -> str:
+        quiet = [w for w in self._workers.values() if w.ready and not w.attempts and not w.gone]
+        for worker in quiet:
+            worker.send(Trim())
+        return f"{len(quiet)} quiet workers give memory back" if quiet else ""
+
+    def recycle(self) -> str:
+        grown = [w for w in self._workers.values() if w.ready and not w.draining and w.grown > WORTH_IT]
+        if not grown or any(w.draining for w in self._workers.values()):
+            return ""
+        worker = max(grown, key=lambda w: w.grown)
+        self._retire(worker, f"has grown by {worker.grown >> 20} MiB and memory is short", later=True)
+        return f"worker {worker.number}, which has grown by {worker.grown >> 20} MiB, is replaced"
+
+    def youngest(self) -> int | None:
+        return max((a for w in self._workers.values() for a in w.attempts), default=None)
 
     # Who hosts an attempt.
 
@@ -129,7 +154,7 @@ class LocalFleet:
     def _least(self) -> WorkerProcess | None:
         shared = (w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone))
         # No worker takes more than its share, or the first one up would get everything.
-        free = (w for w in shared if len(w.attempts) * self._config.workers < self._config.concurrency)
+        free = (w for w in shared if len(w.attempts) * self._config.workers < self._config.slots)
         return min(free, key=lambda w: len(w.attempts), default=None)
 
     # A worker's life.
@@ -188,16 +213,17 @@ class LocalFleet:
                 return
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
-        if not worker.draining and not worker.solo:
+        if not (worker.draining and worker.replaced) and not worker.solo:
             self._spawn()
         await self._wake()
 
-    def _retire(self, worker: WorkerProcess, reason: str) -> None:
-        """The worker takes nothing new; another takes its place; it leaves when it is empty."""
+    def _retire(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
+        """The worker takes nothing new and leaves when it is empty; another takes its place now or `later`."""
         if not worker.draining:
             worker.draining = True
+            worker.replaced = not later
             self._emit(Noted(kind="worker.retired", message=f"worker {worker.number}: {reason}"))
-            if not worker.solo and not self._closing:
+            if worker.replaced and not worker.solo and not self._closing:
                 self._spawn()
         if not worker.attempts:
             worker.leave()

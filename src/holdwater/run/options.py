@@ -24,7 +24,8 @@ class Options(TypedDict, total=False):
 
     model: str | None
     base_url: str | None
-    concurrency: int | None
+    concurrency: int | str | None
+    ungoverned: bool | None
     workers: int | None
     attempts: int | None
     retries: int | None
@@ -94,6 +95,8 @@ def settings(options: Options) -> dict[str, Any]:
     for name in ("memory", "worker_memory", "largest_request"):
         if name in said:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
+    if "concurrency" in said:
+        said["concurrency"] = _slots(said["concurrency"])
     for name, kind in (("critic", Critic), ("network", Network)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
@@ -134,6 +137,16 @@ def _choice(kind: type[Critic] | type[Network], value: str, name: str) -> Critic
     except ValueError:
         choices = ", ".join(f"`{choice}`" for choice in kind)
         raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
+
+
+def _slots(value: int | str) -> int | None:
+    if isinstance(value, int):
+        return value
+    if value.strip().lower() == "auto":
+        return None
+    if not value.strip().isdigit():
+        raise BadInput(f"`--concurrency` must be a number or `auto`: `{value}`")
+    return int(value)
 
 
 def _size(value: int | str | None, flag: str) -> int | None:

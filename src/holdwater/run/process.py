@@ -37,10 +37,12 @@ class WorkerProcess:
         self.solo = solo
         self.ready = False
         self.draining = False
+        self.replaced = True  # by another, when it began to drain
         self.gone = False
         self.attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self.hosted = 0
         self.rss = 0
+        self._first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
         self._lag = 0.0
@@ -111,7 +113,18 @@ class WorkerProcess:
     def heard(self, beat: Beat) -> None:
         self._heard = time.monotonic()
         self.rss, self.living = beat.rss, beat.living
+        self._first = self._first or beat.rss
         self._lag = max(self._lag, beat.lag)
+
+    @property
+    def grown(self) -> int:
+        """Bytes by which it is larger than when it began."""
+        return max(0, self.rss - self._first)
+
+    def uses(self) -> dict[int, int]:
+        """What each of its attempts uses: its sandbox, and its share of what the worker has grown by."""
+        share = self.grown // len(self.living) if self.living else 0
+        return {living.attempt: living.memory + share for living in self.living}
 
     def take_lag(self) -> float:
         """The longest lag since this was last asked."""

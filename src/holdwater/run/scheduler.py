@@ -24,6 +24,7 @@ from ..core.plan import (
     Finish,
     Interrupt,
     Plan,
+    Preempt,
     Pull,
     Settled,
     Start,
@@ -31,13 +32,14 @@ from ..core.plan import (
     Woke,
 )
 from ..core.policy import Policy, Result
-from ..core.records import Ask, Attempt, Verdict, Where
+from ..core.records import Ask, Attempt, Failure, Verdict, Where
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..rollout.scope import CANCEL_SECONDS
 from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
 from .feed import Feed
 from .fleet import Fleet, News
+from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
 
@@ -80,6 +82,26 @@ class Scheduler:
     @property
     def plan(self) -> Plan:
         return self._plan
+
+    @property
+    def running(self) -> int:
+        """Attempts that have what they need."""
+        return self._plan.running - len(self._governor.waiting)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Why the others wait."""
+        memory = len(self._governor.waiting)
+        return {**self._plan.waiting, **({"memory": memory} if memory else {})}
+
+    def preempt(self, attempt: int) -> None:
+        """The governor wants its memory back: it is tried again later, without blame."""
+        self._reason = "memory was short"
+        self._take(Preempt(attempt=attempt))
+
+    def govern(self, governor: Governor) -> None:
+        """Who grants memory; before `run`."""
+        self._governor = governor
 
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
@@ -127,10 +149,12 @@ class Scheduler:
         """The first signal: start nothing more, and interrupt what still runs after the grace period."""
         self._error = self._error or interruption()
         self._reason = "interrupted by a signal"
-        grace = f"{self._plan.running} running attempts get {self._config.grace:g} s"
+        grace = f"{self.running} running attempts get {self._config.grace:g} s"
         self._say(f"draining: {grace}, a second signal leaves at once\n")
         self._loop.call_later(self._config.grace, self.abort)
         self._take(Drain())
+        for attempt in self._governor.waiting:
+            self._governor.drop(attempt, self._reason)
 
     def abort(self) -> None:
         """Interrupt what runs, and end when it has settled, or a little later."""
@@ -182,17 +206,35 @@ class Scheduler:
             self._take(Exhausted())
 
     async def _start(self, attempt: Attempt) -> None:
-        """Written before it starts; its time begins when a worker has it."""
-        payload = await self._ledger.begin(attempt)
+        """Written before it starts, when its memory is there; its time begins when a worker has it."""
+        payload = await self._ledger.payload(attempt.instance)
+        asks = msgspec.msgpack.decode(payload, type=_Asks).limits
+        lease = await self._governor.lease(attempt, asks)
+        if isinstance(lease, Failure) and lease.where is Where.INTERRUPTED:
+            self._forget(attempt.id)
+            return
+        await self._ledger.begin(attempt)
+        if isinstance(lease, Failure):
+            self._unstarted.discard(attempt.id)
+            self.hear(Done(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=lease)))
+            return
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
         earlier = await self._earlier(attempt, payload)
-        job = Job(attempt=attempt, payload=payload, answer=answer, earlier=earlier)
+        job = Job(attempt=attempt, payload=payload, answer=answer, lease=lease, earlier=earlier)
         self._unstarted.discard(attempt.id)
         if attempt.id in self._attempts:
             await self._fleet.start(job)
             self._due[attempt.id] = self._loop.time() + self._longest(job)
 
+    def _forget(self, attempt: int) -> None:
+        """An attempt that waited for its memory and is let go: it never was, so nothing is written."""
+        self._unstarted.discard(attempt)
+        self._attempts.pop(attempt, None)
+        self._take(Settled(result=Result(attempt=attempt, where=Where.INTERRUPTED)))
+
     def _interrupt(self, attempt: int) -> None:
+        if self._governor.drop(attempt, self._reason):
+            return
         if attempt not in self._unstarted:
             self._fleet.interrupt(attempt, self._reason)
             return
@@ -204,6 +246,7 @@ class Scheduler:
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
         committed = await self._ledger.settle(verdict)
+        self._governor.settled(verdict)
         self._attempts.pop(verdict.attempt, None)
         self._due.pop(verdict.attempt, None)
         if not committed:

@@ -71,6 +71,20 @@ class Cgroup:
         """How many processes the kernel killed at this group's memory limit so far."""
         return _field(self._memory / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill")
 
+    def use(self) -> int:
+        """Bytes of memory in use, without the page cache."""
+        names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
+        return sum(_field(self._memory / "memory.stat", name) for name in names)
+
+    def allow(self, memory: int) -> None:
+        """Raise the limit on memory."""
+        try:
+            if not self._v2 and (self._memory / "memory.memsw.limit_in_bytes").exists():
+                self._set("memory.memsw.limit_in_bytes", memory)  # never below the other
+            self._set("memory.max" if self._v2 else "memory.limit_in_bytes", memory)
+        except OSError:
+            return  # it keeps what it has
+
     def peak(self) -> int:
         text = _read(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes")).strip()
         return int(text) if text.isdigit() else 0

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import msgspec
+
 from ..core.config import Network
 from ..core.errors import AttemptOver, BadInput, ResourceExhausted, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Salvage
@@ -121,6 +123,16 @@ class ProcessSandbox:
     @property
     def workdir(self) -> str:
         return bubblewrap.WORK if self._sandboxes.machine.bwrap else self._work
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its processes use now; 0 where there is no control group."""
+        return self._group.use() if self._group else 0
+
+    def allow(self, memory: int) -> None:
+        self._limits = msgspec.structs.replace(self._limits, memory=memory)
+        if self._group:
+            self._group.allow(memory)
 
     @property
     def peak_memory(self) -> int:
