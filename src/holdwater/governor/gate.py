@@ -43,7 +43,7 @@ class Gate:
 
     def drop(self, attempt: int, failure: Failure) -> bool:
         """Let an attempt that waits go with this failure; whether it did wait."""
-        need, granted = self._waiting.pop(attempt, (0, None))
+        _, granted = self._waiting.pop(attempt, (0, None))
         if granted is None or granted.done():
             return False
         granted.set_result(failure)
@@ -115,7 +115,7 @@ def _never(need: int, most: int) -> Failure:
     return Failure(
         where=Where.BUDGET,
         kind="memory",
-        message=f"needs {need // MiB} MiB, and {max(0, most) // MiB} MiB are all that there is for an attempt",
+        message=f"needs {need // MiB} MiB, and {max(0, most) // MiB} MiB is all that an attempt can have",
         hint="give the run more with `--memory`, or the instance less in its `limits`",
         again=False,
     )

@@ -1,4 +1,4 @@
-"""What an attempt will need, learned from what attempts of this run have used. Pure; holds a bounded sample."""
+"""What an attempt will need, learned from what attempts of this run have used. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Peaks:
 
     @property
     def need(self) -> int:
-        """Bytes for one more: a high quantile with a margin; the fewer peaks there are, the more the prior."""
+        """Bytes for one more: a high quantile with a margin; with few peaks, more of the prior."""
         count = len(self._sorted)
         if not count:
             return self._prior

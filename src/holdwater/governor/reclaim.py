@@ -1,7 +1,7 @@
 """What is done when memory runs short, one step after another, and when it is over. Pure.
 
-Trim a quiet worker; admit nobody; drain the fattest worker; preempt the youngest attempt. Steps are given time
-to work before the next one, and admission begins again well below where it stopped.
+Trim a quiet worker; admit nobody; drain the fattest worker; preempt the youngest attempt. Each step is given
+time to work before the next one, and admission begins again well below where it stopped.
 """
 
 from __future__ import annotations

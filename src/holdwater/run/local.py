@@ -218,7 +218,7 @@ class LocalFleet:
         await self._wake()
 
     def _retire(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
-        """The worker takes nothing new and leaves when it is empty; another takes its place now or `later`."""
+        """It takes nothing new and leaves when it is empty; another takes its place, now or `later`."""
         if not worker.draining:
             worker.draining = True
             worker.replaced = not later
