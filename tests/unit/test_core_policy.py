@@ -46,7 +46,7 @@ GROWN = Next(round=1, retries=1, scale=2)
 TABLE = {
     Where.AGENT: (ATTEMPTS, ATTEMPTS, ("passed", "failed", "failed"), 0),
     Where.LIMIT: (ATTEMPTS, ATTEMPTS, ("passed", "failed", "failed"), 0),
-    Where.RESOURCE: (GROWN, ATTEMPTS, ("passed", "resource", "failed"), 1),
+    Where.RESOURCE: (GROWN, Next(round=2, retries=0, scale=8), ("passed", "resource", "failed"), 1),
     Where.MODEL: (RETRY, ATTEMPTS, ("model", "model", "model"), 1),
     Where.IMAGE: (RETRY, ATTEMPTS, ("passed", "image", "image"), 1),
     Where.SANDBOX: (RETRY, ATTEMPTS, ("passed", "sandbox", "sandbox"), 1),
@@ -63,8 +63,9 @@ def test_a_row_of_the_failure_table(where):
     good = Result(attempt=1, where=where, passed=True, score=1.0)
 
     assert decide(zero, Spent(), PATIENT) == fresh
-    assert decide(zero, Spent(retries=2), PATIENT) == spent
-    assert decide(zero, Spent(round=2, retries=2), PATIENT) is None
+    largest = 8 if where is Where.RESOURCE else 1
+    assert decide(zero, Spent(retries=2, scale=largest), PATIENT) == spent
+    assert decide(zero, Spent(round=2, retries=2, scale=largest), PATIENT) is None
     found = outcome_kind(good, spent=False), outcome_kind(zero, spent=False), outcome_kind(zero, spent=True)
     assert found == kinds
     assert exit_status(kinds[2], where) == status
@@ -279,3 +280,12 @@ def test_an_error_becomes_the_failure_that_it_stands_for():
 
 def test_the_errors_that_end_a_command_carry_its_exit_status():
     assert [error.exit_status for error in (BadInput, Interrupted, RunStopped)] == [2, 3, 4]
+
+
+def test_an_attempt_may_grow_eightfold_however_few_retries_there_are_but_not_with_none():
+    killed = Result(attempt=1, where=Where.RESOURCE)
+    few, none = Policy(concurrency=1, retries=1, backoff=0.0), Policy(concurrency=1, retries=0)
+
+    assert decide(killed, Spent(retries=2, scale=4), few) == Next(round=1, retries=3, scale=8)
+    assert decide(killed, Spent(retries=3, scale=8), few) is None
+    assert decide(killed, Spent(), none) is None

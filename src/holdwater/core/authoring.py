@@ -139,6 +139,10 @@ class Session(Protocol):
         """Seconds spent waiting for a rate limit so far."""
 
     @property
+    def throttled(self) -> bool:
+        """Whether a call waits for a rate limit now."""
+
+    @property
     def failure(self) -> Failure | None:
         """Why the last model call failed, if it did; None once one succeeds again."""
 

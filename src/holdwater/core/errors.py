@@ -126,6 +126,9 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
             again=error.again,
             after=error.after,
         )
+    if isinstance(error, MemoryError):
+        message = "there was no more memory for it in its worker"
+        return Failure(where=Where.RESOURCE, kind="memory", message=message, phase=phase)
     return Failure(where=otherwise.where, kind="exception", message=_told(error), phase=phase)
 
 

@@ -92,13 +92,19 @@ def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
     rule = result.rule
     if rule is not None and rule.again is Again.NEVER:
         return None
-    if rule is not None and rule.again is Again.RETRIES and result.again and spent.retries < policy.retries:
+    if rule is not None and result.again and _retries_left(rule, spent, policy):
         scale = min(spent.scale * 2, LARGEST_SCALE) if rule.grows else spent.scale
         delay = backoff(result, spent.retries, policy)
         return Next(round=spent.round, retries=spent.retries + 1, scale=scale, delay=delay)
     if result.kind != POISON and spent.round < policy.attempts:
         return Next(round=spent.round + 1, retries=0, scale=spent.scale)
     return None
+
+
+def _retries_left(rule: Rule, spent: Spent, policy: Policy) -> bool:
+    """Few retries do not keep an attempt from what it needs: it may grow to the largest in any case."""
+    grows = rule.grows and spent.scale < LARGEST_SCALE and policy.retries > 0
+    return rule.again is Again.RETRIES and (grows or spent.retries < policy.retries)
 
 
 def satisfied(result: Result, critic: Critic) -> bool:

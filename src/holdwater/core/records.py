@@ -294,6 +294,9 @@ class Gauge(Record, frozen=True):
     pressure: float | None = None  # percent of the last 10 s in which some task waited for memory
     oom_kills: int = 0  # so far, of processes in our own control group
     bound: str = ""  # whose limit on memory is the tightest: `budget`, `container`, `pod`, `machine`
+    leased: int = 0  # bytes of memory that attempts hold leases of
+    sandboxes: int = 0  # bytes of memory that their sandboxes use
+    binds: str = ""  # what keeps more from running: `slots`, `memory`, `disk`, `rate`, `nothing left to do`
 
 
 class Summary(Record, frozen=True):

@@ -96,6 +96,11 @@ class Session:
         self._failure = failure
 
     @property
+    def throttled(self) -> bool:
+        """Whether a call waits for a rate limit now."""
+        return self._waits > 0
+
+    @property
     def waited(self) -> float:
         """Seconds during which at least one call waited for a rate limit, up to now."""
         return self._waited + (time.monotonic() - self._waiting_since if self._waits else 0.0)

@@ -1,4 +1,4 @@
-"""Grants leases of memory, in the order in which they are asked for, so that what runs together always fits.
+"""Grants leases of memory and disk, in the order in which they are asked for: what runs together always fits.
 
 The only place in a run that waits for resources. A lease is the most that an attempt may use: sandboxes are
 held to it. What is measured comes from `meter.py`, what an attempt will need from `peaks.py`.
@@ -10,29 +10,74 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from ..core.records import Failure, MiB, Where
+from ..core.records import Failure, MiB, Record, Where
 from .reading import Bound
 
 RESERVE = 0.06  # of a limit: for what grows between two readings, and for the kernel's own
 LEAST_RESERVE = 24 * MiB
+NEVER = 40  # readings without any lease after which one that still does not fit never will
+
+
+class Lease(Record, frozen=True):
+    """Bytes of memory and of disk for one attempt."""
+
+    memory: int
+    disk: int = 0
+
+
+class Pool:
+    """One resource: the bounds on it, what is leased of it and what of the leases is used."""
+
+    def __init__(self, reserve: float, least_reserve: int) -> None:
+        self._reserve = reserve
+        self._least_reserve = least_reserve
+        self._bounds: tuple[Bound, ...] = ()
+        self._used: dict[int, int] = {}
+        self.leases: dict[int, int] = {}  # attempt -> bytes; bound: the run's concurrency, as the other
+
+    def measured(self, bounds: tuple[Bound, ...], used: Mapping[int, int]) -> None:
+        """What all together use of each limit, and what of that is each attempt's."""
+        self._bounds = bounds
+        self._used = {attempt: used.get(attempt, 0) for attempt in self.leases}
+
+    def give(self, attempt: int) -> None:
+        self.leases.pop(attempt, None)
+        self._used.pop(attempt, None)
+
+    @property
+    def room(self) -> int:
+        """Bytes that can still be leased. An attempt that uses more than its lease has leased that."""
+        leased = sum(max(lease, self._used.get(a, 0)) for a, lease in self.leases.items())
+        inside = sum(self._used.values())
+        # What is used and not an attempt's: the conductor, idle workers, neighbours.
+        free = (self._usable(bound) - max(0, bound.used - inside) for bound in self._bounds)
+        return min(free, default=1 << 62) - leased
+
+    @property
+    def most(self) -> int:
+        """Bytes that can ever be leased, were there nobody else."""
+        return min((self._usable(bound) for bound in self._bounds), default=1 << 62)
+
+    def _usable(self, bound: Bound) -> int:
+        return bound.limit - max(self._least_reserve, int(bound.limit * self._reserve))
 
 
 class Gate:
     """The leases of one run. `measured` must have been called once before anything is asked for."""
 
     def __init__(self) -> None:
-        self._bounds: tuple[Bound, ...] = ()
-        self._leases: dict[int, int] = {}  # attempt -> bytes; bound: the run's concurrency, like the next
-        self._used: dict[int, int] = {}
-        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # bound: the same
-        self.held = False  # nobody is admitted for the moment
+        self.memory = Pool(RESERVE, LEAST_RESERVE)
+        self.disk = Pool(RESERVE, 0)
+        self.holds: set[str] = set()  # why nobody is admitted for the moment; a handful of reasons
+        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # bound: the run's concurrency
+        self._alone = 0  # readings that the first has waited through without any lease beside it
 
-    async def take(self, attempt: int, need: int) -> Failure | None:
-        """Wait for a lease of `need` bytes; the failure if there can never be one, or why it was let go."""
-        if (most := self.most) < need:
-            return _never(need, most)
+    async def take(self, attempt: int, need: Lease) -> Failure | None:
+        """Wait for a lease; the failure if there can never be one, or why it was let go."""
+        if failure := self._never(need, self.memory.most, self.disk.most):
+            return failure
         if not self._waiting and self._fits(need):
-            self._leases[attempt] = need
+            self._grant(attempt, need)
             return None
         granted: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._waiting[attempt] = need, granted
@@ -43,58 +88,58 @@ class Gate:
 
     def drop(self, attempt: int, failure: Failure) -> bool:
         """Let an attempt that waits go with this failure; whether it did wait."""
-        _, granted = self._waiting.pop(attempt, (0, None))
+        _, granted = self._waiting.pop(attempt, (None, None))
         if granted is None or granted.done():
             return False
         granted.set_result(failure)
         self._admit()
         return True
 
-    def extend(self, attempt: int, need: int) -> bool:
-        """Whether the lease could be made larger. Who has one goes before those who wait for theirs."""
-        lease = self._leases.get(attempt)
-        if lease is None or need - lease > self.room:
+    def extend(self, attempt: int, memory: int) -> bool:
+        """Whether its memory could be made more. Who has a lease goes before those who wait for one."""
+        lease = self.memory.leases.get(attempt)
+        if lease is None or memory - lease > self.memory.room:
             return False
-        self._leases[attempt] = max(lease, need)
+        self.memory.leases[attempt] = max(lease, memory)
         return True
 
     def give(self, attempt: int) -> None:
         """The attempt is over: its bytes are free."""
-        self._leases.pop(attempt, None)
-        self._used.pop(attempt, None)
+        self.memory.give(attempt)
+        self.disk.give(attempt)
         self._admit()
 
-    def measured(self, bounds: tuple[Bound, ...], used: Mapping[int, int]) -> None:
-        """What all together use of each limit, and what of that is each attempt's."""
-        self._bounds = bounds
-        self._used = {attempt: used.get(attempt, 0) for attempt in self._leases}
+    def measured(self) -> None:
+        """The pools have been measured: whoever fits now is admitted."""
         self._admit()
-
-    @property
-    def room(self) -> int:
-        """Bytes that can still be leased."""
-        return min((self._free(bound) for bound in self._bounds), default=0)
-
-    @property
-    def most(self) -> int:
-        """Bytes that can be leased when nothing else is."""
-        return self.room + sum(max(lease, self._used.get(a, 0)) for a, lease in self._leases.items())
+        self._alone = self._alone + 1 if self._waiting and not self.memory.leases and not self.holds else 0
+        if self._alone >= NEVER:
+            attempt, (need, _) = next(iter(self._waiting.items()))
+            if failure := self._never(need, self.memory.room, self.disk.room):
+                self._alone = 0
+                self.drop(attempt, failure)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The attempts that wait, in their order."""
         return tuple(self._waiting)
 
-    def lease(self, attempt: int) -> int:
-        return self._leases.get(attempt, 0)
+    @property
+    def binds(self) -> str:
+        """What the first in the queue waits for; nothing when nobody waits."""
+        if not self._waiting:
+            return ""
+        if self.holds:
+            return min(self.holds)
+        need, _ = next(iter(self._waiting.values()))
+        return "memory" if need.memory > self.memory.room else "disk"
 
-    def _free(self, bound: Bound) -> int:
-        leased = sum(max(lease, self._used.get(a, 0)) for a, lease in self._leases.items())
-        others = max(0, bound.used - sum(self._used.values()))  # the conductor, idle workers, neighbours
-        return bound.limit - max(LEAST_RESERVE, int(bound.limit * RESERVE)) - others - leased
+    def _fits(self, need: Lease) -> bool:
+        return not self.holds and need.memory <= self.memory.room and need.disk <= self.disk.room
 
-    def _fits(self, need: int) -> bool:
-        return not self.held and need <= self.room
+    def _grant(self, attempt: int, need: Lease) -> None:
+        self.memory.leases[attempt] = need.memory
+        self.disk.leases[attempt] = need.disk
 
     def _admit(self) -> None:
         """In order: a large one at the head waits for its room, and nobody passes it."""
@@ -104,18 +149,23 @@ class Gate:
                 return
             del self._waiting[attempt]
             if not granted.done():  # else it was cancelled
-                self._leases[attempt] = need
+                self._grant(attempt, need)
                 granted.set_result(None)
 
+    def _never(self, need: Lease, memory: int, disk: int) -> Failure | None:
+        if need.memory > memory:
+            return _budget("memory", need.memory, memory)
+        return _budget("disk", need.disk, disk) if need.disk > disk else None
 
-_Waiting = tuple[int, asyncio.Future[Failure | None]]
+
+_Waiting = tuple[Lease, asyncio.Future[Failure | None]]
 
 
-def _never(need: int, most: int) -> Failure:
+def _budget(kind: str, need: int, most: int) -> Failure:
     return Failure(
         where=Where.BUDGET,
-        kind="memory",
-        message=f"needs {need // MiB} MiB, and {max(0, most) // MiB} MiB is all that an attempt can have",
-        hint="give the run more with `--memory`, or the instance less in its `limits`",
+        kind=kind,
+        message=f"needs {need // MiB} MiB of {kind}, and there are {max(0, most) // MiB} MiB for an attempt",
+        hint=f"give the run more with `--{kind}`, or let the instance ask for less in its `limits`",
         again=False,
     )

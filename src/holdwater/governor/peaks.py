@@ -1,4 +1,4 @@
-"""What an attempt will need, learned from what attempts of this run have used. Pure."""
+"""What an attempt will need, learned from the most that attempts of this run have used. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections import deque
 
 from ..core.records import MiB
 
-PRIOR = 128 * MiB  # before anything is known
-LEAST = 16 * MiB
 SAMPLE = 512  # the latest peaks that count
-ENOUGH = 16  # peaks after which the prior says nothing any more
-QUANTILE = 0.8  # higher needs get their leases extended while they grow, or another try with more
-MARGIN = 1.25
+ENOUGH = 8  # peaks after which the prior says nothing any more
+MARGIN = 1.1
 
 
 class Peaks:
-    """The latest peaks."""
+    """The latest peaks of one resource.
 
-    def __init__(self, prior: int = PRIOR) -> None:
+    `quantile` is how many of them must fit: 1.0 where nothing stops an attempt that needs more, less where
+    its lease is a limit that can grow.
+    """
+
+    def __init__(self, prior: int, least: int, quantile: float) -> None:
         self._prior = prior
+        self._least = least
+        self._quantile = quantile
         self._latest: deque[int] = deque()  # bound: `SAMPLE`, as the next
         self._sorted: list[int] = []
 
@@ -31,9 +34,28 @@ class Peaks:
 
     @property
     def need(self) -> int:
-        """Bytes for one more: a high quantile with a margin; with few peaks, more of the prior."""
+        """Bytes for one more: the quantile with a margin; while peaks are few, more of the prior."""
         count = len(self._sorted)
         if not count:
             return self._prior
-        high = self._sorted[min(count - 1, int(count * QUANTILE))] * MARGIN
-        return max(LEAST, int(high), self._prior * max(0, ENOUGH - count) // ENOUGH)
+        high = self._sorted[min(count - 1, int(count * self._quantile))]
+        return max(self._least, int(high * MARGIN), self._prior * max(0, ENOUGH - count) // ENOUGH)
+
+    @property
+    def more(self) -> int:
+        """Bytes to begin with for one whose lease was too small: never less than the prior."""
+        return max(self._prior, self.need)
+
+
+def sandbox_memory() -> Peaks:
+    """A sandbox is held to its lease, which grows with it while there is room."""
+    return Peaks(prior=64 * MiB, least=2 * MiB, quantile=0.65)
+
+
+def worker_memory() -> Peaks:
+    """Nothing stops an attempt from using its worker's memory: the largest share that was seen counts."""
+    return Peaks(prior=8 * MiB, least=1 * MiB, quantile=1.0)
+
+
+def sandbox_disk() -> Peaks:
+    return Peaks(prior=64 * MiB, least=1 * MiB, quantile=0.95)

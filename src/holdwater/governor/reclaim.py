@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-HIGH = 0.85  # of the limit: nobody is admitted any more
-LOW = 0.75  # below it, they are again
-CRITICAL = 0.93  # the next step at once
-PATIENCE = 3  # readings that a step gets to work
+HIGH = 0.94  # of the limit, all that is ever leased: nobody is admitted any more
+LOW = 0.90  # below it, they are again
+CRITICAL = 0.97  # steps follow fast
+PATIENCE = 8  # readings that a step gets to work
+HASTE = 3  # the same, when it is critical
 
 
 class Action(StrEnum):
@@ -44,7 +45,7 @@ class Reclaim:
         begins = not self.holding
         self.holding = True
         self._since += 1
-        if not begins and self._since < PATIENCE and share < CRITICAL:
+        if not begins and self._since < (HASTE if share >= CRITICAL else PATIENCE):
             return None
         action = STEPS[min(self._step, len(STEPS) - 1)]
         self._step, self._since = self._step + 1, 0

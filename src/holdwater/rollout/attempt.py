@@ -199,7 +199,7 @@ class Life:
 async def live(life: Life, place: Place) -> Verdict:
     """Live the attempt to its verdict. Every exchange is on disk when this returns."""
     attempt, instance = life.job.attempt, life.instance
-    limits = _leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job.lease)
+    limits = _leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
     work = _Work(life, place, limits, paths, log)
@@ -231,9 +231,11 @@ async def live(life: Life, place: Place) -> Verdict:
     return life.verdict(place.token, work.session, log.count, work.peak)
 
 
-def _leased(limits: Limits, lease: int) -> Limits:
-    """Where nobody said what memory it may use, its lease does."""
-    return msgspec.structs.replace(limits, memory=lease) if lease and limits.memory is None else limits
+def _leased(limits: Limits, job: Job) -> Limits:
+    """The limits, of which memory is what was leased; where nobody said how much disk, that as well."""
+    if job.lease:
+        limits = msgspec.structs.replace(limits, memory=job.lease)
+    return limits if limits.disk or not job.quota else msgspec.structs.replace(limits, disk=job.quota)
 
 
 class _Work:

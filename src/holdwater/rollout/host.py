@@ -174,6 +174,7 @@ class Host:
                 seconds=now - life.since,
                 usage=life.usage,
                 memory=life.sandbox.memory if life.sandbox else 0,
+                throttled=life.session.throttled if life.session else False,
             )
             for a, life in lives
         )

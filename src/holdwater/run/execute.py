@@ -36,8 +36,8 @@ from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .config import Environment
 from .feed import Feed, RunFeed, compare
-from .fleet import Emit, Fleet
-from .governor import Governor
+from .fleet import Emit, Governed
+from .governor import LOOK_SECONDS, Governor
 from .inline import InlineFleet
 from .local import LocalFleet
 from .log import RunLog
@@ -138,10 +138,11 @@ async def _conduct(
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, fleet))
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor))
+        look = Duty("governor", LOOK_SECONDS, _looker(governor, fleet))
         with signals.answered(scheduler.drain, scheduler.leave):
             try:
-                await scheduler.run(fleet, (gauge, budget, *given.duties))
+                await scheduler.run(fleet, (look, gauge, budget, *given.duties))
             finally:
                 for missed in observers.close():
                     await ledger.note("observer.behind", missed)
@@ -159,7 +160,7 @@ async def _feed(config: RunConfig, ledger: Ledger, given: Conduct) -> Feed:
 
 
 @asynccontextmanager
-async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Fleet]:
+async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Governed]:
     if welcome.config.workers == 0 or not given.importable:
         async with InlineFleet(
             welcome, emit, given.suite, given.agent, given.enclose, given.policy
@@ -170,13 +171,18 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
             yield local
 
 
-def _gauger(
-    ledger: Ledger, scheduler: Scheduler, governor: Governor, fleet: Fleet
-) -> Callable[[], Awaitable[None]]:
+def _looker(governor: Governor, fleet: Governed) -> Callable[[], Awaitable[None]]:
+    async def look() -> None:
+        governor.look(fleet)
+
+    return look
+
+
+def _gauger(ledger: Ledger, scheduler: Scheduler, governor: Governor) -> Callable[[], Awaitable[None]]:
     """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
 
     async def gauge() -> None:
-        census, reading, memory = governor.measure(fleet)
+        census, reading, memory = governor.census, governor.reading, governor.own
         disk = reading.disk("run")
         await ledger.gauge(
             Gauge(
@@ -194,6 +200,9 @@ def _gauger(
                 pressure=reading.pressure,
                 oom_kills=reading.oom_kills,
                 bound=reading.bound.name,
+                leased=governor.leased,
+                sandboxes=census.sandboxes,
+                binds=scheduler.binds,
             )
         )
         if disk.total and disk.free < FULL:

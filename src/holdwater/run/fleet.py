@@ -17,6 +17,19 @@ News = Done | Noted | Said | Broken | Unfit
 Emit = Callable[[News], None]
 
 
+class Use(Record, frozen=True):
+    """What one attempt uses now, in bytes."""
+
+    sandbox: int = 0  # memory of its processes
+    worker: int = 0  # its share of what its worker has grown by since it began
+    disk: int = 0
+    throttled: bool = False  # it waits for a rate limit
+
+    @property
+    def memory(self) -> int:
+        return self.sandbox + self.worker
+
+
 class Census(Record, frozen=True):
     """The workers at one moment."""
 
@@ -26,10 +39,17 @@ class Census(Record, frozen=True):
     lag: float = 0.0
     phases: dict[str, int] = msgspec.field(default_factory=dict)
     usage: Usage = Usage()  # of the attempts that are not settled
-    memory: dict[int, int] = msgspec.field(
-        default_factory=dict
-    )  # attempt -> bytes, its share of a worker too
-    sandboxes: int = 0  # bytes that all of them use
+    uses: dict[int, Use] = msgspec.field(default_factory=dict)  # by attempt
+
+    @property
+    def sandboxes(self) -> int:
+        """Bytes of memory in all sandboxes."""
+        return sum(use.sandbox for use in self.uses.values())
+
+    @property
+    def youngest(self) -> int | None:
+        """The attempt that began last."""
+        return max(self.uses, default=None)
 
     @staticmethod
     def used(living: Iterable[Living]) -> Usage:
@@ -53,16 +73,18 @@ class Fleet(Protocol):
 
     def census(self) -> Census: ...
 
-    def allow(self, attempt: int, memory: int) -> None:
-        """The attempt may use more memory from now on."""
 
-    # What is done when memory runs short; each says what it did, nothing where there is nothing to do.
+class Governed(Fleet, Protocol):
+    """A fleet whose memory can be governed. What reclaims says what it did: nothing, if it did nothing."""
+
+    def allow(self, attempt: int, memory: int) -> None:
+        """The attempt's sandbox may use so much from now on."""
+
+    def permit(self, bytes_: int) -> None:
+        """All workers together may grow by so much beyond what their attempts have leased."""
 
     def trim(self) -> str:
         """Have workers without attempts give memory back."""
 
-    def recycle(self) -> str:
-        """Drain the worker that has grown most; another takes its place when it is gone."""
-
-    def youngest(self) -> int | None:
-        """The attempt that began last."""
+    def recycle(self, least: int, *, at_once: bool) -> str:
+        """Drain the worker that has grown most, if by `least` bytes; another takes its place, now or then."""

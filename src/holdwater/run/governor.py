@@ -1,4 +1,4 @@
-"""Ties the governor's parts to a run: each second it measures, grants, extends and, in need, reclaims.
+"""Ties the governor to a run: five times a second it measures, grants, extends and, in need, reclaims.
 
 What is decided is decided in `governor/`; this carries it out on the fleet.
 """
@@ -6,21 +6,39 @@ What is decided is decided in `governor/`; this carries it out on the fleet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from ..core.config import RunConfig
 from ..core.failures import interrupted
-from ..core.records import Ask, Attempt, Failure, Verdict
-from ..governor.gate import Gate
+from ..core.records import Ask, Attempt, Failure, MiB, Verdict, Where
+from ..governor.gate import Gate, Lease
 from ..governor.meter import Meter
-from ..governor.peaks import Peaks
+from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.processes import use_of
-from ..governor.reading import Reading
+from ..governor.reading import Bound, Reading
 from ..governor.reclaim import Action, Reclaim
-from .fleet import Census, Fleet
+from .fleet import Census, Governed, Use
 
-NEARLY = 0.75  # of a lease: from here on it is extended, if there is room
-GROWTH = 1.5
+LOOK_SECONDS = 0.2
+NEARLY = 0.8  # of a sandbox's limit: from here on it is extended, if there is room
+GROWTH = 1.3
+WORTH_EXTENDING = 4 * MiB
+WORTH_RECYCLING = 48 * MiB  # by which a worker must have grown for its end to help those who wait
+FLOOR = 32 * MiB  # a sandbox is never held to less: a shell and its children start in it
+NEW_WORKER = 96 * MiB  # room for one beside the one that it replaces
+PATIENCE = 5  # looks that an attempt without room to grow waits for it
+QUARTER = 4  # of the free disk is what a sandbox may use when nothing is said
+
+
+class Held(msgspec.Struct):
+    """What an attempt was granted, and the most that it was seen to use."""
+
+    limit: int  # of its sandbox's memory
+    fixed: bool  # that was declared: it does not grow
+    peak: Use = Use()
+    short: int = 0  # looks since it has had no room to grow
 
 
 class Governor:
@@ -38,78 +56,187 @@ class Governor:
         self._meter = meter
         self._note = note
         self._gate = Gate()
-        self._peaks = Peaks()
-        self._highest: dict[int, int] = {}  # attempt -> the most that it was seen to use; bound: concurrency
+        self._sandboxes, self._workers, self._disks = sandbox_memory(), worker_memory(), sandbox_disk()
+        self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
         self._reclaim = Reclaim()
-        self.reading = meter.read(sum(use_of((os.getpid(),)).values()))
-        self._gate.measured(self.reading.bounds, {})
+        self._pause = 0  # looks until someone may be preempted again
+        self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
+        self.census = Census(workers=0)
+        self.own = sum(use_of((os.getpid(),)).values())
+        self.reading = meter.read(self.own)
+        self._gate.memory.measured(self.reading.bounds, {})
+
+    # What the scheduler asks for.
+
+    async def lease(self, attempt: Attempt, asks: Ask) -> Lease | Failure:
+        """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
+        if self._config.ungoverned:
+            return Lease(0)
+        declared = asks.memory or self._config.limits.memory
+        limit = self._limit(declared, attempt.scale)
+        worker = self._workers.need if attempt.scale == 1 else self._workers.more * attempt.scale
+        disk = (asks.disk or self._config.limits.disk or self._disks.need) * attempt.scale
+        need = Lease(memory=limit + worker, disk=disk)
+        self._held[attempt.id] = Held(limit, fixed=declared is not None)
+        failure = await self._gate.take(attempt.id, need)
+        if failure is not None:
+            self._held.pop(attempt.id, None)
+        return failure or need
+
+    def limits(self, attempt: int, lease: Lease) -> tuple[int, int, int]:
+        """Of a lease: the sandbox's memory, what is left for the worker's, and the sandbox's disk."""
+        if attempt not in self._held:
+            return 0, 0, 0
+        limit = self._held[attempt].limit
+        quota = max(lease.disk, self._gate.disk.room // QUARTER)
+        return self._enforced(self._held[attempt]), lease.memory - limit, quota
+
+    def drop(self, attempt: int, reason: str) -> bool:
+        """Let an attempt that waits go; whether it did wait."""
+        return self._gate.drop(attempt, interrupted(reason))
+
+    def settled(self, verdict: Verdict) -> None:
+        """Its lease returns; what it used is learned from."""
+        held = self._held.pop(verdict.attempt, None)
+        self._gate.give(verdict.attempt)
+        where = verdict.failure.where if verdict.failure else None
+        if held is None or where in (Where.INTERRUPTED, Where.BUDGET, Where.WORKER):
+            return
+        self._sandboxes.add(max(held.peak.sandbox, verdict.peak_memory))
+        self._workers.add(held.peak.worker)
+        self._disks.add(held.peak.disk)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The attempts that have a slot and no lease yet."""
         return self._gate.waiting
 
-    def drop(self, attempt: int, reason: str) -> bool:
-        """Let an attempt that waits go; whether it did wait."""
-        return self._gate.drop(attempt, interrupted(reason))
+    @property
+    def binds(self) -> str:
+        """Which resource keeps attempts waiting, if one does."""
+        return self._gate.binds
 
-    async def lease(self, attempt: Attempt, asks: Ask) -> int | Failure:
-        """Wait for an attempt's memory: its lease in bytes (0: none is kept), or why it cannot be had."""
+    @property
+    def leased(self) -> int:
+        return sum(self._gate.memory.leases.values())
+
+    def hold(self, why: str) -> None:
+        """Admit nobody until `release`."""
+        self._gate.holds.add(why)
+
+    def release(self, why: str) -> None:
+        self._gate.holds.discard(why)
+
+    # Each look.
+
+    def look(self, fleet: Governed) -> None:
+        """Measure everything; what follows from it is done."""
+        self.census = census = fleet.census()
+        self.own = sum(use_of((os.getpid(), *census.pids)).values()) + census.sandboxes
+        self.reading = reading = self._meter.read(self.own)
+        for attempt, use in census.uses.items():
+            if held := self._held.get(attempt):
+                held.peak = _larger(held.peak, use)
         if self._config.ungoverned:
-            return 0
-        need = self.need(attempt, asks)
-        return await self._gate.take(attempt.id, need) or need
-
-    def need(self, attempt: Attempt, asks: Ask) -> int:
-        declared = asks.memory or self._config.limits.memory
-        return (declared or self._peaks.need) * attempt.scale
-
-    def settled(self, verdict: Verdict) -> None:
-        """Its lease returns; what it used is learned from."""
-        seen = self._highest.pop(verdict.attempt, 0)
-        if seen:
-            self._peaks.add(seen)
-        self._gate.give(verdict.attempt)
-
-    def measure(self, fleet: Fleet) -> tuple[Census, Reading, int]:
-        """One look at everything; what follows from it is done."""
-        census = fleet.census()
-        used = census.memory
-        own = sum(use_of((os.getpid(), *census.pids)).values()) + census.sandboxes
-        self.reading = reading = self._meter.read(own)
-        for attempt, bytes_ in used.items():
-            self._highest[attempt] = max(bytes_, self._highest.get(attempt, 0))
-        if not self._config.ungoverned:
-            self._gate.measured(reading.bounds, used)
-            self._extend(census, fleet)
-            self._relieve(census, reading, fleet)
-        return census, reading, own
-
-    def _extend(self, census: Census, fleet: Fleet) -> None:
-        for attempt, used in census.memory.items():
-            lease = self._gate.lease(attempt)
-            if lease and used > NEARLY * lease and self._gate.extend(attempt, int(lease * GROWTH)):
-                fleet.allow(attempt, int(lease * GROWTH))
-
-    def _relieve(self, census: Census, reading: Reading, fleet: Fleet) -> None:
-        bound = reading.bound
-        action = self._reclaim.next(bound.used, bound.limit)
-        self._gate.held = self._reclaim.holding
-        if action is None:
             return
-        if done := self._take_step(action, fleet):
-            use = f"{bound.used >> 20} of {bound.limit >> 20} MiB ({bound.name})"
-            self._note(f"governor.{action}", f"{use}: {done}")
+        self._gate.memory.measured(reading.bounds, {a: use.memory for a, use in census.uses.items()})
+        self._gate.disk.measured(self._disk_bounds(reading), {a: use.disk for a, use in census.uses.items()})
+        self._extend(fleet, census.uses)
+        self._relieve(fleet, reading.bound)
+        self._gate.measured()
+        fleet.permit(max(0, self._gate.memory.room) // 2)
 
-    def _take_step(self, action: Action, fleet: Fleet) -> str:
+    def _disk_bounds(self, reading: Reading) -> tuple[Bound, ...]:
+        disk = reading.disk("scratch")
+        return (Bound("disk", disk.total, disk.total - disk.free, f"`{disk.path}`"),) if disk.total else ()
+
+    def _limit(self, declared: int | None, scale: int) -> int:
+        """What a sandbox may use: what is declared or learned, and more after it was too little."""
+        if declared is not None:
+            asked = declared * scale
+        else:
+            asked = self._sandboxes.need if scale == 1 else self._sandboxes.more * scale
+        most = self._gate.memory.most - self._workers.need
+        # A larger try that cannot be had in full is still more than the last one was.
+        return most if scale > 1 and asked > most > asked // 2 else asked
+
+    @staticmethod
+    def _enforced(held: Held) -> int:
+        return held.limit if held.fixed else max(held.limit, FLOOR)
+
+    def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
+        """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""
+        for attempt, held in self._held.items():
+            use = uses.get(attempt)
+            if use is None or held.fixed or use.sandbox <= NEARLY * held.limit:
+                held.short = 0
+            else:
+                self._raise(fleet, attempt, held)
+        short = [attempt for attempt, held in self._held.items() if held.short]
+        (self.hold if short else self.release)("memory")
+        self._pause = max(0, self._pause - 1)
+        if short and not self._pause and max(self._held[a].short for a in short) >= PATIENCE:
+            self._make_room(short, uses)
+
+    def _raise(self, fleet: Governed, attempt: int, held: Held) -> None:
+        lease = self._gate.memory.leases.get(attempt, 0)
+        wanted = max(WORTH_EXTENDING, int(held.limit * (GROWTH - 1)))
+        more = min(wanted, self._gate.memory.room)
+        if more >= WORTH_EXTENDING and self._gate.extend(attempt, lease + more):
+            held.limit += more
+            held.short = 0
+            fleet.allow(attempt, self._enforced(held))
+        else:
+            held.short += 1
+
+    def _make_room(self, short: list[int], uses: Mapping[int, Use]) -> None:
+        youngest = max(uses)
+        if youngest == min(short):
+            return  # it is the oldest of those that want more, too: its own limit decides
+        self._pause = PATIENCE
+        before = uses[youngest].memory
+        self._preempt(youngest)
+        text = f"attempt {youngest} ({before >> 20} MiB) is tried again later: attempt {min(short)} grows"
+        self._note("governor.preempt", text)
+
+    def _relieve(self, fleet: Governed, bound: Bound) -> None:
+        """When more is used than was ever leased: step by step."""
+        if self._gate.waiting and self._gate.binds == "memory":
+            roomy = self._gate.memory.room > NEW_WORKER
+            self._told("recycle", bound, fleet.recycle(WORTH_RECYCLING, at_once=roomy))
+        action = self._reclaim.next(bound.used, bound.limit)
+        (self.hold if self._reclaim.holding else self.release)("memory short")
+        self._tell_effect(bound)
+        if action is not None and self._told(action, bound, self._take_step(action, fleet)):
+            self._last = action, bound.used
+
+    def _take_step(self, action: Action, fleet: Governed) -> str:
         match action:
             case Action.TRIM:
                 return fleet.trim()
             case Action.RECYCLE:
-                return fleet.recycle()
+                return fleet.recycle(WORTH_RECYCLING // 2, at_once=False)
             case Action.PREEMPT:
-                attempt = fleet.youngest()
-                if attempt is None:
+                youngest = self.census.youngest
+                if youngest is None:
                     return ""
-                self._preempt(attempt)
-                return f"attempt {attempt}, the youngest, is tried again later"
+                self._preempt(youngest)
+                return f"attempt {youngest}, the youngest, is tried again later"
+
+    def _told(self, action: str, bound: Bound, done: str) -> bool:
+        if done:
+            use = f"{bound.used >> 20} of {bound.limit >> 20} MiB ({bound.name})"
+            self._note(f"governor.{action}", f"{use}: {done}")
+        return bool(done)
+
+    def _tell_effect(self, bound: Bound) -> None:
+        """What the last step has brought, when it is over."""
+        if self._last is not None and not self._reclaim.holding:
+            action, before = self._last
+            self._last = None
+            freed = (before - bound.used) / MiB
+            self._note("governor.relieved", f"{freed:.0f} MiB less than before the last step, {action}")
+
+
+def _larger(a: Use, b: Use) -> Use:
+    return Use(sandbox=max(a.sandbox, b.sandbox), worker=max(a.worker, b.worker), disk=max(a.disk, b.disk))

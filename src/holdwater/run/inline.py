@@ -18,7 +18,7 @@ from ..gateway.upstreams.policy import Policy
 from ..rollout.host import Host
 from ..rollout.scope import abandon
 from ..rollout.wire import Broken, Done, Job, Noted, ToConductor, Welcome
-from .fleet import Census, Emit
+from .fleet import Census, Emit, Use
 
 LEAVE_SECONDS = 20.0  # what interrupted attempts get to end when the run is over
 
@@ -80,14 +80,8 @@ class InlineFleet:
     def census(self) -> Census:
         living = self._host.living()
         phases = Counter(str(one.phase) for one in living)
-        memory = {one.attempt: one.memory for one in living}
-        return Census(
-            workers=0,
-            phases=dict(phases),
-            usage=Census.used(living),
-            memory=memory,
-            sandboxes=sum(memory.values()),
-        )
+        uses = {one.attempt: Use(sandbox=one.memory, throttled=one.throttled) for one in living}
+        return Census(workers=0, phases=dict(phases), usage=Census.used(living), uses=uses)
 
     def allow(self, attempt: int, memory: int) -> None:
         self._host.allow(attempt, memory)
@@ -95,11 +89,11 @@ class InlineFleet:
     def trim(self) -> str:
         return ""  # this process is never quiet
 
-    def recycle(self) -> str:
-        return ""  # nor can it be replaced
+    def permit(self, bytes_: int) -> None:
+        return  # it is the conductor too, which must not be held to anything
 
-    def youngest(self) -> int | None:
-        return max((living.attempt for living in self._host.living()), default=None)
+    def recycle(self, least: int, *, at_once: bool) -> str:
+        return ""  # nor can it be replaced
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -13,14 +13,13 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Attempt, Failure, MiB, Verdict
+from ..core.records import Attempt, Failure, Verdict
 from ..rollout.duty import Duty
 from ..rollout.wire import Allow, Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Trim, Unfit, Welcome
 from .fleet import Census, Emit
 from .process import WorkerProcess
 
 PATROL_SECONDS = 1.0
-WORTH_IT = 32 * MiB  # by which a worker must have grown for its end to help
 LONGEST_SILENCE = 9  # times the silence of an idle worker: without a beat, however busy
 STILLBORN = 3  # workers that die before they are ready, one after another, stop the run
 
@@ -71,8 +70,7 @@ class LocalFleet:
         if worker is None:
             self._finish(attempt, interrupted(reason or "no worker was left"))
             return
-        worker.attempts[attempt.id] = attempt
-        worker.send(job)
+        worker.host(job)
 
     def interrupt(self, attempt: int, reason: str) -> None:
         if attempt in self._waiting:
@@ -85,7 +83,7 @@ class LocalFleet:
     def give_up(self, attempt: int) -> str:
         for worker in self._workers.values():
             if attempt in worker.attempts:
-                del worker.attempts[attempt]
+                worker.forget(attempt)
                 self._retire(worker, f"attempt {attempt} hangs in it")
                 return worker.whereabouts(attempt)
         return "no worker has it"
@@ -94,16 +92,14 @@ class LocalFleet:
         workers = [w for w in self._workers.values() if not w.gone]
         phases = Counter(str(living.phase) for w in workers for living in w.living)
         unsettled = (one for w in workers for one in w.living if one.attempt in w.attempts)
-        lag = max((w.take_lag() for w in workers), default=0.0)
         return Census(
             workers=len(workers),
             draining=sum(1 for w in workers if w.draining),
             pids=tuple(w.pid for w in workers),
-            lag=lag,
+            lag=max((w.lag for w in workers), default=0.0),
             phases=dict(phases),
             usage=Census.used(unsettled),
-            memory={a: use for w in workers for a, use in w.uses().items()},
-            sandboxes=sum(living.memory for w in workers for living in w.living),
+            uses={attempt: use for w in workers for attempt, use in w.uses().items()},
         )
 
     def allow(self, attempt: int, memory: int) -> None:
@@ -117,16 +113,20 @@ class LocalFleet:
             worker.send(Trim())
         return f"{len(quiet)} quiet workers give memory back" if quiet else ""
 
-    def recycle(self) -> str:
-        grown = [w for w in self._workers.values() if w.ready and not w.draining and w.grown > WORTH_IT]
+    def permit(self, bytes_: int) -> None:
+        workers = [w for w in self._workers.values() if w.ready and not w.gone]
+        for worker in workers:
+            worker.permit(bytes_ // len(workers))
+
+    def recycle(self, least: int, *, at_once: bool) -> str:
+        """By what is left of ended attempts: what living ones use, they would use elsewhere too."""
+        grown = [w for w in self._workers.values() if w.ready and not w.draining and w.left >= least]
         if not grown or any(w.draining for w in self._workers.values()):
             return ""
-        worker = max(grown, key=lambda w: w.grown)
-        self._retire(worker, f"has grown by {worker.grown >> 20} MiB and memory is short", later=True)
-        return f"worker {worker.number}, which has grown by {worker.grown >> 20} MiB, is replaced"
-
-    def youngest(self) -> int | None:
-        return max((a for w in self._workers.values() for a in w.attempts), default=None)
+        worker = max(grown, key=lambda w: w.left)
+        left = f"{worker.left >> 20} MiB"
+        self._retire(worker, f"holds {left} of ended attempts, and memory is short", later=not at_once)
+        return f"worker {worker.number} is replaced, which holds {left} of ended attempts"
 
     # Who hosts an attempt.
 
@@ -154,7 +154,8 @@ class LocalFleet:
     def _least(self) -> WorkerProcess | None:
         shared = (w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone))
         # No worker takes more than its share, or the first one up would get everything.
-        free = (w for w in shared if len(w.attempts) * self._config.workers < self._config.slots)
+        hosts = sum(1 for w in self._workers.values() if not (w.draining or w.solo or w.gone))
+        free = (w for w in shared if len(w.attempts) * hosts < self._config.slots)
         return min(free, key=lambda w: len(w.attempts), default=None)
 
     # A worker's life.
@@ -188,7 +189,7 @@ class LocalFleet:
         await self._mourn(worker, reason)
 
     def _done(self, worker: WorkerProcess, message: Done) -> None:
-        attempt = worker.attempts.pop(message.verdict.attempt, None)
+        attempt = worker.forget(message.verdict.attempt)
         worker.hosted += 1
         if attempt is not None:
             self._emit(message)

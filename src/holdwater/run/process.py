@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,10 +16,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..core.records import Attempt
-from ..rollout.wire import Beat, Inbox, Leave, Living, Message, ToConductor, Welcome, frame
+from ..core.records import Attempt, MiB, Record
+from ..rollout.wire import Beat, Inbox, Job, Leave, Living, Message, ToConductor, Welcome, frame
+from .fleet import Use
 
 LEAVE_SECONDS = 5.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+HEADROOM = 16 * MiB  # a worker can always grow by this much: it has work of its own
+THREAD = 8 * MiB  # of address space, for a thread's stack: hardly any of it becomes memory
 TAIL = 400  # characters of a dead worker's log that its obituary quotes
 
 # glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
@@ -27,6 +32,13 @@ ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # above what a socket reads at once, or each read faults in pages
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
+
+
+class Hosted(Record, frozen=True):
+    """An attempt in a worker: how large that was before, and by how much it may grow for it."""
+
+    before: int
+    lease: int
 
 
 class WorkerProcess:
@@ -45,7 +57,9 @@ class WorkerProcess:
         self._first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
-        self._lag = 0.0
+        self._hosted: dict[int, Hosted] = {}  # bound: the run's concurrency
+        self._permitted = 0
+        self.lag = 0.0
         self._reason: str | None = None
         self._heard = self._stirred = time.monotonic()
         self._cpu = 0.0
@@ -68,9 +82,17 @@ class WorkerProcess:
             )
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
+        self._offer()
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
         self._welcome = welcome
+
+    def _offer(self) -> None:
+        """If the kernel ever has to choose: after a sandbox, before the conductor."""
+        try:
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text("500")
+        except OSError:
+            return  # a kernel, or a container, that does not let us
 
     async def messages(self) -> AsyncIterator[ToConductor]:
         """What the worker says, until it is gone."""
@@ -114,22 +136,54 @@ class WorkerProcess:
         self._heard = time.monotonic()
         self.rss, self.living = beat.rss, beat.living
         self._first = self._first or beat.rss
-        self._lag = max(self._lag, beat.lag)
+        self.lag = beat.lag
+
+    def host(self, job: Job) -> None:
+        """Hand it an attempt, and let it grow by as much as that has leased."""
+        self.attempts[job.attempt.id] = job.attempt
+        self._hosted[job.attempt.id] = Hosted(self.rss, job.worker_lease)
+        if job.lease:
+            self._limit(self._data() + job.worker_lease + THREAD, least=self._permitted + THREAD)
+        self.send(job)
+
+    def forget(self, attempt: int) -> Attempt | None:
+        self._hosted.pop(attempt, None)
+        return self.attempts.pop(attempt, None)
+
+    def permit(self, bytes_: int) -> None:
+        """It may grow by so much beyond what its attempts have leased and not used."""
+        uses = self.uses()
+        unused = sum(max(0, h.lease - uses[a].worker) for a, h in self._hosted.items() if a in uses)
+        self._limit(self._data() + unused + max(bytes_, HEADROOM))
+
+    def uses(self) -> dict[int, Use]:
+        """What each of its attempts uses: its sandbox, and its share of what grew since it began."""
+        living = [one for one in self.living if one.attempt in self._hosted]
+        return {one.attempt: self._use(one, len(living)) for one in living}
 
     @property
-    def grown(self) -> int:
-        """Bytes by which it is larger than when it began."""
-        return max(0, self.rss - self._first)
+    def left(self) -> int:
+        """Bytes by which it is larger than when it began, and no attempt in it uses them."""
+        return max(0, self.rss - self._first - sum(use.worker for use in self.uses().values()))
 
-    def uses(self) -> dict[int, int]:
-        """What each of its attempts uses: its sandbox, and its share of what the worker has grown by."""
-        share = self.grown // len(self.living) if self.living else 0
-        return {living.attempt: living.memory + share for living in self.living}
+    def _use(self, one: Living, living: int) -> Use:
+        grown = max(0, self.rss - self._hosted[one.attempt].before) // living
+        return Use(sandbox=one.memory, worker=grown, throttled=one.throttled)
 
-    def take_lag(self) -> float:
-        """The longest lag since this was last asked."""
-        lag, self._lag = self._lag, 0.0
-        return lag
+    def _data(self) -> int:
+        """Bytes of its address space that count against the limit."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[5]) * PAGE
+        except (OSError, IndexError):
+            return 0  # it is gone
+
+    def _limit(self, data: int, least: int = 0) -> None:
+        """A limit of its own: over it, whoever in it asks for more gets a `MemoryError`."""
+        self._permitted = max(data, least)
+        try:
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (self._permitted, resource.RLIM_INFINITY))
+        except (OSError, ValueError):
+            return  # it is gone, or a kernel that has no such thing: it is watched all the same
 
     @property
     def silence(self) -> float:

@@ -91,8 +91,18 @@ class Scheduler:
     @property
     def waiting(self) -> dict[str, int]:
         """Why the others wait."""
-        memory = len(self._governor.waiting)
-        return {**self._plan.waiting, **({"memory": memory} if memory else {})}
+        leases = len(self._governor.waiting)
+        return {**self._plan.waiting, **({self._governor.binds: leases} if leases else {})}
+
+    @property
+    def binds(self) -> str:
+        """What keeps more from running at once."""
+        if self._governor.waiting:
+            return self._governor.binds
+        uses = self._governor.census.uses.values()
+        if uses and 2 * sum(use.throttled for use in uses) >= len(uses):
+            return "rate"
+        return "slots" if self._plan.waiting.get("slot") else "nothing left to do"
 
     def preempt(self, attempt: int) -> None:
         """The governor wants its memory back: it is tried again later, without blame."""
@@ -220,7 +230,16 @@ class Scheduler:
             return
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
         earlier = await self._earlier(attempt, payload)
-        job = Job(attempt=attempt, payload=payload, answer=answer, lease=lease, earlier=earlier)
+        memory, worker, quota = self._governor.limits(attempt.id, lease)
+        job = Job(
+            attempt=attempt,
+            payload=payload,
+            answer=answer,
+            lease=memory,
+            worker_lease=worker,
+            quota=quota,
+            earlier=earlier,
+        )
         self._unstarted.discard(attempt.id)
         if attempt.id in self._attempts:
             await self._fleet.start(job)
