@@ -54,8 +54,13 @@ class Pool:
         return min(free, default=1 << 62) - leased
 
     @property
+    def all_of_it(self) -> int:
+        """Bytes that could be leased now if nothing was."""
+        return self.room + sum(max(lease, self._used.get(a, 0)) for a, lease in self.leases.items())
+
+    @property
     def most(self) -> int:
-        """Bytes that can ever be leased, were there nobody else."""
+        """Bytes that can ever be leased, were there nobody else at all."""
         return min((self._usable(bound) for bound in self._bounds), default=1 << 62)
 
     def _usable(self, bound: Bound) -> int:

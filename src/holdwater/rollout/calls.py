@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..core.errors import ResourceExhausted
 from .scope import abandon
 from .views import is_async
 
@@ -84,7 +85,11 @@ class Calls:
                 return
 
         self._count(1)
-        threading.Thread(target=body, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=body, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            self._count(-1)
+            raise ResourceExhausted(f"no thread could be started for it: {error}", kind="threads") from error
         return await future
 
     def _count(self, change: int) -> None:

@@ -56,7 +56,6 @@ class Job(Message, frozen=True):
     payload: bytes  # the instance, as msgpack
     answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
     lease: int = 0  # bytes of memory that its sandbox may use; 0: as its limits say
-    worker_lease: int = 0  # bytes that it may use of its worker's memory; nothing holds it to that
     quota: int = 0  # bytes of disk that its sandbox may use; 0: as its limits say
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
 

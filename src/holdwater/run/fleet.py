@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -80,8 +80,8 @@ class Governed(Fleet, Protocol):
     def allow(self, attempt: int, memory: int) -> None:
         """The attempt's sandbox may use so much from now on."""
 
-    def permit(self, bytes_: int) -> None:
-        """All workers together may grow by so much beyond what their attempts have leased."""
+    def permit(self, leases: Mapping[int, int], room: int) -> None:
+        """Workers may grow by what their attempts have leased, and share what is free."""
 
     def trim(self) -> str:
         """Have workers without attempts give memory back."""

@@ -35,8 +35,7 @@ QUARTER = 4  # of the free disk is what a sandbox may use when nothing is said
 class Held(msgspec.Struct):
     """What an attempt was granted, and the most that it was seen to use."""
 
-    limit: int  # of its sandbox's memory
-    fixed: bool  # that was declared: it does not grow
+    declared: int | None  # the limit of its sandbox's memory, where that does not grow with the lease
     peak: Use = Use()
     short: int = 0  # looks since it has had no room to grow
 
@@ -72,24 +71,21 @@ class Governor:
         """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
         if self._config.ungoverned:
             return Lease(0)
-        declared = asks.memory or self._config.limits.memory
-        limit = self._limit(declared, attempt.scale)
-        worker = self._workers.need if attempt.scale == 1 else self._workers.more * attempt.scale
+        declared = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or self._disks.need) * attempt.scale
-        need = Lease(memory=limit + worker, disk=disk)
-        self._held[attempt.id] = Held(limit, fixed=declared is not None)
+        need = Lease(memory=self._memory(declared, attempt.scale), disk=disk)
+        self._held[attempt.id] = Held(declared)
         failure = await self._gate.take(attempt.id, need)
         if failure is not None:
             self._held.pop(attempt.id, None)
         return failure or need
 
-    def limits(self, attempt: int, lease: Lease) -> tuple[int, int, int]:
-        """Of a lease: the sandbox's memory, what is left for the worker's, and the sandbox's disk."""
+    def limits(self, attempt: int, lease: Lease) -> tuple[int, int]:
+        """What follows from a lease for the sandbox: bytes of memory and of disk."""
         if attempt not in self._held:
-            return 0, 0, 0
-        limit = self._held[attempt].limit
+            return 0, 0
         quota = max(lease.disk, self._gate.disk.room // QUARTER)
-        return self._enforced(self._held[attempt]), lease.memory - limit, quota
+        return self._held[attempt].declared or max(lease.memory, FLOOR), quota
 
     def drop(self, attempt: int, reason: str) -> bool:
         """Let an attempt that waits go; whether it did wait."""
@@ -144,50 +140,45 @@ class Governor:
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
         self._gate.measured()
-        fleet.permit(max(0, self._gate.memory.room) // 2)
+        fleet.permit(self._gate.memory.leases, max(0, self._gate.memory.room))
 
     def _disk_bounds(self, reading: Reading) -> tuple[Bound, ...]:
         disk = reading.disk("scratch")
         return (Bound("disk", disk.total, disk.total - disk.free, f"`{disk.path}`"),) if disk.total else ()
 
-    def _limit(self, declared: int | None, scale: int) -> int:
-        """What a sandbox may use: what is declared or learned, and more after it was too little."""
+    def _memory(self, declared: int | None, scale: int) -> int:
+        """What an attempt needs: what is declared or learned, and more after it was too little."""
         if declared is not None:
-            asked = declared * scale
-        else:
-            asked = self._sandboxes.need if scale == 1 else self._sandboxes.more * scale
-        most = self._gate.memory.most - self._workers.need
+            return declared + self._workers.need
+        if scale == 1:
+            return self._sandboxes.need + self._workers.need
+        asked = (self._sandboxes.more + self._workers.need) * scale
+        all_of_it = self._gate.memory.all_of_it
         # A larger try that cannot be had in full is still more than the last one was.
-        return most if scale > 1 and asked > most > asked // 2 else asked
-
-    @staticmethod
-    def _enforced(held: Held) -> int:
-        return held.limit if held.fixed else max(held.limit, FLOOR)
+        return all_of_it if asked > all_of_it > asked // 2 else asked
 
     def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
         """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""
         for attempt, held in self._held.items():
             use = uses.get(attempt)
-            if use is None or held.fixed or use.sandbox <= NEARLY * held.limit:
+            lease = self._gate.memory.leases.get(attempt, 0)
+            if use is None or use.memory <= NEARLY * lease or (held.declared and not use.worker):
                 held.short = 0
+            elif self._raised(attempt, lease):
+                held.short = 0
+                if held.declared is None:
+                    fleet.allow(attempt, max(self._gate.memory.leases[attempt], FLOOR))
             else:
-                self._raise(fleet, attempt, held)
+                held.short += 1
         short = [attempt for attempt, held in self._held.items() if held.short]
         (self.hold if short else self.release)("memory")
         self._pause = max(0, self._pause - 1)
         if short and not self._pause and max(self._held[a].short for a in short) >= PATIENCE:
             self._make_room(short, uses)
 
-    def _raise(self, fleet: Governed, attempt: int, held: Held) -> None:
-        lease = self._gate.memory.leases.get(attempt, 0)
-        wanted = max(WORTH_EXTENDING, int(held.limit * (GROWTH - 1)))
-        more = min(wanted, self._gate.memory.room)
-        if more >= WORTH_EXTENDING and self._gate.extend(attempt, lease + more):
-            held.limit += more
-            held.short = 0
-            fleet.allow(attempt, self._enforced(held))
-        else:
-            held.short += 1
+    def _raised(self, attempt: int, lease: int) -> bool:
+        more = min(max(WORTH_EXTENDING, int(lease * (GROWTH - 1))), self._gate.memory.room)
+        return more >= WORTH_EXTENDING and self._gate.extend(attempt, lease + more)
 
     def _make_room(self, short: list[int], uses: Mapping[int, Use]) -> None:
         youngest = max(uses)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -89,7 +89,7 @@ class InlineFleet:
     def trim(self) -> str:
         return ""  # this process is never quiet
 
-    def permit(self, bytes_: int) -> None:
+    def permit(self, leases: Mapping[int, int], room: int) -> None:
         return  # it is the conductor too, which must not be held to anything
 
     def recycle(self, least: int, *, at_once: bool) -> str:

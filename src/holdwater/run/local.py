@@ -113,10 +113,10 @@ class LocalFleet:
             worker.send(Trim())
         return f"{len(quiet)} quiet workers give memory back" if quiet else ""
 
-    def permit(self, bytes_: int) -> None:
+    def permit(self, leases: Mapping[int, int], room: int) -> None:
         workers = [w for w in self._workers.values() if w.ready and not w.gone]
         for worker in workers:
-            worker.permit(bytes_ // len(workers))
+            worker.permit(leases, room // len(workers))
 
     def recycle(self, least: int, *, at_once: bool) -> str:
         """By what is left of ended attempts: what living ones use, they would use elsewhere too."""

@@ -16,14 +16,15 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..core.records import Attempt, MiB, Record
+from ..core.records import Attempt, MiB
 from ..rollout.wire import Beat, Inbox, Job, Leave, Living, Message, ToConductor, Welcome, frame
 from .fleet import Use
 
 LEAVE_SECONDS = 5.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
-HEADROOM = 16 * MiB  # a worker can always grow by this much: it has work of its own
-THREAD = 8 * MiB  # of address space, for a thread's stack: hardly any of it becomes memory
+# A worker's address space can always grow by this much: for work of its own, and for the stacks of threads,
+# 8 MiB each, of which hardly anything ever becomes memory.
+HEADROOM = 80 * MiB
 TAIL = 400  # characters of a dead worker's log that its obituary quotes
 
 # glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
@@ -32,13 +33,6 @@ ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # above what a socket reads at once, or each read faults in pages
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
-
-
-class Hosted(Record, frozen=True):
-    """An attempt in a worker: how large that was before, and by how much it may grow for it."""
-
-    before: int
-    lease: int
 
 
 class WorkerProcess:
@@ -57,7 +51,7 @@ class WorkerProcess:
         self._first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
-        self._hosted: dict[int, Hosted] = {}  # bound: the run's concurrency
+        self._before: dict[int, int] = {}  # attempt -> its size before that; bound: the run's concurrency
         self._permitted = 0
         self.lag = 0.0
         self._reason: str | None = None
@@ -141,24 +135,24 @@ class WorkerProcess:
     def host(self, job: Job) -> None:
         """Hand it an attempt, and let it grow by as much as that has leased."""
         self.attempts[job.attempt.id] = job.attempt
-        self._hosted[job.attempt.id] = Hosted(self.rss, job.worker_lease)
+        self._before[job.attempt.id] = self.rss
         if job.lease:
-            self._limit(self._data() + job.worker_lease + THREAD, least=self._permitted + THREAD)
+            self._limit(max(self._permitted, self._data() + HEADROOM) + job.lease)
         self.send(job)
 
     def forget(self, attempt: int) -> Attempt | None:
-        self._hosted.pop(attempt, None)
+        self._before.pop(attempt, None)
         return self.attempts.pop(attempt, None)
 
-    def permit(self, bytes_: int) -> None:
-        """It may grow by so much beyond what its attempts have leased and not used."""
+    def permit(self, leases: Mapping[int, int], room: int) -> None:
+        """It may grow by what its attempts have leased and not used, and by `room`."""
         uses = self.uses()
-        unused = sum(max(0, h.lease - uses[a].worker) for a, h in self._hosted.items() if a in uses)
-        self._limit(self._data() + unused + max(bytes_, HEADROOM))
+        unused = (leases.get(a, 0) - (uses[a].memory if a in uses else 0) for a in self._before)
+        self._limit(self._data() + HEADROOM + room + sum(max(0, bytes_) for bytes_ in unused))
 
     def uses(self) -> dict[int, Use]:
         """What each of its attempts uses: its sandbox, and its share of what grew since it began."""
-        living = [one for one in self.living if one.attempt in self._hosted]
+        living = [one for one in self.living if one.attempt in self._before]
         return {one.attempt: self._use(one, len(living)) for one in living}
 
     @property
@@ -167,7 +161,7 @@ class WorkerProcess:
         return max(0, self.rss - self._first - sum(use.worker for use in self.uses().values()))
 
     def _use(self, one: Living, living: int) -> Use:
-        grown = max(0, self.rss - self._hosted[one.attempt].before) // living
+        grown = max(0, self.rss - self._before[one.attempt]) // living
         return Use(sandbox=one.memory, worker=grown, throttled=one.throttled)
 
     def _data(self) -> int:
@@ -177,11 +171,11 @@ class WorkerProcess:
         except (OSError, IndexError):
             return 0  # it is gone
 
-    def _limit(self, data: int, least: int = 0) -> None:
+    def _limit(self, data: int) -> None:
         """A limit of its own: over it, whoever in it asks for more gets a `MemoryError`."""
-        self._permitted = max(data, least)
+        self._permitted = data
         try:
-            resource.prlimit(self.pid, resource.RLIMIT_DATA, (self._permitted, resource.RLIM_INFINITY))
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, (data, resource.RLIM_INFINITY))
         except (OSError, ValueError):
             return  # it is gone, or a kernel that has no such thing: it is watched all the same
 

@@ -230,13 +230,12 @@ class Scheduler:
             return
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
         earlier = await self._earlier(attempt, payload)
-        memory, worker, quota = self._governor.limits(attempt.id, lease)
+        memory, quota = self._governor.limits(attempt.id, lease)
         job = Job(
             attempt=attempt,
             payload=payload,
             answer=answer,
             lease=memory,
-            worker_lease=worker,
             quota=quota,
             earlier=earlier,
         )

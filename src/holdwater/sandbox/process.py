@@ -295,7 +295,8 @@ class ProcessSandbox:
         """A shell that enters the control group and then becomes the command: never a moment outside it."""
         entrances = self._group.entrances if self._group else []
         memory = self._limits.memory
-        rlimit = f"ulimit -d {memory // 1024}; " if memory and not self._group else ""
+        data = memory // 1024 if memory and not self._group else "unlimited"  # not what its worker has
+        rlimit = f"ulimit -S -d {data}; "
         script = (
             "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; "  # taken before the worker
             'n=$1; shift; while [ "$n" -gt 0 ]; do '

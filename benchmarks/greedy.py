@@ -1,0 +1,130 @@
+"""Suites and agents that want memory: in their sandbox, in their worker, or for ever; for scenes.
+
+What an instance wants is in its `data`; how long it has it, and how many there are, in the suite's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import holdwater as hw
+
+MEAN, SIGMA, LEAST, MOST = 40, 0.65, 10, 200  # MB
+STEP = 2  # MB that are taken at once
+RAMP = 1.0  # seconds until an attempt has what it wants
+LEAK = 20  # MB
+
+TAKE = """
+import time
+mb, ramp, hold = {mb}, {ramp}, {hold}
+steps = max(1, mb // {step})
+kept = []
+for _ in range(steps):
+    kept.append(b"x" * ({step} << 20))
+    time.sleep(ramp / steps)
+time.sleep(hold)
+"""
+
+
+def peaks(count: int) -> list[int]:
+    """MB, log-normal; the same each time."""
+    dice = random.Random(7)
+    drawn = (dice.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA) for _ in range(100 * count))
+    return [int(mb) for mb in drawn if LEAST <= mb <= MOST][:count]
+
+
+def _suite(count: int, hold: float) -> hw.Suite:
+    def instances() -> Iterator[hw.Instance]:
+        for number, mb in enumerate(peaks(count)):
+            yield hw.Instance(id=f"wants-{number:03d}", data={"mb": mb, "hold": hold})
+
+    return hw.Suite(name=f"greedy-{count}", instances=instances, grade=_grade)
+
+
+async def _grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: Any) -> bool:
+    return bool(answer == instance.data["mb"])
+
+
+few, some, many = _suite(30, 1.0), _suite(60, 2.0), _suite(150, 3.0)
+
+
+async def in_sandbox(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> int:
+    mb: int = instance.data["mb"]
+    code = TAKE.format(mb=mb, ramp=RAMP, hold=instance.data["hold"], step=STEP)
+    result = await sandbox.run(["python3", "-c", code])
+    if not result.ok:
+        raise RuntimeError(result.output)
+    return mb
+
+
+async def in_worker(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    mb: int = instance.data["mb"]
+    kept = []
+    steps = max(1, mb // STEP)
+    for _ in range(steps):
+        kept.append(b"x" * (STEP << 20))
+        await asyncio.sleep(RAMP / steps)
+    await asyncio.sleep(instance.data["hold"])
+    return mb
+
+
+def in_thread(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    mb: int = instance.data["mb"]
+    kept = b"x" * (mb << 20)
+    time.sleep(instance.data["hold"])
+    return len(kept) >> 20
+
+
+# Leaks.
+
+
+def _plain_suite(count: int) -> hw.Suite:
+    def instances() -> Iterator[hw.Instance]:
+        for number in range(count):
+            yield hw.Instance(id=f"leaks-{number:03d}", data={"mb": LEAK})
+
+    return hw.Suite(name=f"leaking-{count}", instances=instances, grade=_grade)
+
+
+leaking_60, leaking_500 = _plain_suite(60), _plain_suite(500)
+_left: list[Any] = []
+LINGER = 1.0  # seconds that an attempt takes beside
+
+
+async def leak_nothing(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    await asyncio.sleep(LINGER)
+    return LEAK
+
+
+async def leak_references(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    await asyncio.sleep(LINGER)
+    _left.append(b"x" * (LEAK << 20))
+    return LEAK
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.itself = self
+        self.load = b"x" * (LEAK << 20)
+
+
+async def leak_cycles(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    await asyncio.sleep(LINGER)
+    _Node()
+    return LEAK
+
+
+async def leak_heap(instance: hw.Instance, sandbox: Any, model: Any) -> int:
+    await asyncio.sleep(LINGER)
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    for _ in range(LEAK):
+        if block := libc.malloc(ctypes.c_size_t(1 << 20)):
+            ctypes.memset(block, 1, 1 << 20)
+    return LEAK
