@@ -9,6 +9,8 @@ import asyncio
 import ctypes
 import math
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -128,3 +130,45 @@ async def leak_heap(instance: hw.Instance, sandbox: Any, model: Any) -> int:
         if block := libc.malloc(ctypes.c_size_t(1 << 20)):
             ctypes.memset(block, 1, 1 << 20)
     return LEAK
+
+
+# One that needs more than it asks for, and one large one among many small ones.
+
+
+def _needy_suite(count: int) -> hw.Suite:
+    def instances() -> Iterator[hw.Instance]:
+        for number in range(count):
+            asks = hw.Ask(memory=128 << 20)
+            yield hw.Instance(id=f"needs-{number:03d}", data={"mb": 300, "hold": 0.5}, limits=asks)
+
+    return hw.Suite(name=f"needy-{count}", instances=instances, grade=_grade)
+
+
+needy_4, needy_30 = _needy_suite(4), _needy_suite(30)
+
+
+def _mixed() -> Iterator[hw.Instance]:
+    for number in range(40):
+        large = number == 5
+        asks = hw.Ask(memory=(260 if large else 40) << 20)
+        name = "large" if large else f"small-{number:02d}"
+        yield hw.Instance(id=name, data={"mb": 200 if large else 10, "hold": 0.3}, limits=asks)
+
+
+mixed = hw.Suite(name="mixed", instances=_mixed, grade=_grade)
+
+
+# Set-up that takes memory: something is fetched before there is anything to do.
+
+FETCHED, FETCHING = 260, 3.0  # MB, seconds
+FETCH = f"import time; kept = b'x' * ({FETCHED} << 20); time.sleep({FETCHING})"
+
+
+def _fetched() -> Iterator[hw.Instance]:
+    with subprocess.Popen([sys.executable, "-c", FETCH]):
+        time.sleep(1.0)  # it has what it wants: from here on attempts could begin beside it
+        for number in range(4):
+            yield hw.Instance(id=f"after-{number}", data={"mb": 20, "hold": 0.2})
+
+
+fetching = hw.Suite(name="fetching", instances=_fetched, grade=_grade)

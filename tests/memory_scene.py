@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,10 @@ class Group:
         rows = dict(line.split() for line in events.read_text().splitlines())
         return max(len(at_our_limit), int(rows["oom_kill"]))
 
-    def run(self, out: Path, *words: str, seconds: float = 600) -> Played:
-        """`holdwater run` in this group, from its first process on."""
+    def run(
+        self, out: Path, *words: str, seconds: float = 600, during: Callable[[], None] = lambda: None
+    ) -> Played:
+        """`holdwater run` in this group, from its first process on; `during` is called again and again."""
         enter = 'echo $$ >"$1"; shift; exec "$@"'
         command = [
             sys.executable,
@@ -76,6 +78,7 @@ class Group:
             )
             while process.poll() is None:
                 highest = max(highest, self.used)
+                during()
                 if time.monotonic() - began > seconds:
                     process.kill()
                 time.sleep(0.05)

@@ -46,11 +46,6 @@ class Census(Record, frozen=True):
         """Bytes of memory in all sandboxes."""
         return sum(use.sandbox for use in self.uses.values())
 
-    @property
-    def youngest(self) -> int | None:
-        """The attempt that began last."""
-        return max(self.uses, default=None)
-
     @staticmethod
     def used(living: Iterable[Living]) -> Usage:
         total = Usage()

@@ -5,8 +5,7 @@ What is decided is decided in `governor/`; this carries it out on the fleet.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -16,10 +15,10 @@ from ..core.records import Ask, Attempt, Failure, MiB, Verdict, Where
 from ..governor.gate import Gate, Lease
 from ..governor.meter import Meter
 from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
-from ..governor.processes import use_of
 from ..governor.reading import Bound, Reading
 from ..governor.reclaim import Action, Reclaim
 from .fleet import Census, Governed, Use
+from .footprint import Footprint
 
 LOOK_SECONDS = 0.2
 NEARLY = 0.8  # of a sandbox's limit: from here on it is extended, if there is room
@@ -27,6 +26,7 @@ GROWTH = 1.3
 WORTH_EXTENDING = 4 * MiB
 WORTH_RECYCLING = 48 * MiB  # by which a worker must have grown for its end to help those who wait
 FLOOR = 32 * MiB  # a sandbox is never held to less: a shell and its children start in it
+LARGE = 0.12  # of the limit: a worker that has grown by this much is replaced before anyone has to wait
 NEW_WORKER = 96 * MiB  # room for one beside the one that it replaces
 PATIENCE = 5  # looks that an attempt without room to grow waits for it
 QUARTER = 4  # of the free disk is what a sandbox may use when nothing is said
@@ -47,7 +47,7 @@ class Governor:
         self,
         config: RunConfig,
         meter: Meter,
-        preempt: Callable[[int], None],
+        preempt: Callable[[int], bool],
         note: Callable[[str, str], None],
     ) -> None:
         self._config = config
@@ -61,7 +61,8 @@ class Governor:
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
-        self.own = sum(use_of((os.getpid(),)).values())
+        self._footprint = Footprint()
+        self.own = self._footprint.read(self.census)
         self.reading = meter.read(self.own)
         self._gate.memory.measured(self.reading.bounds, {})
 
@@ -128,7 +129,7 @@ class Governor:
     def look(self, fleet: Governed) -> None:
         """Measure everything; what follows from it is done."""
         self.census = census = fleet.census()
-        self.own = sum(use_of((os.getpid(), *census.pids)).values()) + census.sandboxes
+        self.own = self._footprint.read(census) + self._in_memory(census)
         self.reading = reading = self._meter.read(self.own)
         for attempt, use in census.uses.items():
             if held := self._held.get(attempt):
@@ -141,6 +142,12 @@ class Governor:
         self._relieve(fleet, reading.bound)
         self._gate.measured()
         fleet.permit(self._gate.memory.leases, max(0, self._gate.memory.room))
+
+    def _in_memory(self, census: Census) -> int:
+        """Bytes that sandboxes have written to a file system that is memory in truth."""
+        if not self.reading.disk("scratch").memory:
+            return 0
+        return sum(use.disk for use in census.uses.values())
 
     def _disk_bounds(self, reading: Reading) -> tuple[Bound, ...]:
         disk = reading.disk("scratch")
@@ -181,20 +188,21 @@ class Governor:
         return more >= WORTH_EXTENDING and self._gate.extend(attempt, lease + more)
 
     def _make_room(self, short: list[int], uses: Mapping[int, Use]) -> None:
-        youngest = max(uses)
-        if youngest == min(short):
-            return  # it is the oldest of those that want more, too: its own limit decides
-        self._pause = PATIENCE
-        before = uses[youngest].memory
-        self._preempt(youngest)
-        text = f"attempt {youngest} ({before >> 20} MiB) is tried again later: attempt {min(short)} grows"
-        self._note("governor.preempt", text)
+        """Preempt the youngest that began after the oldest of those that cannot grow."""
+        oldest = min(short)
+        youngest = self._preempted(attempt for attempt in uses if attempt > oldest)
+        if youngest is not None:
+            self._pause = PATIENCE
+            text = f"attempt {youngest} ({uses[youngest].memory >> 20} MiB) is tried again later"
+            self._note("governor.preempt", f"{text}: attempt {oldest} grows")
 
     def _relieve(self, fleet: Governed, bound: Bound) -> None:
-        """When more is used than was ever leased: step by step."""
-        if self._gate.waiting and self._gate.binds == "memory":
-            roomy = self._gate.memory.room > NEW_WORKER
-            self._told("recycle", bound, fleet.recycle(WORTH_RECYCLING, at_once=roomy))
+        """What ended attempts left behind makes room; and when more is used than was leased, step by step."""
+        if self._gate.memory.room > NEW_WORKER:
+            large = max(WORTH_RECYCLING, int(bound.limit * LARGE))
+            self._told("recycle", bound, fleet.recycle(large, at_once=True))
+        elif self._gate.binds == "memory":
+            self._told("recycle", bound, fleet.recycle(WORTH_RECYCLING, at_once=False))
         action = self._reclaim.next(bound.used, bound.limit)
         (self.hold if self._reclaim.holding else self.release)("memory short")
         self._tell_effect(bound)
@@ -208,11 +216,12 @@ class Governor:
             case Action.RECYCLE:
                 return fleet.recycle(WORTH_RECYCLING // 2, at_once=False)
             case Action.PREEMPT:
-                youngest = self.census.youngest
-                if youngest is None:
-                    return ""
-                self._preempt(youngest)
-                return f"attempt {youngest}, the youngest, is tried again later"
+                youngest = self._preempted(self.census.uses)
+                return "" if youngest is None else f"attempt {youngest} is tried again later"
+
+    def _preempted(self, attempts: Iterable[int]) -> int | None:
+        """The youngest of them that may be; those that have been often enough are left to finish."""
+        return next((a for a in sorted(attempts, reverse=True) if self._preempt(a)), None)
 
     def _told(self, action: str, bound: Bound, done: str) -> bool:
         if done:

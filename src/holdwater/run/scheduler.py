@@ -104,10 +104,14 @@ class Scheduler:
             return "rate"
         return "slots" if self._plan.waiting.get("slot") else "nothing left to do"
 
-    def preempt(self, attempt: int) -> None:
-        """The governor wants its memory back: it is tried again later, without blame."""
-        self._reason = "memory was short"
-        self._take(Preempt(attempt=attempt))
+    def preempt(self, attempt: int) -> bool:
+        """The governor wants its memory back: whether it is to be tried again later, without blame."""
+        commands = self._plan.handle(Preempt(attempt=attempt), self._loop.time())
+        reason, self._reason = self._reason, "memory was short"
+        for command in commands:
+            self._do(command)
+        self._reason = reason
+        return Interrupt(attempt=attempt) in commands
 
     def govern(self, governor: Governor) -> None:
         """Who grants memory; before `run`."""

@@ -1,0 +1,37 @@
+"""What the processes of a run use together: conductor, workers, sandboxes, and whatever set-up has started.
+
+Cheap enough for every look: what is dear is read rarely, and the last reading stands until then.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..governor.processes import pss_of, use_of, use_of_trees
+from .fleet import Census
+
+CHILDREN_EVERY = 10  # looks: a pass over all processes of the machine
+SHARES_EVERY = 150  # looks: 1 ms a process
+
+
+class Footprint:
+    """One conductor's."""
+
+    def __init__(self) -> None:
+        self._me = os.getpid()
+        self._looks = 0
+        self._shared: dict[int, int] = {}  # process -> bytes that others have as well; bound: the workers
+        self._children = 0  # bytes of children that are neither workers nor sandboxes, such as an install
+
+    def read(self, census: Census) -> int:
+        """Bytes in use, with pages that several processes share counted once."""
+        pids = (self._me, *census.pids)
+        resident = use_of(pids)
+        if self._looks % SHARES_EVERY == 0:
+            self._shared = {pid: max(0, resident[pid] - share) for pid, share in pss_of(pids).items()}
+        if self._looks % CHILDREN_EVERY == 0:
+            trees = use_of_trees((self._me,))[self._me]
+            self._children = max(0, trees - sum(resident.values()) - census.sandboxes)
+        self._looks += 1
+        own = sum(use - self._shared.get(pid, 0) for pid, use in resident.items())
+        return own + census.sandboxes + self._children
