@@ -1,0 +1,169 @@
+"""The gate: leases in order, never more than there is, and an end to every wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdwater.core.failures import interrupted
+from holdwater.core.records import MiB, Where
+from holdwater.governor.gate import LEAST_RESERVE, NEVER, Gate, Lease
+from holdwater.governor.reading import Bound
+
+
+def gate_of(memory: int, used: int = 0) -> Gate:
+    """A gate with so many MiB for leases; `used` are others' beside that."""
+    gate = Gate()
+    limit = memory * MiB + LEAST_RESERVE + used * MiB
+    assert limit * 0.06 <= LEAST_RESERVE, "the reserve of these tests is the least there is"
+    gate.memory.measured((Bound("budget", limit, used * MiB, "here"),), {})
+    return gate
+
+
+def lease(memory: int, disk: int = 0) -> Lease:
+    return Lease(memory * MiB, disk * MiB)
+
+
+async def asked(gate: Gate, attempt: int, need: Lease) -> asyncio.Task[object]:
+    task = asyncio.ensure_future(gate.take(attempt, need))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_what_fits_is_granted_at_once_and_what_does_not_waits():
+    gate = gate_of(100)
+    assert await gate.take(1, lease(60)) is None
+
+    second = await asked(gate, 2, lease(60))
+    assert not second.done() and gate.waiting == (2,) and gate.binds == "memory"
+
+    gate.give(1)
+    assert await second is None and gate.waiting == () and gate.binds == ""
+
+
+async def test_nobody_passes_a_large_one_at_the_head():
+    gate = gate_of(100)
+    await gate.take(1, lease(50))
+    large, small = await asked(gate, 2, lease(90)), await asked(gate, 3, lease(10))
+
+    assert not small.done(), "there is room for it, but not its turn"
+    gate.give(1)
+    assert await large is None and await small is None
+
+
+async def test_one_that_asks_for_more_than_the_limit_is_refused_at_once_with_both_figures():
+    failure = await gate_of(100).take(1, lease(150))
+
+    assert failure is not None and failure.where is Where.BUDGET and not failure.again
+    assert failure.message == "needs 150 MiB of memory, and there are 100 MiB for an attempt"
+
+
+async def test_one_that_does_not_fit_beside_what_others_use_is_refused_when_that_lasts():
+    gate = gate_of(100, used=60)
+    waits = await asked(gate, 1, lease(120))
+    for _ in range(NEVER - 1):
+        gate.measured()
+    assert not waits.done()
+
+    gate.measured()
+    failure = await waits
+    assert failure is not None and failure.message.endswith("there are 100 MiB for an attempt")
+
+
+async def test_what_attempts_use_beyond_their_leases_is_counted_and_neighbours_too():
+    gate = gate_of(100)
+    await gate.take(1, lease(20))
+    bound = Bound("budget", 100 * MiB + LEAST_RESERVE, 70 * MiB, "here")
+
+    gate.memory.measured((bound,), {1: 50 * MiB})
+
+    assert gate.memory.room == 30 * MiB  # 50 of the attempt's, 20 of others'
+    assert gate.memory.all_of_it == 80 * MiB
+
+
+async def test_the_tightest_of_several_bounds_counts():
+    gate = gate_of(100)
+    wide, tight = (Bound(n, mib * MiB + LEAST_RESERVE, 0, "") for n, mib in (("machine", 90), ("pod", 30)))
+
+    gate.memory.measured((wide, tight), {})
+
+    assert gate.memory.room == 30 * MiB
+
+
+async def test_a_lease_grows_before_those_who_wait_but_never_beyond_what_there_is():
+    gate = gate_of(100)
+    await gate.take(1, lease(40))
+    await asked(gate, 2, lease(80))
+
+    assert gate.extend(1, 90 * MiB) and gate.memory.leases[1] == 90 * MiB
+    assert not gate.extend(1, 101 * MiB) and gate.memory.leases[1] == 90 * MiB
+    assert not gate.extend(7, MiB), "it has none"
+
+
+async def test_while_it_is_held_nobody_is_admitted_and_the_reason_is_told():
+    gate = gate_of(100)
+    gate.holds.add("disk")
+    waits = await asked(gate, 1, lease(10))
+    assert gate.binds == "disk"
+
+    gate.holds.discard("disk")
+    gate.measured()
+    assert await waits is None
+
+
+async def test_disk_is_leased_like_memory():
+    gate = gate_of(100)
+    gate.disk.measured((Bound("disk", 200 * MiB, 100 * MiB, ""),), {})
+    await gate.take(1, lease(1, disk=60))
+
+    waits = await asked(gate, 2, lease(1, disk=60))
+    assert gate.binds == "disk"
+    gate.give(1)
+    assert await waits is None
+
+
+async def test_one_that_waits_can_be_let_go_and_the_next_moves_up():
+    gate = gate_of(100)
+    await gate.take(1, lease(50))
+    large, small = await asked(gate, 2, lease(90)), await asked(gate, 3, lease(10))
+
+    assert gate.drop(2, interrupted("a signal")) and not gate.drop(2, interrupted("again"))
+
+    failure = await large
+    assert failure is not None and failure.where is Where.INTERRUPTED
+    assert await small is None
+
+
+async def test_a_cancelled_wait_takes_nothing():
+    gate = gate_of(100)
+    await gate.take(1, lease(100))
+    waits = await asked(gate, 2, lease(50))
+
+    waits.cancel()
+    await asyncio.wait({waits})
+    gate.give(1)
+
+    assert gate.memory.leases == {} and gate.waiting == ()
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), min_size=1, max_size=40))
+def test_everyone_is_served_in_order_and_the_sum_never_exceeds_the_limit(steps):
+    async def play() -> None:
+        gate, tasks, begun, ended = gate_of(100), [], [], 0
+        for attempt, (need, gives_back) in enumerate(steps):
+            tasks.append(await asked(gate, attempt, lease(need)))
+            if gives_back and gate.memory.leases:
+                gate.give(min(gate.memory.leases))
+                ended += 1
+            await asyncio.sleep(0)
+            assert sum(gate.memory.leases.values()) <= 100 * MiB
+            begun = [a for a, task in enumerate(tasks) if task.done()]
+            assert begun == list(range(len(begun))), "in order"
+        while gate.memory.leases:
+            gate.give(min(gate.memory.leases))
+            await asyncio.sleep(0)
+        assert all(task.done() and task.result() is None for task in tasks)
+
+    asyncio.run(play())
