@@ -27,6 +27,7 @@ EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
 SHARE = 0.05  # of the time the display may spend on reading: a large ledger is read less often
 MOST_FAILURES = 5  # readings that fail one after another end the display
+NOTHING = "nothing left to do"  # what limits a run that is about to end
 WINDOW = 300.0  # seconds that the rate is taken over
 
 
@@ -208,7 +209,8 @@ def running(gauge: Gauge) -> Text:
     phases = f" ({listed(gauge.phases)})" if gauge.phases else ""
     workers = f"{gauge.workers} workers" if gauge.workers != 1 else "1 worker"
     draining = f", {gauge.draining} draining" if gauge.draining else ""
-    return Text(f"{gauge.running}{phases} on {workers}{draining}")
+    binds = f"; limited by {gauge.binds}" if gauge.binds and gauge.binds != NOTHING else ""
+    return Text(f"{gauge.running}{phases} on {workers}{draining}{binds}")
 
 
 def waiting(gauge: Gauge) -> Text:
@@ -254,6 +256,7 @@ def progress_line(summary: Summary, pace: Pace) -> str:
     if summary.gauge:
         facts |= {"running": summary.gauge.running, "waiting": sum(summary.gauge.waiting.values())}
         facts |= {"memory": size(summary.gauge.memory).replace(" ", "")}
+        facts |= {"limited_by": summary.gauge.binds.replace(" ", "-") or "nothing"}
         facts |= {"disk_free": size(summary.gauge.disk_free).replace(" ", "")}
     if pace.per_minute is not None:
         facts["per_minute"] = f"{pace.per_minute:.1f}"

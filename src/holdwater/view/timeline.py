@@ -1,0 +1,38 @@
+"""The timeline of a run as a line of small bars, and what kept more from running. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..core.records import Gauge
+from .figures import size
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 40  # bars
+
+
+def memory_over_time(gauges: Sequence[Gauge], width: int = WIDTH) -> str:
+    """`▁▃▅▇▅▂ at most 318 MiB of 512 MiB`: each bar the most of its part of the run, against the limit."""
+    if not gauges:
+        return ""
+    highest = max(gauges, key=lambda gauge: gauge.memory)
+    limit = max(highest.memory_limit, highest.memory)
+    line = bars([gauge.memory for gauge in gauges], limit, width)
+    return f"{line} at most {size(highest.memory)} of {size(limit)}"
+
+
+def bars(values: Sequence[float], most: float, width: int = WIDTH) -> str:
+    """One bar for each of at most `width` equal parts of `values`, `most` being a full one."""
+    count = min(width, len(values))
+    edges = [len(values) * number // count for number in range(count + 1)] if count else []
+    highest = [max(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    last = len(BARS) - 1
+    return "".join(BARS[min(last, int(value / most * last + 0.5)) if most else 0] for value in highest)
+
+
+def what_bound(gauges: Iterable[Gauge]) -> str:
+    """`memory 62 %, slots 30 %, nothing left to do 8 %` of the time."""
+    counts = Counter(gauge.binds for gauge in gauges if gauge.binds)
+    total = counts.total()
+    return ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in counts.most_common())
