@@ -188,12 +188,12 @@ def serving(*words: str) -> Iterator[str]:
             process.kill()
 
 
-def until(what: str, true: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(what: str, true: Callable[[], Any], seconds: float = 30.0, every: float = 0.02) -> None:
     """Wait until `true()`; a scene in which that takes longer than `seconds` has failed."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"waited for {seconds:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def lines(path: Path) -> list[str]:

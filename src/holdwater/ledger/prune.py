@@ -267,6 +267,7 @@ class _Doing:
     def __init__(self, directory: RunDirectory, connection: sqlite3.Connection) -> None:
         self._directory = directory
         self._connection = connection
+        self._log = _log_size(directory)  # before we add to it
 
     def drop(self, page: list[Fate], keep: Keep) -> int:
         retention.drop(self._connection, (one.attempt for one in page), keep, time.time())
@@ -289,9 +290,8 @@ class _Doing:
         return squeeze(log)
 
     def checkpoint(self) -> int:
-        before = _log_size(self._directory)
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return max(0, before - _log_size(self._directory))
+        return max(0, self._log - _log_size(self._directory))
 
 
 def _log_size(directory: RunDirectory) -> int:
