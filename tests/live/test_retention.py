@@ -295,6 +295,7 @@ async def test_a_folder_of_runs_one_held_one_open_one_broken_and_things_that_are
 
     with RunDirectory(runs / "held").lock():
         before["held"] = state(runs / "held")
+        foreseen = prune(capfd, str(runs), "--remove", status=1)
         told = prune(capfd, str(runs), "--remove", "--yes", status=1)
         after = {name: state(runs / name) for name in before if name != "held"} | {
             "held": state(runs / "held")
@@ -307,6 +308,7 @@ async def test_a_folder_of_runs_one_held_one_open_one_broken_and_things_that_are
     assert "a link is not followed" in found["linked"]["problem"]
     assert found["open"]["left"] == "interrupted, it can be resumed"
     assert f"held by process {os.getpid()}" in found["held"]["left"]
+    assert [bool(run["left"]) for run in foreseen["runs"]] == [bool(run["left"]) for run in told["runs"]]
     for name in before:  # but for the lock that was looked at
         assert {k: v for k, v in after[name].items() if not k.endswith("/lock")} == {
             k: v for k, v in before[name].items() if not k.endswith("/lock")

@@ -76,9 +76,7 @@ def prune(
     tell = teller(console)
     pruned = [pruned_run(path, wanted, yes, tell) for path in found]
     if json:
-        console.data(
-            {"done": bool(yes), "bytes": sum(run.bytes for run in pruned), "runs": pruned},
-        )
+        console.data({"done": yes, "bytes": sum(run.bytes for run in pruned), "runs": pruned})
     else:
         console.page(page(pruned, yes))
     console.flush()

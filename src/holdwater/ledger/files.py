@@ -54,17 +54,17 @@ def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[
 
 def remove(path: Path) -> int:
     """Remove a file; the bytes that frees, none if it was gone already."""
-    try:
-        freed = taken(path)
-        path.unlink()
-    except FileNotFoundError:
-        return 0
+    freed = taken(path)
+    path.unlink(missing_ok=True)
     return freed
 
 
 def taken(path: Path) -> int:
-    """The bytes that a file takes up on disk; a link is not followed."""
-    return path.lstat().st_blocks * BLOCK
+    """The bytes that a file takes up on disk, none if it is gone; a link is not followed."""
+    try:
+        return path.lstat().st_blocks * BLOCK
+    except FileNotFoundError:
+        return 0
 
 
 def taken_below(path: Path) -> int:
@@ -73,20 +73,13 @@ def taken_below(path: Path) -> int:
     with os.scandir(path) as entries:
         for entry in entries:
             below = entry.is_dir(follow_symlinks=False)
-            total += taken_below(Path(entry.path)) if below else _blocks(entry) * BLOCK
+            total += taken_below(Path(entry.path)) if below else taken(Path(entry.path))
     return total
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a regular file is there, and no link to one."""
+    """Whether a regular file can be seen there, and no link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except FileNotFoundError:
+    except OSError:
         return False
-
-
-def _blocks(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_blocks
-    except FileNotFoundError:
-        return 0  # gone since it was listed

@@ -81,17 +81,20 @@ def is_run(path: Path) -> bool:
 
 def runs_in(folder: Path) -> list[Path]:
     """The runs directly below a folder."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and is_run(path))
+    try:
+        return sorted(path for path in folder.iterdir() if is_run(path))
+    except OSError as error:
+        raise BadInput(f"cannot read `{folder}`: {error.strerror}") from error
 
 
 def foresee(path: Path, wanted: Wanted, now: float, tell: Tell) -> Pruned:
     """What `carry_out` would do now."""
     directory = _checked(path)
-    holder = directory.holder()
+    if holder := directory.holder():
+        return Pruned(directory=str(path), left=f"held by process {holder.pid} on {holder.host}")
     with Reader(directory) as reader:
         found = _look(reader)
-        left = f"held by process {holder.pid} on {holder.host}" if holder else spared(found, wanted, now)
-        if left:
+        if left := spared(found, wanted, now):
             return msgspec.structs.replace(found, left=left)
         if wanted.remove:
             return msgspec.structs.replace(found, bytes=found.size)
@@ -297,7 +300,7 @@ class _Doing:
 def _log_size(directory: RunDirectory) -> int:
     """The bytes of the ledger's write-ahead log."""
     path = directory.database.with_name(f"{directory.database.name}-wal")
-    return taken(path) if is_plain(path) else 0
+    return taken(path)
 
 
 _FATES = """
