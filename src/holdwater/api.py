@@ -28,7 +28,7 @@ from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory
 from .ledger.export import export as export_run
 from .ledger.reader import Reader
-from .ledger.trajectory import Tree, Turn, find_attempt, talked, turns
+from .ledger.trajectory import Turn, conversation_of, find_attempt, turns
 from .rollout.wire import Provider, Upstream
 from .run.config import (
     POLICY,
@@ -44,7 +44,7 @@ from .run.feed import Feed
 from .run.options import Budgets as Budgets
 from .run.options import Options as Options
 from .run.options import settings, with_budget
-from .run.regrade import RegradeFeed
+from .run.regrade import RegradeFeed, check_kept
 from .run.replay import replayed
 from .suite.load import absolute as absolute_suite
 from .suite.load import load as load_suite
@@ -163,7 +163,8 @@ async def aregrade(
     """`regrade`, for code that has an event loop."""
     directory = RunDirectory.open(path)
     config = directory.read_config()
-    feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only))  # noqa: E731
+    feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only), ledger)  # noqa: E731
+    check_kept(directory, tuple(only))
     given = _given(suite or load_suite(config.suite), _agent(config.agent), around or {})
     given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
     return await _conduct(directory, given, around or {})
@@ -218,9 +219,9 @@ def export(
     what: str | None = None,
     format: str = "jsonl",
     everything: bool = False,
-) -> None:
-    """Stream a part of a run to `out`: a file, or for `atif` a directory."""
-    export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
+) -> str:
+    """Stream a part of a run to `out`: a file, or for `atif` a directory. What is left out, in words."""
+    return export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
 
 
 def transcript(
@@ -232,7 +233,7 @@ def transcript(
         if found is None:
             raise BadInput(f"no such instance in the run: `{instance[:200]}`")
         row = find_attempt(reader, found, sample, attempt)
-        yield from turns(Tree(reader.directory, talked(reader, row.attempt)))
+        yield from turns(conversation_of(reader, row.attempt))
 
 
 def prepare(

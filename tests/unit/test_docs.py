@@ -34,6 +34,11 @@ OTHER_FLAGS = {
     "turn",
     "raw",
     "all",
+    "older-than",
+    "compress",
+    "remove",
+    "unfinished",
+    "yes",
 }
 NOT_OURS = {"die-with-parent", "task", "prompt-file"}  # flags of programs that the docs mention
 

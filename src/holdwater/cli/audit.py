@@ -50,6 +50,8 @@ def page(found: Audit) -> Text:
         f"duplicated {found.duplicated}, corrupt {found.corrupt}: "
     )
     text.append("holds water" if found.ok else "does not hold water", "green" if found.ok else "red")
+    if found.dropped:
+        text.append(f"\nnot kept, on purpose: the files of {found.dropped} attempts", "dim")
     for problem in found.problems[:MOST_SHOWN]:
         text.append(f"\nproblem: {line(problem)}")
     if len(found.problems) > MOST_SHOWN:

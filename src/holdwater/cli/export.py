@@ -53,10 +53,18 @@ def export(
     if format == "atif":
         if out is None:
             raise BadInput("`--format atif` needs `--out`", "a directory, for example `--out trajectories/`")
-        write(find_run(run), what, format, out, everything=all)
-        return 0
+        return told(write(find_run(run), what, format, out, everything=all))
     with Console().stream() if out is None else whole_file(out) as target:
-        write(find_run(run), what, format, target, everything=all)
+        omitted = write(find_run(run), what, format, target, everything=all)
+    return told(omitted)
+
+
+def told(omitted: str) -> int:
+    """Say what could not be written; that it is not kept is no failure."""
+    if omitted:
+        console = Console()
+        console.say(f"note: {omitted}")
+        console.flush()
     return 0
 
 

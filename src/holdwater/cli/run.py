@@ -104,6 +104,10 @@ class Flags:
     scratch: Annotated[
         str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")
     ] = None
+    keep: Annotated[
+        str | None,
+        _in(MACHINE, "Whose files stay when a sample is closed: `all` (default), `failures` or `none`"),
+    ] = None
     silence: Annotated[
         float | None, _in(MACHINE, "Seconds without a sign of life after which a worker counts as hung (20)")
     ] = None

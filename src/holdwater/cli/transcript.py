@@ -55,12 +55,12 @@ def transcript(
         Print one JSON document: a list of turns.
     """
     from ..ledger.reader import Reader
-    from ..ledger.trajectory import Tree, find_attempt, talked
+    from ..ledger.trajectory import conversation_of, find_attempt
     from .show import find_instance
 
     with Reader(find_run(run)) as reader:
         row = find_attempt(reader, find_instance(reader, instance), sample, attempt)
-        tree = Tree(reader.directory, talked(reader, row.attempt))
+        tree = conversation_of(reader, row.attempt)
         if turn is not None:
             tree.thread_of(turn)  # refuses one that is not there before anything is printed
         with Console().stream() as out:

@@ -29,6 +29,14 @@ class Critic(StrEnum):
     FINISHED = "finished"  # it ended without a failure
 
 
+class Keep(StrEnum):
+    """Whose files stay once a sample is closed. What the ledger has of an attempt stays in any case."""
+
+    ALL = "all"
+    FAILURES = "failures"  # of samples that did not pass
+    NONE = "none"
+
+
 class RunConfig(Record, frozen=True):
     """A run: a suite, an agent, a model, budgets. No secrets: keys come from the environment each time."""
 
@@ -58,6 +66,7 @@ class RunConfig(Record, frozen=True):
     tpm: float | None = None  # tokens a minute
     network: Network = Network.GATEWAY
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
+    keep: Keep = Keep.ALL  # of a closed sample's exchanges, logs and salvaged work
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
     ungoverned: bool = False  # attempts do not wait for their memory
     worker_memory: int = 1 * GiB  # a worker above this is drained and replaced

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .config import Critic, RunConfig
+from .config import Critic, Keep, RunConfig
 from .failures import POISON, RULES, Again, Rule, Scored
 from .records import Failure, Record, Verdict, Where
 
@@ -146,6 +146,16 @@ def rank(result: Result) -> tuple[int, float, int]:
     kind = outcome_kind(result, spent=False)
     tier = {"passed": 2, "failed": 1}.get(kind, 0)
     return tier, result.score or 0.0, result.attempt
+
+
+def keeps(keep: Keep, outcome: str | None) -> bool:
+    """Whether the files of a sample with this outcome stay; those of an open one are needed."""
+    return outcome is None or keep is Keep.ALL or (keep is Keep.FAILURES and outcome != "passed")
+
+
+def not_kept(keep: str) -> str:
+    """How it is said that files were dropped on purpose."""
+    return f"not kept (`--keep {keep}`)"
 
 
 def verdict_kind(failure: Failure | None, passed: bool | None) -> str:

@@ -7,10 +7,11 @@ the run is resumed, see `recovery.py`.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import LedgerCorrupt
-from ..core.records import Record
+from ..core.records import Record, Verdict
 from .blobs import Blobs
 from .directory import RunDirectory
 from .exchanges import decode, read_frames
@@ -31,6 +32,7 @@ class Audit(Record, frozen=True):
     corrupt: int
     ok: bool
     problems: tuple[str, ...]
+    dropped: int = 0  # attempts whose files are not kept, on purpose
 
 
 def audit(path: Path | str) -> Audit:
@@ -51,6 +53,7 @@ class _Auditor:
         self.checked: OrderedDict[str, None] = OrderedDict()  # bound: MOST_CHECKED
         self.problems: list[str] = []  # bound: MOST_PROBLEMS
         self.corrupt = 0
+        self.dropped = 0
 
     def run(self) -> Audit:
         self._database()
@@ -68,6 +71,7 @@ class _Auditor:
             corrupt=self.corrupt,
             ok=not (lost or duplicated or self.corrupt or self.running),
             problems=tuple(self.problems),
+            dropped=self.dropped,
         )
 
     # What SQLite can say.
@@ -148,28 +152,43 @@ class _Auditor:
     def _attempt(self, attempt: int) -> None:
         try:
             verdict = self.reader.verdict(attempt)
-            found = self._exchanges(attempt)
         except LedgerCorrupt as e:
             self._damage(e.message)
             return
+        if verdict is not None and verdict.attempt != attempt:
+            self._damage(f"attempt {attempt} has the verdict of attempt {verdict.attempt}")
+        if self._is_dropped(attempt):
+            return
+        findings = list(self._findings(attempt, verdict))  # bound: an attempt's blobs, while all are missing
+        if findings and self._is_dropped(attempt):
+            return  # it was dropped while it was looked at
+        for sentence in findings:
+            self._damage(sentence)
+
+    def _is_dropped(self, attempt: int) -> bool:
+        """Whether the files are not kept on purpose: then what is missing is no damage."""
+        dropped = self.reader.dropped(attempt) is not None
+        self.dropped += dropped
+        return dropped
+
+    def _findings(self, attempt: int, verdict: Verdict | None) -> Iterator[str]:
+        found = 0
+        try:
+            for content in read_frames(self.reader.directory, attempt):
+                decode(content, attempt)
+                for name in references(content):
+                    yield from self._blob(name)
+                found += 1
+        except (LedgerCorrupt, FileNotFoundError) as e:
+            yield str(e)
+            return
         if verdict is None:
             return  # cut short: an open sample, or a finished one whose conductor has not come back
-        if verdict.attempt != attempt:
-            self._damage(f"attempt {attempt} has the verdict of attempt {verdict.attempt}")
         # a verdict over an attempt that could no longer speak for itself may know of fewer exchanges
         if found < verdict.exchanges or (found > verdict.exchanges and verdict.failure is None):
-            self._damage(f"attempt {attempt} has {found} exchanges, its verdict says {verdict.exchanges}")
+            yield f"attempt {attempt} has {found} exchanges, its verdict says {verdict.exchanges}"
 
-    def _exchanges(self, attempt: int) -> int:
-        count = 0
-        for content in read_frames(self.reader.directory, attempt):
-            decode(content, attempt)
-            for name in references(content):
-                self._blob(name)
-            count += 1
-        return count
-
-    def _blob(self, name: str) -> None:
+    def _blob(self, name: str) -> Iterator[str]:
         if name in self.checked:
             self.checked.move_to_end(name)
             return
@@ -179,7 +198,7 @@ class _Auditor:
         try:
             self.blobs.get(name)
         except LedgerCorrupt as e:
-            self._damage(e.message)
+            yield e.message
 
     def _damage(self, sentence: str) -> None:
         self.corrupt += 1

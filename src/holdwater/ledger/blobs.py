@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import zstandard
@@ -63,6 +64,13 @@ class Blobs:
                 sync_directory(above)
         except OSError as e:
             raise cannot_write(path, e) from e
+
+    def paths(self) -> Iterator[Path]:
+        """Every blob's file; its stem is the hash."""
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                if is_hash(name.removesuffix(".zst")):
+                    yield Path(folder, name)
 
     def sweep(self) -> int:
         """Remove what killed writers left; how many files. Only while nobody writes."""

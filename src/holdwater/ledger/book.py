@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..core.config import Keep
 from ..core.errors import BadInput, LedgerFailed
-from ..core.policy import verdict_kind
+from ..core.policy import keeps, verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Gauge, Outcome, Record, Usage, Verdict
 from .compression import pack, unpack
+from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, known, verdict_of
 from .text import clean, encode
@@ -220,7 +222,7 @@ class Book:
         self._count_usage("saved", verdict.saved)
         return True
 
-    def close_sample(self, outcome: Outcome) -> None:
+    def close_sample(self, outcome: Outcome, keep: Keep) -> None:
         """Also in the place of an earlier outcome, whose count it takes over."""
         key = (outcome.instance, outcome.sample)
         old = self.connection.execute(
@@ -235,6 +237,8 @@ class Book:
         if old is not None:
             self._count_outcome(old[0], old[1], -1)
         self._count_outcome(outcome.kind, score, 1)
+        if not keeps(keep, outcome.kind):
+            drop_sample(self.connection, key, keep, self._now())
 
     # The run.
 

@@ -20,6 +20,7 @@ from .exchanges import read_exchanges
 from .export_atif import write_trajectories
 from .export_openai import write_conversations
 from .media import resolve
+from .omitted import Omitted
 from .reader import AttemptRow, OutcomeRow, Reader
 
 KINDS = ("outcomes", "attempts", "exchanges", "trajectories")
@@ -34,8 +35,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is run by sp
 
 def export(
     path: Path | str, what: str | None, format: str, out: BinaryIO | Path, *, everything: bool = False
-) -> None:
-    """Write `what` of the run to `out`: a directory for `atif`, a file for the others.
+) -> str:
+    """Write `what` of the run to `out`: a directory for `atif`, a file for the others; what is left out.
 
     `everything`: with `openai-jsonl`, every attempt and not only those that were chosen and passed.
     """
@@ -43,14 +44,16 @@ def export(
     if isinstance(out, Path) != (format == "atif"):
         raise BadInput(f"`{format}` is written to a {'directory' if format == 'atif' else 'file'}")
     with Reader(path) as reader:
+        omitted = Omitted(reader)
         if isinstance(out, Path):
-            write_trajectories(reader, out)
+            write_trajectories(reader, out, omitted)
         elif what == "trajectories":
-            write_conversations(reader, everything, out)
+            write_conversations(reader, everything, out, omitted)
         elif what == "exchanges":
-            _write_exchanges(reader, out)
+            _write_exchanges(reader, out, omitted)
         else:
             _write_rows(reader, what, format, out)
+        return omitted.told
 
 
 def _checked(what: str | None, format: str, everything: bool) -> str:
@@ -88,9 +91,11 @@ def _write_csv(rows: Iterator[dict[str, Any]], columns: tuple[str, ...], out: Bi
         writer.writerow([_cell(row[column]) for column in columns])
 
 
-def _write_exchanges(reader: Reader, out: BinaryIO) -> None:
+def _write_exchanges(reader: Reader, out: BinaryIO, omitted: Omitted) -> None:
     blobs = Blobs(reader.directory.blobs)
     for attempt in reader.attempts():
+        if omitted.omits(attempt.attempt):
+            continue
         for exchange in read_exchanges(reader.directory, attempt.attempt):
             _write_exchange(attempt, exchange, blobs, out)
 

@@ -23,6 +23,7 @@ from ..core.records import Usage
 from . import dialects
 from .blobs import Blobs
 from .message import Media, Message, ToolCall
+from .omitted import Omitted
 from .reader import AttemptRow, Reader
 from .trajectory import Thread, Tree, Turn, thread_turns
 
@@ -33,10 +34,12 @@ SOUNDS = tuple(f"audio/{kind}" for kind in ("wav", "mpeg", "mp4", "aac", "ogg", 
 ALIASES = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav"}
 
 
-def write_trajectories(reader: Reader, into: Path) -> int:
+def write_trajectories(reader: Reader, into: Path, omitted: Omitted) -> int:
     """A file in `into` for each attempt that talked to its model; how many. Each is whole or absent."""
     written = 0
     for row in reader.attempts():
+        if omitted.omits(row.attempt):
+            continue
         tree = Tree(reader.directory, row.attempt)
         if len(tree):
             path = into / f"{row.attempt:06d}-{_slug(row.instance)}.json"

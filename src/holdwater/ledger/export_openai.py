@@ -14,15 +14,18 @@ import msgspec
 from . import dialects
 from .media import resolve
 from .message import Media, Message, Pairing, ToolCall, decoded, fields, merged
+from .omitted import Omitted
 from .reader import Reader
 from .trajectory import Tree, talked
 
 PASSED = "passed"
 
 
-def write_conversations(reader: Reader, everything: bool, out: BinaryIO) -> None:
+def write_conversations(reader: Reader, everything: bool, out: BinaryIO, omitted: Omitted) -> None:
     """A line for each chosen attempt that passed; with `everything`, for each attempt that had a reply."""
     for attempt in _attempts(reader, everything):
+        if omitted.omits(attempt):
+            continue
         tree = Tree(reader.directory, attempt)
         last = _last_answered(tree)
         if last:

@@ -7,14 +7,15 @@ is in `writer.py`, the statements in `book.py`; whoever only wants to look uses 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 
 import msgspec
 
+from ..core.config import Keep
 from ..core.errors import LedgerCorrupt
 from ..core.records import Attempt, Gauge, Outcome, Verdict, Where
-from . import schema, standing
+from . import retention, schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory
 from .exchanges import spending
@@ -66,9 +67,17 @@ class Ledger:
         """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
         return await self._writer.do(self._settle, verdict)
 
-    async def close_sample(self, outcome: Outcome) -> None:
-        """Write what became of a sample, also in the place of what was written before."""
-        await self._writer.do(self._book.close_sample, outcome)
+    async def close_sample(self, outcome: Outcome, keep: Keep = Keep.ALL) -> None:
+        """Write what became of a sample, also in the place of what was written before; with it, what goes."""
+        await self._writer.do(self._book.close_sample, outcome, keep)
+
+    async def going(self, limit: int) -> list[tuple[int, str]]:
+        """Attempts that were dropped and whose files may still be there, each with its instance's name."""
+        return await self._writer.do(self._going, limit)
+
+    async def gone(self, freed: Mapping[int, int]) -> None:
+        """Write that the files of attempts are gone, and the bytes that each freed."""
+        await self._writer.do(self._gone, freed)
 
     async def note(self, kind: str, message: str = "", attempt: int | None = None) -> None:
         """Write down that something happened."""
@@ -158,6 +167,12 @@ class Ledger:
             else:
                 verdict = msgspec.structs.replace(verdict, **msgspec.structs.asdict(spent))
         return self._book.settle(verdict)
+
+    def _going(self, limit: int) -> list[tuple[int, str]]:
+        return retention.going(self._book.connection, limit)
+
+    def _gone(self, freed: Mapping[int, int]) -> None:
+        retention.gone(self._book.connection, freed)
 
     def _earlier(self, attempt: Attempt) -> tuple[int, ...]:
         rows = self._book.connection.execute(

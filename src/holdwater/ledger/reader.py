@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,6 +70,7 @@ class AttemptRow(Record, frozen=True):
     settled: float | None
     kind: str | None
     verdict: Verdict | None
+    dropped: str | None = None  # its files are not kept: the `--keep` that says so
 
 
 class EventRow(Record, frozen=True):
@@ -88,6 +89,7 @@ class Reader:
         self.config = self.directory.read_config()
         self._mutex = threading.Lock()
         self._connection = _open(self.directory.database)
+        self.with_dropped = self._with_dropped()
 
     def __enter__(self) -> Reader:
         return self
@@ -224,6 +226,19 @@ class Reader:
         except Exception as e:  # boundary: whatever the bytes on disk make of the decoders
             raise LedgerCorrupt(f"the verdict of attempt {attempt} cannot be read: {e}") from e
 
+    def dropped(self, attempt: int) -> str | None:
+        """The `--keep` by which the files of an attempt are not kept; None: they are."""
+        rows = self.rows(f"{self.with_dropped}SELECT keep FROM dropped WHERE attempt = ?", (attempt,))
+        return rows[0][0] if rows else None
+
+    def unrecorded(self, attempts: Iterable[int]) -> str | None:
+        """The `--keep` by which the exchanges that one of these had are not kept; None: all are there."""
+        query = (
+            f"{self.with_dropped}SELECT keep FROM dropped JOIN attempt ON attempt.id = dropped.attempt"
+            " WHERE dropped.attempt = ? AND exchanges > 0"
+        )
+        return next((row[0] for attempt in attempts for row in self.rows(query, (attempt,))), None)
+
     def rows(self, query: str, arguments: Any = ()) -> list[tuple[Any, ...]]:
         """A bounded number of rows; for the modules of this room."""
         try:
@@ -231,6 +246,15 @@ class Reader:
                 return self._connection.execute(query, arguments).fetchall()
         except sqlite3.Error as e:
             raise LedgerCorrupt(f"the ledger cannot be read: `{self.directory.database}`: {e}") from e
+
+    def _with_dropped(self) -> str:
+        """What stands before a query on `dropped`: an older ledger has no such table and is read as it is."""
+        try:
+            found = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'dropped'")
+        except LedgerCorrupt:
+            self.close()
+            raise
+        return "" if found else _NONE_DROPPED
 
     # How the run stands.
 
@@ -281,12 +305,13 @@ class Reader:
         return total
 
     def _attempt(self, row: tuple[Any, ...]) -> AttemptRow:
-        fields = AttemptRow.__struct_fields__[:-1]
+        fields = AttemptRow.__struct_fields__[:-2]
         values = dict(zip(fields, row, strict=True))
         values["alone"] = bool(values["alone"])
-        return AttemptRow(**values, verdict=self.verdict(row[0]))
+        return AttemptRow(**values, verdict=self.verdict(row[0]), dropped=self.dropped(row[0]))
 
 
+_NONE_DROPPED = "WITH dropped (attempt, at, keep, bytes) AS (SELECT 0, 0, '', 0 WHERE false) "
 _TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
 _OUTCOMES = """
     SELECT i.name, o.instance, o.sample, o.kind, o.score, o.place, o.closed, o.attempt,

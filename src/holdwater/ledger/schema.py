@@ -74,6 +74,15 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE TABLE timeline (id INTEGER PRIMARY KEY, gauge BLOB NOT NULL);
     """,
+    """
+    CREATE TABLE dropped (            -- attempts whose files are not kept; written before the files go
+        attempt INTEGER PRIMARY KEY REFERENCES attempt (id),
+        at REAL NOT NULL,
+        keep TEXT NOT NULL,           -- the `--keep` that says so
+        bytes INTEGER                 -- what that freed; NULL until all of them are gone
+    );
+    CREATE INDEX dropped_going ON dropped (attempt) WHERE bytes IS NULL;
+    """,
 )
 BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.errors import BadInput, LedgerCorrupt
+from ..core.policy import not_kept
 from ..core.records import Exchange, Record, Usage
 from . import dialects, segment
 from .blobs import Blobs
@@ -268,6 +269,15 @@ def find_attempt(reader: Reader, instance: InstanceRow, sample: int, number: int
         asked = f"attempt {number} at" if number else "attempt at"
         raise BadInput(f"no {asked} sample {sample} of `{instance.name}`", "`holdwater show` lists them")
     return found
+
+
+def conversation_of(reader: Reader, attempt: int) -> Tree:
+    """The exchanges behind an attempt; an error if they are not kept."""
+    attempt = talked(reader, attempt)
+    keep = reader.unrecorded((attempt,))
+    if keep is not None:
+        raise BadInput(f"the exchanges of the attempt are {not_kept(keep)}")
+    return Tree(reader.directory, attempt)
 
 
 def talked(reader: Reader, attempt: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import shutil
 import tempfile
 import traceback
@@ -35,6 +34,7 @@ from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..gateway.upstreams.replay import Nothing
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
+from ..ledger.files import log_path, output_path, salvage_path
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
 from ..sandbox.process import ProcessSandboxes
@@ -254,17 +254,13 @@ class _Paths:
         self._name = name
 
     def log(self) -> Path:
-        return self._directory.logs / f"{self._stem}.log"
+        return log_path(self._directory, self._attempt, self._name)
 
     def output(self) -> Path:
-        return self._directory.logs / f"{self._stem}.out"
+        return output_path(self._directory, self._attempt, self._name)
 
     def salvage(self, attempt: int) -> Path:
-        return self._directory.artifacts / f"{attempt:06d}.tar.zst"
-
-    @property
-    def _stem(self) -> str:
-        return f"{self._attempt:06d}-{slug(self._name)}"
+        return salvage_path(self._directory, attempt)
 
 
 def terms_of(config: RunConfig) -> Terms:
@@ -286,11 +282,6 @@ def unpriced(model: str | None) -> RunFailed:
 def socket_prefix(run: str) -> str:
     """What the directories of a run's gateway sockets carry, so that a later conductor can sweep them."""
     return f"holdwater-{run}-"
-
-
-def slug(name: str) -> str:
-    """Enough of an id to recognise its files by; what is no plain character becomes `_`."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:48].strip(".") or "_"
 
 
 @asynccontextmanager

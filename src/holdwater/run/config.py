@@ -18,7 +18,7 @@ import msgspec
 
 from ..core.authoring import Agent, Suite
 from ..core.budget import RunBudget
-from ..core.config import RunConfig
+from ..core.config import Keep, RunConfig
 from ..core.errors import BadInput
 from ..core.records import GiB, Limits, MiB, Record
 from ..gateway.prices import price_of
@@ -141,6 +141,7 @@ def replaying(config: RunConfig, run: Path, only: Sequence[str]) -> RunConfig:
         limit=None,
         shard=None,
         budget=RunBudget(),
+        keep=Keep.ALL,
         rpm=None,
         tpm=None,
     )

@@ -43,6 +43,7 @@ from .local import LocalFleet
 from .log import RunLog
 from .observers import Observer, Observers
 from .replay import earlier_in
+from .retention import Retention
 from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
@@ -134,6 +135,7 @@ async def _conduct(
     governor = Governor(config, meter, scheduler.preempt, scheduler.note)
     scheduler.govern(governor)
     watch = BudgetWatch(config, ledger)
+    retention = Retention(config, directory, ledger)
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
@@ -142,8 +144,10 @@ async def _conduct(
         look = Duty("governor", LOOK_SECONDS, _looker(governor, fleet))
         with signals.answered(scheduler.drain, scheduler.leave):
             try:
-                await scheduler.run(fleet, (look, gauge, budget, *given.duties))
+                await scheduler.run(fleet, (look, gauge, budget, *retention.duties, *given.duties))
+                await retention.finish()
             finally:
+                await retention.close()
                 for missed in observers.close():
                     await ledger.note("observer.behind", missed)
 

@@ -6,13 +6,14 @@ The flags of the command are the same words; `config.py` adds what the suite sug
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import msgspec
 
 from ..core.budget import RunBudget
-from ..core.config import Critic, Network, RunConfig
+from ..core.config import Critic, Keep, Network, RunConfig
 from ..core.errors import BadInput
 from ..core.records import Limits
 from ..gateway.prices import read_prices
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
     sandbox_memory: int | str | None
     network: Network | str | None
     scratch: str | Path | None
+    keep: Keep | str | None
     memory: int | str | None
     worker_memory: int | str | None
     recycle_after: int | None
@@ -97,7 +99,7 @@ def settings(options: Options) -> dict[str, Any]:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
     if "concurrency" in said:
         said["concurrency"] = _slots(said["concurrency"])
-    for name, kind in (("critic", Critic), ("network", Network)):
+    for name, kind in (("critic", Critic), ("network", Network), ("keep", Keep)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
     if "shard" in said:
@@ -131,7 +133,7 @@ def with_budget(config: RunConfig, budgets: Budgets) -> RunConfig:
     return changed
 
 
-def _choice(kind: type[Critic] | type[Network], value: str, name: str) -> Critic | Network:
+def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
     try:
         return kind(value)
     except ValueError:

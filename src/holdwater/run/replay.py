@@ -13,12 +13,15 @@ import msgspec
 from ..core.authoring import Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput
-from ..core.records import Attempt, Instance
+from ..core.policy import not_kept
+from ..core.records import Attempt, Failure, Instance, Where
+from ..gateway.upstreams.replay import UNRECORDED
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 
-Earlier = Callable[[Attempt, bytes], Awaitable[tuple[int, ...]]]
-"""The attempts whose replies may be given to this one, at the instance with this payload."""
+Earlier = Callable[[Attempt, bytes], Awaitable[tuple[int, ...] | Failure]]
+"""The attempts whose replies may be given to this one, at the instance with this payload; or why it cannot be
+tried."""
 
 
 def earlier_in(config: RunConfig, ledger: Ledger) -> Earlier:
@@ -28,10 +31,12 @@ def earlier_in(config: RunConfig, ledger: Ledger) -> Earlier:
         # The first try of a sample, and a regrade, have nothing before them that was asked the same.
         return await ledger.earlier(attempt) if attempt.number > 1 and attempt.regrades is None else ()
 
-    async def elsewhere(attempt: Attempt, payload: bytes) -> tuple[int, ...]:
+    async def elsewhere(attempt: Attempt, payload: bytes) -> tuple[int, ...] | Failure:
         name = msgspec.msgpack.decode(payload, type=_Named).id
         with Reader(config.replays or "") as reader:
-            return reader.tried(name, attempt.sample, attempt.round)
+            found = reader.tried(name, attempt.sample, attempt.round)
+            keep = reader.unrecorded(found)
+        return found if keep is None else _unrecorded(keep)
 
     return own if config.replays is None else elsewhere
 
@@ -49,6 +54,11 @@ def replayed(suite: Suite, run: Path) -> Suite:
                 yield msgspec.msgpack.decode(reader.payload(row.id), type=Instance)
 
     return msgspec.structs.replace(suite, instances=instances, size=size, check=None)
+
+
+def _unrecorded(keep: str) -> Failure:
+    message = f"the recorded replies are {not_kept(keep)}"
+    return Failure(where=Where.MODEL, kind=UNRECORDED, message=message, again=False)
 
 
 class _Named(msgspec.Struct):

@@ -203,7 +203,7 @@ class Scheduler:
             case Interrupt(attempt=attempt_id):
                 self._interrupt(attempt_id)
             case Close(outcome=outcome):
-                self._spawn(self._ledger.close_sample(outcome))
+                self._spawn(self._ledger.close_sample(outcome, self._config.keep))
             case Wake(at=at):
                 self._loop.call_at(at, self._take, Woke())
             case Finish():
@@ -229,24 +229,24 @@ class Scheduler:
             return
         await self._ledger.begin(attempt)
         if isinstance(lease, Failure):
-            self._unstarted.discard(attempt.id)
-            self.hear(Done(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=lease)))
+            self._refuse(attempt, lease)
+            return
+        earlier = await self._earlier(attempt, payload)
+        if isinstance(earlier, Failure):
+            self._refuse(attempt, earlier)
             return
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
-        earlier = await self._earlier(attempt, payload)
         memory, quota = self._governor.limits(attempt.id, lease)
-        job = Job(
-            attempt=attempt,
-            payload=payload,
-            answer=answer,
-            lease=memory,
-            quota=quota,
-            earlier=earlier,
-        )
+        job = Job(attempt=attempt, payload=payload, answer=answer, lease=memory, quota=quota, earlier=earlier)
         self._unstarted.discard(attempt.id)
         if attempt.id in self._attempts:
             await self._fleet.start(job)
             self._due[attempt.id] = self._loop.time() + self._longest(job)
+
+    def _refuse(self, attempt: Attempt, failure: Failure) -> None:
+        """An attempt that cannot be started has its verdict all the same."""
+        self._unstarted.discard(attempt.id)
+        self.hear(Done(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure)))
 
     def _forget(self, attempt: int) -> None:
         """An attempt that waited for its memory and is let go: it never was, so nothing is written."""

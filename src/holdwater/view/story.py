@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..core.policy import not_kept
 from ..core.records import Failure, Grade, Record, Usage, Verdict
 from ..ledger.reader import AttemptRow, InstanceRow, Reader
 from .figures import called, cost, duration, line, saved, size, style_of, tokens
@@ -87,6 +88,8 @@ def render_chapter(chapter: Chapter) -> RenderableType:
     if verdict:
         for name, value in verdict_facts(verdict):
             facts.add_row(name, value)
+    if row.dropped is not None:
+        facts.add_row("files", Text(not_kept(row.dropped), "yellow"))
     for path in chapter.files:
         facts.add_row("file", Text(line(path)))
     return Group(title(row), facts)

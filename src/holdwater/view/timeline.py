@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from ..core.records import Gauge
 from .figures import size
@@ -26,7 +27,7 @@ def bars(values: Sequence[float], most: float, width: int = WIDTH) -> str:
     """One bar for each of at most `width` equal parts of `values`, `most` being a full one."""
     count = min(width, len(values))
     edges = [len(values) * number // count for number in range(count + 1)] if count else []
-    highest = [max(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    highest = [max(values[a:b]) for a, b in pairwise(edges)]
     last = len(BARS) - 1
     return "".join(BARS[min(last, int(value / most * last + 0.5)) if most else 0] for value in highest)
 

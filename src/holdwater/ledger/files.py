@@ -1,0 +1,85 @@
+"""The files of an attempt: what they are called, what they take up, and how they go.
+
+Which of them go is decided by `core.policy.keeps` and written down in `retention.py` first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from .directory import RunDirectory
+from .exchanges import segment_path
+
+SQUEEZED = ".zst"  # what the name of a compressed log ends with
+BLOCK = 512  # bytes that `st_blocks` counts in, whatever the file system's own are
+
+
+def log_path(directory: RunDirectory, attempt: int, name: str) -> Path:
+    """What the agent and the suite log and print in an attempt at the instance `name`."""
+    return directory.logs / f"{attempt:06d}-{slug(name)}.log"
+
+
+def output_path(directory: RunDirectory, attempt: int, name: str) -> Path:
+    """What the attempt's commands print."""
+    return directory.logs / f"{attempt:06d}-{slug(name)}.out"
+
+
+def salvage_path(directory: RunDirectory, attempt: int) -> Path:
+    """The work that an attempt left."""
+    return directory.artifacts / f"{attempt:06d}.tar.zst"
+
+
+def slug(name: str) -> str:
+    """Enough of an id to recognise its files by; what is no plain character becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:48].strip(".") or "_"
+
+
+def attempt_logs(directory: RunDirectory, attempt: int, name: str) -> tuple[Path, ...]:
+    """Its logs as they are written, whether they are there or not."""
+    return log_path(directory, attempt, name), output_path(directory, attempt, name)
+
+
+def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[Path]:
+    """What there is of an attempt on disk, blobs apart: many attempts may refer to one."""
+    logs = attempt_logs(directory, attempt, name)
+    squeezed = (path.with_name(path.name + SQUEEZED) for path in logs)
+    for path in (segment_path(directory, attempt), salvage_path(directory, attempt), *logs, *squeezed):
+        if os.path.lexists(path):
+            yield path
+
+
+def remove(path: Path) -> int:
+    """Remove a file; the bytes that frees, none if it was gone already."""
+    freed = taken(path)
+    path.unlink(missing_ok=True)
+    return freed
+
+
+def taken(path: Path) -> int:
+    """The bytes that a file takes up on disk, none if it is gone; a link is not followed."""
+    try:
+        return path.lstat().st_blocks * BLOCK
+    except FileNotFoundError:
+        return 0
+
+
+def taken_below(path: Path) -> int:
+    """The bytes that a directory takes up, with all there is in it."""
+    total = taken(path)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            below = entry.is_dir(follow_symlinks=False)
+            total += taken_below(Path(entry.path)) if below else taken(Path(entry.path))
+    return total
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a regular file can be seen there, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
