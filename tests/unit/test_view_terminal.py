@@ -9,7 +9,8 @@ from rich.text import Text
 
 from holdwater.core.records import Gauge, GiB, MiB, Summary, Usage
 from holdwater.view.figures import count, duration, line, size
-from holdwater.view.terminal import Display, Pace, Pacer, draw, memory, progress_line, render
+from holdwater.view.terminal import Display, Pace, Pacer, Recent, draw, memory, progress_line, render
+from holdwater.view.timeline import bars, memory_over_time, what_bound
 
 
 def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Summary:
@@ -39,6 +40,7 @@ def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Sum
             phases={"acting": 6, "grading": 2},
             pressure=12.4,
             bound="container",
+            binds="memory",
         ),
         "events": {"worker.lost": 1},
     }
@@ -117,7 +119,7 @@ def test_the_line_for_logs_is_one_line_of_facts() -> None:
 
     assert told == (
         "progress settled=12/40 model=1 failed=2 passed=9 running=8 waiting=20 memory=1.2GiB "
-        "disk_free=12.0GiB per_minute=18.2 left=1m32s tokens=1.3M"
+        "limited_by=memory disk_free=12.0GiB per_minute=18.2 left=1m32s tokens=1.3M"
     )
 
 
@@ -236,3 +238,33 @@ def test_sizes_and_counts() -> None:
 def test_a_line_is_short_and_safe() -> None:
     assert line("a\n b\tc\x1b[31m\x1b[2J") == "a b c�[2J"
     assert len(line("x" * 5000, 80)) == 80
+
+
+def test_the_frame_says_what_limits_the_run_and_draws_its_memory() -> None:
+    recent = Recent()
+    for at in range(10):
+        drawn = recent.see(Gauge(at=float(at), memory=at * GiB, memory_limit=8 * GiB))
+    recent.see(Gauge(at=9.0, memory=GiB))  # the same reading again
+
+    shown = "\n".join(lines(draw(render(summary(), Pace(), drawn), 120)))
+
+    assert "on 2 workers, 1 draining; limited by memory" in shown
+    assert f"  {bars([at * GiB for at in range(10)], 9 * GiB)}" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "drawn"),
+    [([], 8, ""), ([0, 4, 8], 8, "▁▅█"), ([1, 8, 1, 1], 8, "█▂"), ([3], 0, "▁"), ([9], 8, "█")],
+)
+def test_bars_show_the_most_of_each_part(values: list[float], most: float, drawn: str) -> None:
+    assert bars(values, most, width=3 if len(values) < 4 else 2) == drawn
+
+
+def test_what_limited_a_run_is_told_by_its_share_of_the_time() -> None:
+    gauges = [Gauge(at=0.0, binds=binds) for binds in ("memory", "memory", "memory", "slots", "")]
+
+    assert what_bound(gauges) == "memory 75 %, slots 25 %"
+    assert (
+        memory_over_time([Gauge(at=0.0, memory=4 * GiB, memory_limit=8 * GiB)])
+        == "▅ at most 4.0 GiB of 8.0 GiB"
+    )

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from ..core.records import Summary
+from ..core.records import Gauge, Summary
 from ..ledger.reader import OutcomeRow, Reader
 from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
 from .survey import Survey, seconds, survey
+from .timeline import memory_over_time, what_bound
 
 SCORED = ("passed", "failed")
 INSTANCE, WHAT = "instance", "what happened"
@@ -31,7 +33,7 @@ def render_report(summary: Summary, reader: Reader) -> RenderableType:
     return Group(
         heading(summary),
         *rows,
-        totals(summary, seen),
+        totals(summary, seen, list(reader.gauges())),
         *failures(seen, summary),
         Text(),
         commands(summary, seen),
@@ -95,7 +97,7 @@ def what_happened(row: OutcomeRow, reader: Reader) -> str:
     return detail.rpartition("\n")[2]
 
 
-def totals(summary: Summary, seen: Survey) -> Table:
+def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
@@ -112,6 +114,9 @@ def totals(summary: Summary, seen: Survey) -> Table:
         facts.add_row("saved", Text(saved(summary.saved)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
+    if gauges:
+        facts.add_row("memory", Text(memory_over_time(gauges)))
+        facts.add_row("limited by", Text(what_bound(gauges) or "nothing"))
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))

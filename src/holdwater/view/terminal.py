@@ -22,11 +22,13 @@ from rich.text import Text
 from ..core.prices import dollars
 from ..core.records import Gauge, Summary
 from .figures import cost, count, duration, line, saved, size, spec, tally, tokens
+from .timeline import bars
 
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
 SHARE = 0.05  # of the time the display may spend on reading: a large ledger is read less often
 MOST_FAILURES = 5  # readings that fail one after another end the display
+RECENT = 20  # readings of memory that are drawn
 NOTHING = "nothing left to do"  # what limits a run that is about to end
 WINDOW = 300.0  # seconds that the rate is taken over
 
@@ -73,6 +75,18 @@ class Pacer:
         return Pace(per_minute=rate * 60, left=left)
 
 
+class Recent:
+    """The latest readings of memory, in bytes."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=RECENT)
+
+    def see(self, gauge: Gauge | None) -> tuple[int, ...]:
+        if gauge is not None and (not self._seen or self._seen[-1][0] < gauge.at):
+            self._seen.append((gauge.at, gauge.memory))
+        return tuple(memory for _, memory in self._seen)
+
+
 class Display:
     """Shows a run while it runs: a frame on a terminal, a line now and then elsewhere."""
 
@@ -90,6 +104,7 @@ class Display:
         self._clock = clock
         self._every = every or (EVERY_ON_TERMINAL if terminal else EVERY_ELSEWHERE)
         self._pacer = Pacer()
+        self._recent = Recent()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="holdwater-display", daemon=True)
         self.failed: str | None = None
@@ -136,7 +151,8 @@ class Display:
             self._say(progress_line(summary, pace))
             return
         # One column stays free: a terminal that is written to its last column wraps.
-        self._terminal.draw(draw(render(summary, pace), self._terminal.size[0] - 1))
+        page = render(summary, pace, self._recent.see(summary.gauge))
+        self._terminal.draw(draw(page, self._terminal.size[0] - 1))
 
 
 def draw(renderable: RenderableType, width: int) -> str:
@@ -155,7 +171,7 @@ def draw(renderable: RenderableType, width: int) -> str:
     return page.getvalue().rstrip("\n")
 
 
-def render(summary: Summary, pace: Pace) -> RenderableType:
+def render(summary: Summary, pace: Pace, recent: tuple[int, ...] = ()) -> RenderableType:
     """The frame: where the run stands."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True, min_width=8)
@@ -165,7 +181,7 @@ def render(summary: Summary, pace: Pace) -> RenderableType:
     if summary.gauge:
         facts.add_row("running", running(summary.gauge))
         facts.add_row("waiting", waiting(summary.gauge))
-        facts.add_row("memory", memory(summary.gauge))
+        facts.add_row("memory", memory(summary.gauge, recent))
         facts.add_row("disk", disk(summary.gauge))
     facts.add_row("tokens", Text(tokens(summary.usage)))
     if summary.usage.priced:
@@ -220,14 +236,15 @@ def waiting(gauge: Gauge) -> Text:
     return Text(line(why))
 
 
-def memory(gauge: Gauge) -> Text:
+def memory(gauge: Gauge, recent: tuple[int, ...] = ()) -> Text:
     if not gauge.memory_limit:
         return Text(size(gauge.memory))
     share = gauge.memory / gauge.memory_limit
     bound = f", bound by {gauge.bound}" if gauge.bound else ""
     pressure = f", pressure {gauge.pressure:.0f}%" if (gauge.pressure or 0) >= 1 else ""
     used = f"{size(gauge.memory)} of {size(gauge.memory_limit)} ({share:.0%})"
-    return Text(f"{used}{bound}{pressure}", alarm(share))
+    line = f"  {bars(recent, max(gauge.memory_limit, *recent))}" if len(recent) > 1 else ""
+    return Text(f"{used}{bound}{pressure}{line}", alarm(share))
 
 
 def disk(gauge: Gauge) -> Text:
