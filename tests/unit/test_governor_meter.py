@@ -238,7 +238,7 @@ def test_against_the_pods_request_counts_the_working_set_of_the_container(kernel
 
     reading = kernel.meter(request=4 * GiB).read(OWN)
 
-    assert shape(reading.bound) == ("pod", 4 * GiB, 2 * GiB + 8 * MiB)
+    assert shape(reading.bounds[0]) == ("pod", 4 * GiB, 2 * GiB + 8 * MiB)
 
 
 def test_the_machines_root_is_not_taken_for_a_pod(kernel):
@@ -246,7 +246,7 @@ def test_the_machines_root_is_not_taken_for_a_pod(kernel):
     kernel.v1("", rss=9 * GiB)
     kernel.put("cgroup/memory/release_agent", "")
 
-    assert shape(kernel.meter(request=GiB).read(OWN).bound) == ("pod", GiB, OWN)
+    assert shape(kernel.meter(request=GiB).read(OWN).bounds[0]) == ("pod", GiB, OWN)
 
 
 def test_kills_are_those_of_our_own_group(kernel):
@@ -295,3 +295,14 @@ def test_the_real_kernel_agrees_with_itself():
     assert 0 < reading.bound.room <= meter.limit().limit
     assert 0 < reading.disk("run").free <= reading.disk("run").total
     assert reading.disk("temp").memory and not reading.disk("run").memory
+
+
+def test_a_pods_request_holds_only_where_its_node_is_short_of_memory():
+    pod = Bound("pod", GiB, GiB, "")
+    roomy, short = Bound("machine", 10 * GiB, 2 * GiB, ""), Bound("machine", 10 * GiB, 9 * GiB + GiB // 2, "")
+
+    def reading(machine: Bound) -> Reading:
+        return Reading(bounds=(pod, machine), disks=(), pressure=None, oom_kills=0)
+
+    assert reading(roomy).bound is roomy and reading(roomy).holding == (roomy,)
+    assert reading(short).bound is pod

@@ -72,8 +72,10 @@ def on_memory_and_disk() -> list[Finding]:
     import tempfile
 
     from ..governor.meter import Meter
+    from ..run.config import environment
 
-    meter = Meter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())})
+    request = environment().memory_request
+    meter = Meter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())}, request=request)
     reading = meter.read(own=0)
     return [
         *(on_bound(bound, first=bound is reading.bound) for bound in reading.bounds),

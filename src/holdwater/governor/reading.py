@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..core.records import Record
 
 
+SHORT = 0.1  # of what a run could use of its machine: below this a node counts as short of memory
+
+
 class Bound(Record, frozen=True):
     """One limit on memory that applies to us, and what counts against it, in bytes."""
 
@@ -38,8 +41,15 @@ class Reading(Record, frozen=True):
 
     @property
     def bound(self) -> Bound:
-        """The tightest."""
-        return self.bounds[0]
+        """The tightest that holds now."""
+        return self.holding[0]
+
+    @property
+    def holding(self) -> tuple[Bound, ...]:
+        """The bounds without a pod's request, which counts only where a node is short: then it evicts."""
+        machine = next((bound for bound in self.bounds if bound.name == "machine"), None)
+        short = machine is not None and machine.room < SHORT * machine.limit
+        return tuple(bound for bound in self.bounds if bound.name != "pod" or short) or self.bounds
 
     def disk(self, name: str) -> Disk:
         """The file system that `name` lies on."""

@@ -38,6 +38,7 @@ PROVIDER_KEYS = {
     "GEMINI_API_KEY",
     "GOOGLE_API_KEY",
 }
+MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -48,6 +49,7 @@ class Environment(Record, frozen=True):
     anthropic: Provider | None = None
     gemini: Provider | None = None
     path: str = DEFAULT_PATH
+    memory_request: int | None = None  # bytes that this pod is sure to get: above it, it can be evicted
     # What workers are started with: everything but provider keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -63,6 +65,7 @@ def environment() -> Environment:
         ),
         gemini=_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
         path=env.get("PATH") or DEFAULT_PATH,
+        memory_request=_request(env.get(MEMORY_REQUEST)),
         inherited={name: value for name, value in env.items() if name not in PROVIDER_KEYS},
     )
 
@@ -93,6 +96,10 @@ def _elsewhere() -> str | None:
     """The base URL that the environment names, if that is not the makers' own: prices there are others."""
     openai = environment().openai
     return openai.url if openai is not None and openai.url != OPENAI_URL else None
+
+
+def _request(said: str | None) -> int | None:
+    return parse_bytes(said, MEMORY_REQUEST) if said else None
 
 
 def _provider(url: str | None, key: str | None, default: str, bearer: bool = False) -> Provider | None:

@@ -131,7 +131,7 @@ async def _conduct(
         upstream=given.upstream,
         path=given.environment.path,
     )
-    meter = Meter(_places(directory, config), config.memory)
+    meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
     governor = Governor(config, meter, scheduler.preempt, scheduler.note)
     scheduler.govern(governor)
     watch = BudgetWatch(config, ledger)

@@ -64,7 +64,7 @@ class Governor:
         self._footprint = Footprint()
         self.own = self._footprint.read(self.census)
         self.reading = meter.read(self.own)
-        self._gate.memory.measured(self.reading.bounds, {})
+        self._gate.memory.measured(self.reading.holding, {})
 
     # What the scheduler asks for.
 
@@ -136,7 +136,7 @@ class Governor:
                 held.peak = _larger(held.peak, use)
         if self._config.ungoverned:
             return
-        self._gate.memory.measured(reading.bounds, {a: use.memory for a, use in census.uses.items()})
+        self._gate.memory.measured(reading.holding, {a: use.memory for a, use in census.uses.items()})
         self._gate.disk.measured(self._disk_bounds(reading), {a: use.disk for a, use in census.uses.items()})
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
