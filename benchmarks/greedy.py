@@ -161,12 +161,13 @@ mixed = hw.Suite(name="mixed", instances=_mixed, grade=_grade)
 # Set-up that takes memory: something is fetched before there is anything to do.
 
 FETCHED, FETCHING = 260, 3.0  # MB, seconds
-FETCH = f"import time; kept = b'x' * ({FETCHED} << 20); time.sleep({FETCHING})"
+FETCH = f"import time; kept = b'x' * ({FETCHED} << 20); print(len(kept), flush=True); time.sleep({FETCHING})"
 
 
 def _fetched() -> Iterator[hw.Instance]:
-    with subprocess.Popen([sys.executable, "-c", FETCH]):
-        time.sleep(1.0)  # it has what it wants: from here on attempts could begin beside it
+    with subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.PIPE) as fetching:
+        assert fetching.stdout is not None
+        fetching.stdout.readline()  # it has what it wants: from here on attempts could begin beside it
         for number in range(4):
             yield hw.Instance(id=f"after-{number}", data={"mb": 20, "hold": 0.2})
 

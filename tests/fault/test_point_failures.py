@@ -131,8 +131,8 @@ def test_sandbox_memory_that_a_retry_has(tmp_path: Path) -> None:
 def test_sandbox_memory_that_no_retry_has(tmp_path: Path) -> None:
     summary = play(tmp_path / "run", suite(**ONE), greedy(600), sandbox_memory="32MiB", retries=2)
 
-    assert failures(tmp_path / "run") == [("resource", "memory")] * 3
-    assert [row.scale for row in attempts(tmp_path / "run")] == [1, 2, 4]
+    assert failures(tmp_path / "run") == [("resource", "memory")] * 4
+    assert [row.scale for row in attempts(tmp_path / "run")] == [1, 2, 4, 8]
     assert (end(tmp_path / "run"), summary.exit_status) == (("failed", 0.0), 1)
 
 

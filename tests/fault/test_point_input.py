@@ -122,7 +122,8 @@ def test_a_bad_flag_is_refused_before_anything_is_made(
     ("text", "told"),
     [
         ("concurency = 3\n", "settings.toml: no such setting: `concurency`"),
-        ('concurrency = "three"\n', "settings.toml: `concurrency`: expected `int`, got `str`"),
+        ('workers = "three"\n', "settings.toml: `workers`: expected `int`, got `str`"),
+        ('concurrency = "three"\n', "settings.toml: `concurrency`: no such value: 'three'"),
         ("concurrency = \n", "settings.toml: not TOML"),
     ],
 )

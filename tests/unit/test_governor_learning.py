@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.core.records import MiB
+from holdwater.core.records import GiB, MiB
 from holdwater.governor.peaks import ENOUGH, SAMPLE, Peaks, sandbox_memory, worker_memory
 from holdwater.governor.reclaim import HASTE, PATIENCE, Action, Reclaim
 
@@ -42,7 +42,7 @@ def test_only_the_latest_count():
 
 
 def test_where_nothing_holds_an_attempt_to_its_lease_the_largest_counts():
-    sandboxes, workers = sandbox_memory(), worker_memory()
+    sandboxes, workers = sandbox_memory(GiB), worker_memory()
     for mib in itertools.chain([200], itertools.repeat(20, 30)):
         sandboxes.add(mib * MiB)
         workers.add(mib * MiB)
@@ -52,7 +52,7 @@ def test_where_nothing_holds_an_attempt_to_its_lease_the_largest_counts():
 
 
 def test_one_whose_lease_was_too_small_begins_with_the_prior_at_least():
-    sandboxes = sandbox_memory()
+    sandboxes = sandbox_memory(GiB)
     for _ in range(ENOUGH):
         sandboxes.add(0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -90,7 +90,8 @@ class Flags:
         list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
     ] = None
     concurrency: Annotated[
-        str | None, _in(MACHINE, "Attempts at once, or `auto`: as many as the budget allows (auto)")
+        int | Literal["auto"] | None,
+        _in(MACHINE, "Attempts at once, or `auto`: as many as the budget allows (auto)"),
     ] = None
     ungoverned: Annotated[
         bool | None, _in(MACHINE, "Let no attempt wait for memory: it is only measured")

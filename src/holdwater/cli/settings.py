@@ -35,7 +35,7 @@ def merged(flags: Any, config: Path | None) -> dict[str, Any]:
 
 def _plain(error: msgspec.ValidationError) -> str:
     """`expected int, got str`, without the `null` that TOML does not have."""
-    text = str(error).replace(" | null", "")
+    text = str(error).replace(" | null", "").replace("Invalid enum value", "no such value:")
     return text[0].lower() + text[1:]
 
 

@@ -23,6 +23,7 @@ class Lease(Record, frozen=True):
 
     memory: int
     disk: int = 0
+    firm: bool = True  # declared: less will not do. What is only a guess takes what there is
 
 
 class Pool:
@@ -79,7 +80,7 @@ class Gate:
 
     async def take(self, attempt: int, need: Lease) -> Failure | None:
         """Wait for a lease; the failure if there can never be one, or why it was let go."""
-        if failure := self._never(need, self.memory.most, self.disk.most):
+        if need.firm and (failure := self._never(need, self.memory.most, self.disk.most)):
             return failure
         if not self._waiting and self._fits(need):
             self._grant(attempt, need)
@@ -118,11 +119,15 @@ class Gate:
         """The pools have been measured: whoever fits now is admitted."""
         self._admit()
         self._alone = self._alone + 1 if self._waiting and not self.memory.leases and not self.holds else 0
-        if self._alone >= NEVER:
-            attempt, (need, _) = next(iter(self._waiting.items()))
-            if failure := self._never(need, self.memory.room, self.disk.room):
-                self._alone = 0
-                self.drop(attempt, failure)
+        if self._alone < NEVER:
+            return
+        attempt, (need, granted) = next(iter(self._waiting.items()))
+        if need.firm and (failure := self._never(need, self.memory.room, self.disk.room)):
+            self.drop(attempt, failure)
+        elif not need.firm and not granted.done():
+            del self._waiting[attempt]
+            self._grant(attempt, need)
+            granted.set_result(None)
 
     @property
     def waiting(self) -> tuple[int, ...]:

@@ -47,9 +47,10 @@ class Peaks:
         return max(self._prior, self.need)
 
 
-def sandbox_memory() -> Peaks:
-    """A sandbox is held to its lease, which grows with it while there is room."""
-    return Peaks(prior=64 * MiB, least=2 * MiB, quantile=0.65)
+def sandbox_memory(limit: int) -> Peaks:
+    """A sandbox is held to its lease, which grows with it while there is room; `limit` is all there is."""
+    prior = min(max(limit // 16, 64 * MiB), 512 * MiB)
+    return Peaks(prior=prior, least=2 * MiB, quantile=0.65)
 
 
 def worker_memory() -> Peaks:

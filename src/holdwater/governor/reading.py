@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..core.records import Record
 
-
 SHORT = 0.1  # of what a run could use of its machine: below this a node counts as short of memory
 
 

@@ -36,6 +36,7 @@ class Held(msgspec.Struct):
     """What an attempt was granted, and the most that it was seen to use."""
 
     declared: int | None  # the limit of its sandbox's memory, where that does not grow with the lease
+    allowed: int = 0  # what its sandbox is held to now
     peak: Use = Use()
     short: int = 0  # looks since it has had no room to grow
 
@@ -55,7 +56,6 @@ class Governor:
         self._meter = meter
         self._note = note
         self._gate = Gate()
-        self._sandboxes, self._workers, self._disks = sandbox_memory(), worker_memory(), sandbox_disk()
         self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
         self._reclaim = Reclaim()
         self._pause = 0  # looks until someone may be preempted again
@@ -65,6 +65,8 @@ class Governor:
         self.own = self._footprint.read(self.census)
         self.reading = meter.read(self.own)
         self._gate.memory.measured(self.reading.holding, {})
+        self._sandboxes = sandbox_memory(self._gate.memory.most)
+        self._workers, self._disks = worker_memory(), sandbox_disk()
 
     # What the scheduler asks for.
 
@@ -72,10 +74,14 @@ class Governor:
         """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
         if self._config.ungoverned:
             return Lease(0)
-        declared = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
-        disk = (asks.disk or self._config.limits.disk or self._disks.need) * attempt.scale
-        need = Lease(memory=self._memory(declared, attempt.scale), disk=disk)
-        self._held[attempt.id] = Held(declared)
+        memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
+        disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
+        need = Lease(
+            memory=self._memory(memory, attempt.scale),
+            disk=disk or min(self._disks.need, max(0, self._gate.disk.all_of_it) // QUARTER),
+            firm=memory is not None or disk is not None,
+        )
+        self._held[attempt.id] = Held(memory)
         failure = await self._gate.take(attempt.id, need)
         if failure is not None:
             self._held.pop(attempt.id, None)
@@ -86,7 +92,14 @@ class Governor:
         if attempt not in self._held:
             return 0, 0
         quota = max(lease.disk, self._gate.disk.room // QUARTER)
-        return self._held[attempt].declared or max(lease.memory, FLOOR), quota
+        held = self._held[attempt]
+        held.allowed = held.declared or max(FLOOR, lease.memory + self._bonus)
+        return held.allowed, quota
+
+    @property
+    def _bonus(self) -> int:
+        """What is free is lent in equal parts, beyond the leases, until someone leases it."""
+        return max(0, self._gate.memory.room) // (len(self._gate.memory.leases) + 1)
 
     def drop(self, attempt: int, reason: str) -> bool:
         """Let an attempt that waits go; whether it did wait."""
@@ -141,6 +154,7 @@ class Governor:
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
         self._gate.measured()
+        self._allow(fleet)
         fleet.permit(self._gate.memory.leases, max(0, self._gate.memory.room))
 
     def _in_memory(self, census: Census) -> int:
@@ -157,31 +171,34 @@ class Governor:
         """What an attempt needs: what is declared or learned, and more after it was too little."""
         if declared is not None:
             return declared + self._workers.need
-        if scale == 1:
-            return self._sandboxes.need + self._workers.need
-        asked = (self._sandboxes.more + self._workers.need) * scale
-        all_of_it = self._gate.memory.all_of_it
-        # A larger try that cannot be had in full is still more than the last one was.
-        return all_of_it if asked > all_of_it > asked // 2 else asked
+        sandbox = self._sandboxes.need if scale == 1 else self._sandboxes.more
+        # A guess is never more than could be had: what the attempt is then held to decides.
+        return min((sandbox + self._workers.need) * scale, max(FLOOR, self._gate.memory.all_of_it))
 
     def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
         """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""
         for attempt, held in self._held.items():
             use = uses.get(attempt)
             lease = self._gate.memory.leases.get(attempt, 0)
-            if use is None or use.memory <= NEARLY * lease or (held.declared and not use.worker):
-                held.short = 0
-            elif self._raised(attempt, lease):
-                held.short = 0
-                if held.declared is None:
-                    fleet.allow(attempt, max(self._gate.memory.leases[attempt], FLOOR))
-            else:
-                held.short += 1
+            enough = use is None or use.memory <= NEARLY * lease or bool(held.declared and not use.worker)
+            held.short = 0 if enough or self._raised(attempt, lease) else held.short + 1
         short = [attempt for attempt, held in self._held.items() if held.short]
         (self.hold if short else self.release)("memory")
         self._pause = max(0, self._pause - 1)
         if short and not self._pause and max(self._held[a].short for a in short) >= PATIENCE:
             self._make_room(short, uses)
+
+    def _allow(self, fleet: Governed) -> None:
+        """Sandboxes are held to their leases, and to their parts of what is free."""
+        bonus = self._bonus
+        for attempt, held in self._held.items():
+            lease = self._gate.memory.leases.get(attempt)
+            if lease is None or held.declared is not None or not held.allowed:
+                continue
+            allowed = max(FLOOR, lease + bonus, int(held.peak.sandbox / NEARLY))
+            if abs(allowed - held.allowed) > max(WORTH_EXTENDING, held.allowed // 8):
+                held.allowed = allowed
+                fleet.allow(attempt, allowed)
 
     def _raised(self, attempt: int, lease: int) -> bool:
         more = min(max(WORTH_EXTENDING, int(lease * (GROWTH - 1))), self._gate.memory.room)
