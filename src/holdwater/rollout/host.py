@@ -174,6 +174,7 @@ class Host:
                 seconds=now - life.since,
                 usage=life.usage,
                 memory=life.sandbox.memory if life.sandbox else 0,
+                disk=life.sandbox.disk if life.sandbox else 0,
             )
             for a, life in lives
         )

@@ -101,6 +101,7 @@ class Living(Record, frozen=True):
     seconds: float
     usage: Usage = Usage()
     memory: int = 0  # bytes that its sandbox uses
+    disk: int = 0  # bytes that its sandbox's directory takes
 
 
 class Beat(Message, frozen=True):

@@ -17,15 +17,15 @@ from typing import Any
 
 import msgspec
 
-from ..core.errors import SandboxFailed
+from ..core.errors import AttemptError, SandboxFailed
 from . import marks
 from .capture import Capture, Log
+from .entrance import NOT_ENTERED
 
-CHUNK = 64 * 1024
+CHUNK = 64 * 1024  # bytes of one stream that are read in one turn of the event loop, whatever is printed
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LINGER = 1.0  # seconds that the last output of an ended command may take
 GONE = 5.0  # seconds for killed processes to be gone
-NOT_ENTERED = 125  # the status of the wrapper when it could not enter the control group
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -36,6 +36,8 @@ class Launch(msgspec.Struct, frozen=True):
     cwd: str
     marks: Mapping[str, str]
     confined: bool  # in bubblewrap: its tree ends with it
+    printed: Callable[[int], AttemptError | None]  # takes how many bytes more, and says when that is too much
+    population: Callable[[], int]  # how many processes there are in its sandbox
 
 
 class Command:
@@ -43,11 +45,14 @@ class Command:
         self.stdout = Capture(log)
         self.stderr = Capture(log)
         self.timed_out = False
+        self.stopped: AttemptError | None = None  # why it was stopped before its end
+        self.left = 0  # processes of the sandbox when it had exited: its own, unless it was not alone
         self.seconds = 0.0
         self._launch = launch
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
+        self._over = asyncio.Event()  # it has exited, or was stopped
         self._silent = asyncio.Event()  # both pipes have ended
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
         self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
@@ -59,14 +64,23 @@ class Command:
     async def finish(self, timeout: float | None) -> int:
         """Wait for its end, at most `timeout` seconds; its exit status. Nothing of it runs on afterwards."""
         try:
-            if await _within(timeout, self._exited):
-                await _within(LINGER, self._silent)
-            else:
+            if not await _within(timeout, self._over):
                 self.timed_out = True
                 await self._terminate()
+            elif self.stopped is None:
+                await _within(LINGER, self._silent)
         finally:
             await finish_anyway(self.kill())
         return self._exit_code()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self, error: AttemptError) -> None:
+        """Have `finish` kill it at once; `error` says why."""
+        self.stopped = self.stopped or error
+        self._over.set()
 
     async def kill(self) -> None:
         """End the whole tree, whatever it does."""
@@ -145,6 +159,8 @@ class Command:
             return
         if chunk:
             capture.feed(chunk)
+            if error := self._launch.printed(len(chunk)):
+                self.stop(error)
             return
         self._close(fd)
         self._pipes.discard(fd)
@@ -153,7 +169,9 @@ class Command:
 
     def _on_exit(self, fd: int) -> None:
         self._close(fd)
+        self.left = self._launch.population()
         self._exited.set()
+        self._over.set()
 
     def _on_report(self, fd: int) -> None:
         try:

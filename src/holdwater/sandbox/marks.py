@@ -37,12 +37,23 @@ def kill_all(marks: Mapping[str, str], seconds: float = 2.0) -> int:
     """Kill every process that carries `marks` and wait until they are gone; how many there were. Blocks."""
     killed: set[int] = set()
     until = time.monotonic() + seconds
-    while found := signal_all(marks, signal.SIGKILL):  # again: one may have forked while we looked
+    while found := _stopped(marks, until):  # again: one may have come while we looked
         killed |= found
+        signal_all(marks, signal.SIGKILL)
         if time.monotonic() > until:
             break
         time.sleep(LOOK_AGAIN)
     return len(killed)
+
+
+def _stopped(marks: Mapping[str, str], until: float) -> set[int]:
+    """Stop all before the first is killed: what forks without end would fill each place that becomes free."""
+    stopped: set[int] = set()
+    while (found := signal_all(marks, signal.SIGSTOP)) - stopped:
+        stopped |= found
+        if time.monotonic() > until:
+            break
+    return stopped
 
 
 def end(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
