@@ -30,6 +30,7 @@ TICK = 0.2
 TREE = 1.0  # seconds between looks at a tree that has no group
 DISK = 0.5  # seconds between measurings of a directory that has a quota
 DISK_UNLIMITED = 5.0  # of one that has none
+OWN = 3  # processes that a command without any of its own has at its end: bubblewrap's and the forwarder
 SMALL_SHARE = 0.001  # of a core, for what is measured only to know it
 
 
@@ -123,7 +124,7 @@ class Watch:
             return ResourceExhausted(f"killed {at}: sandbox memory")
         if command.stopped:
             return command.stopped
-        left = command.left > 0 and not self.commands
+        left = command.left > OWN and not self.commands
         if now.pids_hits > before.pids_hits and (code or command.timed_out or left):
             return LimitReached(f"stopped at {limits.pids} processes: sandbox pids", kind="pids")
         if limits.cpu_seconds and code == 128 + signal.SIGXCPU:
@@ -136,7 +137,7 @@ class Watch:
             if self._pace.due(time.monotonic()):
                 await self.measure_disk()
             return None
-        if code or self._pace.affordable(time.monotonic()):
+        if code or self.disk_over() or self._pace.affordable(time.monotonic()):
             await self.measure_disk()
         return self.disk_over() or (_disk_full(self.limits.disk) if code == 128 + signal.SIGXFSZ else None)
 
