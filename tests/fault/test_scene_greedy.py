@@ -98,7 +98,7 @@ def play(scene: Scene, size: dict[str, float]) -> None:
     assert passed == {"fits twice", "calm"}
     [calm] = attempts(scene.out, "calm")
     assert calm.verdict is not None and calm.verdict.answer is not None
-    assert float(calm.verdict.answer) < 3.0, "its commands went on beside all that"
+    assert float(calm.verdict.answer) < 2.0, "its commands went on beside all that"
     scene.assert_whole(planned=6)
     scene.assert_clean()
 

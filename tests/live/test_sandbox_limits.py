@@ -175,8 +175,20 @@ async def test_a_command_that_copes_with_the_limit_on_processes_goes_on(boxes):
     async with boxes.open(1, Limits(pids=30), None) as box:
         assert (await box.run(["python3", "-c", FORKS, "tidy"])).ok
 
+
+@pytest.mark.parametrize("boxes", ["plain with groups"], indirect=True)
+async def test_a_command_that_leaves_as_many_processes_as_it_may_is_named(boxes):
+    """In bubblewrap they end with their command, and whether they are seen is chance."""
+    async with boxes.open(1, Limits(pids=30), None) as box:
         with pytest.raises(LimitReached, match="stopped at 30 processes"):
             await box.run(["python3", "-c", FORKS, "left behind"])
+
+
+@pytest.mark.parametrize("boxes", ["bubblewrap"], indirect=True)
+async def test_commands_that_have_ended_do_not_count_as_processes(boxes):
+    async with boxes.open(1, Limits(pids=20), None) as box:
+        for _ in range(30):
+            assert (await box.run("true")).ok
 
 
 @UNGROUPED
@@ -342,6 +354,19 @@ async def test_the_limit_that_is_named_is_the_one_in_force(boxes):
         assert (await box.run(HOLD.format(70, 0))).ok
         with pytest.raises(ResourceExhausted, match="killed at 96 MiB: sandbox memory"):
             await box.run(HOLD.format(200, 0))
+
+
+@GROUPED
+async def test_a_limit_that_was_not_hit_is_not_named(boxes):
+    around = Cgroup.make(boxes.machine.cgroup, f"around-{os.getpid()}", 64 * MiB, None)
+    home = msgspec.structs.replace(boxes.machine.cgroup, memory=str(around.directories[0]))
+    boxes.machine = msgspec.structs.replace(boxes.machine, cgroup=home)
+    try:
+        async with boxes.open(1, Limits(memory=256 * MiB), None) as box:
+            with pytest.raises(ResourceExhausted, match="killed by the machine, out of memory"):
+                await box.run(HOLD.format(200, 0))
+    finally:
+        assert around.remove()
 
 
 def test_a_worker_in_a_group_of_its_own_makes_groups_beside_it():

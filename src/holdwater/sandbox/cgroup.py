@@ -307,10 +307,17 @@ def _why_not(parent: Path, needed: str) -> str:
 
 
 def _read(path: Path) -> str:
+    """Some of these are read five times a second: no more calls than it takes."""
     try:
-        return path.read_text()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""  # gone, or not given to us: the same as nothing in it
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _number(path: Path) -> int:

@@ -7,6 +7,7 @@ hold up by keeping a pipe open. What it may see and use is decided in `process.p
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ CHUNK = 64 * 1024  # bytes of one stream that are read in one turn of the event 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LINGER = 1.0  # seconds that the last output of an ended command may take
 GONE = 5.0  # seconds for killed processes to be gone
+PR_SET_CHILD_SUBREAPER = 36  # of `linux/prctl.h`
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -40,13 +42,21 @@ class Launch(msgspec.Struct, frozen=True):
     population: Callable[[], int]  # how many processes there are in its sandbox
 
 
+def adopt_orphans() -> None:
+    """Have this process reap what bubblewrap leaves: until then it counts as a process of its sandbox.
+
+    Otherwise that is the first process of the machine or container, and many a one is slow or never does.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 class Command:
     def __init__(self, launch: Launch, log: Log | None, threads: Executor) -> None:
         self.stdout = Capture(log)
         self.stderr = Capture(log)
         self.timed_out = False
         self.stopped: AttemptError | None = None  # why it was stopped before its end
-        self.left = 0  # processes of the sandbox when it had exited: its own, unless it was not alone
+        self.left = 0  # processes of the sandbox when it had exited, unless the kernel was faster
         self.seconds = 0.0
         self._launch = launch
         self._threads = threads
@@ -57,6 +67,7 @@ class Command:
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
         self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
         self._pipes: set[int] = set()
+        self._init: int | None = None  # the first process of the namespace
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
         self._process = self._start()
@@ -95,6 +106,7 @@ class Command:
         self.seconds = time.monotonic() - self._started
         for fd in list(self._open):
             self._close(fd)
+        self._reap_orphan()
         self._process.poll()  # reaped last: until here its pid and its process group are its own
 
     def started(self) -> bool:
@@ -180,25 +192,33 @@ class Command:
             return
         if not chunk:
             self._close(fd)
-            if b"child-pid" not in self._status:
+            if b"\n" not in self._status:
                 self._gone.set()
             return
-        first = not self._status
+        told = b"\n" in self._status
         self._status += chunk
-        if first:
+        if not told and b"\n" in self._status:  # it writes the first line in pieces
             self._watch_namespace()
 
     def _watch_namespace(self) -> None:
         """The first process of the namespace outlives bubblewrap for a moment: know when it is gone."""
         try:
-            init = msgspec.json.decode(self._status.splitlines()[0])["child-pid"]
-            self._add(os.pidfd_open(init), self._on_gone)
+            self._init = int(msgspec.json.decode(self._status.splitlines()[0])["child-pid"])
+            self._add(os.pidfd_open(self._init), self._on_gone)
         except (OSError, ValueError, KeyError):
             self._gone.set()
 
     def _on_gone(self, fd: int) -> None:
         self._close(fd)
         self._gone.set()
+
+    def _reap_orphan(self) -> None:
+        if self._init is None or not self._gone.is_set():
+            return
+        try:
+            os.waitpid(self._init, os.WNOHANG)
+        except ChildProcessError:
+            return  # another adopted it
 
     def _close(self, fd: int) -> None:
         if fd in self._open:

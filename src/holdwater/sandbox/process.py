@@ -26,7 +26,7 @@ from ..core.records import CommandResult, Limits, MiB, Salvage
 from . import beneath, bubblewrap, changes, marks, quota
 from .capture import Log
 from .cgroup import Cgroup, prefix
-from .command import Command, Launch, finish_anyway
+from .command import Command, Launch, adopt_orphans, finish_anyway
 from .entrance import entrance
 from .places import Places
 from .probe import SYSTEM_PATH, Machine, probe
@@ -67,6 +67,9 @@ class ProcessSandboxes:
         self.network = network
         self.path = path
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
+        if self.machine.bwrap:
+            adopt_orphans()
+        self.roll = marks.Roll(run)
         self._hide = hide
         self.show = tuple(os.path.realpath(path) for path in show)
 
@@ -267,7 +270,7 @@ class ProcessSandbox:
         """The tree of these commands. Blocks."""
         if self._sandboxes.machine.bwrap:
             return [pid for command in commands for pid in marks.descendants(command)]
-        return marks.carrying(self._marks)
+        return self._sandboxes.roll.of(str(self._attempt))
 
     def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
         self._commands += 1

@@ -24,6 +24,15 @@ class Measured(msgspec.Struct, frozen=True):
     cost: float  # seconds of CPU
 
 
+def free(directory: str) -> int:
+    """Bytes that are free on its file system."""
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return 0
+    return space.f_bfree * space.f_frsize
+
+
 def measure(directory: str, pids: Iterable[int] = ()) -> Measured:
     """What `directory` takes, with the deleted files that `pids` still hold open. Blocks."""
     started = time.thread_time()

@@ -28,10 +28,11 @@ T = TypeVar("T")
 FIRST = 0.025  # seconds to the first look at a group; the next takes twice as long, up to
 TICK = 0.2
 TREE = 1.0  # seconds between looks at a tree that has no group
-DISK = 0.5  # seconds between measurings of a directory that has a quota
-DISK_UNLIMITED = 5.0  # of one that has none
+DISK = 0.5  # seconds between looks at the file system of a directory that has a quota
+SETTLED = 5.0  # seconds between measurings of a directory that has none, or cannot have reached it
+NEAR = 4 * MiB  # below a limit on memory; the kernel charges in batches, and kills before the last one
 OWN = 3  # processes that a command without any of its own has at its end: bubblewrap's and the forwarder
-SMALL_SHARE = 0.001  # of a core, for what is measured only to know it
+SMALL_SHARE = 0.001  # of a core, for measuring what nothing hints at
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -55,7 +56,9 @@ class Watch:
         self._directory = directory
         self._threads = threads
         self._processes = processes  # the tree of these commands, where there is no group
-        self._pace = Pace(DISK) if limits.disk else Pace(DISK_UNLIMITED, SMALL_SHARE)
+        self._pace = Pace(SETTLED, SMALL_SHARE)
+        self._hurry = Pace(DISK)
+        self._free = 0  # bytes on the file system when the directory was measured
         self._resident = 0
         self._peak = 0
         self._printed = 0
@@ -118,10 +121,7 @@ class Watch:
         """Which limit ended the command, if one did."""
         now, limits = self.counts(), self.limits
         if now.oom_kills > before.oom_kills and self.group:
-            limit = self.group.memory_limit()
-            self._peak = max(self._peak, limit or 0)
-            at = f"at {size(limit)}" if limit else "by the machine, out of memory"
-            return ResourceExhausted(f"killed {at}: sandbox memory")
+            return self._blame_memory(self.group)
         if command.stopped:
             return command.stopped
         left = command.left > OWN and not self.commands
@@ -131,34 +131,49 @@ class Watch:
             return _cpu_used_up(limits.cpu_seconds)
         return self.cpu_over()
 
+    def _blame_memory(self, group: Cgroup) -> ResourceExhausted:
+        """By the limit that is in force, unless the group never came near it: then one around it was hit."""
+        limit = group.memory_limit()
+        if limit is None or 0 < group.peak() < limit - NEAR:
+            return ResourceExhausted("killed by the machine, out of memory: sandbox memory")
+        self._peak = max(self._peak, limit)
+        return ResourceExhausted(f"killed at {size(limit)}: sandbox memory")
+
     async def blame_disk(self, code: int) -> ResourceExhausted | None:
         """The same for the quota of its directory: measured when it failed, or when that is cheap."""
-        if self.limits.disk is None:
-            if self._pace.due(time.monotonic()):
-                await self.measure_disk()
-            return None
-        if code or self.disk_over() or self._pace.affordable(time.monotonic()):
+        now, most = time.monotonic(), self.limits.disk
+        if most is None:
+            wanted = self._pace.due(now)
+        else:
+            wanted = bool(code or self.disk_over()) or self._hurry.affordable(now)
+        if wanted:
             await self.measure_disk()
-        return self.disk_over() or (_disk_full(self.limits.disk) if code == 128 + signal.SIGXFSZ else None)
+        if most is not None and code == 128 + signal.SIGXFSZ:  # one file alone, though it may be sparse
+            return _disk_full(most)
+        return self.disk_over()
 
     async def admit(self, more: int) -> None:
         """`more` bytes are written from outside: refuse them where they do not fit."""
-        if self.limits.disk is None:
-            return
-        if self.disk + more > self.limits.disk + self._disk_before:
+        if self.disk_over(more):
             await self.measure_disk()
-        if self.disk + more > self.limits.disk + self._disk_before:
-            raise _disk_full(self.limits.disk)
+        if error := self.disk_over(more):
+            raise error
         self._note_disk(self.disk + more)
 
     async def measure_disk(self) -> None:
+        free = quota.free(self._directory)
         measured = await self._in_thread(self._measured, self._pids)
-        self._pace.ended(time.monotonic(), measured.cost)
+        for pace in (self._pace, self._hurry):
+            pace.ended(time.monotonic(), measured.cost)
+        self._free = free
         self._note_disk(measured.used)
 
-    def disk_over(self) -> ResourceExhausted | None:
-        quota = self.limits.disk
-        return _disk_full(quota) if quota and self.disk > quota + self._disk_before else None
+    def disk_over(self, more: int = 0) -> ResourceExhausted | None:
+        """Whether it has taken more than it may, as far as is known; or would, with `more` bytes."""
+        most = self.limits.disk
+        if most is None or self.disk + more <= most + self._disk_before:
+            return None
+        return _disk_full(most)
 
     def cpu_over(self) -> LimitReached | None:
         most = self.limits.cpu_seconds
@@ -193,9 +208,16 @@ class Watch:
 
     async def _follow_disk(self) -> None:
         while True:
-            await asyncio.sleep(self._pace.wait(time.monotonic()))
-            await self.measure_disk()
-            self._stop(self.disk_over())
+            await asyncio.sleep(DISK if self.limits.disk else self._pace.wait(time.monotonic()))
+            if self._pace.due(time.monotonic()) or self._disk_doubtful():
+                await self.measure_disk()
+                self._stop(self.disk_over())
+
+    def _disk_doubtful(self) -> bool:
+        """Whether the file system has lost so much since that the quota may have been reached."""
+        if self.limits.disk is None or not self._hurry.due(time.monotonic()):
+            return False
+        return self.disk_over(self._free - quota.free(self._directory)) is not None
 
     def _stop(self, error: AttemptError | None) -> None:
         if error:
@@ -229,8 +251,8 @@ def size(limit: int) -> str:
     return f"{limit // MiB} MiB" if limit >= MiB else f"{limit // 1024} KiB"
 
 
-def _disk_full(quota: int) -> ResourceExhausted:
-    return ResourceExhausted(f"killed at {size(quota)}: sandbox disk", kind="disk")
+def _disk_full(most: int) -> ResourceExhausted:
+    return ResourceExhausted(f"killed at {size(most)}: sandbox disk", kind="disk")
 
 
 def _cpu_used_up(seconds: float) -> LimitReached:
