@@ -67,7 +67,7 @@ class Command:
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
         self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
         self._pipes: set[int] = set()
-        self._init: int | None = None  # the first process of the namespace
+        self._init: int | None = None  # a pidfd of the first process of the namespace
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
         self._process = self._start()
@@ -104,9 +104,9 @@ class Command:
         for event in (self._exited, self._silent, self._gone):
             await _within(GONE, event)
         self.seconds = time.monotonic() - self._started
+        self._reap_orphan()
         for fd in list(self._open):
             self._close(fd)
-        self._reap_orphan()
         self._process.poll()  # reaped last: until here its pid and its process group are its own
 
     def started(self) -> bool:
@@ -203,20 +203,21 @@ class Command:
     def _watch_namespace(self) -> None:
         """The first process of the namespace outlives bubblewrap for a moment: know when it is gone."""
         try:
-            self._init = int(msgspec.json.decode(self._status.splitlines()[0])["child-pid"])
-            self._add(os.pidfd_open(self._init), self._on_gone)
+            init = msgspec.json.decode(self._status.splitlines()[0])["child-pid"]
+            self._init = os.pidfd_open(init)
+            self._add(self._init, self._on_gone)
         except (OSError, ValueError, KeyError):
             self._gone.set()
 
     def _on_gone(self, fd: int) -> None:
-        self._close(fd)
+        self._loop.remove_reader(fd)  # kept open: it is to be reaped
         self._gone.set()
 
     def _reap_orphan(self) -> None:
-        if self._init is None or not self._gone.is_set():
+        if self._init is None:
             return
         try:
-            os.waitpid(self._init, os.WNOHANG)
+            os.waitid(os.P_PIDFD, self._init, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             return  # another adopted it
 

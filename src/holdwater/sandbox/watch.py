@@ -158,7 +158,7 @@ class Watch:
             await self.measure_disk()
         if error := self.disk_over(more):
             raise error
-        self._note_disk(self.disk + more)
+        self.disk += more  # until it is measured; it may replace as much
 
     async def measure_disk(self) -> None:
         free = quota.free(self._directory)
@@ -166,7 +166,8 @@ class Watch:
         for pace in (self._pace, self._hurry):
             pace.ended(time.monotonic(), measured.cost)
         self._free = free
-        self._note_disk(measured.used)
+        self.disk = measured.used
+        self.peak_disk = max(self.peak_disk, measured.used)
 
     def disk_over(self, more: int = 0) -> ResourceExhausted | None:
         """Whether it has taken more than it may, as far as is known; or would, with `more` bytes."""
@@ -223,10 +224,6 @@ class Watch:
         if error:
             for command in self.commands:
                 command.stop(error)
-
-    def _note_disk(self, used: int) -> None:
-        self.disk = used
-        self.peak_disk = max(self.peak_disk, used)
 
     @property
     def _pids(self) -> list[int]:
