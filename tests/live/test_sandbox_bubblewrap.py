@@ -284,7 +284,7 @@ def test_the_doctor_says_what_is_weaker_without_it():
     assert with_it[0].note == "" and "works" in with_it[0].value
     assert "not installed" in without[0].value and "install" in without[0].note
     assert "`none` is refused" in without[1].note
-    assert "memory limit holds for each process" in without[2].note
+    assert "limits on sandboxes are weaker" in without[2].note
 
 
 async def test_a_project_below_tmp_can_be_read_and_its_run_directory_cannot(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, BadInput, ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB
 from holdwater.sandbox import marks
+from holdwater.sandbox.capture import KEPT_IN_LOG
 from holdwater.sandbox.probe import Machine, probe
 from holdwater.sandbox.process import ProcessSandboxes
 
@@ -117,7 +118,7 @@ async def test_a_flood_of_output_costs_no_memory_and_blocks_nobody(box, tmp_path
     assert result.ok and result.truncated
     assert result.stdout.endswith("xend\n") and "bytes left out" in result.stdout
     assert len(result.stdout) < 70_000
-    assert LIMITS.output <= (tmp_path / "log").stat().st_size < LIMITS.output + 100
+    assert KEPT_IN_LOG <= (tmp_path / "log").stat().st_size < KEPT_IN_LOG + 100
 
 
 async def test_a_timeout_ends_grandchildren_and_daemons(box):
@@ -195,19 +196,6 @@ async def test_the_memory_limit_is_a_resource_failure_and_the_peak_is_known(boxe
 
         assert (await box.run("echo goes on")).ok
     assert 60 * MiB < box.peak_memory <= 64 * MiB
-    assert box.leftovers == []
-
-
-@pytest.mark.parametrize("boxes", ["bubblewrap", "plain with groups"], indirect=True)
-async def test_the_number_of_processes_is_limited(boxes):
-    if not boxes.machine.cgroup.pids:
-        assert os.environ.get("CI") != "true"
-        pytest.skip("no pids controller here")
-    async with boxes.open(1, Limits(pids=20), None) as box:
-        forks = "import os, time\nfor i in range(30):\n if os.fork() == 0: time.sleep(1000)"
-        result = await box.run(["python3", "-c", forks])
-
-    assert "BlockingIOError" in result.stderr
     assert box.leftovers == []
 
 

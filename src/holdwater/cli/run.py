@@ -65,6 +65,17 @@ class Flags:
     sandbox_memory: Annotated[
         str | None, _in(LIMITS, "For each sandbox; a retry after hitting it gets twice as much")
     ] = None
+    sandbox_disk: Annotated[
+        str | None, _in(LIMITS, "For the files of each sandbox; a retry after hitting it gets twice as much")
+    ] = None
+    sandbox_cpus: Annotated[float | None, _in(LIMITS, "Cores that each sandbox may use at once")] = None
+    sandbox_cpu_seconds: Annotated[
+        float | None, _in(LIMITS, "CPU time of each sandbox's commands, in set-up, acting and grading each")
+    ] = None
+    sandbox_pids: Annotated[int | None, _in(LIMITS, "Processes of each sandbox at once (512)")] = None
+    sandbox_output: Annotated[
+        str | None, _in(LIMITS, "What each sandbox's commands print in set-up, acting and grading (256MiB)")
+    ] = None
     memory: Annotated[
         str | None,
         _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise"),

@@ -56,6 +56,14 @@ class KeptSandbox(Sandbox, Protocol):
     def peak_memory(self) -> int:
         """The most bytes that it used at once; 0 where that is not known."""
 
+    @property
+    def disk(self) -> int:
+        """Bytes that its directory takes, as last measured."""
+
+    @property
+    def peak_disk(self) -> int:
+        """The most bytes that its directory was seen to take."""
+
     async def furnish(self, directory: Path) -> None:
         """Copy a directory of this machine into the working directory."""
 

@@ -175,6 +175,7 @@ class Host:
                 usage=life.usage,
                 memory=life.sandbox.memory if life.sandbox else 0,
                 throttled=life.session.throttled if life.session else False,
+                disk=life.sandbox.disk if life.sandbox else 0,
             )
             for a, life in lives
         )

@@ -103,6 +103,7 @@ class Living(Record, frozen=True):
     usage: Usage = Usage()
     memory: int = 0  # bytes that its sandbox uses
     throttled: bool = False  # a call of it waits for a rate limit
+    disk: int = 0  # bytes that its sandbox's directory takes
 
 
 class Beat(Message, frozen=True):

@@ -173,6 +173,10 @@ def check(config: RunConfig) -> None:
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
+    for name in ("memory", "disk", "cpus", "cpu_seconds", "pids", "output"):
+        value = getattr(config.limits, name)
+        if value is not None and value <= 0:
+            raise BadInput(f"`--sandbox-{name.replace('_', '-')}` must be more than 0: {value:g}")
     check_spending(config)
 
 

@@ -5,6 +5,7 @@ What is decided is decided in `governor/`; this carries it out on the fleet.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -21,6 +22,7 @@ from .fleet import Census, Governed, Use
 from .footprint import Footprint
 
 LOOK_SECONDS = 0.2
+FRESH = 0.05  # seconds: a lease is granted by a reading that is no older
 NEARLY = 0.8  # of a sandbox's limit: from here on it is extended, if there is room
 GROWTH = 1.3
 WORTH_EXTENDING = 4 * MiB
@@ -58,6 +60,7 @@ class Governor:
         self._gate = Gate()
         self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
         self._reclaim = Reclaim()
+        self._read_at = time.monotonic()
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
@@ -74,6 +77,7 @@ class Governor:
         """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
         if self._config.ungoverned:
             return Lease(0)
+        self._refresh()
         memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
         need = Lease(
@@ -144,6 +148,7 @@ class Governor:
         self.census = census = fleet.census()
         self.own = self._footprint.read(census) + self._in_memory(census)
         self.reading = reading = self._meter.read(self.own)
+        self._read_at = time.monotonic()
         for attempt, use in census.uses.items():
             if held := self._held.get(attempt):
                 held.peak = _larger(held.peak, use)
@@ -156,6 +161,15 @@ class Governor:
         self._gate.measured()
         self._allow(fleet)
         fleet.permit(self._gate.memory.leases, max(0, self._gate.memory.room))
+
+    def _refresh(self) -> None:
+        """What set-up or a neighbour has taken since the last look must not be granted."""
+        if time.monotonic() - self._read_at < FRESH:
+            return
+        self._read_at = time.monotonic()
+        self.reading = self._meter.read(self.own)
+        used = {attempt: use.memory for attempt, use in self.census.uses.items()}
+        self._gate.memory.measured(self.reading.holding, used)
 
     def _in_memory(self, census: Census) -> int:
         """Bytes that sandboxes have written to a file system that is memory in truth."""

@@ -80,7 +80,9 @@ class InlineFleet:
     def census(self) -> Census:
         living = self._host.living()
         phases = Counter(str(one.phase) for one in living)
-        uses = {one.attempt: Use(sandbox=one.memory, throttled=one.throttled) for one in living}
+        uses = {
+            one.attempt: Use(sandbox=one.memory, disk=one.disk, throttled=one.throttled) for one in living
+        }
         return Census(workers=0, phases=dict(phases), usage=Census.used(living), uses=uses)
 
     def allow(self, attempt: int, memory: int) -> None:

@@ -40,6 +40,11 @@ class Options(TypedDict, total=False):
     setup_timeout: float | None
     grade_timeout: float | None
     sandbox_memory: int | str | None
+    sandbox_disk: int | str | None
+    sandbox_cpus: float | None
+    sandbox_cpu_seconds: float | None
+    sandbox_pids: int | None
+    sandbox_output: int | str | None
     network: Network | str | None
     scratch: str | Path | None
     keep: Keep | str | None
@@ -87,6 +92,11 @@ def settings(options: Options) -> dict[str, Any]:
         "working": said.pop("working_time", None),
         "grading": said.pop("grade_timeout", None),
         "memory": _size(said.pop("sandbox_memory", None), "--sandbox-memory"),
+        "disk": _size(said.pop("sandbox_disk", None), "--sandbox-disk"),
+        "cpus": said.pop("sandbox_cpus", None),
+        "cpu_seconds": said.pop("sandbox_cpu_seconds", None),
+        "pids": said.pop("sandbox_pids", None),
+        "output": _size(said.pop("sandbox_output", None), "--sandbox-output"),
         "requests": said.pop("max_requests", None),
         "input_tokens": said.pop("max_input_tokens", None),
         "output_tokens": said.pop("max_output_tokens", None),

@@ -162,7 +162,7 @@ class WorkerProcess:
 
     def _use(self, one: Living, living: int) -> Use:
         grown = max(0, self.rss - self._before[one.attempt]) // living
-        return Use(sandbox=one.memory, worker=grown, throttled=one.throttled)
+        return Use(sandbox=one.memory, worker=grown, disk=one.disk, throttled=one.throttled)
 
     def _data(self) -> int:
         """Bytes of its address space that count against the limit."""

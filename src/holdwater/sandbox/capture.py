@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
+KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of all that an attempt's commands print
 
 
 class Capture:
@@ -46,13 +47,13 @@ class Capture:
 class Log:
     """A file that takes a command's output up to `limit` bytes; beyond it a note, and nothing more."""
 
-    def __init__(self, path: Path, limit: int) -> None:
+    def __init__(self, path: Path, limit: int = KEPT_IN_LOG) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.error: OSError | None = None  # kept until the command has ended: its pipes are drained first
         self._file = FileIO(path, "ab")
-        self._room = max(0, limit - self._file.tell())
+        self._room = limit - self._file.tell()
         self._limit = limit
-        self._full = False
+        self._full = self._room < 0  # an earlier command has filled it, and the note is there
 
     def write(self, chunk: bytes) -> None:
         if self._full or self.error is not None:

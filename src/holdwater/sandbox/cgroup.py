@@ -1,6 +1,6 @@
 """Control groups: where this process may make one, one for each attempt, and what the kernel says of it.
 
-Version 1 (memory and pids apart) and version 2. Whoever may make none gets rlimits instead: see `process.py`.
+Version 1 (each controller apart) and version 2. Whoever may make none gets rlimits: see `entrance.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import blake3
@@ -19,6 +19,9 @@ from . import marks
 
 ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
+OURS = "holdwater-"
+PERIOD = 100_000  # microseconds over which a quota of CPU is kept
+UNLIMITED = 1 << 62  # version 1 says so with a number beyond this
 
 
 class CgroupHome(Record, frozen=True):
@@ -27,6 +30,8 @@ class CgroupHome(Record, frozen=True):
     kind: str  # `v1`, `v2`, `none`
     memory: str = ""
     pids: str = ""
+    cpu: str = ""  # where a quota of CPU can be set
+    cpuacct: str = ""  # where CPU time is counted
     why: str = ""  # why not
 
     @property
@@ -37,24 +42,44 @@ class CgroupHome(Record, frozen=True):
 class Cgroup:
     """The group of one attempt."""
 
-    def __init__(self, home: CgroupHome, name: str) -> None:
+    def __init__(self, home: CgroupHome, name: str, cpu: bool = False) -> None:
         self._v2 = home.kind == "v2"
         self._memory = Path(home.memory, name)
-        self.directories = list(
-            dict.fromkeys([self._memory, *([Path(home.pids, name)] if home.pids else [])])
-        )
+        self._pids = Path(home.pids, name) if home.pids else None
+        self._cpu = Path(home.cpu, name) if home.cpu and cpu else None
+        self._cpuacct = Path(home.cpuacct, name) if home.cpuacct and cpu else None
+        places = (self._memory, self._pids, self._cpu, self._cpuacct)
+        self.directories = list(dict.fromkeys(place for place in places if place))
 
     @classmethod
-    def make(cls, home: CgroupHome, name: str, memory: int | None, pids: int | None) -> Cgroup:
-        group = cls(home, name)
+    def make(
+        cls,
+        home: CgroupHome,
+        name: str,
+        memory: int | None,
+        pids: int | None,
+        cpus: float | None = None,
+        cpu: bool = False,
+    ) -> Cgroup:
+        """A group with these limits; with `cpu` it also has a fair share of its own and counts CPU time."""
+        group = cls(home, name, cpu)
         try:
             for directory in group.directories:
                 directory.mkdir(exist_ok=True)
             group._limit(memory, pids)
+            group._limit_cpu(cpus)
         except OSError as e:
             group.remove()
             raise SandboxFailed(f"cannot make a control group: {e}") from e
         return group
+
+    @property
+    def limits_pids(self) -> bool:
+        return self._pids is not None
+
+    @property
+    def counts_cpu(self) -> bool:
+        return self._cpuacct is not None
 
     @property
     def entrances(self) -> list[Path]:
@@ -71,10 +96,31 @@ class Cgroup:
         """How many processes the kernel killed at this group's memory limit so far."""
         return _field(self._memory / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill")
 
+    def pids_hits(self) -> int:
+        """How often a process could not be made because there were as many as there may be."""
+        return _field(self._pids / "pids.events", "max") if self._pids else 0
+
+    def population(self) -> int:
+        """How many processes and threads are in it."""
+        return _number(self._pids / "pids.current") if self._pids else len(self.processes())
+
+    def cpu_seconds(self) -> float:
+        """CPU time that it has used so far."""
+        if self._cpuacct is None:
+            return 0.0
+        if self._v2:
+            return _field(self._cpuacct / "cpu.stat", "usage_usec") / 1e6
+        return _number(self._cpuacct / "cpuacct.usage") / 1e9
+
     def use(self) -> int:
         """Bytes of memory in use, without the page cache."""
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
-        return sum(_field(self._memory / "memory.stat", name) for name in names)
+        return sum(_fields(self._memory / "memory.stat", names))
+
+    def memory_limit(self) -> int | None:
+        """The limit on memory that the kernel holds it to now."""
+        limit = _number(self._memory / ("memory.max" if self._v2 else "memory.limit_in_bytes"))
+        return limit if 0 < limit < UNLIMITED else None
 
     def allow(self, memory: int) -> None:
         """Raise the limit on memory."""
@@ -86,15 +132,17 @@ class Cgroup:
             return  # it keeps what it has
 
     def peak(self) -> int:
-        text = _read(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes")).strip()
-        return int(text) if text.isdigit() else 0
+        """The most memory at once, page cache included."""
+        return _number(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes"))
 
     def kill(self) -> int:
-        """Kill all that is in it, once; how many there were."""
+        """Kill all that is in it, once, and let no new one come; how many there were."""
         found = self.processes()
         if found and self._v2 and (self._memory / "cgroup.kill").exists():
             (self._memory / "cgroup.kill").write_text("1")
         else:
+            for directory in self.directories:
+                close(directory)
             marks.end(found, signal.SIGKILL)
         return len(found)
 
@@ -112,10 +160,18 @@ class Cgroup:
             else:
                 self._set("memory.limit_in_bytes", memory)
                 self._set_where_present("memory.memsw.limit_in_bytes", memory)
-        if pids is not None:
-            for directory in self.directories:
-                if (directory / "pids.max").exists():
-                    (directory / "pids.max").write_text(str(pids))
+        if pids is not None and self._pids and (self._pids / "pids.max").exists():
+            (self._pids / "pids.max").write_text(str(pids))
+
+    def _limit_cpu(self, cpus: float | None) -> None:
+        if cpus is None or self._cpu is None:
+            return
+        quota = max(1000, int(cpus * PERIOD))  # the kernel takes no less
+        if self._v2:
+            (self._cpu / "cpu.max").write_text(f"{quota} {PERIOD}")
+        else:
+            (self._cpu / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (self._cpu / "cpu.cfs_quota_us").write_text(str(quota))
 
     def _set(self, name: str, value: int) -> None:
         (self._memory / name).write_text(str(value))
@@ -127,7 +183,7 @@ class Cgroup:
 
 def prefix(run: str) -> str:
     """What the names of a run's groups begin with; a run's id may hold what a path may not."""
-    return f"holdwater-{blake3.blake3(run.encode()).hexdigest(16)}-"
+    return f"{OURS}{blake3.blake3(run.encode()).hexdigest(16)}-"
 
 
 def left_by(run: str, root: Path = ROOT) -> list[Path]:
@@ -149,6 +205,15 @@ def remove(directory: Path) -> bool:
             raise
         return False
     return True
+
+
+def close(directory: Path) -> None:
+    """Let no process in it make another, where it limits their number: what forks is then killed for good."""
+    try:
+        with (directory / "pids.max").open("r+") as file:
+            file.write("0")
+    except OSError:
+        return  # another controller's, or gone
 
 
 def locate(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
@@ -175,8 +240,18 @@ def _locate_v1(root: Path, groups: dict[str, str]) -> CgroupHome:
     memory = _own_directory(root / "memory", groups["memory"])
     if why := _why_not(memory, "memory.limit_in_bytes"):
         return CgroupHome(kind="v1", why=why)
-    pids = _own_directory(root / "pids", groups.get("pids", "/"))
-    return CgroupHome(kind="v1", memory=str(memory), pids="" if _why_not(pids, "pids.max") else str(pids))
+
+    def found(controller: str, needed: str) -> str:
+        directory = _own_directory(root / controller, groups.get(controller, "/"))
+        return "" if _why_not(directory, needed) else os.path.realpath(directory)  # some share a hierarchy
+
+    return CgroupHome(
+        kind="v1",
+        memory=str(memory),
+        pids=found("pids", "pids.max"),
+        cpu=found("cpu", "cpu.cfs_quota_us"),
+        cpuacct=found("cpuacct", "cpuacct.usage"),
+    )
 
 
 def _locate_v2(root: Path, own: str) -> CgroupHome:
@@ -185,16 +260,26 @@ def _locate_v2(root: Path, own: str) -> CgroupHome:
     for group in _upwards(root, _own_directory(root, own)):
         why = _why_not(group, "memory.max")
         if not why:
-            return CgroupHome(kind="v2", memory=str(group), pids=str(group))
+            place = str(group)
+            pids = "" if _why_not(group, "pids.max") else place
+            cpu = "" if _why_not(group, "cpu.max") else place
+            return CgroupHome(kind="v2", memory=place, pids=pids, cpu=cpu, cpuacct=place)
         if _read(group / "memory.max").strip() not in ("", "max"):
             break
     return CgroupHome(kind="v2", why=why)
 
 
 def _own_directory(root: Path, own: str) -> Path:
-    """In a container the hierarchy may be mounted from its own group, and the path be the host's."""
+    """In a container the hierarchy may be mounted from its own group, and the path be the host's.
+
+    A worker may be in a group that was made for it alone: then it is the one around that.
+    """
     directory = root / own.lstrip("/")
-    return directory if ".." not in directory.parts and directory.is_dir() else root
+    if ".." in directory.parts or not directory.is_dir():
+        return root
+    while directory != root and directory.name.startswith(OURS):
+        directory = directory.parent
+    return directory
 
 
 def _upwards(root: Path, group: Path) -> Iterator[Path]:
@@ -206,7 +291,7 @@ def _upwards(root: Path, group: Path) -> Iterator[Path]:
 
 def _why_not(parent: Path, needed: str) -> str:
     """Why no group with the file `needed` can be made in `parent`; empty if it can."""
-    trial = parent / f"holdwater-probe-{os.getpid()}"
+    trial = parent / f"{OURS}probe-{os.getpid()}"
     try:
         trial.mkdir()
     except OSError as e:
@@ -222,15 +307,28 @@ def _why_not(parent: Path, needed: str) -> str:
 
 
 def _read(path: Path) -> str:
+    """Some of these are read five times a second: no more calls than it takes."""
     try:
-        return path.read_text()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""  # gone, or not given to us: the same as nothing in it
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _number(path: Path) -> int:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else 0
 
 
 def _field(path: Path, name: str) -> int:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
+    return sum(_fields(path, (name,)))
+
+
+def _fields(path: Path, names: Collection[str]) -> list[int]:
+    rows = (line.partition(" ") for line in _read(path).splitlines())
+    return [int(value) for name, _, value in rows if name in names]

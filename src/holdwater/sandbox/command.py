@@ -7,6 +7,7 @@ hold up by keeping a pipe open. What it may see and use is decided in `process.p
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,15 +18,16 @@ from typing import Any
 
 import msgspec
 
-from ..core.errors import SandboxFailed
+from ..core.errors import AttemptError, SandboxFailed
 from . import marks
 from .capture import Capture, Log
+from .entrance import NOT_ENTERED
 
-CHUNK = 64 * 1024
+CHUNK = 64 * 1024  # bytes of one stream that are read in one turn of the event loop, whatever is printed
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LINGER = 1.0  # seconds that the last output of an ended command may take
 GONE = 5.0  # seconds for killed processes to be gone
-NOT_ENTERED = 125  # the status of the wrapper when it could not enter the control group
+PR_SET_CHILD_SUBREAPER = 36  # of `linux/prctl.h`
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -36,6 +38,16 @@ class Launch(msgspec.Struct, frozen=True):
     cwd: str
     marks: Mapping[str, str]
     confined: bool  # in bubblewrap: its tree ends with it
+    printed: Callable[[int], AttemptError | None]  # takes how many bytes more, and says when that is too much
+    population: Callable[[], int]  # how many processes there are in its sandbox
+
+
+def adopt_orphans() -> None:
+    """Have this process reap what bubblewrap leaves: until then it counts as a process of its sandbox.
+
+    Otherwise that is the first process of the machine or container, and many a one is slow or never does.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Command:
@@ -43,15 +55,19 @@ class Command:
         self.stdout = Capture(log)
         self.stderr = Capture(log)
         self.timed_out = False
+        self.stopped: AttemptError | None = None  # why it was stopped before its end
+        self.left = 0  # processes of the sandbox when it had exited, unless the kernel was faster
         self.seconds = 0.0
         self._launch = launch
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
+        self._over = asyncio.Event()  # it has exited, or was stopped
         self._silent = asyncio.Event()  # both pipes have ended
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
         self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
         self._pipes: set[int] = set()
+        self._init: int | None = None  # a pidfd of the first process of the namespace
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
         self._process = self._start()
@@ -59,14 +75,23 @@ class Command:
     async def finish(self, timeout: float | None) -> int:
         """Wait for its end, at most `timeout` seconds; its exit status. Nothing of it runs on afterwards."""
         try:
-            if await _within(timeout, self._exited):
-                await _within(LINGER, self._silent)
-            else:
+            if not await _within(timeout, self._over):
                 self.timed_out = True
                 await self._terminate()
+            elif self.stopped is None:
+                await _within(LINGER, self._silent)
         finally:
             await finish_anyway(self.kill())
         return self._exit_code()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self, error: AttemptError) -> None:
+        """Have `finish` kill it at once; `error` says why."""
+        self.stopped = self.stopped or error
+        self._over.set()
 
     async def kill(self) -> None:
         """End the whole tree, whatever it does."""
@@ -79,6 +104,7 @@ class Command:
         for event in (self._exited, self._silent, self._gone):
             await _within(GONE, event)
         self.seconds = time.monotonic() - self._started
+        self._reap_orphan()
         for fd in list(self._open):
             self._close(fd)
         self._process.poll()  # reaped last: until here its pid and its process group are its own
@@ -145,6 +171,8 @@ class Command:
             return
         if chunk:
             capture.feed(chunk)
+            if error := self._launch.printed(len(chunk)):
+                self.stop(error)
             return
         self._close(fd)
         self._pipes.discard(fd)
@@ -153,7 +181,9 @@ class Command:
 
     def _on_exit(self, fd: int) -> None:
         self._close(fd)
+        self.left = self._launch.population()
         self._exited.set()
+        self._over.set()
 
     def _on_report(self, fd: int) -> None:
         try:
@@ -162,25 +192,34 @@ class Command:
             return
         if not chunk:
             self._close(fd)
-            if b"child-pid" not in self._status:
+            if b"\n" not in self._status:
                 self._gone.set()
             return
-        first = not self._status
+        told = b"\n" in self._status
         self._status += chunk
-        if first:
+        if not told and b"\n" in self._status:  # it writes the first line in pieces
             self._watch_namespace()
 
     def _watch_namespace(self) -> None:
         """The first process of the namespace outlives bubblewrap for a moment: know when it is gone."""
         try:
             init = msgspec.json.decode(self._status.splitlines()[0])["child-pid"]
-            self._add(os.pidfd_open(init), self._on_gone)
+            self._init = os.pidfd_open(init)
+            self._add(self._init, self._on_gone)
         except (OSError, ValueError, KeyError):
             self._gone.set()
 
     def _on_gone(self, fd: int) -> None:
-        self._close(fd)
+        self._loop.remove_reader(fd)  # kept open: it is to be reaped
         self._gone.set()
+
+    def _reap_orphan(self) -> None:
+        if self._init is None:
+            return
+        try:
+            os.waitid(os.P_PIDFD, self._init, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return  # another adopted it
 
     def _close(self, fd: int) -> None:
         if fd in self._open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,9 +15,37 @@ from pathlib import Path
 RUN = "HOLDWATER_RUN"
 ATTEMPT = "HOLDWATER_ATTEMPT"
 COMMAND = "HOLDWATER_COMMAND"
+OF_ATTEMPT = f"{ATTEMPT}=".encode()
 
 LOOK_AGAIN = 0.002  # seconds
 LONGEST_ENVIRON = 1024 * 1024
+FRESH = 0.5  # seconds for which what a roll has found is still good
+
+
+class Roll:
+    """Which attempt of a run each process belongs to: looked up once for all who ask within a while."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._found: dict[str, list[int]] = {}  # bound: the processes of the run's sandboxes
+        self._at = -FRESH
+
+    def of(self, attempt: str) -> list[int]:
+        """The processes of an attempt. Blocks."""
+        with self._lock:
+            if time.monotonic() > self._at + FRESH:
+                self._found = self._call()
+                self._at = time.monotonic()
+            return self._found.get(attempt, [])
+
+    def _call(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for pid in carrying({RUN: self._run}):
+            environ = _environ(pid)
+            attempt = next((row.partition(b"=")[2] for row in environ if row.startswith(OF_ATTEMPT)), b"")
+            found.setdefault(attempt.decode(errors="replace"), []).append(pid)
+        return found
 
 
 def carrying(marks: Mapping[str, str]) -> list[int]:
@@ -37,12 +66,23 @@ def kill_all(marks: Mapping[str, str], seconds: float = 2.0) -> int:
     """Kill every process that carries `marks` and wait until they are gone; how many there were. Blocks."""
     killed: set[int] = set()
     until = time.monotonic() + seconds
-    while found := signal_all(marks, signal.SIGKILL):  # again: one may have forked while we looked
+    while found := _stopped(marks, until):  # again: one may have come while we looked
         killed |= found
+        signal_all(marks, signal.SIGKILL)
         if time.monotonic() > until:
             break
         time.sleep(LOOK_AGAIN)
     return len(killed)
+
+
+def _stopped(marks: Mapping[str, str], until: float) -> set[int]:
+    """Stop all before the first is killed: what forks without end would fill each place that becomes free."""
+    stopped: set[int] = set()
+    while (found := signal_all(marks, signal.SIGSTOP)) - stopped:
+        stopped |= found
+        if time.monotonic() > until:
+            break
+    return stopped
 
 
 def end(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
@@ -89,12 +129,16 @@ def _ancestors() -> set[int]:
 
 
 def _carries(pid: int, wanted: list[bytes]) -> bool:
+    environ = _environ(pid)
+    return all(mark in environ for mark in wanted)
+
+
+def _environ(pid: int) -> list[bytes]:
     try:
         with Path(f"/proc/{pid}/environ").open("rb") as file:
-            environ = file.read(LONGEST_ENVIRON).split(b"\0")
+            return file.read(LONGEST_ENVIRON).split(b"\0")
     except OSError:
-        return False
-    return all(mark in environ for mark in wanted)
+        return []
 
 
 def _signal(pid: int, number: int, wanted: list[bytes]) -> bool:

@@ -62,7 +62,13 @@ def probe() -> Machine:
 def findings(machine: Machine | None = None) -> list[Finding]:
     """What `machine` gives, in plain words."""
     machine = machine or probe()
-    return [_on_bubblewrap(machine), _on_network(machine), _on_cgroup(machine), _on_user(machine)]
+    return [
+        _on_bubblewrap(machine),
+        _on_network(machine),
+        _on_cgroup(machine),
+        *_on_limits(machine),
+        _on_user(machine),
+    ]
 
 
 def _on_bubblewrap(machine: Machine) -> Finding:
@@ -90,14 +96,56 @@ def _on_network(machine: Machine) -> Finding:
 def _on_cgroup(machine: Machine) -> Finding:
     home = machine.cgroup
     if home.usable:
-        note = "" if home.pids else "the number of processes is not limited: there is no pids controller"
-        return Finding(what="control groups", value=f"{home.kind}, one for each attempt", note=note)
+        return Finding(what="control groups", value=f"{home.kind}, one for each attempt")
     return Finding(
         what="control groups",
         value=f"not used: {home.why}",
-        note="the memory limit holds for each process, not for a sandbox as a whole; its peak is not known "
-        "and the number of processes is not limited. "
+        note="the limits on sandboxes are weaker, as said below. "
         "hint: run as root, or in a delegated group, such as `systemd-run --user --scope -p Delegate=yes`",
+    )
+
+
+def _on_limits(machine: Machine) -> list[Finding]:
+    """Which limits on a sandbox hold here, and how."""
+    return [
+        _on_memory(machine.cgroup.usable),
+        _on_cpu(machine.cgroup),
+        _on_pids(machine),
+        Finding(what="sandbox disk", value="watched; a single file by rlimit"),
+        Finding(what="sandbox output", value="counted as it is read"),
+    ]
+
+
+def _on_memory(grouped: bool) -> Finding:
+    if grouped:
+        return Finding(what="sandbox memory", value="enforced by a control group")
+    return Finding(
+        what="sandbox memory",
+        value="watched each second; each process by rlimit",
+        note="what many processes take within a second is seen only then",
+    )
+
+
+def _on_cpu(home: CgroupHome) -> Finding:
+    cores = "cores enforced by a control group" if home.cpu else "cores not limited"
+    seconds = "watched in a control group" if home.cpuacct else "for each process by rlimit"
+    note = "" if home.cpu else "a sandbox can use every core: there is no cpu controller"
+    return Finding(what="sandbox cpu", value=f"{cores}; CPU time {seconds}", note=note)
+
+
+def _on_pids(machine: Machine) -> Finding:
+    if machine.cgroup.pids:
+        return Finding(what="sandbox pids", value="enforced by a control group")
+    if machine.root:
+        return Finding(
+            what="sandbox pids",
+            value="not limited",
+            note="there is no pids controller, and no rlimit holds for root. hint: run as an ordinary user",
+        )
+    return Finding(
+        what="sandbox pids",
+        value="by rlimit, with all that this user runs",
+        note="there is no pids controller: that the limit was hit is not known, the command just fails",
     )
 
 

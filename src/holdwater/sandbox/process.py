@@ -1,6 +1,7 @@
 """The embedded sandbox: a process tree with a directory of its own, in bubblewrap where that works.
 
-It decides what a command sees, carries and may use; `command.py` runs it, `changes.py` keeps its work.
+It decides what a command sees, carries and may use; `command.py` runs it, `watch.py` keeps it to its limits,
+`changes.py` keeps its work.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from typing import TypeVar
 import msgspec
 
 from ..core.config import Network
-from ..core.errors import AttemptOver, BadInput, ResourceExhausted, RunFailed, SandboxFailed
+from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Salvage
-from . import beneath, bubblewrap, changes, marks
+from . import beneath, bubblewrap, changes, marks, quota
 from .capture import Log
 from .cgroup import Cgroup, prefix
-from .command import NOT_ENTERED, Command, Launch, finish_anyway
+from .command import Command, Launch, adopt_orphans, finish_anyway
+from .entrance import entrance
 from .places import Places
 from .probe import SYSTEM_PATH, Machine, probe
 from .remove import FULL, remove_tree
+from .watch import Counts, Watch
 
 T = TypeVar("T")
 
@@ -64,6 +67,9 @@ class ProcessSandboxes:
         self.network = network
         self.path = path
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
+        if self.machine.bwrap:
+            adopt_orphans()
+        self.roll = marks.Roll(run)
         self._hide = hide
         self.show = tuple(os.path.realpath(path) for path in show)
 
@@ -97,7 +103,6 @@ class ProcessSandbox:
         self.leftovers: list[str] = []  # what closing could not clean, a handful at most
         self._sandboxes = sandboxes
         self._attempt = attempt
-        self._limits = limits
         self._gateway = gateway
         self._directory = sandboxes.scratch / str(attempt)
         self._work = str(self._directory / "work")  # of this machine, as all directories here
@@ -105,10 +110,8 @@ class ProcessSandbox:
         self._tmp = str(self._directory / "tmp")
         self._made = False
         self._closed = False
-        self._group: Cgroup | None = None
-        self._peak = 0
         self._commands = 0
-        self._running: set[Command] = set()  # bounded by the callers: one each
+        self._watch = Watch(str(self._directory), limits, sandboxes.threads, self._processes)
 
     async def __aenter__(self) -> ProcessSandbox:
         return self
@@ -126,18 +129,24 @@ class ProcessSandbox:
 
     @property
     def memory(self) -> int:
-        """Bytes that its processes use now; 0 where there is no control group."""
-        return self._group.use() if self._group else 0
+        return self._watch.memory
 
     def allow(self, memory: int) -> None:
-        self._limits = msgspec.structs.replace(self._limits, memory=memory)
-        if self._group:
-            self._group.allow(memory)
+        self._watch.limits = msgspec.structs.replace(self._watch.limits, memory=memory)
+        if self._watch.group:
+            self._watch.group.allow(memory)
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that it used at once, in bytes; 0 where there is no control group."""
-        return max(self._peak, self._group.peak() if self._group else 0)
+        return self._watch.peak_memory
+
+    @property
+    def disk(self) -> int:
+        return self._watch.disk
+
+    @property
+    def peak_disk(self) -> int:
+        return self._watch.peak_disk
 
     async def run(
         self,
@@ -149,21 +158,16 @@ class ProcessSandbox:
     ) -> CommandResult:
         self._prepare()
         launch = self._launch(command, env or {})
-        kills = self._group.oom_kills() if self._group else 0
-        kept = Log(log, self._limits.output) if log else None
+        before = self._watch.counts()
+        kept = Log(log) if log else None
         try:
             running = Command(launch, kept, self._sandboxes.threads)
-            self._running.add(running)
-            try:
+            async with self._watch.over(running):
                 code = await running.finish(timeout)
-            finally:
-                self._running.discard(running)
         finally:
             if kept:
                 kept.close()
-        if self._closed:
-            raise AttemptOver("the attempt has ended")
-        self._check(running, code, kills)
+        await self._check(running, code, before)
         if kept and kept.error:
             raise kept.error
         return CommandResult(
@@ -186,6 +190,7 @@ class ProcessSandbox:
     async def write(self, path: str, content: str | bytes) -> None:
         self._prepare()
         content = content.encode() if isinstance(content, str) else content
+        await self._watch.admit(len(content))
         with _naming(path):
             steps = self._places.steps(path)
             if len(content) <= SMALL:
@@ -195,6 +200,8 @@ class ProcessSandbox:
 
     async def furnish(self, directory: Path) -> None:
         self._prepare()
+        if self._watch.limits.disk:
+            await self._watch.admit(await self._in_thread(quota.used, str(directory)))
         try:
             await self._in_thread(
                 lambda: shutil.copytree(directory, self._work, symlinks=True, dirs_exist_ok=True)
@@ -204,16 +211,21 @@ class ProcessSandbox:
 
     async def mark(self) -> None:
         if self._made:
+            await self._watch.begin_phase()
             await self._in_thread(changes.mark, self._work, self._manifest)
 
     async def salvage(self, into: Path) -> Salvage | None:
         if not self._made:
             return None
+        await self._watch.begin_phase()
         return await self._in_thread(changes.salvage, self._work, self._manifest, into)
 
     async def restore(self, source: Path) -> None:
         self._prepare()
         await self._in_thread(changes.restore, self._work, source)
+        await self._watch.measure_disk()
+        if error := self._watch.disk_over():
+            raise error
 
     @property
     def _manifest(self) -> Path:
@@ -249,10 +261,16 @@ class ProcessSandbox:
             failure = RunFailed if e.errno in FULL else SandboxFailed
             raise failure(f"cannot make a sandbox's directory: {e}", kind="disk") from e
         self._made = True
-        home, limits = self._sandboxes.machine.cgroup, self._limits
-        if home.usable and (limits.memory or limits.pids):
+        home, limits = self._sandboxes.machine.cgroup, self._watch.limits
+        if home.usable:
             name = f"{prefix(self._sandboxes.run)}{self._attempt}"
-            self._group = Cgroup.make(home, name, limits.memory, limits.pids)
+            self._watch.group = Cgroup.make(home, name, limits.memory, limits.pids, limits.cpus, cpu=True)
+
+    def _processes(self, commands: list[int]) -> list[int]:
+        """The tree of these commands. Blocks."""
+        if self._sandboxes.machine.bwrap:
+            return [pid for command in commands for pid in marks.descendants(command)]
+        return self._sandboxes.roll.of(str(self._attempt))
 
     def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
         self._commands += 1
@@ -272,13 +290,24 @@ class ProcessSandbox:
             else self._program(command, environment["PATH"])
         )
 
-        def complete(status: int) -> list[str]:
-            if not bwrap:
-                return [*self._entrance(), *argv]
-            hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
-            return [*self._entrance(), *bubblewrap.confine(bwrap, self._view, hidden, status, argv)]
+        watch = self._watch
 
-        return Launch(complete, environment, self._work, carried, confined=bool(bwrap))
+        def complete(status: int) -> list[str]:
+            enter = entrance(watch.group, watch.limits, self._sandboxes.machine.root)
+            if not bwrap:
+                return [*enter, *argv]
+            hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
+            return [*enter, *bubblewrap.confine(bwrap, self._view, hidden, status, argv)]
+
+        return Launch(
+            argv=complete,
+            env=environment,
+            cwd=self._work,
+            marks=carried,
+            confined=bool(bwrap),
+            printed=watch.printed,
+            population=watch.population,
+        )
 
     @cached_property
     def _view(self) -> bubblewrap.View:
@@ -290,21 +319,6 @@ class ProcessSandbox:
             shares_network=self._sandboxes.network is Network.HOST,
             gateway=str(self._gateway) if self._gateway else None,
         )
-
-    def _entrance(self) -> list[str]:
-        """A shell that enters the control group and then becomes the command: never a moment outside it."""
-        entrances = self._group.entrances if self._group else []
-        memory = self._limits.memory
-        data = memory // 1024 if memory and not self._group else "unlimited"  # not what its worker has
-        rlimit = f"ulimit -S -d {data}; "
-        script = (
-            "{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; "  # taken before the worker
-            'n=$1; shift; while [ "$n" -gt 0 ]; do '
-            '{ echo $$ >"$1"; } 2>/dev/null || '
-            f'{{ echo "holdwater: cannot enter $1" >&2; exit {NOT_ENTERED}; }}; '
-            f'shift; n=$((n-1)); done; ulimit -c 0; {rlimit}exec "$@"'
-        )
-        return ["/bin/sh", "-c", script, "sh", str(len(entrances)), *map(str, entrances)]
 
     def _shell_line(self, line: str) -> list[str]:
         shell = self._sandboxes.shell
@@ -320,11 +334,12 @@ class ProcessSandbox:
             raise SandboxFailed(f"no such program in the sandbox: `{argv[0]}`", kind="missing", again=False)
         return list(argv)
 
-    def _check(self, command: Command, code: int, kills: int) -> None:
-        if self._group and self._group.oom_kills() > kills:
-            memory = self._limits.memory
-            at = f"at {memory // MiB} MiB" if memory else "by the machine, out of memory"
-            raise ResourceExhausted(f"killed {at}: sandbox memory")
+    async def _check(self, command: Command, code: int, before: Counts) -> None:
+        """Raise what ended the command, if that was not itself."""
+        self._check_open()
+        if error := self._watch.blame(command, code, before) or await self._watch.blame_disk(code):
+            raise error
+        self._check_open()
         if code and (space := os.statvfs(self._directory)).f_bavail * space.f_frsize < LEAST_ROOM:
             raise RunFailed("the sandboxes' disk is full", "make space, then `holdwater resume`", kind="disk")
         if not command.started():
@@ -337,7 +352,7 @@ class ProcessSandbox:
         try:
             async with asyncio.timeout(CLOSING):
                 async with asyncio.TaskGroup() as tasks:
-                    for command in list(self._running):
+                    for command in list(self._watch.commands):
                         tasks.create_task(command.kill())
                 await self._in_thread(self._clear)
         except TimeoutError:
@@ -349,20 +364,19 @@ class ProcessSandbox:
         """Kill what is left of the tree, and remove the directory and the group. Blocks."""
         if self._commands and not self._sandboxes.machine.bwrap:
             marks.kill_all(self._marks)
-        if self._group:
-            self._empty(self._group)
+        if group := self._watch.group:
+            self._watch.leave_group()
+            self._empty(group)
         if left := remove_tree(self._directory):
             self.leftovers.append(f"not removed: {left}")
 
     def _empty(self, group: Cgroup) -> None:
-        self._peak = group.peak()
         until = time.monotonic() + EMPTYING
         while group.kill() or not group.remove():
             if time.monotonic() > until:
                 self.leftovers.append(f"control group not removed: {group.directories[0]}")
                 break
             time.sleep(0.002)
-        self._group = None
 
 
 @contextmanager

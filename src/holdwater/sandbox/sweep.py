@@ -39,6 +39,7 @@ def sweep(run: str, scratch: Path) -> Swept:
 def _empty(group: Path) -> int:
     """Kill those that hid their marks; how many there were."""
     until = time.monotonic() + SECONDS
+    cgroup.close(group)
     killed: set[int] = set()
     while not cgroup.remove(group) and time.monotonic() < until:
         found = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}

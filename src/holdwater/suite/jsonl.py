@@ -42,6 +42,8 @@ class RowLimits(Record, frozen=True):
     disk: Count | str | None = None
     pids: Count | None = None
     output: Count | str | None = None
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    cpu_seconds: Seconds | None = None
 
 
 class Row(Record, frozen=True):
