@@ -30,6 +30,7 @@ from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.duty import Duty
 from ..rollout.host import FULL, socket_prefix
+from ..rollout.lag import Lag
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
@@ -137,9 +138,10 @@ async def _conduct(
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
+        lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, fleet))
-        with signals.answered(scheduler.drain, scheduler.leave):
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, fleet, lag))
+        with lag, signals.answered(scheduler.drain, scheduler.leave):
             try:
                 await scheduler.run(fleet, (gauge, budget, *given.duties))
             finally:
@@ -171,7 +173,7 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
 
 
 def _gauger(
-    ledger: Ledger, scheduler: Scheduler, governor: Governor, fleet: Fleet
+    ledger: Ledger, scheduler: Scheduler, governor: Governor, fleet: Fleet, lag: Lag
 ) -> Callable[[], Awaitable[None]]:
     """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
 
@@ -189,7 +191,7 @@ def _gauger(
                 memory_limit=min(reading.bound.limit, memory + reading.bound.room),
                 disk_free=disk.free,
                 disk_total=disk.total,
-                lag=census.lag,
+                lag=max(census.lag, lag.take()),
                 phases=census.phases,
                 pressure=reading.pressure,
                 oom_kills=reading.oom_kills,

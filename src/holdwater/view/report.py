@@ -22,6 +22,7 @@ INSTANCE, WHAT = "instance", "what happened"
 COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
 ROOMY = ("tokens", WHAT)  # left out below WIDE columns
 WIDE = 76
+LATE = 0.1  # seconds of lag of an event loop: a call that came meanwhile may have felt it
 
 
 def render_report(summary: Summary, reader: Reader) -> RenderableType:
@@ -112,6 +113,8 @@ def totals(summary: Summary, seen: Survey) -> Table:
         facts.add_row("saved", Text(saved(summary.saved)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
+    if summary.lag_max > LATE:
+        facts.add_row("lag", Text(f"{summary.lag_max:.2f} s, the longest that an event loop was late"))
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))
