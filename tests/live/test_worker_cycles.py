@@ -1,4 +1,4 @@
-"""However an attempt ends, nothing of it waits for a collection: it is freed when the last one lets go of it."""
+"""However an attempt ends, nothing of it waits for a collection: it is freed when the last lets go of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.point import COUNT, QUICK, suite
@@ -23,7 +23,7 @@ NEVER = 100.0  # seconds: longer than any limit here
 class History:
     """Something large that an agent keeps while it acts, and that can be watched."""
 
-    made: weakref.WeakSet[History] = weakref.WeakSet()
+    made: ClassVar[weakref.WeakSet[History]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.messages = [{"role": "user", "content": "x" * 100_000}]

@@ -14,9 +14,9 @@ from .allocator import resident
 
 ENOUGH = 16 * MiB  # of growth, when an attempt has ended since the last collection
 MUCH = 64 * MiB  # of growth, when none has; or a quarter of the whole, if that is more
-TOO_MUCH = 256 * MiB  # of growth: no waiting for an idle moment
-WAIT = 5.0  # seconds that it waits for one at most
-IDLE = 0.2  # of the loop's time: below this a moment is idle
+TOO_MUCH = 96 * MiB  # of growth: no waiting for an idle moment
+WAIT = 2.0  # seconds that it waits for one at most
+IDLE = 0.3  # of the loop's time: below this a moment is idle
 _NEVER = 1 << 30
 
 
