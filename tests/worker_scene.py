@@ -17,7 +17,7 @@ import msgspec
 from tests.scene import SOURCE
 
 from holdwater.core.config import RunConfig
-from holdwater.core.records import Attempt, Instance, MiB
+from holdwater.core.records import Attempt, Instance
 from holdwater.ledger.directory import RunDirectory
 from holdwater.rollout.wire import (
     Beat,
@@ -33,14 +33,9 @@ from holdwater.rollout.wire import (
     Welcome,
     frame,
 )
-from holdwater.run.allocator import jemalloc, settings
+from holdwater.run.allocator import GLIBC_BOUNDS, jemalloc, settings
 
 M = TypeVar("M", bound=ToConductor)
-GLIBC = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-}
 WORKER = """
 import ctypes, os, sys
 from holdwater.rollout import worker
@@ -55,9 +50,6 @@ def raising():
 
 def missing():
     ctypes.CDLL(None).no_libc_has_this(0)
-
-def nothing():
-    os.write(int(sys.argv[3]), b".")
 
 worker.main({give_back})
 """
@@ -150,7 +142,7 @@ async def working(
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(theirs.fileno()), str(os.getpid()), str(trim)],
         pass_fds=(theirs.fileno(), trim),
-        env={**env, **(settings(env) if allocator == "jemalloc" else GLIBC)},
+        env={**env, **(settings(env) if allocator == "jemalloc" else GLIBC_BOUNDS)},
     )
     theirs.close()
     os.close(trim)
@@ -182,6 +174,3 @@ def trimmed(trims: int) -> int:
 def needs(allocator: str) -> str:
     """Why a test of this allocator cannot be made here; nothing if it can."""
     return "libjemalloc is not installed" if allocator == "jemalloc" and jemalloc() is None else ""
-
-
-__all__ = ["MiB", "Worker", "needs", "trimmed", "working"]

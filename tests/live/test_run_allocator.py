@@ -19,9 +19,7 @@ from holdwater.run import allocator
 from holdwater.run.allocator import asked, jemalloc, measured, settings
 from holdwater.run.process import WorkerProcess
 
-ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {
-    "PYTHONPATH": str(SOURCE)
-}
+ENV = {"PATH": os.defpath, "PYTHONPATH": str(SOURCE)}
 OURS = ("LD_PRELOAD", "MALLOC_")
 SUITE = """
 import os
@@ -109,9 +107,8 @@ def test_neither_sandboxes_nor_children_of_a_worker_get_them(tmp_path: Path) -> 
 async def test_a_worker_that_has_another_than_was_asked_for_is_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        allocator, "jemalloc", lambda: str(tmp_path / "libjemalloc.so.2")
-    )  # which is not there
+    missing = str(tmp_path / "libjemalloc.so.2")
+    monkeypatch.setattr(allocator, "jemalloc", lambda: missing)
     heard = await told_by_a_worker(tmp_path)
 
     assert [message.allocator for message in heard if isinstance(message, Ready)] == ["glibc"]

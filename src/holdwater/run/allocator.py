@@ -26,7 +26,7 @@ _JEMALLOC = {
     JEMALLOC_CONF: "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,narenas:2,retain:false",
 }
 # glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
-_GLIBC = {
+GLIBC_BOUNDS = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # above what a socket reads at once, or each read faults in pages
     "MALLOC_TRIM_THRESHOLD_": "1048576",
@@ -49,7 +49,7 @@ def settings(env: Mapping[str, str]) -> dict[str, str]:
         return {}
     library = None if _tunes_glibc(env) else jemalloc()
     if library is None:
-        return {name: value for name, value in _GLIBC.items() if name not in env}
+        return {name: value for name, value in GLIBC_BOUNDS.items() if name not in env}
     preload = f"{before} {library}" if (before := env.get(PRELOAD, "")) else library
     return {PRELOAD: preload, **{name: value for name, value in _JEMALLOC.items() if name not in env}}
 
