@@ -24,7 +24,7 @@ from gateway_proxies import Listening
 from launch import HERE, MODEL
 from raw_http import Connection, request_head
 
-from holdwater.run.process import ALLOCATOR
+from holdwater.run.allocator import settings
 
 MESSAGE = 4_000  # bytes of a message in a long history
 SAID = 400  # bytes that each turn adds
@@ -250,7 +250,7 @@ def bare(port: int) -> Iterator[Contender]:
 def ours(port: int, sessions: int, directory: Path) -> Iterator[Contender]:
     """With the allocator's settings that a worker has."""
     command = ["gateway_proxies.py", "ours", str(port), str(sessions), str(directory)]
-    with started(command, ALLOCATOR) as (line, pid):
+    with started(command, settings(os.environ)) as (line, pid):
         yield Contender("holdwater", msgspec.json.decode(line, type=Listening), pid)
 
 

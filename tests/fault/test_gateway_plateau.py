@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.scene import SOURCE
 
-from holdwater.run.process import ALLOCATOR
+from holdwater.run.allocator import settings
 
 CONNECTIONS = 64
 SIZE = 1_000_000  # bytes of a request
@@ -160,7 +160,7 @@ async def gateway(place: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pr
         *(sys.executable, "-c", GATEWAY, str(port), str(place)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **ALLOCATOR, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, **settings(os.environ), "PYTHONPATH": str(SOURCE)},
     )
     try:
         yield process

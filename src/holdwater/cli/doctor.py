@@ -42,7 +42,7 @@ def doctor(*, json: Flag = False) -> int:
 def examine() -> list[Finding]:
     from ..sandbox import probe
 
-    return [on_python(), on_cpu(), *on_memory_and_disk(), on_files(), *probe.findings()]
+    return [on_python(), on_cpu(), *on_memory_and_disk(), on_allocator(), on_files(), *probe.findings()]
 
 
 def on_python() -> Finding:
@@ -131,6 +131,26 @@ def on_disk(disk: Disk) -> Finding:
     else:
         note = ""
     return Finding(what="disk", value=f"{room} for {', '.join(disk.names)} at `{disk.path}`", note=note)
+
+
+def on_allocator() -> Finding:
+    """What workers are started with, tried: what some work leaves in a process with it, and without."""
+    from ..run.allocator import asked, measured, settings
+    from ..run.config import environment
+    from ..sandbox.probe import Finding
+    from ..view.figures import size
+
+    env = environment().inherited
+    chosen = settings(env)
+    found, without = measured({**env, **chosen}, trimmed=True), measured(env, trimmed=False)
+    if found is None or without is None:
+        return Finding(what="allocator", value=asked(chosen) or "as it is", note="not measured")
+    left = f"{size(found.rest)} stay of {size(found.peak)} in a quiet worker"
+    value = f"{found.allocator}: {left}; {size(without.rest)} as it comes"
+    if asked(chosen) not in ("", found.allocator):
+        return Finding(what="allocator", value=value, note=f"`{asked(chosen)}` was asked for and ignored")
+    hint = "busy workers give less memory back. hint: install the package `libjemalloc2`"
+    return Finding(what="allocator", value=value, note="" if found.allocator == "jemalloc" else hint)
 
 
 def on_files() -> Finding:

@@ -132,6 +132,25 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
     return Failure(where=otherwise.where, kind="exception", message=_told(error), phase=phase)
 
 
+def let_go(error: BaseException) -> None:
+    """Part an error that has been dealt with, and what it came from, from the frames that they went through.
+
+    A frame that knows the task which failed, or keeps the error, is held by it in turn: a cycle, in which
+    everything that the frames know would stay until a full collection.
+    """
+    pending: list[BaseException] = [error]
+    seen: set[int] = set()  # bound: the errors that this one came from, and which may go round
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        pending += [other for other in (one.__cause__, one.__context__) if other is not None]
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions
+
+
 def escaped(text: str) -> str:
     """`text` as it can be written down: what has no UTF-8, as in a file name of odd bytes, is escaped."""
     return text.encode("utf-8", "backslashreplace").decode()

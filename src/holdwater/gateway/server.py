@@ -65,6 +65,8 @@ class Gateway:
         self.url = ""
         self.sessions: dict[str, Session] = {}  # by key; an entry lives as long as its scope
         self.relay = Relay(upstream, model, Admission(admitted_bytes), body_cap, keep_alive, terms.sampling)
+        self.calls = 0  # that came so far
+        self.serving = 0  # of them, those in flight
         self._terms = terms
         self.on_failed_cleanup: Callable[[str], None] = _nothing
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
@@ -139,6 +141,8 @@ class Gateway:
 
     async def _call(self, request: web.BaseRequest, session: Session, asked: Route) -> web.StreamResponse:
         dialect = asked.dialect
+        self.calls += 1
+        self.serving += 1
         try:
             async with session.call():
                 if asked.kind is Kind.COUNT:
@@ -157,6 +161,8 @@ class Gateway:
             return refusal(dialect, 400, f"the request cannot be read: {error}")
         except RecordFailed as error:
             return refusal(dialect, 500, error.message, "record")
+        finally:
+            self.serving -= 1
 
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""

@@ -251,6 +251,11 @@ class Book:
 
     def gauge(self, gauge: Gauge) -> None:
         self.connection.execute("INSERT INTO timeline (gauge) VALUES (?)", (encode(gauge),))
+        # Kept beside the timeline, which is thinned out.
+        self.connection.execute(
+            "INSERT INTO meta VALUES ('lag', ?) ON CONFLICT DO UPDATE SET value = max(value, excluded.value)",
+            (gauge.lag,),
+        )
         self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (self._now(), self.token))
         self._gauges += 1
         if self._gauges > LONGEST_TIMELINE:

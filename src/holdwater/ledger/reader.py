@@ -106,7 +106,7 @@ class Reader:
         """The run in a page; costs the same at any size."""
         found, conductors = self.counts(), self._conductors()
         config = self.config
-        total = self.rows("SELECT value FROM meta WHERE key = 'total'")
+        meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag')"))
         state, reason, exit_status, ended = self._state()
         return Summary(
             run=config.id,
@@ -120,7 +120,7 @@ class Reader:
             exit_status=exit_status,
             planned=found.planned * config.samples,
             settled=found.settled,
-            total=total[0][0] if total else None,
+            total=meta.get("total"),
             outcomes=found.outcomes,
             attempts=found.attempts,
             verdicts=found.verdicts,
@@ -132,6 +132,7 @@ class Reader:
             ended=ended,
             seconds=conductors[1] + (self._since_seen() if state == "running" else 0.0),
             gauge=self.gauge(),
+            lag_max=meta.get("lag", 0.0),
             events=found.events,
         )
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from ..core.errors import (
     RunFailed,
     SandboxFailed,
     as_failure,
+    let_go,
 )
 from ..core.failures import RULES, Scored, interrupted
 from ..core.records import (
@@ -158,16 +160,18 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with _limit(allowed, phase):
+            async with _Limit(allowed, phase):
                 await work()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self._reason is None:
                 raise
             if self._task is not None:
                 self._task.uncancel()
+            let_go(error)
             return interrupted(self._reason)
         except Exception as error:  # boundary: a bad attempt is data  # noqa: BLE001
             failure = as_failure(error, otherwise, phase)
+            let_go(error)
             # Only acting has a limit that is the agent's to keep: elsewhere one must never become a zero.
             late = failure.where is Where.LIMIT and phase is not Phase.ACTING
             return msgspec.structs.replace(failure, where=otherwise.where) if late else failure
@@ -371,32 +375,40 @@ def _model_first(failure: Failure | None, session: Session | None) -> Failure | 
     return cause if cause is not None and blames_agent else failure
 
 
-@asynccontextmanager
-async def _limit(allowed: Callable[[], float], phase: Phase) -> AsyncIterator[None]:
-    """Like `asyncio.timeout`, but what is allowed may grow while it runs."""
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    handle: asyncio.TimerHandle
-    try:
-        async with asyncio.timeout(None) as timeout:
+class _Limit:
+    """Like `asyncio.timeout`, but what is allowed may grow while it runs.
 
-            def check() -> None:
-                nonlocal handle
-                due = start + allowed()
-                if loop.time() >= due:
-                    timeout.reschedule(loop.time())
-                else:
-                    handle = loop.call_at(due, check)
+    A class: a function inside another that arms itself again holds itself, and with it the attempt.
+    """
 
-            handle = loop.call_at(start + allowed(), check)
-            try:
-                yield
-            finally:
-                handle.cancel()
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
-        raise LimitReached(f"{phase} took longer than {allowed():g} s") from error
+    def __init__(self, allowed: Callable[[], float], phase: Phase) -> None:
+        self._allowed = allowed
+        self._phase = phase
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._arm()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
+
+    def _arm(self) -> None:
+        self._handle = self._loop.call_at(self._start + self._allowed(), self._check)
+
+    def _check(self) -> None:
+        if self._loop.time() >= self._start + self._allowed():
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._arm()
 
 
 def disk_full(error: OSError) -> RunFailed:

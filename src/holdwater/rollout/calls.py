@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import ResourceExhausted
+from ..core.errors import ResourceExhausted, let_go
 from .scope import abandon
 from .views import is_async
 
@@ -65,6 +65,8 @@ class Calls:
 
         def deliver(result: Any, error: Exception | None) -> None:
             if future.done():
+                if error is not None:
+                    let_go(error)  # nobody waits for it any more, and it is held by what it holds
                 return
             if error is None:
                 future.set_result(result)
@@ -99,13 +101,18 @@ class Calls:
 
 async def _guarded(work: Any) -> Any:
     """`work`, of which a `sys.exit` or a cancellation of its own making is an error like any other."""
-    task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
     try:
         return await work
     except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as raised:
-        if task.cancelling():
+        if _being_cancelled():
             raise
         raise _harmless(raised) from raised
+
+
+def _being_cancelled() -> bool:
+    """Asked here: a frame that an error goes through must not know its own task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _harmless(error: BaseException) -> Exception:

@@ -45,6 +45,10 @@ from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 FULL = 1024 * 1024  # a run directory with less room than this counts as full
 
 
+def _nothing() -> None:
+    """What the end of an attempt does by default."""
+
+
 class Starter(Protocol):
     """Owns the tasks of attempts: a `TaskGroup`, or a fleet that can leave one behind."""
 
@@ -79,6 +83,8 @@ class Host:
         self._closing = config.closing
         self.enclose: Enclose = enclose or (lambda name, manager: manager)
         self.token = welcome.token
+        self.worker = welcome.worker
+        self.on_end: Callable[[], None] = _nothing  # called when an attempt has ended
         self.gateway: Path | None = None
         self.sandboxes = ProcessSandboxes(
             scratch=Path(config.scratch) if config.scratch else self._directory.scratch,
@@ -163,6 +169,11 @@ class Host:
         self._living.pop(attempt).interrupt("it overran all its limits")
         return self._tasks.pop(attempt)
 
+    @property
+    def count(self) -> int:
+        """How many attempts are being lived."""
+        return len(self._living)
+
     def living(self) -> tuple[Living, ...]:
         """Every attempt that is being lived, and where in its life it is."""
         now = asyncio.get_running_loop().time()
@@ -179,6 +190,10 @@ class Host:
             )
             for a, life in lives
         )
+
+    def traffic(self) -> tuple[int, int]:
+        """The model calls that came so far, and those that are being served."""
+        return (self._server.calls, self._server.serving) if self.gateway is not None else (0, 0)
 
     async def _host(self, job: Job) -> None:
         attempt = job.attempt
@@ -200,6 +215,7 @@ class Host:
         finally:
             self._living.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
+            self.on_end()
 
     def _report(self, verdict: Verdict, tainted: bool) -> None:
         try:

@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..core.errors import let_go
+
 T = TypeVar("T")
 
 CANCEL_SECONDS = 1.0
@@ -54,6 +56,7 @@ class Scope:
             self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._note("close.failed", f"{name}: {type(error).__name__}: {error}")
+            let_go(error)
 
     async def _settled(self, task: asyncio.Future[Any], seconds: float) -> bool:
         """Wait for the task, come what may: a cancellation of ours is put off until it is closed."""

@@ -34,12 +34,11 @@ class _View:
         if self._over:
             work.close()
             raise AttemptOver("the attempt is over")
-        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        self._calls.add(task)
+        self._calls.add(_current())  # not kept here: a frame that an error goes through is held by its task
         try:
             return await work
         finally:
-            self._calls.discard(task)
+            self._calls.discard(_current())
 
     def end(self) -> None:
         """From now on every call raises `AttemptOver`: late threads touch nothing."""
@@ -161,6 +160,12 @@ class BlockingModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
+
+
+def _current() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def for_caller(function: Callable[..., Any], *views: Any) -> list[Any]:

@@ -47,6 +47,8 @@ class Welcome(Message, frozen=True):
     token: int
     upstream: Upstream | None = None
     path: str = ""
+    # Variables that are for the worker's own allocator -> what they were before: what it starts gets that.
+    lent: dict[str, str | None] = msgspec.field(default_factory=dict)
 
 
 class Job(Message, frozen=True):
@@ -75,7 +77,7 @@ class Allow(Message, frozen=True):
 
 
 class Trim(Message, frozen=True):
-    """Give memory back that is not used."""
+    """Give memory back that is not used, as soon as nothing is being done."""
 
 
 class Leave(Message, frozen=True):
@@ -84,6 +86,8 @@ class Leave(Message, frozen=True):
 
 class Ready(Message, frozen=True):
     """The worker has loaded its suite and its agent."""
+
+    allocator: str = ""  # the one that it really has
 
 
 class Unfit(Message, frozen=True):
@@ -110,7 +114,7 @@ class Beat(Message, frozen=True):
     """I am alive, and this is what I host."""
 
     rss: int
-    lag: float
+    lag: float  # the longest since the last beat
     living: tuple[Living, ...] = ()
 
 

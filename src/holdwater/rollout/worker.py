@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
-import psutil
 import uvloop
 
 from ..core.errors import HoldwaterError
+from .allocator import give_back, in_force, resident
+from .collect import Collector
 from .duty import Duty
 from .host import Host
+from .lag import Lag
 from .logs import routed
-from .trim import trim
+from .trim import LOOK_SECONDS, GiveBack, Trimmer
 from .wire import (
     Allow,
     Beat,
@@ -41,27 +43,30 @@ from .wire import (
     frame,
 )
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.2  # while there are attempts, of which the governor wants to know; else each second
+A_BEAT = 25  # attempts: with more, beats are rarer
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def main(give_back: GiveBack | None = give_back) -> None:
+    """Serve the conductor at the other end. `give_back`: how memory is given back; None: not at all."""
     faulthandler.enable()
     _die_with(conductor=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor decides what a Ctrl-C means
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    uvloop.run(_serve(connection))
+    uvloop.run(_serve(connection, give_back))
     # Threads of attempts that were given up on may hang for ever: nothing waits for them.
     os._exit(0)
 
 
-async def _serve(connection: socket.socket) -> None:
+async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=2**20)
     inbox = Inbox[ToWorker](ToWorker)  # type: ignore[arg-type]
     messages = inbox.messages(reader)
     welcome = await anext(messages)
     assert isinstance(welcome, Welcome)
+    _return(welcome.lent)
 
     def emit(message: ToConductor) -> None:
         writer.write(frame(message))
@@ -78,43 +83,80 @@ async def _serve(connection: socket.socket) -> None:
             emit(Unfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
             await writer.drain()
             return
-        gc.freeze()
+        upkeep = Upkeep(host, emit, give_back)
         async with host.opened(), asyncio.TaskGroup() as group:
-            emit(Ready())
-            beat = Duty("beat", BEAT_SECONDS, _beater(host, emit))
-            beats = group.create_task(
-                beat.perform(lambda kind, message: emit(Noted(kind=kind, message=message)))
-            )
-            async for message in messages:
-                match message:
-                    case Job():
-                        host.start(message, group)
-                    case Cancel(attempt=attempt, reason=reason):
-                        host.interrupt(attempt, reason)
-                    case Allow(attempt=attempt, memory=memory):
-                        host.allow(attempt, memory)
-                    case Trim():
-                        trim()
-                    case Leave():
-                        break
-            else:
-                os._exit(0)  # the conductor is gone: what runs here has nobody to report to
-            beats.cancel()
+            emit(Ready(allocator=in_force()))
+            async with upkeep.kept(group):
+                await _attend(host, messages, upkeep, group)
 
 
-def _beater(host: Host, emit: Callable[[ToConductor], None]) -> Callable[[], Awaitable[None]]:
-    """Says what is alive here, and how late the loop was."""
-    loop = asyncio.get_running_loop()
-    process = psutil.Process()
-    due = loop.time() + BEAT_SECONDS
+async def _attend(
+    host: Host, messages: AsyncIterator[ToWorker], upkeep: Upkeep, group: asyncio.TaskGroup
+) -> None:
+    """Do what the conductor says, until it says that this is all."""
+    async for message in messages:
+        match message:
+            case Job():
+                host.start(message, group)
+            case Cancel(attempt=attempt, reason=reason):
+                host.interrupt(attempt, reason)
+            case Allow(attempt=attempt, memory=memory):
+                host.allow(attempt, memory)
+            case Trim():
+                upkeep.trim()
+            case Leave():
+                return
+    os._exit(0)  # the conductor is gone: what runs here has nobody to report to
 
-    async def beat() -> None:
-        nonlocal due
-        lag = max(0.0, loop.time() - due)
-        due = loop.time() + BEAT_SECONDS
-        emit(Beat(rss=process.memory_info().rss, lag=lag, living=host.living()))
 
-    return beat
+class Upkeep:
+    """What goes on beside the attempts: beats, and a worker that does not keep what it does not use."""
+
+    def __init__(self, host: Host, emit: Callable[[ToConductor], None], give_back: GiveBack | None) -> None:
+        self._host = host
+        self._emit = emit
+        self._skipped = 0
+        self._collector = Collector()
+        self._trimmer = Trimmer(host.traffic, self._collector.collect, give_back, self._note)
+        host.on_end = self._collector.ended
+
+    @asynccontextmanager
+    async def kept(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Until the end of this block."""
+        duties = (
+            Duty("beat", BEAT_SECONDS, self._beat),
+            Duty("trim", LOOK_SECONDS, self._trimmer.look),
+        )
+        with Lag(self._collector.tick) as self._lag:
+            tasks = [group.create_task(duty.perform(self._note)) for duty in duties]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    def trim(self) -> None:
+        """Memory is short."""
+        self._trimmer.ask()
+
+    async def _beat(self) -> None:
+        """Say what is alive here, and how late the loop was."""
+        self._skipped += 1
+        count = self._host.count
+        if self._skipped < (min(5, 1 + count // A_BEAT) if count else 5):
+            return
+        self._skipped = 0
+        self._emit(Beat(rss=resident(), lag=self._lag.take(), living=self._host.living()))
+
+    def _note(self, kind: str, message: str) -> None:
+        self._emit(Noted(kind=kind, message=f"worker {self._host.worker}: {message}"))
+
+
+def _return(lent: Mapping[str, str | None]) -> None:
+    """What this process starts gets the environment that the user has, without what its allocator needed."""
+    for name, before in lent.items():
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def _die_with(conductor: int) -> None:

@@ -30,6 +30,7 @@ from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.duty import Duty
 from ..rollout.host import FULL, socket_prefix
+from ..rollout.lag import Lag
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
@@ -139,10 +140,11 @@ async def _conduct(
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
+        lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor))
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, lag))
         look = Duty("governor", LOOK_SECONDS, _looker(governor, fleet))
-        with signals.answered(scheduler.drain, scheduler.leave):
+        with lag, signals.answered(scheduler.drain, scheduler.leave):
             try:
                 await scheduler.run(fleet, (look, gauge, budget, *retention.duties, *given.duties))
                 await retention.finish()
@@ -182,7 +184,9 @@ def _looker(governor: Governor, fleet: Governed) -> Callable[[], Awaitable[None]
     return look
 
 
-def _gauger(ledger: Ledger, scheduler: Scheduler, governor: Governor) -> Callable[[], Awaitable[None]]:
+def _gauger(
+    ledger: Ledger, scheduler: Scheduler, governor: Governor, lag: Lag
+) -> Callable[[], Awaitable[None]]:
     """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
 
     async def gauge() -> None:
@@ -199,7 +203,7 @@ def _gauger(ledger: Ledger, scheduler: Scheduler, governor: Governor) -> Callabl
                 memory_limit=min(reading.bound.limit, memory + reading.bound.room),
                 disk_free=disk.free,
                 disk_total=disk.total,
-                lag=census.lag,
+                lag=max(governor.take_lag(), lag.take()),
                 phases=census.phases,
                 pressure=reading.pressure,
                 oom_kills=reading.oom_kills,

@@ -64,6 +64,7 @@ class Governor:
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
+        self._lag = 0.0
         self._footprint = Footprint()
         self.own = self._footprint.read(self.census)
         self.reading = meter.read(self.own)
@@ -134,6 +135,11 @@ class Governor:
     def leased(self) -> int:
         return sum(self._gate.memory.leases.values())
 
+    def take_lag(self) -> float:
+        """The longest lag of a worker since this was last asked, in seconds."""
+        lag, self._lag = self._lag, 0.0
+        return lag
+
     def hold(self, why: str) -> None:
         """Admit nobody until `release`."""
         self._gate.holds.add(why)
@@ -149,6 +155,7 @@ class Governor:
         self.own = self._footprint.read(census) + self._in_memory(census)
         self.reading = reading = self._meter.read(self.own)
         self._read_at = time.monotonic()
+        self._lag = max(self._lag, census.lag)
         for attempt, use in census.uses.items():
             if held := self._held.get(attempt):
                 held.peak = _larger(held.peak, use)

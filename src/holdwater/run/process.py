@@ -17,7 +17,20 @@ import msgspec
 import psutil
 
 from ..core.records import Attempt, MiB
-from ..rollout.wire import Beat, Inbox, Job, Leave, Living, Message, ToConductor, Welcome, frame
+from ..rollout.wire import (
+    Beat,
+    Inbox,
+    Job,
+    Leave,
+    Living,
+    Message,
+    Noted,
+    Ready,
+    ToConductor,
+    Welcome,
+    frame,
+)
+from . import allocator
 from .fleet import Use
 
 LEAVE_SECONDS = 5.0
@@ -26,13 +39,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 # 8 MiB each, of which hardly anything ever becomes memory.
 HEADROOM = 80 * MiB
 TAIL = 400  # characters of a dead worker's log that its obituary quotes
-
-# glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
-ALLOCATOR = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",  # above what a socket reads at once, or each read faults in pages
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-}
 
 
 class WorkerProcess:
@@ -58,6 +64,8 @@ class WorkerProcess:
         self._heard = self._stirred = time.monotonic()
         self._cpu = 0.0
         self._leaving: asyncio.TimerHandle | None = None
+        settings = allocator.settings(env)
+        self._asked = allocator.asked(settings)
         ours, theirs = socket.socketpair()
         with theirs, self.log.open("ab") as log:
             # A group of its own: a Ctrl-C at the terminal is the conductor's to hear.
@@ -68,18 +76,15 @@ class WorkerProcess:
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-                env={
-                    **env,
-                    **ALLOCATOR,
-                    "HOLDWATER_RUN": welcome.config.id,
-                },  # the mark that a sweep looks for
+                env={**env, **settings, "HOLDWATER_RUN": welcome.config.id},  # the mark that sweeps go by
             )
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
         self._offer()
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
-        self._welcome = welcome
+        lent = {name: env.get(name) for name in settings}
+        self._welcome = msgspec.structs.replace(welcome, worker=number, lent=lent)
 
     def _offer(self) -> None:
         """If the kernel ever has to choose: after a sandbox, before the conductor."""
@@ -91,10 +96,13 @@ class WorkerProcess:
     async def messages(self) -> AsyncIterator[ToConductor]:
         """What the worker says, until it is gone."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=2**20)
-        self.send(msgspec.structs.replace(self._welcome, worker=self.number))
+        self.send(self._welcome)
         inbox = Inbox[ToConductor](ToConductor)  # type: ignore[arg-type]
         async for message in inbox.messages(reader):
             yield message
+            if isinstance(message, Ready) and self._asked not in ("", message.allocator):
+                asked = f"worker {self.number}: asked for {self._asked}, has {message.allocator}"
+                yield Noted(kind="allocator.ignored", message=asked)
 
     def send(self, message: Message) -> None:
         if self._writer is not None and not self.gone:

@@ -24,6 +24,7 @@ INSTANCE, WHAT = "instance", "what happened"
 COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
 ROOMY = ("tokens", WHAT)  # left out below WIDE columns
 WIDE = 76
+LATE = 0.1  # seconds of lag of an event loop: a call that came meanwhile may have felt it
 
 
 def render_report(summary: Summary, reader: Reader) -> RenderableType:
@@ -117,6 +118,8 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
     if gauges:
         facts.add_row("memory", Text(memory_over_time(gauges)))
         facts.add_row("limited by", Text(what_bound(gauges) or "nothing"))
+    if summary.lag_max > LATE:
+        facts.add_row("lag", Text(f"{summary.lag_max:.2f} s, the longest that an event loop was late"))
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))

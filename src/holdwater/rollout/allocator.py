@@ -1,0 +1,41 @@
+"""The allocator of this process: which one it is, how large it has become, how it gives memory back.
+
+Which one a worker is started with is decided in `run/allocator.py`; when it gives back, in `trim.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+JEMALLOC = "jemalloc"
+GLIBC = "glibc"
+OTHER = "other"  # musl's, for one
+
+_ALL_ARENAS = b"arena.4096.purge"  # jemalloc's number for all of them
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def in_force() -> str:
+    """The allocator that this process really has, whatever it was started with."""
+    if JEMALLOC in Path("/proc/self/maps").read_text(errors="replace"):
+        return JEMALLOC
+    return GLIBC if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else OTHER
+
+
+def give_back() -> None:
+    """Return to the kernel what is not used. Raises where the allocator has no way.
+
+    It takes as long as there is memory to look through, and stalls whatever allocates meanwhile.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallctl"):
+        library.malloc_trim(0)
+    elif status := library.mallctl(_ALL_ARENAS, None, None, None, 0):
+        raise OSError(status, os.strerror(status))
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
