@@ -25,11 +25,11 @@ class Gate:
         self._leases: dict[int, int] = {}  # attempt -> bytes; bound: the run's concurrency, like the next
         self._used: dict[int, int] = {}
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # bound: the same
-        self.held = False  # nobody is admitted for the moment
+        self.held: set[str] = set()  # why nobody is admitted for the moment; bound: the callers of `hold`
 
     async def take(self, attempt: int, need: int) -> Failure | None:
         """Wait for a lease of `need` bytes; the failure if there can never be one, or why it was let go."""
-        if (most := self.most) < need:
+        if need and (most := self.most) < need:
             return _never(need, most)
         if not self._waiting and self._fits(need):
             self._leases[attempt] = need
@@ -49,6 +49,14 @@ class Gate:
         granted.set_result(failure)
         self._admit()
         return True
+
+    def hold(self, why: str) -> None:
+        """Nobody is admitted until this reason, and every other, is gone."""
+        self.held.add(why)
+
+    def release(self, why: str) -> None:
+        self.held.discard(why)
+        self._admit()
 
     def extend(self, attempt: int, need: int) -> bool:
         """Whether the lease could be made larger. Who has one goes before those who wait for theirs."""
@@ -94,7 +102,7 @@ class Gate:
         return bound.limit - max(LEAST_RESERVE, int(bound.limit * RESERVE)) - others - leased
 
     def _fits(self, need: int) -> bool:
-        return not self.held and need <= self.room
+        return not self.held and (not need or need <= self.room)
 
     def _admit(self) -> None:
         """In order: a large one at the head waits for its room, and nobody passes it."""

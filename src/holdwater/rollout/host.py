@@ -7,8 +7,6 @@ replaces and buries workers is in `run/`.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import re
 import shutil
 import tempfile
@@ -21,7 +19,7 @@ from typing import Any, Protocol
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Enclose, Model, Recording, Session, Suite
 from ..core.config import RunConfig
-from ..core.errors import HoldwaterError, RunFailed
+from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
 from ..gateway.client import ChatClient, connect
@@ -37,12 +35,12 @@ from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
+from ..ledger.reserve import Reserve
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import Life, Log, Paths, live
+from .disks import DiskWatch
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
-
-FULL = 1024 * 1024  # a run directory with less room than this counts as full
 
 
 class Starter(Protocol):
@@ -69,7 +67,7 @@ class Host:
         self._policy = policy
         self._directory = RunDirectory(Path(welcome.directory))
         self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
-        self._was_full = False
+        self._reserve = Reserve(self._directory.reserve)
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
@@ -80,8 +78,10 @@ class Host:
         self.enclose: Enclose = enclose or (lambda name, manager: manager)
         self.token = welcome.token
         self.gateway: Path | None = None
+        scratch = Path(config.scratch) if config.scratch else self._directory.scratch
+        self.disks = DiskWatch(self._reserve, (self._directory.path, scratch))
         self.sandboxes = ProcessSandboxes(
-            scratch=Path(config.scratch) if config.scratch else self._directory.scratch,
+            scratch=scratch,
             run=config.id,
             network=config.network,
             hide=(self._directory.path,),
@@ -201,11 +201,20 @@ class Host:
 
     def _report(self, verdict: Verdict, tainted: bool) -> None:
         try:
-            self._journal.append(verdict)
+            self._note_down(verdict)
         except HoldwaterError as error:
             self._emit(Broken(message=error.message))
             return
         self._emit(Done(verdict=verdict, tainted=tainted))
+
+    def _note_down(self, verdict: Verdict) -> None:
+        """Out of the reserve if need be; without one, the conductor waits for room and commits it itself."""
+        while True:
+            try:
+                return self._journal.append(verdict)
+            except DiskFull as error:
+                if not self._reserve.give():
+                    return self._noter(verdict.attempt)("journal.full", error.message)
 
     def _noter(self, attempt: int) -> Callable[[str, str], None]:
         return lambda kind, message: self._emit(Noted(kind=kind, message=message, attempt=attempt))
@@ -237,11 +246,8 @@ class Host:
         name = self._welcome.config.model or ""
         return ChatClient(self._http, url, self.sandboxes.gateway_url(url), session.key, name)
 
-    def full(self) -> OSError | None:
-        space = os.statvfs(self._directory.path)
-        self._was_full = self._was_full or space.f_bavail * space.f_frsize < FULL
-        # It stays so for this process: what lived beside a full disk cannot be told from what it broke.
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self._was_full else None
+    def watch_disk(self) -> Callable[[], bool]:
+        return self.disks.since()
 
 
 class _Paths:

@@ -19,17 +19,18 @@ import msgspec
 from ..core.authoring import Agent, Enclose, Suite
 from ..core.budget import RunBudget
 from ..core.config import RunConfig
-from ..core.errors import HoldwaterError, RunStopped
+from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.records import Gauge, Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
+from ..governor.room import Level
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.duty import Duty
-from ..rollout.host import FULL, socket_prefix
+from ..rollout.host import socket_prefix
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
@@ -46,8 +47,10 @@ from .replay import earlier_in
 from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
+from .space import Run, Space
 
 GAUGE_SECONDS = 1.0
+SPARING_SECONDS = 10.0  # between two readings that are written while the disk is full
 BUDGET_SECONDS = 1.0
 
 
@@ -69,6 +72,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     enclose: Enclose | None = None  # for attempts that live in this process
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
     budget: RunBudget | None = None  # in the place of the run's own
+    disk: int | None = None  # the same
 
 
 def create(path: Path, config: RunConfig) -> RunDirectory:
@@ -84,7 +88,7 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = directory.read_config()
     if given.budget is not None:
-        config = msgspec.structs.replace(config, budget=given.budget)
+        config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     signals = Signals()
     with (
         directory.lock(),
@@ -93,11 +97,12 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
         routed(log.say),
     ):
         _sweep(directory, config)
-        async with Ledger(directory) as ledger:
+        space = Space(config, directory, _places(directory, config))
+        async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             try:
                 with _interruptible(signals):
-                    await _conduct(directory, config, ledger, given, log.say, signals)
+                    await _conduct(config, ledger, space, given, log.say, signals)
                     log.check()
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
@@ -105,18 +110,20 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
                 await _end(ledger, directory, config, None)
             finally:
                 _sweep(directory, config)
+                space.close()
     with Reader(directory) as reader:
         return reader.summary()
 
 
 async def _conduct(
-    directory: RunDirectory,
     config: RunConfig,
     ledger: Ledger,
+    space: Space,
     given: Conduct,
     say: Callable[[str], None],
     signals: Signals,
 ) -> None:
+    directory = ledger.directory
     with signals.answered(current().cancel):
         feed = await _feed(config, ledger, given)
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
@@ -132,16 +139,19 @@ async def _conduct(
     )
     meter = Meter(_places(directory, config), config.memory)
     governor = Governor(config, meter, scheduler.preempt, scheduler.note)
-    scheduler.govern(governor)
+    scheduler.govern(governor, space)
+    run = Run(
+        governor.hold, governor.release, scheduler.note, scheduler.stop, running=lambda: scheduler.running
+    )
     watch = BudgetWatch(config, ledger)
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, fleet))
-        with signals.answered(scheduler.drain, scheduler.leave):
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, space, fleet))
+        with signals.answered(scheduler.drain, scheduler.leave), space.begun(run) as watches:
             try:
-                await scheduler.run(fleet, (gauge, budget, *given.duties))
+                await scheduler.run(fleet, (gauge, budget, *watches, *given.duties))
             finally:
                 for missed in observers.close():
                     await ledger.note("observer.behind", missed)
@@ -171,12 +181,17 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
 
 
 def _gauger(
-    ledger: Ledger, scheduler: Scheduler, governor: Governor, fleet: Fleet
+    ledger: Ledger, scheduler: Scheduler, governor: Governor, space: Space, fleet: Fleet
 ) -> Callable[[], Awaitable[None]]:
-    """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
+    """Each second: what runs, what waits, memory and disk. On a full disk the room is left to verdicts."""
+    written = 0.0
 
     async def gauge() -> None:
+        nonlocal written
         census, reading, memory = governor.measure(fleet)
+        if space.level is Level.FULL and time.monotonic() < written + SPARING_SECONDS:
+            return
+        written = time.monotonic()
         disk = reading.disk("run")
         await ledger.gauge(
             Gauge(
@@ -189,6 +204,8 @@ def _gauger(
                 memory_limit=min(reading.bound.limit, memory + reading.bound.room),
                 disk_free=disk.free,
                 disk_total=disk.total,
+                disk_used=space.used,
+                disk_limit=space.budget or 0,
                 lag=census.lag,
                 phases=census.phases,
                 pressure=reading.pressure,
@@ -196,9 +213,6 @@ def _gauger(
                 bound=reading.bound.name,
             )
         )
-        if disk.total and disk.free < FULL:
-            full = f"the run directory's disk is full: {disk.free} bytes are free"
-            scheduler.stop(RunStopped(full, "make space, then `holdwater resume`"))
 
     return gauge
 

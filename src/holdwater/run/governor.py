@@ -49,15 +49,24 @@ class Governor:
         """The attempts that have a slot and no lease yet."""
         return self._gate.waiting
 
+    @property
+    def held(self) -> set[str]:
+        """Why nobody is admitted now."""
+        return self._gate.held
+
+    def hold(self, why: str) -> None:
+        self._gate.hold(why)
+
+    def release(self, why: str) -> None:
+        self._gate.release(why)
+
     def drop(self, attempt: int, reason: str) -> bool:
         """Let an attempt that waits go; whether it did wait."""
         return self._gate.drop(attempt, interrupted(reason))
 
     async def lease(self, attempt: Attempt, asks: Ask) -> int | Failure:
         """Wait for an attempt's memory: its lease in bytes (0: none is kept), or why it cannot be had."""
-        if self._config.ungoverned:
-            return 0
-        need = self.need(attempt, asks)
+        need = 0 if self._config.ungoverned else self.need(attempt, asks)  # 0: it waits for no memory
         return await self._gate.take(attempt.id, need) or need
 
     def need(self, attempt: Attempt, asks: Ask) -> int:
@@ -94,7 +103,7 @@ class Governor:
     def _relieve(self, census: Census, reading: Reading, fleet: Fleet) -> None:
         bound = reading.bound
         action = self._reclaim.next(bound.used, bound.limit)
-        self._gate.held = self._reclaim.holding
+        (self.hold if self._reclaim.holding else self.release)("memory")
         if action is None:
             return
         if done := self._take_step(action, fleet):

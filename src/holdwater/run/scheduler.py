@@ -13,7 +13,7 @@ import msgspec
 
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
-from ..core.failures import interrupted, worker_lost
+from ..core.failures import DISK, interrupted, worker_lost
 from ..core.plan import (
     Abort,
     AnyCommand,
@@ -42,6 +42,7 @@ from .fleet import Fleet, News
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
+from .space import Space
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
@@ -91,17 +92,19 @@ class Scheduler:
     @property
     def waiting(self) -> dict[str, int]:
         """Why the others wait."""
-        memory = len(self._governor.waiting)
-        return {**self._plan.waiting, **({"memory": memory} if memory else {})}
+        waiting = len(self._governor.waiting)
+        why = DISK if DISK in self._governor.held else "memory"
+        return {**self._plan.waiting, **({why: waiting} if waiting else {})}
 
     def preempt(self, attempt: int) -> None:
         """The governor wants its memory back: it is tried again later, without blame."""
         self._reason = "memory was short"
         self._take(Preempt(attempt=attempt))
 
-    def govern(self, governor: Governor) -> None:
-        """Who grants memory; before `run`."""
+    def govern(self, governor: Governor, space: Space) -> None:
+        """Who grants memory, and who watches the disk; before `run`."""
         self._governor = governor
+        self._space = space
 
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
@@ -158,6 +161,7 @@ class Scheduler:
 
     def abort(self) -> None:
         """Interrupt what runs, and end when it has settled, or a little later."""
+        self._space.hurry()
         if not self._finished.is_set():
             self._loop.call_later(ABORT_SECONDS, self._finished.set)
             self._take(Abort())
@@ -170,6 +174,7 @@ class Scheduler:
 
     def leave(self) -> None:
         """The second signal: end now. What runs is found unsettled by the next conductor."""
+        self._space.hurry()
         self._finished.set()
 
     # Carrying out commands.
@@ -246,6 +251,7 @@ class Scheduler:
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
         committed = await self._ledger.settle(verdict)
+        self._space.settled(verdict)
         self._governor.settled(verdict)
         self._attempts.pop(verdict.attempt, None)
         self._due.pop(verdict.attempt, None)
