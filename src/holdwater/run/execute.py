@@ -50,7 +50,7 @@ from .source import Source
 from .space import Run, Space
 
 GAUGE_SECONDS = 1.0
-SPARING_SECONDS = 10.0  # between two readings that are written while the disk is full
+SPARING_SECONDS = 5.0  # between two readings that are written while the disk is full
 BUDGET_SECONDS = 1.0
 
 

@@ -154,7 +154,8 @@ class Space:
             self._run.note(f"disk.{self.level.name.lower()}", self._standing())
 
     def _make(self) -> int:
-        made = self._reserve.make(self._run_disk.free)
+        free = self._run_disk.free
+        made = self._reserve.make(free if self._budget is None else min(free, self._budget))
         self._first = self._reserve.first
         return made
 
