@@ -182,7 +182,7 @@ class Filling:
         return process.returncode, told
 
     def assert_nothing_lost(self) -> None:
-        """Every verdict that anybody was told of is there, none of them is a zero, none is anybody's fault."""
+        """Every verdict that anybody was told of is there, and none is anybody's fault."""
         settled = {row.attempt: row for row in attempts(self.out) if row.verdict is not None}
         assert self.acknowledged() <= set(settled)
         others = [row for row in settled.values() if row.kind not in ("passed", "interrupted")]

@@ -1,5 +1,7 @@
-"""The run directory's disk is filled from outside in mid-run: admission pauses, verdicts go on being committed
-out of the reserve, and work goes on when there is room again. If there is none in time: exit 4, nothing lost."""
+"""The run directory's disk is filled from outside in mid-run, and is given room again in time, or is not.
+
+Admission pauses, verdicts go on being committed out of the reserve, and nobody is blamed.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ class Filled(Scene):
 
     def assert_all_passed_and_nobody_was_blamed(self) -> None:
         assert kinds(self.out) == {f"i{n:02d}": "passed" for n in range(COUNT)}
-        ended = {(row.kind, row.verdict.failure.kind if row.verdict.failure else "") for row in attempts(self.out)}
+        ended = {
+            (row.kind, row.verdict.failure.kind if row.verdict.failure else "") for row in attempts(self.out)
+        }
         assert ended <= {("passed", ""), ("interrupted", "disk"), ("interrupted", "interrupted")}
         whole(self.out)
         assert list((self.out / "reserve").iterdir()) == []

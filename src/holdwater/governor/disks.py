@@ -30,7 +30,7 @@ def is_full(place: Path) -> bool:
     return told.f_blocks > 0 and told.f_bavail * told.f_frsize < FULL
 
 
-def used(place: Path, stopped: Callable[[], bool] = lambda: False, depth: int = 0) -> int:
+def used(place: Path | str, stopped: Callable[[], bool] = lambda: False, depth: int = 0) -> int:
     """Bytes of disk that are below `place`, or were while this looked; in memory that does not grow."""
     total = 0
     try:
@@ -48,7 +48,7 @@ def _used(entry: os.DirEntry[str], stopped: Callable[[], bool], depth: int) -> i
         below = entry.is_dir(follow_symlinks=False) and depth < DEEPEST and not stopped()
     except OSError:
         return 0
-    return own + (used(Path(entry.path), stopped, depth + 1) if below else 0)
+    return own + (used(entry.path, stopped, depth + 1) if below else 0)
 
 
 def _disk(here: list[tuple[str, Path]], memory: bool) -> Disk:

@@ -16,7 +16,7 @@ HEADROOM = 128 * MiB  # the most that is kept free for what runs already
 PART = 50  # of a small disk or budget, the part that is
 EASE = 1.5  # times the room at which a level began, before it is left
 CALM = 2  # readings with ample room before it counts as ample again
-LONGEST_CALM = 60
+LONGEST_CALM = 60.0
 
 
 class Level(IntEnum):
@@ -43,10 +43,11 @@ class Room(Record, frozen=True):
 class Levels:
     """Remembers the level, and how often room that came back was not enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_calm: float = LONGEST_CALM) -> None:
         self.level = Level.AMPLE
+        self._longest = max(CALM, min(longest_calm, LONGEST_CALM))
         self._calm = 0
-        self._pause = CALM
+        self._pause: float = CALM
 
     def next(self, rooms: Iterable[Room], *, given: bool = False) -> Level:
         """The level by this reading; `given`: some of the reserve was needed since the last one."""
@@ -62,7 +63,7 @@ class Levels:
     def hurt(self) -> None:
         """An attempt ended for want of room, whatever is free now: the next ones wait, longer each time."""
         if self.level is Level.AMPLE:
-            self._pause = min(2 * self._pause, LONGEST_CALM)
+            self._pause = min(2 * self._pause, self._longest)
         self.level, self._calm = max(self.level, Level.LOW), 0
 
     def recovered(self) -> None:

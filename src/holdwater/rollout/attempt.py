@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,6 @@ from ..core.errors import (
     AttemptError,
     DiskFull,
     GradeFailed,
-    LimitReached,
     RunFailed,
     SandboxFailed,
     as_failure,
@@ -52,6 +51,7 @@ from ..core.records import (
 from ..ledger.disk import no_space
 from .calls import Calls
 from .foreign import as_grade, as_json
+from .limit import limit
 from .logs import attempt_log
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
@@ -131,6 +131,7 @@ class Life:
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
+        self.found_full: Callable[[], bool] = lambda: False  # it cannot go on: the run's disk was full
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._reason: str | None = None
 
@@ -161,7 +162,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with _limit(allowed, phase):
+            async with limit(allowed, phase):
                 await work()
         except asyncio.CancelledError:
             if self._reason is None:
@@ -207,6 +208,7 @@ async def live(life: Life, place: Place) -> Verdict:
     log = place.exchanges(attempt.id)
     was_full = place.watch_disk()
     work = _Work(life, place, limits, paths, log)
+    life.found_full = work.found_full
     try:
         with attempt_log(paths.log) as sink:
             async with life.scope:
@@ -227,7 +229,7 @@ async def live(life: Life, place: Place) -> Verdict:
         if work.session is not None and work.session.drifted:
             life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
         await work.sync()
-        if work.found_full or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
+        if work.found_full() or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
             life.failure = disk_full()
         elif sink.error is not None:
             life.failure = as_failure(_unwritable(sink.error), RunFailed, life.phase)
@@ -257,7 +259,6 @@ class _Work:
         self.dismissed: list[SandboxView | ModelView] = []
         self.unsaved = False  # something of the attempt could not be written: the disk was full
 
-    @property
     def found_full(self) -> bool:
         """Whether a write of the attempt's failed on a full disk, whatever was made of that."""
         failures = (self.life.failure, self.session.failure if self.session else None)
@@ -393,34 +394,6 @@ def _model_first(failure: Failure | None, session: Session | None) -> Failure | 
     cause = session.failure if session else None
     blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
     return cause if cause is not None and blames_agent else failure
-
-
-@asynccontextmanager
-async def _limit(allowed: Callable[[], float], phase: Phase) -> AsyncIterator[None]:
-    """Like `asyncio.timeout`, but what is allowed may grow while it runs."""
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    handle: asyncio.TimerHandle
-    try:
-        async with asyncio.timeout(None) as timeout:
-
-            def check() -> None:
-                nonlocal handle
-                due = start + allowed()
-                if loop.time() >= due:
-                    timeout.reschedule(loop.time())
-                else:
-                    handle = loop.call_at(due, check)
-
-            handle = loop.call_at(start + allowed(), check)
-            try:
-                yield
-            finally:
-                handle.cancel()
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
-        raise LimitReached(f"{phase} took longer than {allowed():g} s") from error
 
 
 def _in_doubt(life: Life) -> bool:

@@ -16,9 +16,9 @@ from ..ledger.reserve import Reserve
 class DiskWatch:
     """One process's: looks each second and when it is asked, and at what is gone of the reserve."""
 
-    def __init__(self, reserve: Reserve, places: tuple[Path, ...]) -> None:
+    def __init__(self, reserve: Reserve, places: set[Path]) -> None:
         self._reserve = reserve
-        self._places = places
+        self._places = [place for place in places if not places & set(place.parents)]
         self._full_at = 0.0
 
     def look(self) -> None:

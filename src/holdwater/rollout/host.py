@@ -79,7 +79,7 @@ class Host:
         self.token = welcome.token
         self.gateway: Path | None = None
         scratch = Path(config.scratch) if config.scratch else self._directory.scratch
-        self.disks = DiskWatch(self._reserve, (self._directory.path, scratch))
+        self._disks = DiskWatch(self._reserve, {self._directory.path, scratch})
         self.sandboxes = ProcessSandboxes(
             scratch=scratch,
             run=config.id,
@@ -151,6 +151,13 @@ class Host:
             life.interrupt(reason)
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
+
+    def look(self) -> None:
+        """Each second: is a disk full? An attempt that was hurt by that ends now, however long it could."""
+        self._disks.look()
+        for life in self._living.values():
+            if life.found_full():
+                life.interrupt("the run's disk was full")
 
     def allow(self, attempt: int, memory: int) -> None:
         """The attempt may use more memory from now on."""
@@ -247,7 +254,7 @@ class Host:
         return ChatClient(self._http, url, self.sandboxes.gateway_url(url), session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:
-        return self.disks.since()
+        return self._disks.since()
 
 
 class _Paths:

@@ -112,7 +112,7 @@ def _beater(host: Host, emit: Callable[[ToConductor], None]) -> Callable[[], Awa
         nonlocal due
         lag = max(0.0, loop.time() - due)
         due = loop.time() + BEAT_SECONDS
-        host.disks.look()
+        host.look()
         emit(Beat(rss=process.memory_info().rss, lag=lag, living=host.living()))
 
     return beat

@@ -47,7 +47,7 @@ from .replay import earlier_in
 from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
-from .space import Run, Space
+from .space import Levers, Space
 
 GAUGE_SECONDS = 1.0
 SPARING_SECONDS = 5.0  # between two readings that are written while the disk is full
@@ -140,8 +140,8 @@ async def _conduct(
     meter = Meter(_places(directory, config), config.memory)
     governor = Governor(config, meter, scheduler.preempt, scheduler.note)
     scheduler.govern(governor, space)
-    run = Run(
-        governor.hold, governor.release, scheduler.note, scheduler.stop, running=lambda: scheduler.running
+    levers = Levers(
+        governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
     )
     watch = BudgetWatch(config, ledger)
     if given.feed is None:
@@ -149,7 +149,7 @@ async def _conduct(
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
         gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, space, fleet))
-        with signals.answered(scheduler.drain, scheduler.leave), space.begun(run) as watches:
+        with signals.answered(scheduler.drain, scheduler.leave), space.begun(levers) as watches:
             try:
                 await scheduler.run(fleet, (gauge, budget, *watches, *given.duties))
             finally:

@@ -250,11 +250,11 @@ class Scheduler:
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
+        self._due.pop(verdict.attempt, None)  # it ended, however long a full disk puts off the commit
         committed = await self._ledger.settle(verdict)
         self._space.settled(verdict)
         self._governor.settled(verdict)
         self._attempts.pop(verdict.attempt, None)
-        self._due.pop(verdict.attempt, None)
         if not committed:
             return
         self._observers.tell(verdict)

@@ -20,7 +20,7 @@ from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunStopped
 from ..core.failures import DISK
 from ..core.records import MiB, Verdict, Where
-from ..governor.disks import is_full, read_disks, used
+from ..governor.disks import read_disks, used
 from ..governor.reading import Bound, Disk
 from ..governor.room import EASE, Level, Levels, headroom, room_in, room_of
 from ..ledger.directory import RunDirectory
@@ -28,15 +28,16 @@ from ..ledger.reserve import PIECES, Reserve
 from ..rollout.duty import Duty
 
 LOOK_SECONDS = 1.0
+MAKE_SECONDS = 10.0  # at least, before the reserve is made again
 WALK_SECONDS = 5.0  # at least, between two walks
 WALK_SHARE = 100  # times as long as a walk took, nothing is walked: 1 % of a core
-LONGEST_WALK = 3600.0
+LONGEST_WALK = 3600.0  # seconds
 PAUSE = 0.2  # seconds between two tries of a commit that finds no room
-VAIN = 25  # tries of a commit that finds no room although there is some
+VAIN = 25  # tries of a commit that finds no room although the disk has ample
 
 
-class Run(NamedTuple):
-    """What a space does to its run."""
+class Levers(NamedTuple):
+    """What a space does to its run, and what it asks of it."""
 
     hold: Callable[[str], None]
     release: Callable[[str], None]
@@ -54,18 +55,19 @@ class Space:
         self._places = {name: places[name] for name in ("run", "scratch")}
         self._reserve = Reserve(directory.reserve)
         self._first = self._reserve.first
-        self._levels = Levels()
+        self._levels = Levels(longest_calm=self._patience / 4)
         self._noted = Level.AMPLE
         self._disks: tuple[Disk, ...] = read_disks(self._places, Path("/proc"))
         self.used = 0  # bytes, at the last walk
         self._walk_at = 0.0
         self._short = 0.0  # seconds without room, since an attempt last ended as it should
-        self._looked: float | None = None
+        self._looked = time.monotonic()
+        self._make_at = 0.0
         self._hurried = threading.Event()
         self._hurried.set()
 
     @contextmanager
-    def begun(self, run: Run) -> Iterator[tuple[Duty, ...]]:
+    def begun(self, run: Levers) -> Iterator[tuple[Duty, ...]]:
         """The run runs while this block does; its duties have to be performed."""
         self._run = run
         self._hurried.clear()
@@ -111,7 +113,7 @@ class Space:
             return True
         if self._hurried.wait(PAUSE):
             return False
-        return tries < VAIN or is_full(self._places["run"])
+        return tries < VAIN or self.level is not Level.AMPLE
 
     def settled(self, verdict: Verdict) -> None:
         """A verdict was committed: one for want of room holds admission at once."""
@@ -134,7 +136,7 @@ class Space:
         self._read(given)
         self._tell()
         self._count()
-        if self.level is Level.AMPLE and self._reserve.pieces < PIECES:
+        if self.level is Level.AMPLE and self._reserve.pieces < PIECES and self._looked > self._make_at:
             await self._in_thread(self._make)
 
     def _read(self, given: bool) -> None:
@@ -157,6 +159,7 @@ class Space:
         free = self._run_disk.free
         made = self._reserve.make(free if self._budget is None else min(free, self._budget))
         self._first = self._reserve.first
+        self._make_at = time.monotonic() + MAKE_SECONDS
         return made
 
     @property
@@ -166,7 +169,7 @@ class Space:
     def _count(self) -> None:
         """Time without room counts while nothing can go on: with the disk full, or nothing left running."""
         now = time.monotonic()
-        since, self._looked = now - (self._looked or now), now
+        since, self._looked = now - self._looked, now
         if self.level is Level.FULL or (self.level is Level.LOW and not self._run.running()):
             self._short += since
         if self.level is not Level.AMPLE and self._short > self._patience:
@@ -183,7 +186,7 @@ class Space:
         )
 
     def _standing(self) -> str:
-        """`1.5 of 9.0 MiB are free, 2.0 MiB are kept free: `/runs``, and the budget where there is one."""
+        """What is free of the tightest disk, what has to be, and the budget where there is one."""
         tightest = min((d for d in self._disks if d.total), key=lambda d: d.free, default=self._run_disk)
         enough = headroom(tightest.total) * (1 if self.level is Level.AMPLE else EASE)
         free = f"{_size(tightest.free)} of {_size(tightest.total)} are free in `{tightest.path}`"
