@@ -147,6 +147,7 @@ async def aresume(
         accept_changes=accept_changes,
         importable=importable and given.policy is None,
         budget=config.budget,
+        disk=config.disk,
     )
     async with _upstream(config, given.policy) as upstream:
         return await _conduct(directory, msgspec.structs.replace(given, upstream=upstream), around or {})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from holdwater.core.authoring import Agent, Suite
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, GradeFailed, ModelFailed, ResourceExhausted, RunFailed
+from holdwater.core.failures import disk_full
 from holdwater.core.records import (
     Ask,
     Attempt,
@@ -97,7 +99,7 @@ class World:
         self.log = FakeLog()
         self.session_ = FakeSession()
         self.notes: list[tuple[str, str]] = []
-        self.disk: OSError | None = None
+        self.disk_full = False
         self.limits = LIMITS
         self.suite = Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: True)
         self.agent = Agent(name="a", act=lambda instance, sandbox, model: None)
@@ -127,8 +129,8 @@ class World:
     def model(self, session: FakeSession | None) -> None:
         return None
 
-    def full(self) -> OSError | None:
-        return self.disk
+    def watch_disk(self) -> Callable[[], bool]:
+        return lambda: self.disk_full
 
     def life(self, instance: Instance | None = None, answer: str | None = None, **attempt: Any) -> Life:
         number = next(self.numbers)
@@ -417,13 +419,53 @@ async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
     assert (verdict.salvage is not None) == (phase is Phase.GRADING)
 
 
-async def test_a_disk_that_is_full_is_the_runs_failure_whatever_else_happened(world):
-    world.disk = OSError(28, "No space left on device")
+@pytest.mark.parametrize("end", [ValueError("no"), ResourceExhausted("killed"), ModelFailed("busy")])
+async def test_what_ends_badly_beside_a_full_disk_is_blamed_on_nobody(world, end):
+    world.disk_full = True
 
-    verdict = await world.does(raising(ValueError("no"))).verdict()
+    failing = world.does(raising(end)).grades(lambda instance, sandbox, answer: False)
 
-    assert verdict.failure is not None
-    assert (verdict.failure.where, verdict.failure.kind) == (Where.RUN, "disk")
+    assert (await failing.verdict()).failure == disk_full()
+
+
+async def test_a_pass_beside_a_full_disk_is_a_pass(world):
+    world.disk_full = True
+
+    verdict = await world.verdict()
+
+    assert verdict.failure is None
+    assert verdict.grade is not None and verdict.grade.passed
+
+
+async def test_a_failure_that_hits_every_instance_stays_one_beside_a_full_disk(world):
+    world.disk_full = True
+
+    verdict = await world.does(raising(RunFailed("bad key", kind="key"))).verdict()
+
+    assert verdict.failure is not None and (verdict.failure.where, verdict.failure.kind) == (Where.RUN, "key")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RunFailed("full", kind="disk")])
+async def test_a_write_that_found_the_disk_full_is_blamed_on_nobody_whoever_caught_it(world, error):
+    """There is room again when the attempt ends, and its grade is a pass."""
+
+    async def fail(path, content):
+        raise error
+
+    def enclose(name, manager):
+        if name == "sandbox":
+            manager.write = fail
+        return manager
+
+    async def careless(instance, sandbox, model):
+        with suppress(Exception):
+            await sandbox.write("x", "x")
+
+    world.enclose = enclose
+
+    verdict = await world.does(careless).verdict()
+
+    assert verdict.failure == disk_full()
 
 
 # Salvage, and what is left behind.

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from holdwater.core import plan as planning
 from holdwater.core.config import Critic
-from holdwater.core.failures import POISON, RULES, Again, Scored, worker_lost
+from holdwater.core.failures import POISON, RULES, Again, Scored, disk_full, worker_lost
 from holdwater.core.plan import (
     Abort,
     AnyCommand,
@@ -488,6 +488,17 @@ def test_a_preempted_sample_goes_before_those_that_wait_and_is_spared_in_the_end
         assert attempt.instance == 0
 
     assert plan.handle(Preempt(attempt=attempt.id), 0.0) == []
+
+
+def test_a_sample_that_was_interrupted_for_want_of_disk_is_not_spared_for_that():
+    plan = Plan(Policy(concurrency=1, preemptions=1))
+    (attempt,) = [a for event in opened(2) for a in started(plan.handle(event, 0.0))]
+    for _ in range(3):
+        result = Result.of(Verdict(attempt=attempt.id, token=1, failure=disk_full()))
+        (attempt,) = started(plan.handle(Settled(result=result), 0.0))
+        assert (attempt.instance, attempt.round, attempt.scale) == (0, 1, 1)
+
+    assert plan.handle(Preempt(attempt=attempt.id), 0.0) == [Interrupt(attempt=attempt.id)]
 
 
 def test_wakes_do_not_pile_up_while_something_is_always_in_back_off():

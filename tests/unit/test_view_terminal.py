@@ -9,7 +9,7 @@ from rich.text import Text
 
 from holdwater.core.records import Gauge, GiB, MiB, Summary, Usage
 from holdwater.view.figures import count, duration, line, size
-from holdwater.view.terminal import Display, Pace, Pacer, Recent, draw, memory, progress_line, render
+from holdwater.view.terminal import Display, Pace, Pacer, Recent, disk, draw, memory, progress_line, render
 from holdwater.view.timeline import bars, memory_over_time, what_bound
 
 
@@ -90,6 +90,15 @@ def test_pressure_that_is_unknown_or_nothing_is_not_shown(pressure: float | None
     gauge = Gauge(at=0.0, memory=MiB, memory_limit=GiB, pressure=pressure)
 
     assert memory(gauge).plain == "1 MiB of 1.0 GiB (0%)"
+
+
+def test_a_budget_of_disk_is_shown_with_what_is_used_of_it() -> None:
+    free = {"disk_free": 30 * GiB, "disk_total": 80 * GiB}
+
+    assert disk(Gauge(at=0.0, **free)).plain == "30.0 GiB free of 80.0 GiB"
+    used = disk(Gauge(at=0.0, disk_used=19 * GiB, disk_limit=20 * GiB, **free))
+    assert used.plain == "19.0 GiB of 20.0 GiB (95%), 30.0 GiB free of 80.0 GiB"
+    assert used.style == "yellow"
 
 
 def test_a_run_without_a_gauge_is_shown() -> None:

@@ -24,6 +24,7 @@ class Budgets:
     run_tokens: Annotated[int | None, _instead("tokens")] = None
     run_cost: Annotated[float | None, _instead("cost, in US dollars")] = None
     run_time: Annotated[float | None, _instead("seconds")] = None
+    disk: Annotated[str | None, _instead("disk, such as `80GiB`")] = None
 
 
 def resume(

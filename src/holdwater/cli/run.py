@@ -80,6 +80,12 @@ class Flags:
         str | None,
         _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise"),
     ] = None
+    disk: Annotated[
+        str | None, _in(LIMITS, "The budget for the run directory and scratch; the disk itself otherwise")
+    ] = None
+    disk_patience: Annotated[
+        float | None, _in(LIMITS, "Seconds that a run waits for room on its disk before it stops (600)")
+    ] = None
     worker_memory: Annotated[str | None, _in(LIMITS, "A worker above this is replaced (1GiB)")] = None
     max_requests: Annotated[int | None, _in(BUDGETS, "Model calls of an attempt")] = None
     max_input_tokens: Annotated[int | None, _in(BUDGETS, "Input tokens of an attempt")] = None

@@ -50,6 +50,10 @@ class LedgerFailed(RunStopped):
     """The ledger could not be written. Nothing that was acknowledged is lost."""
 
 
+class DiskFull(LedgerFailed):
+    """There was no room to write it: with room, the same write would succeed."""
+
+
 class LedgerCorrupt(RunStopped):
     """The ledger or a segment is not what was written."""
 

@@ -50,6 +50,7 @@ RULES: dict[Where, Rule] = {
 }
 
 POISON = "poison"
+DISK = "disk"
 
 
 def worker_lost(attempt: Attempt, reason: str) -> Failure:
@@ -67,3 +68,8 @@ def worker_lost(attempt: Attempt, reason: str) -> Failure:
 
 def interrupted(reason: str) -> Failure:
     return Failure(where=Where.INTERRUPTED, kind="interrupted", message=reason)
+
+
+def disk_full() -> Failure:
+    """The failure of an attempt that the run's own disk was too full for: nobody's fault."""
+    return Failure(where=Where.INTERRUPTED, kind=DISK, message="the run's disk was full")

@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from .failures import POISON
+from .failures import DISK, POISON
 from .policy import Next, Policy, Result, Spent, decide, outcome_kind, rank
 from .records import Attempt, Outcome, Record, Where
 
@@ -247,7 +247,7 @@ class Plan:
         if result.where is Where.RUN:
             return self._react(Abort(), at)
         if result.where is Where.INTERRUPTED:
-            sample.preemptions += 1
+            sample.preemptions += result.kind != DISK  # for want of disk nobody is preempted
             self._queue(key, first=True)
             return []
         if result.where is Where.WORKER and result.kind != POISON:

@@ -101,6 +101,14 @@ class Gate:
         self._admit()
         return True
 
+    def hold(self, why: str) -> None:
+        """Nobody is admitted until this reason, and every other, is gone."""
+        self.holds.add(why)
+
+    def release(self, why: str) -> None:
+        self.holds.discard(why)
+        self._admit()
+
     def extend(self, attempt: int, memory: int) -> bool:
         """Whether its memory could be made more. Who has a lease goes before those who wait for one."""
         lease = self.memory.leases.get(attempt)
@@ -140,12 +148,13 @@ class Gate:
         if not self._waiting:
             return ""
         if self.holds:
-            return min(self.holds)
+            return "disk" if "disk" in self.holds else "memory"
         need, _ = next(iter(self._waiting.values()))
         return "memory" if need.memory > self.memory.room else "disk"
 
     def _fits(self, need: Lease) -> bool:
-        return not self.holds and need.memory <= self.memory.room and need.disk <= self.disk.room
+        memory = not need.memory or need.memory <= self.memory.room  # who needs none waits for none
+        return not self.holds and memory and (not need.disk or need.disk <= self.disk.room)
 
     def _grant(self, attempt: int, need: Lease) -> None:
         self.memory.leases[attempt] = need.memory

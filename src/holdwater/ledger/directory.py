@@ -21,7 +21,7 @@ from ..core.errors import BadInput, RunLocked
 from ..core.records import Record
 from .disk import NEW, cannot_write, replace_file, sync_directory, write_all
 
-FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch")
+FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch", "reserve")
 DATABASE_FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal")
 SKELETON = {*FOLDERS, *DATABASE_FILES, "lock", "lock" + NEW, "run.json" + NEW, "run.log"}
 LOCK_PATIENCE = 0.5  # seconds: a reader that asks who holds the lock has it for an instant
@@ -47,6 +47,7 @@ class RunDirectory:
         self.artifacts = self.path / "artifacts"
         self.logs = self.path / "logs"
         self.scratch = self.path / "scratch"
+        self.reserve = self.path / "reserve"
         self._lock = self.path / "lock"
 
     @classmethod

@@ -9,9 +9,10 @@ import errno
 import os
 from pathlib import Path
 
-from ..core.errors import LedgerFailed
+from ..core.errors import DiskFull, LedgerFailed, RunFailed
 
 NEW = ".new"  # the suffix of a file that is being written
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -54,8 +55,14 @@ def sync_path(path: Path, flags: int = os.O_RDONLY) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> LedgerFailed:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return LedgerFailed(
-        f"cannot write `{path}`: {os.strerror(error.errno or errno.EIO)}",
-        hint="make space, then `holdwater resume` the run" if full else "",
-    )
+    message = f"cannot write `{path}`: {os.strerror(error.errno or errno.EIO)}"
+    if error.errno in NO_SPACE:
+        return DiskFull(message, "make space, then `holdwater resume` the run")
+    return LedgerFailed(message)
+
+
+def no_space(error: BaseException | None) -> bool:
+    """Whether a write failed because one of the run's own disks is full."""
+    if isinstance(error, RunFailed):
+        return error.kind == "disk"
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in NO_SPACE)

@@ -7,18 +7,22 @@ memory. Frames are in `segment.py`, media in `media.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from ..core.errors import AttemptOver, LedgerCorrupt, LedgerFailed, RunFailed
+from ..core.errors import AttemptOver, DiskFull, LedgerCorrupt, LedgerFailed, RunFailed
 from ..core.records import NO_USAGE, Exchange, Record, Usage
 from . import segment
 from .blobs import Blobs
 from .directory import RunDirectory
 from .media import resolve
+from .reserve import PIECES, Reserve
 from .segment import Segment
+
+T = TypeVar("T")
 
 MOST_UNSYNCED = 4096  # blobs that an attempt may refer to before they are synced
 
@@ -30,34 +34,33 @@ class AttemptLog:
         self.path = segment_path(directory, attempt)
         self.count = 0
         self._blobs = Blobs(directory.blobs)
+        self._reserve = Reserve(directory.reserve)
         self._segment: Segment | None = None
         self._closed = False
         self._unsynced: set[str] = set()  # bound: MOST_UNSYNCED
         self._lock = threading.Lock()  # large media are written from a thread of the gateway's
 
     def append(self, exchange: Exchange) -> None:
-        """Write it so that it survives kill -9; a disk that is full stops the run."""
+        """Write it so that it survives kill -9; what cannot be written ends the attempt."""
         if self._closed:
             raise AttemptOver("the attempt has ended")
         try:
-            if self._segment is None:
-                self._segment = Segment.open(self.path)
-            self._segment.append(_encode(exchange))
+            self._with_room(self._append, _encode(exchange))
         except LedgerFailed as e:
-            raise RunFailed(e.message, e.hint, kind="disk") from e
+            raise _unwritten(e) from e
         self.count += 1
 
     def blob(self, content: bytes) -> str:
         """Keep `content` once in the run; its hash."""
         try:
-            name = self._blobs.put(content)
+            name = self._with_room(self._blobs.put, content)
             with self._lock:
                 self._unsynced.add(name)  # also when it was there: its writer may not have synced it
                 many = len(self._unsynced) >= MOST_UNSYNCED
             if many:
                 self._sync_blobs()
         except LedgerFailed as e:
-            raise RunFailed(e.message, e.hint, kind="disk") from e
+            raise _unwritten(e) from e
         return name
 
     def sync(self) -> None:
@@ -71,11 +74,30 @@ class AttemptLog:
         if self._segment is not None:
             self._segment.close()
 
+    def _append(self, content: bytes) -> None:
+        if self._segment is None:
+            self._segment = Segment.open(self.path)
+        self._segment.append(content)
+
+    def _with_room(self, write: Callable[[bytes], T], content: bytes) -> T:
+        """Out of the reserve if need be, but of its first half alone: the rest is for verdicts."""
+        while True:
+            try:
+                return write(content)
+            except DiskFull:
+                fits = len(content) <= self._reserve.bytes // 2
+                if not (fits and self._reserve.give(keep=PIECES // 2)):
+                    raise
+
     def _sync_blobs(self) -> None:
         with self._lock:
             names, self._unsynced = self._unsynced, set()
         for name in names:
             self._blobs.sync(name)
+
+
+def _unwritten(error: LedgerFailed) -> RunFailed:
+    return RunFailed(error.message, error.hint, kind="disk" if isinstance(error, DiskFull) else "record")
 
 
 class Spending(Record, frozen=True):

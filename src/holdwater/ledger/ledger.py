@@ -29,8 +29,15 @@ __all__ = ["Counts", "Known", "Ledger", "Planned", "Standing"]
 class Ledger:
     """Open it with `async with`; hold the directory's lock around that."""
 
-    def __init__(self, directory: RunDirectory, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        now: Callable[[], float] = time.time,
+        relieve: Callable[[int], bool] = lambda tries: False,
+    ) -> None:
+        """`relieve` is asked, in the writer's thread, whether a commit without room is tried once more."""
         self.directory = directory
+        self._relieve = relieve
         self._book = Book(directory.database, now)
 
     @staticmethod
@@ -39,7 +46,7 @@ class Ledger:
         schema.create(directory.database)
 
     async def __aenter__(self) -> Ledger:
-        self._writer = Writer(self._book)
+        self._writer = Writer(self._book, self._relieve)
         await self._writer.start()
         return self
 

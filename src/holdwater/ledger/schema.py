@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from ..core.errors import BadInput, LedgerCorrupt, LedgerFailed
+from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -150,9 +150,7 @@ def failed(path: Path, error: sqlite3.Error) -> LedgerFailed | LedgerCorrupt:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return LedgerCorrupt(f"the ledger is damaged: `{path}`: {error}", hint="restore the file from a copy")
-    hint = (
-        "make space, then `holdwater resume` the run"
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-        else ""
-    )
-    return LedgerFailed(f"cannot write the ledger: `{path}`: {error}", hint=hint)
+    message = f"cannot write the ledger: `{path}`: {error}"
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):  # a quota that is used up is told as the latter
+        return DiskFull(message, hint="make space, then `holdwater resume` the run")
+    return LedgerFailed(message)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.errors import HoldwaterError, LedgerFailed
+from ..core.errors import DiskFull, HoldwaterError, LedgerFailed
 from .book import Book
 from .schema import failed
 
@@ -29,8 +29,9 @@ Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 class Writer:
     """The thread, and the queue that leads to it. Belongs to one event loop."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, relieve: Callable[[int], bool]) -> None:
         self._book = book
+        self._relieve = relieve
         self._path: Path = book.path
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # bound: MOST_WAITING, by `_room`
         self._room = asyncio.Semaphore(MOST_WAITING)
@@ -111,20 +112,24 @@ class Writer:
         return batch, False
 
     def _commit(self, batch: list[Work]) -> list[Answer]:
-        try:
-            if self._failure is not None:
-                raise self._failure
-            self._book.begin()
-            answers = [_attempt(*item) for item in batch]
-            self._book.commit()
-            return answers
-        except sqlite3.Error as e:
-            self._failure = _as_failed(self._path, e)
-        except LedgerFailed as e:
-            self._failure = e
-        except Exception as e:  # boundary: a thread that died would leave its callers waiting  # noqa: BLE001
-            self._failure = LedgerFailed(f"cannot write the ledger: `{self._path}`: {e!r}")
-        self._book.rollback()
+        """All of it or nothing. Without room it is tried again from the start, as long as relief is given."""
+        tries = 0
+        while self._failure is None:
+            try:
+                self._book.begin()
+                answers = [_attempt(*item) for item in batch]
+                self._book.commit()
+                return answers
+            except sqlite3.Error as e:
+                failure = _as_failed(self._path, e)
+            except LedgerFailed as e:
+                failure = e
+            except Exception as e:  # boundary: a thread that died would leave its callers waiting  # noqa: BLE001
+                failure = LedgerFailed(f"cannot write the ledger: `{self._path}`: {e!r}")
+            self._book.rollback()
+            tries += 1
+            if not (isinstance(failure, DiskFull) and self._relieve(tries)):
+                self._failure = failure
         return [(future, None, again(self._failure)) for _, _, future in batch]
 
     def _tell(self, callback: Callable[..., object], *args: Any) -> None:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -28,14 +27,15 @@ from ..core.authoring import (
 from ..core.errors import (
     AgentFailed,
     AttemptError,
+    DiskFull,
     GradeFailed,
-    LimitReached,
     RunFailed,
     SandboxFailed,
     as_failure,
     let_go,
 )
-from ..core.failures import RULES, Scored, interrupted
+from ..core.failures import DISK, RULES, Scored, disk_full, interrupted
+from ..core.policy import verdict_kind
 from ..core.records import (
     NO_USAGE,
     Failure,
@@ -49,8 +49,10 @@ from ..core.records import (
     Verdict,
     Where,
 )
+from ..ledger.disk import no_space
 from .calls import Calls
 from .foreign import as_grade, as_json
+from .limit import Deadline
 from .logs import attempt_log
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
@@ -94,8 +96,8 @@ class Place(Protocol):
 
     def model(self, session: Session | None) -> Model | None: ...
 
-    def full(self) -> OSError | None:
-        """The error that writing to the run directory gives or is about to give."""
+    def watch_disk(self) -> Callable[[], bool]:
+        """Whether, since this was called, a disk that attempts write to was full."""
 
 
 class Paths(Protocol):
@@ -130,6 +132,7 @@ class Life:
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
+        self.found_full: Callable[[], bool] = lambda: False  # it cannot go on: the run's disk was full
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._reason: str | None = None
 
@@ -160,7 +163,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with _Limit(allowed, phase):
+            async with Deadline(allowed, phase):
                 await work()
         except asyncio.CancelledError as error:
             if self._reason is None:
@@ -206,7 +209,9 @@ async def live(life: Life, place: Place) -> Verdict:
     limits = _leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
+    was_full = place.watch_disk()
     work = _Work(life, place, limits, paths, log)
+    life.found_full = work.found_full
     try:
         with attempt_log(paths.log) as sink:
             async with life.scope:
@@ -220,16 +225,17 @@ async def live(life: Life, place: Place) -> Verdict:
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
                 work.end()
-                full = place.full()  # looked at before the sandbox gives its room back
+                full = was_full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
         for left in work.sandbox.leftovers if work.sandbox else ():
             life.note("sandbox.leftover", left)
         if work.session is not None and work.session.drifted:
             life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
-        if log.count:
-            await life.calls.call(log.sync)
-        if (error := sink.error or full or place.full()) is not None:
-            life.failure = as_failure(disk_full(error), RunFailed, life.phase)
+        await work.sync()
+        if work.found_full() or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
+            life.failure = disk_full()
+        elif sink.error is not None:
+            life.failure = as_failure(_unwritable(sink.error), RunFailed, life.phase)
     finally:
         log.close()
     return life.verdict(place.token, work.session, log.count, work.peak)
@@ -256,6 +262,14 @@ class _Work:
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
+        self.unsaved = False  # something of the attempt could not be written: the disk was full
+
+    def found_full(self) -> bool:
+        """Whether a write of the attempt's failed on a full disk, whatever was made of that."""
+        failures = (self.life.failure, self.session.failure if self.session else None)
+        told = any(f is not None and f.where is Where.RUN and f.kind == DISK for f in failures)
+        views = (self.view, *self.dismissed)
+        return told or self.unsaved or any(isinstance(v, SandboxView) and v.found_full for v in views)
 
     @property
     def peak(self) -> int:
@@ -329,7 +343,11 @@ class _Work:
         async def salvage() -> None:
             for view in self.dismissed:
                 await view.quiet()
-            self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
+            try:
+                self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
+            except OSError as error:
+                self.unsaved = no_space(error)
+                raise
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
@@ -355,6 +373,14 @@ class _Work:
         result = await self._call(grade, self.life.instance, self.view, self.life.answer)
         self.life.grade = as_grade(result)
 
+    async def sync(self) -> None:
+        """Make the exchanges last."""
+        try:
+            if self.log.count:
+                await self.life.calls.call(self.log.sync)
+        except DiskFull:
+            self.unsaved = True
+
     def end(self) -> None:
         for view in (self.view, self.model):
             if view is not None:
@@ -375,46 +401,14 @@ def _model_first(failure: Failure | None, session: Session | None) -> Failure | 
     return cause if cause is not None and blames_agent else failure
 
 
-class _Limit:
-    """Like `asyncio.timeout`, but what is allowed may grow while it runs.
-
-    A class: a function inside another that arms itself again holds itself, and with it the attempt.
-    """
-
-    def __init__(self, allowed: Callable[[], float], phase: Phase) -> None:
-        self._allowed = allowed
-        self._phase = phase
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self._timeout = asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._arm()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handle.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
-
-    def _arm(self) -> None:
-        self._handle = self._loop.call_at(self._start + self._allowed(), self._check)
-
-    def _check(self) -> None:
-        if self._loop.time() >= self._start + self._allowed():
-            self._timeout.reschedule(self._loop.time())
-        else:
-            self._arm()
+def _in_doubt(life: Life) -> bool:
+    """What ended badly beside a full disk cannot be told from what it broke; a pass is a pass."""
+    failure = life.failure
+    if failure is not None and failure.where in (Where.RUN, Where.INTERRUPTED):
+        return False
+    return verdict_kind(failure, life.grade.passed if life.grade else None) != "passed"
 
 
-def disk_full(error: OSError) -> RunFailed:
+def _unwritable(error: OSError) -> RunFailed:
     """A failed write is the run's failure, never an agent's."""
-    return RunFailed(
-        f"the run directory cannot be written: {error.strerror}",
-        "make space, then `holdwater resume`",
-        kind="disk",
-    )
+    return RunFailed(f"the run directory cannot be written: {error.strerror}", kind="record")

@@ -7,8 +7,6 @@ replaces and buries workers is in `run/`.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import shutil
 import tempfile
 import traceback
@@ -20,7 +18,7 @@ from typing import Any, Protocol
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Enclose, Model, Recording, Session, Suite
 from ..core.config import RunConfig
-from ..core.errors import HoldwaterError, RunFailed
+from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Limits, Verdict
 from ..gateway.client import ChatClient, connect
@@ -37,12 +35,12 @@ from ..ledger.exchanges import AttemptLog
 from ..ledger.files import log_path, output_path, salvage_path
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
+from ..ledger.reserve import Reserve
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import Life, Log, Paths, live
+from .disks import DiskWatch
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
-
-FULL = 1024 * 1024  # a run directory with less room than this counts as full
 
 
 def _nothing() -> None:
@@ -73,7 +71,7 @@ class Host:
         self._policy = policy
         self._directory = RunDirectory(Path(welcome.directory))
         self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
-        self._was_full = False
+        self._reserve = Reserve(self._directory.reserve)
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
@@ -86,8 +84,10 @@ class Host:
         self.worker = welcome.worker
         self.on_end: Callable[[], None] = _nothing  # called when an attempt has ended
         self.gateway: Path | None = None
+        scratch = Path(config.scratch) if config.scratch else self._directory.scratch
+        self._disks = DiskWatch(self._reserve, {self._directory.path, scratch})
         self.sandboxes = ProcessSandboxes(
-            scratch=Path(config.scratch) if config.scratch else self._directory.scratch,
+            scratch=scratch,
             run=config.id,
             network=config.network,
             hide=(self._directory.path,),
@@ -158,6 +158,13 @@ class Host:
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
 
+    def look(self) -> None:
+        """Each second: is a disk full? An attempt that was hurt by that ends now, however long it could."""
+        self._disks.look()
+        for life in self._living.values():
+            if life.found_full():
+                life.interrupt("the run's disk was full")
+
     def allow(self, attempt: int, memory: int) -> None:
         """The attempt may use more memory from now on."""
         life = self._living.get(attempt)
@@ -219,11 +226,20 @@ class Host:
 
     def _report(self, verdict: Verdict, tainted: bool) -> None:
         try:
-            self._journal.append(verdict)
+            self._note_down(verdict)
         except HoldwaterError as error:
             self._emit(Broken(message=error.message))
             return
         self._emit(Done(verdict=verdict, tainted=tainted))
+
+    def _note_down(self, verdict: Verdict) -> None:
+        """Out of the reserve if need be; without one, the conductor waits for room and commits it itself."""
+        while True:
+            try:
+                return self._journal.append(verdict)
+            except DiskFull as error:
+                if not self._reserve.give():
+                    return self._noter(verdict.attempt)("journal.full", error.message)
 
     def _noter(self, attempt: int) -> Callable[[str, str], None]:
         return lambda kind, message: self._emit(Noted(kind=kind, message=message, attempt=attempt))
@@ -255,11 +271,8 @@ class Host:
         name = self._welcome.config.model or ""
         return ChatClient(self._http, url, self.sandboxes.gateway_url(url), session.key, name)
 
-    def full(self) -> OSError | None:
-        space = os.statvfs(self._directory.path)
-        self._was_full = self._was_full or space.f_bavail * space.f_frsize < FULL
-        # It stays so for this process: what lived beside a full disk cannot be told from what it broke.
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self._was_full else None
+    def watch_disk(self) -> Callable[[], bool]:
+        return self._disks.since()
 
 
 class _Paths:

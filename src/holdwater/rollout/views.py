@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.authoring import Model, Sandbox
 from ..core.errors import AttemptOver, ModelFailed
 from ..core.records import CommandResult
+from ..ledger.disk import no_space
 
 T = TypeVar("T")
 
@@ -59,6 +61,7 @@ class SandboxView(_View):
         super().__init__()
         self._sandbox = sandbox
         self._logs = logs
+        self.found_full = False  # a call failed on a full disk of the run's own, whoever caught that
 
     @property
     def workdir(self) -> str:
@@ -72,13 +75,23 @@ class SandboxView(_View):
         timeout: float | None = None,
         log: Path | None = None,
     ) -> CommandResult:
-        return await self._alive().run(command, env=env, timeout=timeout, log=log or self._logs())
+        with self._noticing():
+            return await self._alive().run(command, env=env, timeout=timeout, log=log or self._logs())
 
     async def read(self, path: str) -> bytes:
         return await self._alive().read(path)
 
     async def write(self, path: str, content: str | bytes) -> None:
-        await self._alive().write(path, content)
+        with self._noticing():
+            await self._alive().write(path, content)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # boundary: raised again
+            self.found_full = self.found_full or no_space(error)
+            raise
 
     def _alive(self) -> Sandbox:
         if self._over:

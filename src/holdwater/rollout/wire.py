@@ -119,7 +119,7 @@ class Beat(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The attempt's verdict, which is in the worker's journal already."""
+    """The attempt's verdict, which is in the worker's journal already, unless the disk is full."""
 
     verdict: Verdict
     tainted: bool = False  # something of the attempt still runs in this process

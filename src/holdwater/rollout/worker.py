@@ -139,6 +139,7 @@ class Upkeep:
 
     async def _beat(self) -> None:
         """Say what is alive here, and how late the loop was."""
+        self._host.look()
         self._skipped += 1
         count = self._host.count
         if self._skipped < (min(5, 1 + count // A_BEAT) if count else 5):

@@ -192,6 +192,7 @@ def check_spending(config: RunConfig) -> None:
         "--run-tokens": budget.tokens,
         "--run-cost": budget.cost,
         "--run-time": budget.seconds,
+        "--disk": config.disk,
         "--rpm": config.rpm,
         "--tpm": config.tpm,
     }

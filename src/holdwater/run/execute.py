@@ -19,17 +19,18 @@ import msgspec
 from ..core.authoring import Agent, Enclose, Suite
 from ..core.budget import RunBudget
 from ..core.config import RunConfig
-from ..core.errors import HoldwaterError, RunStopped
+from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.records import Gauge, Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
+from ..governor.room import Level
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..rollout.duty import Duty
-from ..rollout.host import FULL, socket_prefix
+from ..rollout.host import socket_prefix
 from ..rollout.lag import Lag
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
@@ -48,8 +49,10 @@ from .retention import Retention
 from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
+from .space import Levers, Space
 
 GAUGE_SECONDS = 1.0
+SPARING_SECONDS = 5.0  # between two readings that are written while the disk is full
 BUDGET_SECONDS = 1.0
 
 
@@ -71,6 +74,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     enclose: Enclose | None = None  # for attempts that live in this process
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
     budget: RunBudget | None = None  # in the place of the run's own
+    disk: int | None = None  # the same
 
 
 def create(path: Path, config: RunConfig) -> RunDirectory:
@@ -86,7 +90,7 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = directory.read_config()
     if given.budget is not None:
-        config = msgspec.structs.replace(config, budget=given.budget)
+        config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     signals = Signals()
     with (
         directory.lock(),
@@ -95,11 +99,12 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
         routed(log.say),
     ):
         _sweep(directory, config)
-        async with Ledger(directory) as ledger:
+        space = Space(config, directory, _places(directory, config))
+        async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             try:
                 with _interruptible(signals):
-                    await _conduct(directory, config, ledger, given, log.say, signals)
+                    await _conduct(config, ledger, space, given, log.say, signals)
                     log.check()
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
@@ -107,18 +112,20 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
                 await _end(ledger, directory, config, None)
             finally:
                 _sweep(directory, config)
+                space.close()
     with Reader(directory) as reader:
         return reader.summary()
 
 
 async def _conduct(
-    directory: RunDirectory,
     config: RunConfig,
     ledger: Ledger,
+    space: Space,
     given: Conduct,
     say: Callable[[str], None],
     signals: Signals,
 ) -> None:
+    directory = ledger.directory
     with signals.answered(current().cancel):
         feed = await _feed(config, ledger, given)
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
@@ -133,8 +140,11 @@ async def _conduct(
         path=given.environment.path,
     )
     meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
-    governor = Governor(config, meter, scheduler.preempt, scheduler.note)
-    scheduler.govern(governor)
+    governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
+    scheduler.govern(governor, space)
+    levers = Levers(
+        governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
+    )
     watch = BudgetWatch(config, ledger)
     retention = Retention(config, directory, ledger)
     if given.feed is None:
@@ -142,11 +152,13 @@ async def _conduct(
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, lag))
+        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, space, lag))
         look = Duty("governor", LOOK_SECONDS, _looker(governor, fleet))
-        with lag, signals.answered(scheduler.drain, scheduler.leave):
+        answered = signals.answered(scheduler.drain, scheduler.leave)
+        with lag, answered, space.begun(levers) as watches:
+            duties = (look, gauge, budget, *watches, *retention.duties, *given.duties)
             try:
-                await scheduler.run(fleet, (look, gauge, budget, *retention.duties, *given.duties))
+                await scheduler.run(fleet, duties)
                 await retention.finish()
             finally:
                 await retention.close()
@@ -185,11 +197,16 @@ def _looker(governor: Governor, fleet: Governed) -> Callable[[], Awaitable[None]
 
 
 def _gauger(
-    ledger: Ledger, scheduler: Scheduler, governor: Governor, lag: Lag
+    ledger: Ledger, scheduler: Scheduler, governor: Governor, space: Space, lag: Lag
 ) -> Callable[[], Awaitable[None]]:
-    """Each second: what runs, what waits, memory and disk; and a full disk stops the run."""
+    """Each second: what runs, what waits, memory and disk. On a full disk the room is left to verdicts."""
+    written = 0.0
 
     async def gauge() -> None:
+        nonlocal written
+        if space.level is Level.FULL and time.monotonic() < written + SPARING_SECONDS:
+            return
+        written = time.monotonic()
         census, reading, memory = governor.census, governor.reading, governor.own
         disk = reading.disk("run")
         await ledger.gauge(
@@ -203,6 +220,8 @@ def _gauger(
                 memory_limit=min(reading.bound.limit, memory + reading.bound.room),
                 disk_free=disk.free,
                 disk_total=disk.total,
+                disk_used=space.used,
+                disk_limit=space.budget or 0,
                 lag=max(governor.take_lag(), lag.take()),
                 phases=census.phases,
                 pressure=reading.pressure,
@@ -213,9 +232,6 @@ def _gauger(
                 binds=scheduler.binds,
             )
         )
-        if disk.total and disk.free < FULL:
-            full = f"the run directory's disk is full: {disk.free} bytes are free"
-            scheduler.stop(RunStopped(full, "make space, then `holdwater resume`"))
 
     return gauge
 

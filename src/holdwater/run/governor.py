@@ -16,7 +16,7 @@ from ..core.records import Ask, Attempt, Failure, MiB, Verdict, Where
 from ..governor.gate import Gate, Lease
 from ..governor.meter import Meter
 from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
-from ..governor.reading import Bound, Reading
+from ..governor.reading import Bound
 from ..governor.reclaim import Action, Reclaim
 from .fleet import Census, Governed, Use
 from .footprint import Footprint
@@ -50,12 +50,14 @@ class Governor:
         self,
         config: RunConfig,
         meter: Meter,
+        disk: Callable[[], Bound],
         preempt: Callable[[int], bool],
         note: Callable[[str, str], None],
     ) -> None:
         self._config = config
         self._preempt = preempt
         self._meter = meter
+        self._disk = disk
         self._note = note
         self._gate = Gate()
         self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
@@ -77,7 +79,7 @@ class Governor:
     async def lease(self, attempt: Attempt, asks: Ask) -> Lease | Failure:
         """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
         if self._config.ungoverned:
-            return Lease(0)
+            return await self._gate.take(attempt.id, Lease(0)) or Lease(0)
         self._refresh()
         memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
@@ -142,10 +144,10 @@ class Governor:
 
     def hold(self, why: str) -> None:
         """Admit nobody until `release`."""
-        self._gate.holds.add(why)
+        self._gate.hold(why)
 
     def release(self, why: str) -> None:
-        self._gate.holds.discard(why)
+        self._gate.release(why)
 
     # Each look.
 
@@ -162,7 +164,7 @@ class Governor:
         if self._config.ungoverned:
             return
         self._gate.memory.measured(reading.holding, {a: use.memory for a, use in census.uses.items()})
-        self._gate.disk.measured(self._disk_bounds(reading), {a: use.disk for a, use in census.uses.items()})
+        self._gate.disk.measured((self._disk(),), {a: use.disk for a, use in census.uses.items()})
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
         self._gate.measured()
@@ -183,10 +185,6 @@ class Governor:
         if not self.reading.disk("scratch").memory:
             return 0
         return sum(use.disk for use in census.uses.values())
-
-    def _disk_bounds(self, reading: Reading) -> tuple[Bound, ...]:
-        disk = reading.disk("scratch")
-        return (Bound("disk", disk.total, disk.total - disk.free, f"`{disk.path}`"),) if disk.total else ()
 
     def _memory(self, declared: int | None, scale: int) -> int:
         """What an attempt needs: what is declared or learned, and more after it was too little."""

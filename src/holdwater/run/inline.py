@@ -78,6 +78,7 @@ class InlineFleet:
         return "nowhere to be found"
 
     def census(self) -> Census:
+        self._host.look()
         living = self._host.living()
         phases = Counter(str(one.phase) for one in living)
         uses = {

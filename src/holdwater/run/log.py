@@ -5,12 +5,16 @@ Lines of an attempt go to a file of its own: see `rollout/logs.py`.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from ..ledger.disk import cannot_write
+from ..ledger.disk import cannot_write, no_space
+
+MOST_KEPT = 64 * 1024  # bytes of lines that wait for room on the disk; the oldest go first
 
 
 class RunLog:
@@ -21,6 +25,7 @@ class RunLog:
         self._say = say
         self._lock = threading.Lock()
         self._error: OSError | None = None
+        self._kept = b""  # bound: MOST_KEPT
         try:
             self._file = FileIO(path, "ab")
         except OSError as error:
@@ -30,15 +35,24 @@ class RunLog:
         """Who logs does not hear of a line that cannot be written: `check` tells the run."""
         self._say(line)
         with self._lock:
-            if self._file.closed:
-                return
-            try:
-                self._file.write(line.encode("utf-8", "backslashreplace"))
-            except OSError as error:
+            if not self._file.closed:
+                self._write(line.encode("utf-8", "backslashreplace"))
+
+    def _write(self, content: bytes) -> None:
+        content = self._kept + content
+        try:
+            self._kept = content[self._file.write(content) :]
+        except OSError as error:
+            self._kept = content[-MOST_KEPT:]
+            if not no_space(error) or len(content) > MOST_KEPT:
                 self._error = self._error or error
 
     def check(self) -> None:
         """Raise if a line could not be written: a failed write is an error, never a warning."""
+        with self._lock:
+            self._write(b"")
+            if self._kept:
+                self._error = self._error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._error is not None:
             raise cannot_write(self._path, self._error)
 

@@ -19,6 +19,8 @@ from ..core.records import Limits
 from ..gateway.prices import read_prices
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
+CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
+
 
 class Options(TypedDict, total=False):
     """What a run can be told. Sizes are bytes or text such as `512MiB`; times are seconds."""
@@ -49,6 +51,8 @@ class Options(TypedDict, total=False):
     scratch: str | Path | None
     keep: Keep | str | None
     memory: int | str | None
+    disk: int | str | None
+    disk_patience: float | None
     worker_memory: int | str | None
     recycle_after: int | None
     silence: float | None
@@ -81,6 +85,7 @@ class Budgets(TypedDict, total=False):
     run_tokens: int | None
     run_cost: float | None
     run_time: float | None
+    disk: int | str | None
 
 
 def settings(options: Options) -> dict[str, Any]:
@@ -103,8 +108,8 @@ def settings(options: Options) -> dict[str, Any]:
         "cost": said.pop("max_cost", None),
     }
     said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
-    said["budget"] = _budget({name: said.pop(name, None) for name in Budgets.__annotations__})
-    for name in ("memory", "worker_memory", "largest_request"):
+    said["budget"] = _budget({name: said.pop(name, None) for name in CALLS})
+    for name in ("memory", "disk", "worker_memory", "largest_request"):
         if name in said:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
     if "concurrency" in said:
@@ -138,7 +143,11 @@ def with_budget(config: RunConfig, budgets: Budgets) -> RunConfig:
     """The run's configuration, with those of its budgets replaced that are given now."""
     new = msgspec.structs.asdict(_budget(cast(Mapping[str, Any], budgets)))
     given = {name: value for name, value in new.items() if value is not None}
-    changed = msgspec.structs.replace(config, budget=msgspec.structs.replace(config.budget, **given))
+    changed = msgspec.structs.replace(
+        config,
+        budget=msgspec.structs.replace(config.budget, **given),
+        disk=_size(budgets.get("disk"), "--disk") or config.disk,
+    )
     check_spending(changed)
     return changed
 

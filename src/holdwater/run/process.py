@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import psutil
 
 from ..core.records import Attempt, MiB
+from ..ledger.disk import no_space
 from ..rollout.wire import (
     Beat,
     Inbox,
@@ -67,7 +69,7 @@ class WorkerProcess:
         settings = allocator.settings(env)
         self._asked = allocator.asked(settings)
         ours, theirs = socket.socketpair()
-        with theirs, self.log.open("ab") as log:
+        with theirs, _opened(self.log) as log:
             # A group of its own: a Ctrl-C at the terminal is the conductor's to hear.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdwater.rollout.worker", str(theirs.fileno()), str(os.getpid())],
@@ -230,3 +232,13 @@ class WorkerProcess:
         if self._writer is not None:
             self._writer.close()
         os.close(self._pidfd)
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """A worker that is needed on a full disk starts without its log: its attempts keep theirs."""
+    try:
+        return log.open("ab")
+    except OSError as error:
+        if not no_space(error):
+            raise
+        return Path(os.devnull).open("ab")

@@ -42,6 +42,7 @@ from .fleet import Fleet, News
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
+from .space import Space
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
@@ -113,9 +114,10 @@ class Scheduler:
         self._reason = reason
         return Interrupt(attempt=attempt) in commands
 
-    def govern(self, governor: Governor) -> None:
-        """Who grants memory; before `run`."""
+    def govern(self, governor: Governor, space: Space) -> None:
+        """Who grants memory, and who watches the disk; before `run`."""
         self._governor = governor
+        self._space = space
 
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
@@ -172,6 +174,7 @@ class Scheduler:
 
     def abort(self) -> None:
         """Interrupt what runs, and end when it has settled, or a little later."""
+        self._space.hurry()
         if not self._finished.is_set():
             self._loop.call_later(ABORT_SECONDS, self._finished.set)
             self._take(Abort())
@@ -184,6 +187,7 @@ class Scheduler:
 
     def leave(self) -> None:
         """The second signal: end now. What runs is found unsettled by the next conductor."""
+        self._space.hurry()
         self._finished.set()
 
     # Carrying out commands.
@@ -267,10 +271,11 @@ class Scheduler:
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
+        self._due.pop(verdict.attempt, None)  # it ended, however long a full disk puts off the commit
         committed = await self._ledger.settle(verdict)
+        self._space.settled(verdict)
         self._governor.settled(verdict)
         self._attempts.pop(verdict.attempt, None)
-        self._due.pop(verdict.attempt, None)
         if not committed:
             return
         self._observers.tell(verdict)

@@ -251,7 +251,12 @@ def disk(gauge: Gauge) -> Text:
     if not gauge.disk_total:
         return Text("unknown", "dim")
     share = 1 - gauge.disk_free / gauge.disk_total
-    return Text(f"{size(gauge.disk_free)} free of {size(gauge.disk_total)}", alarm(share))
+    free = f"{size(gauge.disk_free)} free of {size(gauge.disk_total)}"
+    if not gauge.disk_limit:
+        return Text(free, alarm(share))
+    used = gauge.disk_used / gauge.disk_limit
+    budget = f"{size(gauge.disk_used)} of {size(gauge.disk_limit)} ({used:.0%})"
+    return Text(f"{budget}, {free}", alarm(max(share, used)))
 
 
 def alarm(share: float) -> str:

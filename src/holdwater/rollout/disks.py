@@ -1,0 +1,36 @@
+"""Whether a disk was full while an attempt lived: what went wrong then may not be its own fault.
+
+The conductor's watch, which pauses and stops runs, is `run/space.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..governor.disks import is_full
+from ..ledger.reserve import Reserve
+
+
+class DiskWatch:
+    """One process's: looks each second and when it is asked, and at what is gone of the reserve."""
+
+    def __init__(self, reserve: Reserve, places: set[Path]) -> None:
+        self._reserve = reserve
+        self._places = [place for place in places if not places & set(place.parents)]
+        self._full_at = 0.0
+
+    def look(self) -> None:
+        if any(is_full(place) for place in self._places):
+            self._full_at = time.monotonic()
+
+    def since(self) -> Callable[[], bool]:
+        """Whether, from now on, one of the disks was full."""
+        began, first = time.monotonic(), self._reserve.first
+
+        def full() -> bool:
+            self.look()
+            return self._full_at >= began or self._reserve.first > first
+
+        return full
