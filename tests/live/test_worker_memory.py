@@ -94,7 +94,7 @@ async def test_a_worker_that_serves_calls_is_never_trimmed_and_its_lag_is_the_sa
         assert with_it < 2 * without + 0.05, (
             lags(on),
             lags(off),
-        )  # both at once: what disturbs one does both
+        )  # what disturbs one disturbs both
         await becomes_trimmed(trims, QUIET + 10)
 
 

@@ -102,14 +102,37 @@ async def test_a_lease_grows_before_those_who_wait_but_never_beyond_what_there_i
     assert not gate.extend(7, MiB), "it has none"
 
 
-async def test_while_it_is_held_nobody_is_admitted_and_the_reason_is_told():
+async def test_nobody_is_admitted_until_the_last_reason_is_gone():
     gate = gate_of(100)
-    gate.holds.add("disk")
+    gate.hold("disk")
+    gate.hold("memory")
     waits = await asked(gate, 1, lease(10))
-    assert gate.binds == "disk"
 
-    gate.holds.discard("disk")
-    gate.measured()
+    gate.release("memory")
+    assert not waits.done() and gate.binds == "disk"
+    gate.release("disk")
+    assert await waits is None
+
+
+async def test_who_needs_nothing_waits_for_a_reason_and_for_nothing_else():
+    gate = gate_of(0, used=10)
+    gate.hold("disk")
+    waits = await asked(gate, 1, lease(0))
+    assert gate.waiting == (1,)
+
+    gate.release("disk")
+    assert await waits is None
+    assert await gate.take(2, lease(0)) is None
+
+
+async def test_a_guess_that_does_not_fit_takes_what_there_is_when_it_is_alone():
+    gate = gate_of(100, used=60)
+    gate.memory.measured((Bound("budget", 100 * MiB, 60 * MiB, "here"),), {})
+    waits = await asked(gate, 1, Lease(500 * MiB, firm=False))
+    for _ in range(NEVER):
+        assert not waits.done()
+        gate.measured()
+
     assert await waits is None
 
 
