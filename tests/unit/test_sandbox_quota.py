@@ -1,6 +1,7 @@
 """What a directory takes on disk, and how often that is measured."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -105,13 +106,13 @@ def test_what_costs_more_is_measured_less_often() -> None:
 @pytest.mark.parametrize(
     ("limits", "root", "expected"),
     [
-        (Limits(pids=None), False, {"-c"}),
-        (Limits(pids=9), True, {"-c"}),
-        (Limits(pids=9), False, {"-c", "-u", "-p"}),
-        (Limits(pids=None, memory=1, disk=1, cpu_seconds=0.5), True, {"-c", "-d", "-f", "-S", "-H"}),
+        (Limits(pids=None), False, {"-c", "-d unlimited"}),
+        (Limits(pids=9), True, {"-c", "-d unlimited"}),
+        (Limits(pids=9), False, {"-c", "-d unlimited", "-u", "-p"}),
+        (Limits(pids=None, memory=4096, disk=1, cpu_seconds=0.5), True, {"-c", "-d 4", "-f", "-t"}),
     ],
 )
 def test_rlimits_stand_in_for_a_missing_group(limits: Limits, root: bool, expected: set[str]) -> None:
-    words = entrance(None, limits, root)[2].split()
+    script = entrance(None, limits, root)[2]
 
-    assert {words[at + 1] for at, word in enumerate(words) if word == "ulimit"} == expected
+    assert set(re.findall(r"ulimit (?:-[SH] )?(-d \w+|-\w)", script)) == expected
