@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from ..core.budget import RunBudget
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
-from ..core.records import Gauge, Summary
+from ..core.records import Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
-from ..governor.room import Level
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
@@ -39,7 +37,7 @@ from .budget import BudgetWatch
 from .config import Environment
 from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Governed
-from .governor import LOOK_SECONDS, Governor
+from .governor import Governor
 from .inline import InlineFleet
 from .local import LocalFleet
 from .log import RunLog
@@ -50,9 +48,8 @@ from .scheduler import Scheduler, interruption
 from .signals import Signals
 from .source import Source
 from .space import Levers, Space
+from .timeline import Timeline
 
-GAUGE_SECONDS = 1.0
-SPARING_SECONDS = 5.0  # between two readings that are written while the disk is full
 BUDGET_SECONDS = 1.0
 
 
@@ -126,8 +123,10 @@ async def _conduct(
     signals: Signals,
 ) -> None:
     directory = ledger.directory
+    meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
+    timeline = Timeline(ledger, space)
     with signals.answered(current().cancel):
-        feed = await _feed(config, ledger, given)
+        feed = await timeline.during(meter, _feed(config, ledger, given))
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
     earlier = earlier_in(config, ledger)
     scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
@@ -139,7 +138,6 @@ async def _conduct(
         upstream=given.upstream,
         path=given.environment.path,
     )
-    meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
     governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
     scheduler.govern(governor, space)
     levers = Levers(
@@ -152,13 +150,11 @@ async def _conduct(
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        gauge = Duty("gauge", GAUGE_SECONDS, _gauger(ledger, scheduler, governor, space, lag))
-        look = Duty("governor", LOOK_SECONDS, _looker(governor, fleet))
+        duties = (governor.duty(fleet), timeline.duty(scheduler, governor, lag), budget, *given.duties)
         answered = signals.answered(scheduler.drain, scheduler.leave)
         with lag, answered, space.begun(levers) as watches:
-            duties = (look, gauge, budget, *watches, *retention.duties, *given.duties)
             try:
-                await scheduler.run(fleet, duties)
+                await scheduler.run(fleet, (*duties, *watches, *retention.duties))
                 await retention.finish()
             finally:
                 await retention.close()
@@ -187,53 +183,6 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
     else:
         async with LocalFleet(welcome, emit, given.environment.inherited) as local:
             yield local
-
-
-def _looker(governor: Governor, fleet: Governed) -> Callable[[], Awaitable[None]]:
-    async def look() -> None:
-        governor.look(fleet)
-
-    return look
-
-
-def _gauger(
-    ledger: Ledger, scheduler: Scheduler, governor: Governor, space: Space, lag: Lag
-) -> Callable[[], Awaitable[None]]:
-    """Each second: what runs, what waits, memory and disk. On a full disk the room is left to verdicts."""
-    written = 0.0
-
-    async def gauge() -> None:
-        nonlocal written
-        if space.level is Level.FULL and time.monotonic() < written + SPARING_SECONDS:
-            return
-        written = time.monotonic()
-        census, reading, memory = governor.census, governor.reading, governor.own
-        disk = reading.disk("run")
-        await ledger.gauge(
-            Gauge(
-                at=time.time(),
-                running=scheduler.running,
-                waiting=scheduler.waiting,
-                workers=census.workers,
-                draining=census.draining,
-                memory=memory,
-                memory_limit=min(reading.bound.limit, memory + reading.bound.room),
-                disk_free=disk.free,
-                disk_total=disk.total,
-                disk_used=space.used,
-                disk_limit=space.budget or 0,
-                lag=max(governor.take_lag(), lag.take()),
-                phases=census.phases,
-                pressure=reading.pressure,
-                oom_kills=reading.oom_kills,
-                bound=reading.bound.name,
-                leased=governor.leased,
-                sandboxes=census.sandboxes,
-                binds=scheduler.binds,
-            )
-        )
-
-    return gauge
 
 
 @contextmanager

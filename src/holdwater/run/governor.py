@@ -18,6 +18,7 @@ from ..governor.meter import Meter
 from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.reading import Bound
 from ..governor.reclaim import Action, Reclaim
+from ..rollout.duty import Duty
 from .fleet import Census, Governed, Use
 from .footprint import Footprint
 
@@ -148,6 +149,14 @@ class Governor:
 
     def release(self, why: str) -> None:
         self._gate.release(why)
+
+    def duty(self, fleet: Governed) -> Duty:
+        """Its looks, again and again."""
+
+        async def look() -> None:
+            self.look(fleet)
+
+        return Duty("governor", LOOK_SECONDS, look)
 
     # Each look.
 
