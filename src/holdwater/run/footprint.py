@@ -20,6 +20,7 @@ class Footprint:
     def __init__(self) -> None:
         self._me = os.getpid()
         self._looks = 0
+        self.base = 0  # bytes of conductor and workers at the last reading
         self._shared: dict[int, int] = {}  # process -> bytes that others have as well; bound: the workers
         self._children = 0  # bytes of children that are neither workers nor sandboxes, such as an install
 
@@ -33,5 +34,5 @@ class Footprint:
             trees = use_of_trees((self._me,))[self._me]
             self._children = max(0, trees - sum(resident.values()) - census.sandboxes)
         self._looks += 1
-        own = sum(use - self._shared.get(pid, 0) for pid, use in resident.items())
-        return own + census.sandboxes + self._children
+        self.base = sum(use - self._shared.get(pid, 0) for pid, use in resident.items())
+        return self.base + census.sandboxes + self._children

@@ -200,8 +200,9 @@ class Governor:
         if declared is not None:
             return declared + self._workers.need
         sandbox = self._sandboxes.need if scale == 1 else self._sandboxes.more
-        # A guess is never more than could be had: what the attempt is then held to decides.
-        return min((sandbox + self._workers.need) * scale, max(FLOOR, self._gate.memory.all_of_it))
+        # A guess is never more than could be had beside our own processes: what it is held to then decides.
+        most = max(FLOOR, self._gate.memory.most - self._footprint.base)
+        return min((sandbox + self._workers.need) * scale, most)
 
     def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
         """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""
