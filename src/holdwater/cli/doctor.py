@@ -82,7 +82,36 @@ def on_memory_and_disk() -> list[Finding]:
         on_pressure(reading),
         on_group(meter.groups(), reading.oom_kills),
         *(on_disk(disk) for disk in reading.disks),
+        on_start(reading),
     ]
+
+
+def on_start(reading: Reading) -> Finding:
+    """How many attempts a run would begin with, and which limit would bind first."""
+    import os
+
+    from ..core.config import SLOTS_A_WORKER
+    from ..governor.gate import Gate
+    from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
+    from ..governor.reading import Bound
+    from ..sandbox.probe import Finding
+    from ..view.figures import size
+
+    gate, disk = Gate(), reading.disk("run")
+    gate.memory.measured(reading.holding, {})
+    if disk.total:
+        gate.disk.measured((Bound("disk", disk.total, disk.total - disk.free, ""),), {})
+    need = sandbox_memory(gate.memory.most).need + worker_memory().need
+    allowed = {
+        "slots": SLOTS_A_WORKER * (os.cpu_count() or 1),
+        "memory": max(0, gate.memory.room) // need,
+        "disk": max(0, gate.disk.room) // sandbox_disk().need,
+    }
+    first = min(allowed, key=lambda name: allowed[name])
+    told = ", ".join(f"{name} {number}" for name, number in allowed.items() if number < 1_000_000)
+    note = "" if allowed[first] else f"nothing would start: there is too little {first}"
+    value = f"{allowed[first]} attempts to begin with, {first} binds first ({told}; {size(need)} each)"
+    return Finding(what="at once", value=value, note=note)
 
 
 def on_bound(bound: Bound, first: bool) -> Finding:
