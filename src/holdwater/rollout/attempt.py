@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -29,7 +28,6 @@ from ..core.errors import (
     AgentFailed,
     AttemptError,
     GradeFailed,
-    LimitReached,
     RunFailed,
     SandboxFailed,
     as_failure,
@@ -51,6 +49,7 @@ from ..core.records import (
 )
 from .calls import Calls
 from .foreign import as_grade, as_json
+from .limit import PhaseLimit
 from .logs import attempt_log
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
@@ -160,7 +159,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with _Limit(allowed, phase):
+            async with PhaseLimit(allowed, phase):
                 await work()
         except asyncio.CancelledError as error:
             if self._reason is None:
@@ -371,42 +370,6 @@ def _model_first(failure: Failure | None, session: Session | None) -> Failure | 
     cause = session.failure if session else None
     blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
     return cause if cause is not None and blames_agent else failure
-
-
-class _Limit:
-    """Like `asyncio.timeout`, but what is allowed may grow while it runs.
-
-    A class: a function inside another that arms itself again holds itself, and with it the attempt.
-    """
-
-    def __init__(self, allowed: Callable[[], float], phase: Phase) -> None:
-        self._allowed = allowed
-        self._phase = phase
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self._timeout = asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._arm()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handle.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
-
-    def _arm(self) -> None:
-        self._handle = self._loop.call_at(self._start + self._allowed(), self._check)
-
-    def _check(self) -> None:
-        if self._loop.time() >= self._start + self._allowed():
-            self._timeout.reschedule(self._loop.time())
-        else:
-            self._arm()
 
 
 def disk_full(error: OSError) -> RunFailed:

@@ -1,0 +1,46 @@
+"""The time that a phase of an attempt may take. What each phase does is in `attempt.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from ..core.errors import LimitReached
+from ..core.records import Phase
+
+
+class PhaseLimit:
+    """Like `asyncio.timeout`, but what is allowed may grow while it runs.
+
+    A class: a function inside another that arms itself again holds itself, and with it the attempt.
+    """
+
+    def __init__(self, allowed: Callable[[], float], phase: Phase) -> None:
+        self._allowed = allowed
+        self._phase = phase
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._arm()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
+
+    def _arm(self) -> None:
+        self._handle = self._loop.call_at(self._start + self._allowed(), self._check)
+
+    def _check(self) -> None:
+        if self._loop.time() >= self._start + self._allowed():
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._arm()
