@@ -50,7 +50,7 @@ def test_jemalloc_is_taken_where_it_is_installed(installed: str) -> None:
     chosen = settings(ENV)
 
     assert chosen["LD_PRELOAD"] == installed
-    assert "dirty_decay_ms:1000" in chosen["MALLOC_CONF"]
+    assert "dirty_decay_ms:250" in chosen["MALLOC_CONF"]
     assert asked(chosen) == "jemalloc"
 
 

@@ -91,10 +91,8 @@ async def test_a_worker_that_serves_calls_is_never_trimmed_and_its_lag_is_the_sa
 
         assert trimmed(trims) == 0
         with_it, without = median(lags(on)), median(lags(off))
-        assert with_it < 2 * without + 0.05, (
-            lags(on),
-            lags(off),
-        )  # what disturbs one disturbs both
+        # Both ran at once: what disturbs one on this machine disturbs the other.
+        assert with_it < 2 * without + 0.05, (lags(on), lags(off))
         await becomes_trimmed(trims, QUIET + 10)
 
 

@@ -179,7 +179,7 @@ def on_allocator() -> Finding:
     if asked(chosen) not in ("", found.allocator):
         return Finding(what="allocator", value=value, note=f"`{asked(chosen)}` was asked for and ignored")
     hint = "busy workers give less memory back. hint: install the package `libjemalloc2`"
-    return Finding(what="allocator", value=value, note="" if found.allocator == "jemalloc" else hint)
+    return Finding(what="allocator", value=value, note=hint if found.allocator == "glibc" else "")
 
 
 def on_files() -> Finding:

@@ -19,7 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def in_force() -> str:
     """The allocator that this process really has, whatever it was started with."""
-    if JEMALLOC in Path("/proc/self/maps").read_text(errors="replace"):
+    if f"lib{JEMALLOC}" in Path("/proc/self/maps").read_text(errors="replace"):
         return JEMALLOC
     return GLIBC if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else OTHER
 

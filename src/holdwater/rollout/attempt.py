@@ -52,7 +52,7 @@ from ..core.records import (
 from ..ledger.disk import no_space
 from .calls import Calls
 from .foreign import as_grade, as_json
-from .limit import Deadline
+from .limit import PhaseLimit
 from .logs import attempt_log
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
@@ -163,7 +163,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with Deadline(allowed, phase):
+            async with PhaseLimit(allowed, phase):
                 await work()
         except asyncio.CancelledError as error:
             if self._reason is None:

@@ -10,7 +10,7 @@ from ..core.errors import LimitReached
 from ..core.records import Phase
 
 
-class Deadline:
+class PhaseLimit:
     """Like `asyncio.timeout`, but what is allowed may grow while it runs.
 
     A class: a function inside another that arms itself again holds itself, and with it the attempt.

@@ -16,7 +16,7 @@ from .scope import Note
 
 LOOK_SECONDS = 1.0
 QUIET_LOOKS = 3  # one after another, before anything is done
-BUSY = 0.02  # of a core, from which on a worker is not quiet; an idle one uses a tenth of it
+BUSY = 0.02  # of a core, from which on a worker is not quiet; an idle one uses less than half of it
 WORTH_IT = 8 * MiB  # of growth before a trim, and of effect before it is told
 
 GiveBack = Callable[[], object]

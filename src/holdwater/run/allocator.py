@@ -20,10 +20,10 @@ PRELOAD = "LD_PRELOAD"
 JEMALLOC_CONF = "MALLOC_CONF"
 PATIENCE = 10.0  # seconds
 
-# A thread of its own gives freed memory back within a second, without stalling the loop. What is retained
-# would count against a worker's limit on data.
+# A thread of its own gives freed memory back within half a second, without stalling the loop. What it
+# retained would count against a worker's limit on data.
 _JEMALLOC = {
-    JEMALLOC_CONF: "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,narenas:2,retain:false",
+    JEMALLOC_CONF: "background_thread:true,dirty_decay_ms:250,muzzy_decay_ms:0,narenas:2,retain:false",
 }
 # glibc keeps freed memory in up to 8 arenas a core and never gives it back by default.
 GLIBC_BOUNDS = {
