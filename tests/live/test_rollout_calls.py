@@ -10,6 +10,7 @@ import pytest
 
 from holdwater.rollout import calls as rollout_calls
 from holdwater.rollout.calls import Calls
+from holdwater.rollout.disks import Hurt
 from holdwater.rollout.views import BlockingSandbox, SandboxView, for_caller
 
 
@@ -174,6 +175,6 @@ async def test_a_blocking_view_raises_on_the_loop_instead_of_stopping_it(tmp_pat
     def outer(sandbox: BlockingSandbox) -> object:
         return inner(sandbox)
 
-    view = SandboxView(None, lambda: tmp_path / "out")
+    view = SandboxView(None, lambda: tmp_path / "out", Hurt())
     with pytest.raises(RuntimeError, match="async def"):
         await Calls("t").call(outer, *for_caller(outer, view))

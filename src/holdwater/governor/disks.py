@@ -26,7 +26,10 @@ def read_disks(places: Mapping[str, Path], proc: Path) -> tuple[Disk, ...]:
 
 
 def is_full(place: Path) -> bool:
-    told = os.statvfs(existing(place))
+    try:
+        told = os.statvfs(place)
+    except FileNotFoundError:
+        told = os.statvfs(existing(place))
     return told.f_blocks > 0 and told.f_bavail * told.f_frsize < FULL
 
 

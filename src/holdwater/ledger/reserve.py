@@ -72,7 +72,8 @@ class Reserve:
 
     def _numbers(self) -> list[int]:
         try:
-            return sorted(int(piece.name) for piece in self._path.iterdir() if piece.name.isdecimal())
+            with os.scandir(self._path) as pieces:
+                return sorted(int(piece.name) for piece in pieces if piece.name.isdecimal())
         except FileNotFoundError:
             return []
 

@@ -51,6 +51,7 @@ from ..core.records import (
 )
 from ..ledger.disk import no_space
 from .calls import Calls
+from .disks import Hurt
 from .foreign import as_grade, as_json
 from .limit import PhaseLimit
 from .logs import attempt_log
@@ -132,7 +133,7 @@ class Life:
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
-        self.found_full: Callable[[], bool] = lambda: False  # it cannot go on: the run's disk was full
+        self.hurt = Hurt()
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._reason: str | None = None
 
@@ -145,6 +146,13 @@ class Life:
     def usage(self) -> Usage:
         """What its model calls have used so far."""
         return self.session.usage if self.session else Usage()
+
+    @property
+    def found_full(self) -> bool:
+        """Whether a write of its own failed on a full disk of the run's: it cannot come to a verdict."""
+        failures = (self.failure, self.session.failure if self.session else None)
+        told = any(f is not None and f.where is Where.RUN and f.kind == DISK for f in failures)
+        return told or self.hurt.by_disk
 
     def interrupt(self, reason: str) -> None:
         """End it soon, with the verdict `interrupted`."""
@@ -211,7 +219,6 @@ async def live(life: Life, place: Place) -> Verdict:
     log = place.exchanges(attempt.id)
     was_full = place.watch_disk()
     work = _Work(life, place, limits, paths, log)
-    life.found_full = work.found_full
     try:
         with attempt_log(paths.log) as sink:
             async with life.scope:
@@ -232,7 +239,7 @@ async def live(life: Life, place: Place) -> Verdict:
         if work.session is not None and work.session.drifted:
             life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
         await work.sync()
-        if work.found_full() or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
+        if life.found_full or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
             life.failure = disk_full()
         elif sink.error is not None:
             life.failure = as_failure(_unwritable(sink.error), RunFailed, life.phase)
@@ -262,14 +269,6 @@ class _Work:
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
-        self.unsaved = False  # something of the attempt could not be written: the disk was full
-
-    def found_full(self) -> bool:
-        """Whether a write of the attempt's failed on a full disk, whatever was made of that."""
-        failures = (self.life.failure, self.session.failure if self.session else None)
-        told = any(f is not None and f.where is Where.RUN and f.kind == DISK for f in failures)
-        views = (self.view, *self.dismissed)
-        return told or self.unsaved or any(isinstance(v, SandboxView) and v.found_full for v in views)
 
     @property
     def peak(self) -> int:
@@ -291,7 +290,7 @@ class _Work:
         self.session = life.session = await life.scope.open(
             "gateway session", place.enclose("session", session)
         )
-        self.view = SandboxView(self.opened, self.paths.output)
+        self.view = SandboxView(self.opened, self.paths.output, self.life.hurt)
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)
         await self.opened.mark()
@@ -335,7 +334,7 @@ class _Work:
         """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
         self.end()
         self.dismissed = [view for view in (self.view, self.model) if view is not None]
-        self.view = SandboxView(self.opened, self.paths.output)
+        self.view = SandboxView(self.opened, self.paths.output, self.life.hurt)
 
     async def keep(self) -> None:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
@@ -343,11 +342,8 @@ class _Work:
         async def salvage() -> None:
             for view in self.dismissed:
                 await view.quiet()
-            try:
+            with self.life.hurt.noticed():
                 self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
-            except OSError as error:
-                self.unsaved = no_space(error)
-                raise
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
@@ -376,10 +372,11 @@ class _Work:
     async def sync(self) -> None:
         """Make the exchanges last."""
         try:
-            if self.log.count:
-                await self.life.calls.call(self.log.sync)
+            with self.life.hurt.noticed():
+                if self.log.count:
+                    await self.life.calls.call(self.log.sync)
         except DiskFull:
-            self.unsaved = True
+            pass  # it is noticed
 
     def end(self) -> None:
         for view in (self.view, self.model):

@@ -6,11 +6,28 @@ The conductor's watch, which pauses and stops runs, is `run/space.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..governor.disks import is_full
+from ..ledger.disk import no_space
 from ..ledger.reserve import Reserve
+
+
+class Hurt:
+    """Whether a write of an attempt's failed on a full disk of the run's, whoever caught that."""
+
+    def __init__(self) -> None:
+        self.by_disk = False
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # boundary: raised again
+            self.by_disk = self.by_disk or no_space(error)
+            raise
 
 
 class DiskWatch:

@@ -162,7 +162,7 @@ class Host:
         """Each second: is a disk full? An attempt that was hurt by that ends now, however long it could."""
         self._disks.look()
         for life in self._living.values():
-            if life.found_full():
+            if life.found_full:
                 life.interrupt("the run's disk was full")
 
     def allow(self, attempt: int, memory: int) -> None:

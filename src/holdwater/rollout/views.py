@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.authoring import Model, Sandbox
 from ..core.errors import AttemptOver, ModelFailed
 from ..core.records import CommandResult
-from ..ledger.disk import no_space
+from .disks import Hurt
 
 T = TypeVar("T")
 
@@ -57,11 +56,11 @@ class _View:
 class SandboxView(_View):
     """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
 
-    def __init__(self, sandbox: Sandbox, logs: Callable[[], Path]) -> None:
+    def __init__(self, sandbox: Sandbox, logs: Callable[[], Path], hurt: Hurt) -> None:
         super().__init__()
         self._sandbox = sandbox
         self._logs = logs
-        self.found_full = False  # a call failed on a full disk of the run's own, whoever caught that
+        self._hurt = hurt
 
     @property
     def workdir(self) -> str:
@@ -75,23 +74,15 @@ class SandboxView(_View):
         timeout: float | None = None,
         log: Path | None = None,
     ) -> CommandResult:
-        with self._noticing():
+        with self._hurt.noticed():
             return await self._alive().run(command, env=env, timeout=timeout, log=log or self._logs())
 
     async def read(self, path: str) -> bytes:
         return await self._alive().read(path)
 
     async def write(self, path: str, content: str | bytes) -> None:
-        with self._noticing():
+        with self._hurt.noticed():
             await self._alive().write(path, content)
-
-    @contextmanager
-    def _noticing(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # boundary: raised again
-            self.found_full = self.found_full or no_space(error)
-            raise
 
     def _alive(self) -> Sandbox:
         if self._over:
