@@ -78,6 +78,16 @@ class ProcessSandboxes:
         forwards = self.machine.bwrap and self.network is Network.GATEWAY
         return ProcessSandbox(self, attempt, limits, gateway if forwards else None)
 
+    def tree_of(self, attempt: int) -> Callable[[list[int]], list[int]]:
+        """Finds the processes of an attempt, given its commands. It blocks, and holds no sandbox."""
+
+        def found(commands: list[int]) -> list[int]:
+            if self.machine.bwrap:
+                return [pid for command in commands for pid in marks.descendants(command)]
+            return self.roll.of(str(attempt))
+
+        return found
+
     def gateway_url(self, host_url: str) -> str:
         """The base URL of the gateway for code in a sandbox."""
         if self.machine.bwrap and self.network is Network.GATEWAY:
@@ -111,7 +121,7 @@ class ProcessSandbox:
         self._made = False
         self._closed = False
         self._commands = 0
-        self._watch = Watch(str(self._directory), limits, sandboxes.threads, self._processes)
+        self._watch = Watch(str(self._directory), limits, sandboxes.threads, sandboxes.tree_of(attempt))
 
     async def __aenter__(self) -> ProcessSandbox:
         return self
@@ -265,12 +275,6 @@ class ProcessSandbox:
         if home.usable:
             name = f"{prefix(self._sandboxes.run)}{self._attempt}"
             self._watch.group = Cgroup.make(home, name, limits.memory, limits.pids, limits.cpus, cpu=True)
-
-    def _processes(self, commands: list[int]) -> list[int]:
-        """The tree of these commands. Blocks."""
-        if self._sandboxes.machine.bwrap:
-            return [pid for command in commands for pid in marks.descendants(command)]
-        return self._sandboxes.roll.of(str(self._attempt))
 
     def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
         self._commands += 1
