@@ -78,7 +78,7 @@ class Flags:
     ] = None
     memory: Annotated[
         str | None,
-        _in(LIMITS, "The budget that memory is shown against; what the container allows otherwise"),
+        _in(LIMITS, "The run's budget: attempts wait until they fit; what the container allows otherwise"),
     ] = None
     disk: Annotated[
         str | None, _in(LIMITS, "The budget for the run directory and scratch; the disk itself otherwise")
