@@ -19,7 +19,7 @@ import holdwater as hw
 
 GREEDY = {
     "small files": "i=0; while :; do head -c 1M /dev/zero > $i; i=$((i+1)); done",
-    "large file": f"head -c {4 * DISK}M /dev/zero > large",
+    "large file": f"head -c {16 * DISK}M /dev/zero > large",
     "fits twice": f"head -c {DISK * 3 // 2}M /dev/zero > large && touch done",
     "forks": "f() { f | f & f; }; f",
     "prints": f"dd if=/dev/zero bs=1M count={PRINTED}",
@@ -52,7 +52,7 @@ async def grade(instance, sandbox, answer):
 suite = hw.Suite(name="greedy", instances=instances, grade=grade)
 """
 SMALL = {"disk": 16, "pids": 100, "output": 32, "printed": 100, "seconds": 3.0}  # sizes in MiB
-FULL = {"disk": 512, "pids": 512, "output": 256, "printed": 1024, "seconds": 15.0}
+FULL = {"disk": 128, "pids": 512, "output": 256, "printed": 1024, "seconds": 15.0}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def play(scene: Scene, size: dict[str, float]) -> None:
     )
 
     assert command.wait(100) == 1, command  # a full disk is left
-    full = [f"resource: killed at {disk * scale} MiB: sandbox disk" for scale in (1, 2)]
+    full = [f"resource: killed at {disk * scale} MiB: sandbox disk" for scale in (1, 2, 4, 8)]
     assert failures(scene) == {
         "small files": full,
         "large file": full,
