@@ -94,7 +94,7 @@ def _plain_suite(count: int) -> hw.Suite:
     return hw.Suite(name=f"leaking-{count}", instances=instances, grade=_grade)
 
 
-leaking_60, leaking_500 = _plain_suite(60), _plain_suite(500)
+leaking_40, leaking_500 = _plain_suite(40), _plain_suite(500)
 _left: list[Any] = []
 LINGER = 1.0  # seconds that an attempt takes beside
 

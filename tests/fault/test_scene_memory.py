@@ -38,26 +38,37 @@ def test_without_the_governor_the_same_run_is_killed(tmp_path: Path, suite: str,
         assert group.kills() > 0
 
 
-LEAKS = [
-    ("leaking_60", 60),
-    pytest.param("leaking_500", 500, marks=[pytest.mark.proof, pytest.mark.timeout(1200)]),
-]
+LEAKS = ("leak_references", "leak_cycles", "leak_heap")
 
 
-@pytest.mark.parametrize(("suite", "count"), LEAKS)
-@pytest.mark.parametrize("leak", ["leak_references", "leak_cycles", "leak_heap"])
-def test_workers_that_leak_are_replaced_and_nothing_is_lost(
-    tmp_path: Path, leak: str, suite: str, count: int
-) -> None:
+@pytest.mark.parametrize("leak", LEAKS)
+def test_workers_that_leak_are_replaced_and_nothing_is_lost(tmp_path: Path, leak: str) -> None:
+    leaking(tmp_path, leak, "leaking_40", 40)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1200)
+def test_leaks_cost_little_of_the_rate(tmp_path: Path) -> None:
+    without = leaking(tmp_path, "leak_nothing", "leaking_500", 500)
+    for leak in LEAKS:
+        assert leaking(tmp_path, leak, "leaking_500", 500) < without / 0.8
+
+
+def leaking(place: Path, leak: str, suite: str, count: int) -> float:
+    """The seconds that it took, with nothing lost."""
     with memory_group(400 * MiB) as group:
-        played = group.run(
-            tmp_path / "run", f"{GREEDY}:{suite}", "--agent", f"{GREEDY}:{leak}", "--concurrency", "4"
-        )
+        words = ("--agent", f"{GREEDY}:{leak}", "--concurrency", "4")
+        played = group.run(place / leak, f"{GREEDY}:{suite}", *words)
 
         assert played.status == 0
         assert played.summary["outcomes"] == {"passed": count}
         assert group.kills() == 0
-    assert hw.audit(tmp_path / "run").ok
+    assert hw.audit(place / leak).ok
+    retired = played.summary["events"].get("worker.retired", 0)
+    assert bool(retired) == (leak in ("leak_references", "leak_heap")), (
+        "cycles are collected, the rest is not"
+    )
+    return float(played.summary["seconds"])
 
 
 NEEDY = [("needy_4", 4), pytest.param("needy_30", 30, marks=[pytest.mark.proof, pytest.mark.timeout(600)])]

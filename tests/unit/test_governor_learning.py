@@ -41,9 +41,9 @@ def test_only_the_latest_count():
     assert peaks.need == 110
 
 
-def test_where_nothing_holds_an_attempt_to_its_lease_the_largest_counts():
+def test_of_what_neighbours_share_nearly_all_that_was_seen_counts():
     sandboxes, workers = sandbox_memory(GiB), worker_memory()
-    for mib in itertools.chain([200], itertools.repeat(20, 30)):
+    for mib in itertools.chain([200, 200, 200], itertools.repeat(20, 30)):
         sandboxes.add(mib * MiB)
         workers.add(mib * MiB)
 

@@ -37,6 +37,7 @@ class LocalFleet:
         self._changed = asyncio.Condition()
         self._numbers = 0
         self._stillborn = 0
+        self._assembled = False  # all workers have been ready at once
         self._closing = False
         self._stack = AsyncExitStack()
 
@@ -152,9 +153,11 @@ class LocalFleet:
         return lambda: worker.ready or worker.gone or self._waiting[attempt.id] is not None
 
     def _least(self) -> WorkerProcess | None:
-        shared = (w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone))
-        # No worker takes more than its share, or the first one up would get everything.
-        hosts = sum(1 for w in self._workers.values() if not (w.draining or w.solo or w.gone))
+        shared = [w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone)]
+        # No worker takes more than its share, or the first one up would get everything; but when one is
+        # replaced, the others take over meanwhile.
+        self._assembled = self._assembled or len(shared) >= self._config.workers
+        hosts = len(shared) if self._assembled else self._config.workers
         free = (w for w in shared if len(w.attempts) * hosts < self._config.slots)
         return min(free, key=lambda w: len(w.attempts), default=None)
 

@@ -59,7 +59,8 @@ class WorkerProcess:
         self._first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
-        self._before: dict[int, int] = {}  # attempt -> its size before that; bound: the run's concurrency
+        # attempt -> bytes of what the worker has grown by; bound: the run's concurrency
+        self._shares: dict[int, int] = {}
         self._permitted = 0
         self.lag = 0.0
         self._reason: str | None = None
@@ -138,6 +139,8 @@ class WorkerProcess:
 
     def heard(self, beat: Beat) -> None:
         self._heard = time.monotonic()
+        if self._first:
+            self._attribute(beat)
         self.rss, self.living = beat.rss, beat.living
         self._first = self._first or beat.rss
         self.lag = beat.lag
@@ -145,33 +148,43 @@ class WorkerProcess:
     def host(self, job: Job) -> None:
         """Hand it an attempt, and let it grow by as much as that has leased."""
         self.attempts[job.attempt.id] = job.attempt
-        self._before[job.attempt.id] = self.rss
+        self._shares[job.attempt.id] = 0
         if job.lease:
             self._limit(max(self._permitted, self._data() + HEADROOM) + job.lease)
         self.send(job)
 
     def forget(self, attempt: int) -> Attempt | None:
-        self._before.pop(attempt, None)
+        self._shares.pop(attempt, None)
         return self.attempts.pop(attempt, None)
 
     def permit(self, leases: Mapping[int, int], room: int) -> None:
         """It may grow by what its attempts have leased and not used, and by `room`."""
         uses = self.uses()
-        unused = (leases.get(a, 0) - (uses[a].memory if a in uses else 0) for a in self._before)
+        unused = (leases.get(a, 0) - (uses[a].memory if a in uses else 0) for a in self._shares)
         self._limit(self._data() + HEADROOM + room + sum(max(0, bytes_) for bytes_ in unused))
 
     def uses(self) -> dict[int, Use]:
-        """What each of its attempts uses: its sandbox, and its share of what grew since it began."""
-        living = [one for one in self.living if one.attempt in self._before]
-        return {one.attempt: self._use(one, len(living)) for one in living}
+        """What each of its attempts uses: its sandbox, and its share of what has grown beside it."""
+        return {one.attempt: self._use(one) for one in self.living if one.attempt in self._shares}
 
     @property
     def left(self) -> int:
         """Bytes by which it is larger than when it began, and no attempt in it uses them."""
-        return max(0, self.rss - self._first - sum(use.worker for use in self.uses().values()))
+        return max(0, self.rss - self._first - sum(self._shares.values()))
 
-    def _use(self, one: Living, living: int) -> Use:
-        grown = max(0, self.rss - self._before[one.attempt]) // living
+    def _attribute(self, beat: Beat) -> None:
+        """Growth is divided among those who lived beside it; what shrinks was first of those who ended."""
+        grown = beat.rss - self.rss
+        if grown > 0:
+            beside = {one.attempt for one in (*self.living, *beat.living)}
+            for attempt in beside & self._shares.keys():
+                self._shares[attempt] += grown // len(beside)
+        elif (freed := -grown - self.left) > 0 and (held := sum(self._shares.values())):
+            keep = max(0.0, 1 - freed / held)
+            self._shares = {attempt: int(share * keep) for attempt, share in self._shares.items()}
+
+    def _use(self, one: Living) -> Use:
+        grown = self._shares[one.attempt]
         return Use(sandbox=one.memory, worker=grown, disk=one.disk, throttled=one.throttled)
 
     def _data(self) -> int:
