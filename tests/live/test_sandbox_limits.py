@@ -356,6 +356,28 @@ async def test_the_limit_that_is_named_is_the_one_in_force(boxes):
 
 
 @GROUPED
+async def test_a_limit_can_be_lowered_again(boxes):
+    async with boxes.open(1, Limits(memory=64 * MiB), None) as box:
+        await box.run("true")
+        box.allow(128 * MiB)
+        box.allow(48 * MiB)
+
+        with pytest.raises(ResourceExhausted, match="killed at 48 MiB: sandbox memory"):
+            await box.run(HOLD.format(60, 0))
+
+
+@GROUPED
+async def test_lowering_a_limit_kills_nothing_that_runs(boxes):
+    async with boxes.open(1, Limits(memory=128 * MiB), None) as box, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(box.run(HOLD.format(60, 1)))
+        while box.memory < 60 * MiB and not running.done():
+            await asyncio.sleep(0.02)
+        box.allow(16 * MiB)
+
+        assert (await running).ok
+
+
+@GROUPED
 async def test_a_limit_that_was_not_hit_is_not_named(boxes):
     around = Cgroup.make(boxes.machine.cgroup, f"around-{os.getpid()}", 64 * MiB, None)
     home = msgspec.structs.replace(boxes.machine.cgroup, memory=str(around.directories[0]))

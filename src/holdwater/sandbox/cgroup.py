@@ -21,6 +21,7 @@ ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 OURS = "holdwater-"
 PERIOD = 100_000  # microseconds over which a quota of CPU is kept
+SLACK = 1.25  # times what a group uses: a lower limit than this is not set
 UNLIMITED = 1 << 62  # version 1 says so with a number beyond this
 
 
@@ -123,11 +124,15 @@ class Cgroup:
         return limit if 0 < limit < UNLIMITED else None
 
     def allow(self, memory: int) -> None:
-        """Raise the limit on memory."""
+        """Change the limit on memory. It is not lowered to where what it uses now would be killed."""
+        names = ["memory.max"] if self._v2 else ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+        if memory > (self.memory_limit() or UNLIMITED):
+            names.reverse()  # in version 1 the second is never below the first
+        else:
+            memory = max(memory, int(self.use() * SLACK))
         try:
-            if not self._v2 and (self._memory / "memory.memsw.limit_in_bytes").exists():
-                self._set("memory.memsw.limit_in_bytes", memory)  # never below the other
-            self._set("memory.max" if self._v2 else "memory.limit_in_bytes", memory)
+            for name in names:
+                self._set_where_present(name, memory)
         except OSError:
             return  # it keeps what it has
 
