@@ -31,7 +31,8 @@ WORTH_RECYCLING = 48 * MiB  # by which a worker must have grown for its end to h
 FLOOR = 32 * MiB  # a sandbox is never held to less: a shell and its children start in it
 LARGE = 0.12  # of the limit: a worker that has grown by this much is replaced before anyone has to wait
 NEW_WORKER = 96 * MiB  # room for one beside the one that it replaces
-PATIENCE = 5  # looks that an attempt without room to grow waits for it
+GROWING = 1 * MiB  # from one look to the next
+PATIENCE = 5  # looks through which an attempt grows without room before another has to make it
 QUARTER = 4  # of the free disk is what a sandbox may use when nothing is said
 
 
@@ -41,7 +42,8 @@ class Held(msgspec.Struct):
     declared: int | None  # the limit of its sandbox's memory, where that does not grow with the lease
     allowed: int = 0  # what its sandbox is held to now
     peak: Use = Use()
-    short: int = 0  # looks since it has had no room to grow
+    before: int = 0  # bytes that it used at the last look
+    short: int = 0  # looks through which it grew and had no room to
 
 
 class Governor:
@@ -207,10 +209,13 @@ class Governor:
     def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
         """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""
         for attempt, held in self._held.items():
-            use = uses.get(attempt)
-            lease = self._gate.memory.leases.get(attempt, 0)
-            enough = use is None or use.memory <= NEARLY * lease or bool(held.declared and not use.worker)
-            held.short = 0 if enough or self._raised(attempt, lease) else held.short + 1
+            used = uses[attempt].memory if attempt in uses else 0
+            grows, held.before = used > held.before + GROWING, used
+            near = used > NEARLY * self._gate.memory.leases.get(attempt, 0)
+            if not near or self._raised(attempt):
+                held.short = 0
+            elif held.declared is None:
+                held.short = held.short + 1 if grows else max(0, held.short - 1)
         short = [attempt for attempt, held in self._held.items() if held.short]
         (self.hold if short else self.release)("memory")
         self._pause = max(0, self._pause - 1)
@@ -229,7 +234,8 @@ class Governor:
                 held.allowed = allowed
                 fleet.allow(attempt, allowed)
 
-    def _raised(self, attempt: int, lease: int) -> bool:
+    def _raised(self, attempt: int) -> bool:
+        lease = self._gate.memory.leases.get(attempt, 0)
         more = min(max(WORTH_EXTENDING, int(lease * (GROWTH - 1))), self._gate.memory.room)
         return more >= WORTH_EXTENDING and self._gate.extend(attempt, lease + more)
 
