@@ -1,10 +1,14 @@
-"""What processes use, on a tree that stands in for /proc."""
+"""What processes use, on a tree that stands in for /proc; and who started them, for real."""
 
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from holdwater.governor.processes import PAGE, pss_of, use_of, use_of_trees
+from holdwater.governor.processes import PAGE, children_of, pss_of, use_of, use_of_trees
 
 
 class Proc:
@@ -57,3 +61,22 @@ def test_ids_that_were_given_again_during_the_pass_end_it_all_the_same(proc):
     proc.has(8, 7, pages=100)
 
     assert use_of_trees([7], proc.root) == {7: 110 * PAGE}
+
+
+def test_children_are_those_of_all_threads_and_no_others():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found: list[subprocess.Popen[bytes]] = []
+        thread = threading.Thread(
+            target=lambda: found.append(subprocess.Popen(["sleep", "60"]))  # its starter is gone by then
+        )
+        thread.start()
+        thread.join()
+        try:
+            children = children_of(os.getpid())
+        finally:
+            found[0].kill()
+            found[0].wait()
+            child.communicate(b"\n")
+
+    assert {child.pid, found[0].pid} <= children
+    assert os.getpid() not in children and child.pid not in children_of(os.getpid())

@@ -45,6 +45,12 @@ def use_of_trees(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
     return {pid: sum(resident.get(member, 0) for member in _tree(pid, children)) for pid in pids}
 
 
+def children_of(pid: int, proc: Path = PROC) -> set[int]:
+    """The processes that any thread of `pid` has started, and that are not gone."""
+    told = (text(path) for path in (proc / str(pid) / "task").glob("*/children"))
+    return {int(child) for line in told for child in line.split()}
+
+
 def _resident(pid: int, proc: Path) -> int:
     fields = text(proc / str(pid) / "statm").split()
     return int(fields[1]) * PAGE if len(fields) > 1 else 0

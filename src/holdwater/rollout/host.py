@@ -177,9 +177,9 @@ class Host:
         return self._tasks.pop(attempt)
 
     @property
-    def count(self) -> int:
-        """How many attempts are being lived."""
-        return len(self._living)
+    def memory(self) -> int:
+        """Bytes that the sandboxes use together."""
+        return sum(life.sandbox.memory for life in self._living.values() if life.sandbox)
 
     def living(self) -> tuple[Living, ...]:
         """Every attempt that is being lived, and where in its life it is."""

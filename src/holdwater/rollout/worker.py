@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 import uvloop
 
 from ..core.errors import HoldwaterError
+from ..core.records import MiB
 from .allocator import give_back, in_force, resident
 from .collect import Collector
 from .duty import Duty
@@ -43,8 +44,9 @@ from .wire import (
     frame,
 )
 
-BEAT_SECONDS = 0.2  # while there are attempts, of which the governor wants to know; else each second
-A_BEAT = 25  # attempts: with more, beats are rarer
+BEAT_SECONDS = 0.2  # when there is news for the governor; else each second
+BEATS_SKIPPED = 5
+NEWS = 1 * MiB  # by which the use of memory has changed
 _PR_SET_PDEATHSIG = 1
 
 
@@ -116,6 +118,7 @@ class Upkeep:
         self._host = host
         self._emit = emit
         self._skipped = 0
+        self._told = 0  # bytes in use at the last beat
         self._collector = Collector()
         self._trimmer = Trimmer(host.traffic, self._collector.collect, give_back, self._note)
         host.on_end = self._collector.ended
@@ -141,11 +144,12 @@ class Upkeep:
         """Say what is alive here, and how late the loop was."""
         self._host.look()
         self._skipped += 1
-        count = self._host.count
-        if self._skipped < (min(5, 1 + count // A_BEAT) if count else 5):
+        rss = resident()
+        memory = rss + self._host.memory
+        if self._skipped < BEATS_SKIPPED and abs(memory - self._told) < NEWS:
             return
-        self._skipped = 0
-        self._emit(Beat(rss=resident(), lag=self._lag.take(), living=self._host.living()))
+        self._skipped, self._told = 0, memory
+        self._emit(Beat(rss=rss, lag=self._lag.take(), living=self._host.living()))
 
     def _note(self, kind: str, message: str) -> None:
         self._emit(Noted(kind=kind, message=f"worker {self._host.worker}: {message}"))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from ..governor.processes import pss_of, use_of, use_of_trees
+from ..governor.processes import children_of, pss_of, use_of, use_of_trees
 from .fleet import Census
 
-CHILDREN_EVERY = 10  # looks: a pass over all processes of the machine
+CHILDREN_EVERY = 5  # looks: a pass over all processes of the machine, if there are any
 SHARES_EVERY = 150  # looks: 1 ms a process
 
 
@@ -31,8 +31,12 @@ class Footprint:
         if self._looks % SHARES_EVERY == 0:
             self._shared = {pid: max(0, resident[pid] - share) for pid, share in pss_of(pids).items()}
         if self._looks % CHILDREN_EVERY == 0:
-            trees = use_of_trees((self._me,))[self._me]
-            self._children = max(0, trees - sum(resident.values()) - census.sandboxes)
+            self._children = self._other_children(set(census.pids))
         self._looks += 1
         self.base = sum(use - self._shared.get(pid, 0) for pid, use in resident.items())
         return self.base + census.sandboxes + self._children
+
+    def _other_children(self, workers: set[int]) -> int:
+        """Bytes of what was started here and is no worker. Without workers, sandboxes are children too."""
+        others = children_of(self._me) - workers if workers else set()
+        return sum(use_of_trees(others).values()) if others else 0

@@ -22,7 +22,8 @@ from ..rollout.duty import Duty
 from .fleet import Census, Governed, Use
 from .footprint import Footprint
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  # when something has changed, or someone waits
+CALM_SECONDS = 1.0  # otherwise
 FRESH = 0.05  # seconds: a lease is granted by a reading that is no older
 NEARLY = 0.8  # of a sandbox's limit: from here on it is extended, if there is room
 GROWTH = 1.3
@@ -65,7 +66,7 @@ class Governor:
         self._gate = Gate()
         self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
         self._reclaim = Reclaim()
-        self._read_at = time.monotonic()
+        self._read_at = self._looked = time.monotonic()
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
@@ -156,7 +157,10 @@ class Governor:
         """Its looks, again and again."""
 
         async def look() -> None:
-            self.look(fleet)
+            census = fleet.census()
+            calm = not (self._gate.waiting or self._reclaim.holding) and census.uses == self.census.uses
+            if not calm or time.monotonic() - self._looked >= CALM_SECONDS:
+                self.look(fleet)
 
         return Duty("governor", LOOK_SECONDS, look)
 
@@ -164,6 +168,7 @@ class Governor:
 
     def look(self, fleet: Governed) -> None:
         """Measure everything; what follows from it is done."""
+        self._looked = time.monotonic()
         self.census = census = fleet.census()
         self.own = self._footprint.read(census) + self._in_memory(census)
         self.reading = reading = self._meter.read(self.own)

@@ -46,6 +46,7 @@ class Cgroup:
     def __init__(self, home: CgroupHome, name: str, cpu: bool = False) -> None:
         self._v2 = home.kind == "v2"
         self._memory = Path(home.memory, name)
+        self._usage = str(self._memory / ("memory.current" if self._v2 else "memory.usage_in_bytes"))
         self._pids = Path(home.pids, name) if home.pids else None
         self._cpu = Path(home.cpu, name) if home.cpu and cpu else None
         self._cpuacct = Path(home.cpuacct, name) if home.cpuacct and cpu else None
@@ -117,6 +118,17 @@ class Cgroup:
         """Bytes of memory in use, without the page cache."""
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
         return sum(_fields(self._memory / "memory.stat", names))
+
+    def usage(self) -> int:
+        """The same with the page cache: one number, which is cheap to ask for."""
+        try:
+            fd = os.open(self._usage, os.O_RDONLY)  # asked five times a second: no more than three calls
+        except OSError:
+            return 0
+        try:
+            return int(os.read(fd, 32))
+        finally:
+            os.close(fd)
 
     def memory_limit(self) -> int | None:
         """The limit on memory that the kernel holds it to now."""

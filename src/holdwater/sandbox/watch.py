@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 FIRST = 0.025  # seconds to the first look at a group; the next takes twice as long, up to
 TICK = 0.2
+WORTH_A_LOOK = 256 * 1024  # bytes by which the use of a group has changed
 TREE = 1.0  # seconds between looks at a tree that has no group
 DISK = 0.5  # seconds between looks at the file system of a directory that has a quota
 SETTLED = 5.0  # seconds between measurings of a directory that has none, or cannot have reached it
@@ -184,12 +185,15 @@ class Watch:
             tasks.create_task(self._follow_group(self.group) if self.group else self._follow_tree())
 
     async def _follow_group(self, group: Cgroup) -> None:
-        wait = FIRST
+        wait, seen = FIRST, 0
         while True:
             await asyncio.sleep(wait)
             wait = min(TICK, wait * 2)
-            self.memory = group.use()
-            self._peak = max(self._peak, self.memory)
+            usage = group.usage()
+            if abs(usage - seen) >= WORTH_A_LOOK:
+                seen = usage
+                self.memory = group.use()
+                self._peak = max(self._peak, self.memory)
             self._stop(self.cpu_over())
 
     async def _follow_tree(self) -> None:
