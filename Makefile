@@ -19,6 +19,10 @@ proof:
 	@$(bin)/python benchmarks/flat_memory.py
 	@$(bin)/python benchmarks/throughput.py
 	@$(bin)/python benchmarks/gateway_rate.py
+	@$(bin)/python benchmarks/admission.py
+	@$(bin)/python benchmarks/metering.py
+	@$(bin)/python benchmarks/allocator.py
+	@$(bin)/python benchmarks/soak.py --minutes 30
 
 lint:
 	@scripts/setup dev
