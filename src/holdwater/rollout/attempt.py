@@ -1,29 +1,18 @@
 """The life of one attempt: set-up, acting, salvage, grading, closing, and one verdict whatever happens.
 
-`live` is the story; `Life` remembers what has happened so far. What hosts many lives is `host.py`.
+`live` is the story; `Life` remembers what has happened so far. What surrounds it is a `place.Place`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from ..core.authoring import (
-    Agent,
-    Enclose,
-    ExchangeLog,
-    KeptSandbox,
-    Model,
-    Recording,
-    Sandboxes,
-    Session,
-    Suite,
-)
+from ..core.authoring import KeptSandbox, Session
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -55,63 +44,10 @@ from .disks import Hurt
 from .foreign import as_grade, as_json
 from .limit import PhaseLimit
 from .logs import attempt_log
+from .place import Log, Paths, Place
 from .scope import Note, Scope
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
-
-
-class Log(ExchangeLog, Protocol):
-    """An attempt's segment, as the worker sees it."""
-
-    count: int
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Place(Protocol):
-    """What surrounds an attempt in its worker."""
-
-    suite: Suite
-    agent: Agent
-    limits: Limits
-    salvaging: float
-    enclose: Enclose
-    token: int
-    gateway: Path | None
-
-    @property
-    def sandboxes(self) -> Sandboxes: ...
-
-    def paths(self, attempt: int, name: str) -> Paths: ...
-
-    def exchanges(self, attempt: int) -> Log: ...
-
-    def recording(self, earlier: tuple[int, ...]) -> Recording | None:
-        """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""
-
-    def session(
-        self, attempt: int, log: Log, limits: Limits, recording: Recording | None
-    ) -> AbstractAsyncContextManager[Session | None]: ...
-
-    def model(self, session: Session | None) -> Model | None: ...
-
-    def watch_disk(self) -> Callable[[], bool]:
-        """Whether, since this was called, a disk that attempts write to was full."""
-
-
-class Paths(Protocol):
-    """Where an attempt keeps what it leaves."""
-
-    def log(self) -> Path:
-        """What the agent and the suite log and print."""
-
-    def output(self) -> Path:
-        """What its commands print."""
-
-    def salvage(self, attempt: int) -> Path:
-        """The work that an attempt left, this one or an earlier one."""
 
 
 class Life:

@@ -38,8 +38,9 @@ from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
-from .attempt import Life, Log, Paths, live
+from .attempt import Life, live
 from .disks import DiskWatch
+from .place import Log, Paths
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 
 
@@ -244,7 +245,7 @@ class Host:
     def _noter(self, attempt: int) -> Callable[[str, str], None]:
         return lambda kind, message: self._emit(Noted(kind=kind, message=message, attempt=attempt))
 
-    # The surroundings of an attempt (`attempt.Place`).
+    # The surroundings of an attempt (`place.Place`).
 
     def paths(self, attempt: int, name: str) -> Paths:
         return _Paths(self._directory, attempt, name)

@@ -1,0 +1,65 @@
+"""What surrounds an attempt in its worker, as the attempt sees it. `host.py` is one; tests bring others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
+from ..core.records import Limits
+
+
+class Log(ExchangeLog, Protocol):
+    """An attempt's segment, as the worker sees it."""
+
+    count: int
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """What surrounds an attempt in its worker."""
+
+    suite: Suite
+    agent: Agent
+    limits: Limits
+    salvaging: float
+    enclose: Enclose
+    token: int
+    gateway: Path | None
+
+    @property
+    def sandboxes(self) -> Sandboxes: ...
+
+    def paths(self, attempt: int, name: str) -> Paths: ...
+
+    def exchanges(self, attempt: int) -> Log: ...
+
+    def recording(self, earlier: tuple[int, ...]) -> Recording | None:
+        """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""
+
+    def session(
+        self, attempt: int, log: Log, limits: Limits, recording: Recording | None
+    ) -> AbstractAsyncContextManager[Session | None]: ...
+
+    def model(self, session: Session | None) -> Model | None: ...
+
+    def watch_disk(self) -> Callable[[], bool]:
+        """Whether, since this was called, a disk that attempts write to was full."""
+
+
+class Paths(Protocol):
+    """Where an attempt keeps what it leaves."""
+
+    def log(self) -> Path:
+        """What the agent and the suite log and print."""
+
+    def output(self) -> Path:
+        """What its commands print."""
+
+    def salvage(self, attempt: int) -> Path:
+        """The work that an attempt left, this one or an earlier one."""
