@@ -233,7 +233,7 @@ def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
         f"instances: {'not known before it runs' if total is None else total}, "
         f"samples {config.samples}, attempts {config.attempts}, retries {config.retries}",
         f"first: {', '.join(first)}{', ...' if len(first) == 10 else ''}",
-        f"at once: {config.concurrency} attempts in {config.workers} workers",
+        f"at once: at most {config.slots} attempts in {config.workers} workers, as the budget allows",
         f"limits: set-up {limits.setup:g} s, acting {limits.acting:g} s, grading {limits.grading:g} s",
         f"directory: {prepared.path}",
     ]
