@@ -119,9 +119,11 @@ def test_one_that_can_never_fit_is_told_what_there_is(tmp_path: Path) -> None:
 
 def test_a_limit_that_is_lowered_in_mid_run_is_followed(tmp_path: Path) -> None:
     with memory_group(700 * MiB) as group:
+        lowered = []
 
         def lower() -> None:
-            if group.used > 250 * MiB:
+            if not lowered and group.used > 250 * MiB:
+                lowered.append(True)
                 group.set(420 * MiB)
 
         agent = ("--agent", f"{GREEDY}:in_sandbox")
@@ -131,7 +133,7 @@ def test_a_limit_that_is_lowered_in_mid_run_is_followed(tmp_path: Path) -> None:
         assert group.kills() == 0
     with Reader(tmp_path / "run") as reader:
         limits = [gauge.memory_limit // MiB for gauge in reader.gauges()]
-    assert limits[-1] == 420 and max(limits) == 700
+    assert 650 < max(limits) <= 700 and 380 < limits[-1] <= 420
 
 
 def test_pressure_during_set_up_delays_admission_and_is_in_the_timeline(tmp_path: Path) -> None:
