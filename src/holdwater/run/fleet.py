@@ -72,6 +72,10 @@ class Fleet(Protocol):
 class Governed(Fleet, Protocol):
     """A fleet whose memory can be governed. What reclaims says what it did: nothing, if it did nothing."""
 
+    @property
+    def news(self) -> int:
+        """Another number when the use of memory has changed."""
+
     def allow(self, attempt: int, memory: int) -> None:
         """The attempt's sandbox may use so much from now on."""
 

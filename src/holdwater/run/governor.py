@@ -22,7 +22,8 @@ from ..rollout.duty import Duty
 from .fleet import Census, Governed, Use
 from .footprint import Footprint
 
-LOOK_SECONDS = 0.2  # when something has changed, or someone waits
+LOOK_SECONDS = 0.1  # when the use of memory has changed
+TENSE_SECONDS = 0.2  # when someone waits, or memory is short
 CALM_SECONDS = 1.0  # otherwise
 FRESH = 0.05  # seconds: a lease is granted by a reading that is no older
 NEARLY = 0.8  # of a sandbox's limit: from here on it is extended, if there is room
@@ -67,6 +68,7 @@ class Governor:
         self._held: dict[int, Held] = {}  # attempt -> what it has; bound: the run's concurrency
         self._reclaim = Reclaim()
         self._read_at = self._looked = time.monotonic()
+        self._news = 0
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
@@ -157,9 +159,10 @@ class Governor:
         """Its looks, again and again."""
 
         async def look() -> None:
-            census = fleet.census()
-            calm = not (self._gate.waiting or self._reclaim.holding) and census.uses == self.census.uses
-            if not calm or time.monotonic() - self._looked >= CALM_SECONDS:
+            age = time.monotonic() - self._looked
+            tense = bool(self._gate.waiting or self._reclaim.holding)
+            if fleet.news != self._news or age >= (TENSE_SECONDS if tense else CALM_SECONDS):
+                self._news = fleet.news
                 self.look(fleet)
 
         return Duty("governor", LOOK_SECONDS, look)

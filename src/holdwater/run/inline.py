@@ -86,6 +86,10 @@ class InlineFleet:
         }
         return Census(workers=0, phases=dict(phases), usage=Census.used(living), uses=uses)
 
+    @property
+    def news(self) -> int:
+        return self._host.memory
+
     def allow(self, attempt: int, memory: int) -> None:
         self._host.allow(attempt, memory)
 

@@ -37,6 +37,7 @@ class LocalFleet:
         self._changed = asyncio.Condition()
         self._numbers = 0
         self._stillborn = 0
+        self.news = 0
         self._assembled = False  # all workers have been ready at once
         self._closing = False
         self._stack = AsyncExitStack()
@@ -178,6 +179,7 @@ class LocalFleet:
                     worker.ready, self._stillborn = True, 0
                     await self._wake()
                 case Beat():
+                    self.news += 1
                     worker.heard(message)
                 case Done():
                     self._done(worker, message)

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import msgspec
-
 from ..core.config import Network
 from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Salvage
@@ -142,9 +140,7 @@ class ProcessSandbox:
         return self._watch.memory
 
     def allow(self, memory: int) -> None:
-        self._watch.limits = msgspec.structs.replace(self._watch.limits, memory=memory)
-        if self._watch.group:
-            self._watch.group.allow(memory)
+        self._watch.allow(memory)
 
     @property
     def peak_memory(self) -> int:

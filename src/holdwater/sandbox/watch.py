@@ -25,8 +25,9 @@ from .quota import Pace
 
 T = TypeVar("T")
 
-FIRST = 0.025  # seconds to the first look at a group; the next takes twice as long, up to
+FIRST = 0.025  # seconds to the first look at a group, and while it grows; else twice as long each time, up to
 TICK = 0.2
+GROWING = 1 * MiB  # from one look to the next
 WORTH_A_LOOK = 256 * 1024  # bytes by which the use of a group has changed
 TREE = 1.0  # seconds between looks at a tree that has no group
 DISK = 0.5  # seconds between looks at the file system of a directory that has a quota
@@ -60,6 +61,7 @@ class Watch:
         self._pace = Pace(SETTLED, SMALL_SHARE)
         self._hurry = Pace(DISK)
         self._free = 0  # bytes on the file system when the directory was measured
+        self._raised_from: int | None = None  # the limit on memory before the last change
         self.memory = 0  # bytes in use, when it was last looked at
         self._peak = 0
         self._printed = 0
@@ -71,6 +73,13 @@ class Watch:
     def peak_memory(self) -> int:
         """The most that was seen; what the kernel says, page cache and all, if nothing ran long enough."""
         return self._peak or (self.group.peak() if self.group else 0)
+
+    def allow(self, memory: int) -> None:
+        """Change the limit on memory."""
+        self.limits = msgspec.structs.replace(self.limits, memory=memory)
+        if self.group:
+            self._raised_from = self.group.memory_limit()
+            self.group.allow(memory)
 
     def leave_group(self) -> None:
         """The group is about to be removed."""
@@ -130,8 +139,10 @@ class Watch:
 
     def _blame_memory(self, group: Cgroup) -> ResourceExhausted:
         """By the limit that is in force, unless the group never came near it: then one around it was hit."""
-        limit = group.memory_limit()
-        if limit is None or 0 < group.peak() < limit - NEAR:
+        peak = group.peak()
+        limits = (group.memory_limit(), self._raised_from)  # it may have been raised since, a moment too late
+        limit = next((one for one in limits if one and not 0 < peak < one - NEAR), None)
+        if limit is None:
             return ResourceExhausted("killed by the machine, out of memory: sandbox memory")
         self._peak = max(self._peak, limit)
         return ResourceExhausted(f"killed at {size(limit)}: sandbox memory")
@@ -188,8 +199,8 @@ class Watch:
         wait, seen = FIRST, 0
         while True:
             await asyncio.sleep(wait)
-            wait = min(TICK, wait * 2)
             usage = group.usage()
+            wait = FIRST if usage - seen >= GROWING else min(TICK, wait * 2)
             if abs(usage - seen) >= WORTH_A_LOOK:
                 seen = usage
                 self.memory = group.use()
