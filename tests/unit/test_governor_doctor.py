@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.cli.doctor import on_bound, on_disk, on_group, on_memory_and_disk, on_pressure
+from holdwater.cli.doctor import on_bound, on_disk, on_group, on_memory_and_disk, on_pressure, on_start
 from holdwater.core.records import GiB, MiB
 from holdwater.governor.cgroups import Groups
 from holdwater.governor.reading import Bound, Disk, Reading
@@ -28,7 +28,7 @@ def test_this_machine_has_one_bound_that_binds_first():
     found = on_memory_and_disk()
 
     assert sum("; binds first" in finding.value for finding in found) == 1
-    assert {"memory", "pressure", "own group", "disk"} == {finding.what for finding in found}
+    assert {"memory", "pressure", "own group", "disk", "at once"} == {finding.what for finding in found}
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,16 @@ def test_the_version_of_control_groups_and_their_kills_are_told(tmp_path: Path):
     told = on_group(Groups(tmp_path / "proc", tmp_path), 2).value
 
     assert told == f"`{tmp_path}`, control groups version 2, in which the kernel killed 2 for memory so far"
+
+
+def test_it_says_how_many_attempts_would_begin_and_what_limits_them() -> None:
+    def reading(memory: int, disk: int) -> Reading:
+        place = Disk(path="/run", free=disk, total=100 * GiB, memory=False, names=("run",))
+        bounds = (Bound("budget", memory, 0, "`--memory`"),)
+        return Reading(bounds=bounds, disks=(place,), pressure=None, oom_kills=0)
+
+    assert "limited by slots" in on_start(reading(1000 * GiB, 90 * GiB)).value
+    assert "limited by memory" in on_start(reading(1 * GiB, 90 * GiB)).value
+    assert "limited by disk" in on_start(reading(100 * GiB, 6 * GiB + 100 * MiB)).value
+    nothing = on_start(reading(20 * MiB, 90 * GiB))
+    assert nothing.value.startswith("0 attempts") and "too little memory" in nothing.note

@@ -110,7 +110,7 @@ def on_start(reading: Reading) -> Finding:
     first = min(allowed, key=lambda name: allowed[name])
     told = ", ".join(f"{name} {number}" for name, number in allowed.items() if number < 1_000_000)
     note = "" if allowed[first] else f"nothing would start: there is too little {first}"
-    value = f"{allowed[first]} attempts to begin with, {first} binds first ({told}; {size(need)} each)"
+    value = f"{allowed[first]} attempts to begin with, limited by {first} ({told}; {size(need)} each)"
     return Finding(what="at once", value=value, note=note)
 
 
