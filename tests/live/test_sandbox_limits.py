@@ -327,6 +327,16 @@ async def test_without_groups_the_tree_is_watched(boxes):
 
 
 @UNGROUPED
+async def test_without_groups_a_lease_leaves_a_runtime_its_address_space(boxes):
+    """Many a runtime maps far more than it ever uses; a lease is only a guess at the use."""
+    maps = "import mmap; mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)"
+    async with boxes.open(1, Limits(lease=100 * MiB), None) as box:
+        assert (await box.run(["python3", "-c", maps])).ok
+        with pytest.raises(ResourceExhausted, match="killed at 100 MiB: sandbox memory"):
+            await box.run(HOLD.format(160, 60), timeout=30)
+
+
+@UNGROUPED
 async def test_without_groups_what_forks_share_counts_once(boxes):
     shared = "import os, time\nx = bytearray(60 << 20)\nos.fork(), os.fork()\ntime.sleep(2.5)"
     async with boxes.open(1, Limits(memory=100 * MiB), None) as box:

@@ -37,6 +37,14 @@ class Limits(Record, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None  # US dollars
+    lease: int | None = (
+        None  # bytes of memory where no limit was declared: it changes while the attempt lives
+    )
+
+    @property
+    def held_to(self) -> int | None:
+        """Bytes of memory that a sandbox may use as a whole."""
+        return self.memory or self.lease
 
     def under(self, ask: Ask) -> Limits:
         """These limits with what the instance asks for put in their place."""

@@ -185,9 +185,9 @@ async def live(life: Life, place: Place) -> Verdict:
 
 
 def _leased(limits: Limits, job: Job) -> Limits:
-    """The limits, of which memory is what was leased; where nobody said how much disk, that as well."""
+    """The limits with what was leased: of memory, and of disk where nobody said how much."""
     if job.lease:
-        limits = msgspec.structs.replace(limits, memory=job.lease)
+        limits = msgspec.structs.replace(limits, **{"memory" if limits.memory else "lease": job.lease})
     return limits if limits.disk or not job.quota else msgspec.structs.replace(limits, disk=job.quota)
 
 

@@ -270,7 +270,7 @@ class ProcessSandbox:
         home, limits = self._sandboxes.machine.cgroup, self._watch.limits
         if home.usable:
             name = f"{prefix(self._sandboxes.run)}{self._attempt}"
-            self._watch.group = Cgroup.make(home, name, limits.memory, limits.pids, limits.cpus, cpu=True)
+            self._watch.group = Cgroup.make(home, name, limits.held_to, limits.pids, limits.cpus, cpu=True)
 
     def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
         self._commands += 1

@@ -76,7 +76,8 @@ class Watch:
 
     def allow(self, memory: int) -> None:
         """Change the limit on memory."""
-        self.limits = msgspec.structs.replace(self.limits, memory=memory)
+        name = "memory" if self.limits.memory else "lease"
+        self.limits = msgspec.structs.replace(self.limits, **{name: memory})
         if self.group:
             self._raised_from = self.group.memory_limit()
             self.group.allow(memory)
@@ -215,7 +216,7 @@ class Watch:
             pace.ended(time.monotonic(), cost)
             self.memory = used
             self._peak = max(self._peak, used)
-            limit = self.limits.memory
+            limit = self.limits.held_to
             if limit and used > limit and await self._in_thread(tree.proportional, pids) > limit:
                 self._stop(ResourceExhausted(f"killed at {size(limit)}: sandbox memory"))
 
