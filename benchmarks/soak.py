@@ -97,7 +97,9 @@ def _rows(out: Path, status: int, kills: int, plotted: Path | None) -> list[Row]
     begun = gauges[0].at
     minutes = [(gauge.at - begun) / 60 for gauge in gauges]
     warm = [index for index, at in enumerate(minutes) if at >= WARM * minutes[-1] and gauges[index].running]
-    slope = fitted([minutes[i] / 60 for i in warm], [float(gauges[i].memory) for i in warm])
+    hours = [minutes[i] / 60 for i in warm]
+    whole = fitted(hours, [float(gauges[i].memory) for i in warm])
+    ours = fitted(hours, [float(gauges[i].memory - gauges[i].sandboxes) for i in warm])
     if plotted is not None:
         memory = list(zip(minutes, (gauge.memory / MB for gauge in gauges), strict=True))
         limit = list(zip(minutes, (gauge.memory_limit / MB for gauge in gauges), strict=True))
@@ -112,8 +114,11 @@ def _rows(out: Path, status: int, kills: int, plotted: Path | None) -> list[Row]
         Row("exit status", status, "", "0 or 1", status in (0, 1)),
         Row("lost, duplicated or corrupt", lost, "", "0", lost == 0 and audit.ok),
         Row(
-            "slope of memory in use once warm", round(slope.value / MB, 1), f"+- {slope.error / MB:.1f} MB/h"
+            "slope of conductor and workers, warm",
+            round(ours.value / MB, 1),
+            f"+- {ours.error / MB:.1f} MB/h",
         ),
+        Row("slope with sandboxes", round(whole.value / MB, 1), f"+- {whole.error / MB:.1f} MB/h"),
         Row("most memory in use", round(max(gauge.memory for gauge in gauges) / MB), "MB"),
         Row("disk a verdict", round(size_of(out) / summary.attempts / 1000, 1), "kB"),
         at_most("longest lag of a worker's loop", max(gauge.lag for gauge in gauges), 1.0, "s"),
