@@ -9,6 +9,8 @@ from rich.text import Text
 
 from holdwater.core.records import Gauge, GiB, MiB, Summary, Usage
 from holdwater.view.figures import count, duration, line, size
+from holdwater.view.report import totals
+from holdwater.view.survey import Survey
 from holdwater.view.terminal import Display, Pace, Pacer, Recent, disk, draw, memory, progress_line, render
 from holdwater.view.timeline import bars, memory_over_time, what_bound
 
@@ -277,3 +279,13 @@ def test_what_limited_a_run_is_told_by_its_share_of_the_time() -> None:
         memory_over_time([Gauge(at=0.0, memory=4 * GiB, memory_limit=8 * GiB)])
         == "▅ at most 4.0 GiB of 8.0 GiB"
     )
+
+
+def test_a_page_of_a_run_in_progress_says_what_limits_it_now() -> None:
+    nothing = Survey(rows=(), hidden=0, first={}, slowest=())
+
+    now = "\n".join(lines(draw(totals(summary(), nothing, []), 120)))
+    then = "\n".join(lines(draw(totals(summary(state="finished"), nothing, []), 120)))
+
+    assert "limited by memory" in now and "16 for slot" in now
+    assert "limited by" not in then

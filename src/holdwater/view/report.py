@@ -17,6 +17,7 @@ from ..core.records import Gauge, Summary
 from ..ledger.reader import OutcomeRow, Reader
 from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
 from .survey import Survey, seconds, survey
+from .terminal import running, waiting
 from .timeline import memory_over_time, what_bound
 
 SCORED = ("passed", "failed")
@@ -115,6 +116,9 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
         facts.add_row("saved", Text(saved(summary.saved)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
+    if summary.state == "running" and summary.gauge is not None:
+        facts.add_row("running", running(summary.gauge))
+        facts.add_row("waiting", waiting(summary.gauge))
     if gauges:
         facts.add_row("memory", Text(memory_over_time(gauges)))
         facts.add_row("limited by", Text(what_bound(gauges) or "nothing"))
