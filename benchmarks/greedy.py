@@ -53,7 +53,7 @@ async def _grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: Any) -> boo
     return bool(answer == instance.data["mb"])
 
 
-few, some, many = _suite(30, 1.0), _suite(60, 2.0), _suite(150, 3.0)
+few, some, many = _suite(20, 1.0), _suite(60, 2.0), _suite(150, 3.0)
 
 
 async def in_sandbox(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> int:
@@ -94,7 +94,7 @@ def _plain_suite(count: int) -> hw.Suite:
     return hw.Suite(name=f"leaking-{count}", instances=instances, grade=_grade)
 
 
-leaking_40, leaking_500 = _plain_suite(40), _plain_suite(500)
+leaking_30, leaking_500 = _plain_suite(30), _plain_suite(500)
 _left: list[Any] = []
 LINGER = 1.0  # seconds that an attempt takes beside
 

@@ -12,7 +12,7 @@ import holdwater as hw
 from holdwater.core.records import MiB
 from holdwater.ledger.reader import Reader
 
-SIZES = [("few", 30), pytest.param("many", 150, marks=[pytest.mark.proof, pytest.mark.timeout(900)])]
+SIZES = [("few", 20), pytest.param("many", 150, marks=[pytest.mark.proof, pytest.mark.timeout(900)])]
 AT_ONCE = ("--concurrency", "30")
 FETCHED, FETCHING = 260, 3.0  # MiB and seconds, as in the suite
 
@@ -43,7 +43,7 @@ LEAKS = ("leak_references", "leak_cycles", "leak_heap")
 
 @pytest.mark.parametrize("leak", LEAKS)
 def test_workers_that_leak_are_replaced_and_nothing_is_lost(tmp_path: Path, leak: str) -> None:
-    leaking(tmp_path, leak, "leaking_40", 40)
+    leaking(tmp_path, leak, "leaking_30", 30)
 
 
 @pytest.mark.proof
@@ -129,7 +129,7 @@ def test_a_limit_that_is_lowered_in_mid_run_is_followed(tmp_path: Path) -> None:
         agent = ("--agent", f"{GREEDY}:in_sandbox")
         played = group.run(tmp_path / "run", f"{GREEDY}:few", *agent, *AT_ONCE, during=lower)
 
-        assert played.summary["outcomes"] == {"passed": 30}
+        assert played.summary["outcomes"] == {"passed": 20}
         assert group.kills() == 0
     with Reader(tmp_path / "run") as reader:
         limits = [gauge.memory_limit // MiB for gauge in reader.gauges()]

@@ -95,7 +95,7 @@ class Command:
 
     async def kill(self) -> None:
         """End the whole tree, whatever it does."""
-        if self._process.returncode is not None:
+        if self._reaped():
             return
         if not self._launch.confined:
             self._signal_group(signal.SIGKILL)
@@ -103,6 +103,8 @@ class Command:
         self._process.kill()
         for event in (self._exited, self._silent, self._gone):
             await _within(GONE, event)
+        if self._reaped():
+            return  # someone else killed it meanwhile
         self.seconds = time.monotonic() - self._started
         self._reap_orphan()
         for fd in list(self._open):
@@ -214,10 +216,11 @@ class Command:
         self._gone.set()
 
     def _reap_orphan(self) -> None:
-        if self._init is None:
+        init, self._init = self._init, None  # closed in a moment: its number may be another's then
+        if init is None:
             return
         try:
-            os.waitid(os.P_PIDFD, self._init, os.WEXITED | os.WNOHANG)
+            os.waitid(os.P_PIDFD, init, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             return  # another adopted it
 
@@ -240,12 +243,15 @@ class Command:
         await self._loop.run_in_executor(self._threads, function, *arguments)
 
     def _signal_group(self, number: int) -> None:
-        if self._process.returncode is not None:
-            return  # reaped: its number may be another's by now
+        if self._reaped():
+            return  # its number may be another's by now
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # the group has ended
+
+    def _reaped(self) -> bool:
+        return self._process.returncode is not None
 
     def _killed(self) -> bool:
         return (self._process.returncode or 0) < 0
