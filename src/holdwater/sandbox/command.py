@@ -67,6 +67,7 @@ class Command:
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
         self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
         self._pipes: set[int] = set()
+        self._ended = False  # nothing of it is watched any more
         self._init: int | None = None  # a pidfd of the first process of the namespace
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
@@ -95,7 +96,7 @@ class Command:
 
     async def kill(self) -> None:
         """End the whole tree, whatever it does."""
-        if self._reaped():
+        if self._process.returncode is not None:
             return
         if not self._launch.confined:
             self._signal_group(signal.SIGKILL)
@@ -103,8 +104,9 @@ class Command:
         self._process.kill()
         for event in (self._exited, self._silent, self._gone):
             await _within(GONE, event)
-        if self._reaped():
+        if self._ended:
             return  # someone else killed it meanwhile
+        self._ended = True
         self.seconds = time.monotonic() - self._started
         self._reap_orphan()
         for fd in list(self._open):
@@ -243,15 +245,12 @@ class Command:
         await self._loop.run_in_executor(self._threads, function, *arguments)
 
     def _signal_group(self, number: int) -> None:
-        if self._reaped():
-            return  # its number may be another's by now
+        if self._process.returncode is not None:
+            return  # reaped: its number may be another's by now
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # the group has ended
-
-    def _reaped(self) -> bool:
-        return self._process.returncode is not None
 
     def _killed(self) -> bool:
         return (self._process.returncode or 0) < 0
