@@ -40,7 +40,8 @@ OTHER_FLAGS = {
     "unfinished",
     "yes",
 }
-NOT_OURS = {"die-with-parent", "task", "prompt-file"}  # flags of programs that the docs mention
+# Flags of programs that the docs mention, and of benchmarks.
+NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes"}
 
 
 def flags() -> set[str]:
