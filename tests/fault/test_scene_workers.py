@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.scene import Scene, lines, until
 
+from holdwater.sandbox.cgroup import left_by
+
 SUITE = """
 import asyncio
 import ctypes
@@ -83,6 +85,53 @@ def test_a_killed_worker_costs_no_instance(scene: Scene, count: int) -> None:
     assert [(row["where"], row["failure_kind"]) for row in lost] == [("worker", "lost")] * 4
     assert "killed by SIGKILL" in lost[0]["failure"]
     scene.assert_whole(count)
+    scene.assert_clean()
+
+
+SHELLS = """
+import asyncio
+from pathlib import Path
+
+import holdwater as hw
+
+HERE = Path(HERE)
+
+
+def instances():
+    for n in range(4):
+        yield hw.Instance(id=f"i{n}")
+
+
+async def solve(instance, sandbox, model):
+    await sandbox.write("large", "x" * 100_000)
+    while not (HERE / "go").exists():
+        await sandbox.run("sleep 0.1")
+
+
+async def grade(instance, sandbox, answer):
+    return True
+
+
+suite = hw.Suite(name="shells", instances=instances, grade=grade)
+"""
+
+
+def test_what_a_killed_worker_leaves_is_removed_while_the_run_goes_on(scene: Scene) -> None:
+    scene.suite(SHELLS, HERE=str(scene.place))
+    command = scene.run(*scene.agent(), "--concurrency", "4", "--workers", "2")
+    made = scene.out / "scratch"
+    until("all have their directories", lambda: made.exists() and len(scene.scratch()) == 4)
+
+    os.kill(scene.workers()[0].pid, signal.SIGKILL)
+
+    until("others run in their place", lambda: {"5", "6"} <= set(scene.scratch()))
+    until("theirs are gone", lambda: len(scene.scratch()) == 4)
+    lost = {"1", "2", "3", "4"} - set(scene.scratch())
+    assert len(lost) == 2
+    groups = [group.name.rpartition("-")[2] for group in left_by(scene.id)]
+    assert lost.isdisjoint(groups)
+    (scene.place / "go").touch()
+    assert command.wait(60) == 0, command
     scene.assert_clean()
 
 

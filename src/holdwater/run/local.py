@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
+from ..ledger.directory import RunDirectory
 from ..rollout.duty import Duty
 from ..rollout.wire import Allow, Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Trim, Unfit, Welcome
+from ..sandbox.sweep import sweep_attempts
 from .fleet import Census, Emit
 from .process import WorkerProcess
 
@@ -40,6 +44,7 @@ class LocalFleet:
         self.news = 0
         self._assembled = False  # all workers have been ready at once
         self._closing = False
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdwater-sweep")
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> LocalFleet:
@@ -61,6 +66,7 @@ class LocalFleet:
             else:
                 worker.leave()
         await self._stack.aclose()
+        self._threads.shutdown(wait=False)
 
     # What the scheduler asks for.
 
@@ -217,11 +223,23 @@ class LocalFleet:
                 self._closing = True
                 self._emit(Unfit(message=f"workers die at start-up: {reason}", hint=f"see `{worker.log}`"))
                 return
+        if worker.attempts:
+            self._group.create_task(self._clear(list(worker.attempts)))
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
         if not (worker.draining and worker.replaced) and not worker.solo:
             self._spawn()
         await self._wake()
+
+    async def _clear(self, attempts: list[int]) -> None:
+        """Remove what the attempts of a dead worker left: days are long, and the end of the run is far."""
+        config = self._config
+        scratch = Path(config.scratch) if config.scratch else RunDirectory(self._welcome.directory).scratch
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, sweep_attempts, config.id, scratch, attempts)
+        except OSError as error:
+            self._note("sweep.failed", f"attempts {attempts}: {error}")
 
     def _retire(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
         """It takes nothing new and leaves when it is empty; another takes its place, now or `later`."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.records import Record
 from . import cgroup, marks
+from .probe import probe
 from .remove import remove_tree
 
 SECONDS = 5.0
@@ -33,6 +35,21 @@ def sweep(run: str, scratch: Path) -> Swept:
         processes=processes,
         cgroups=sum(not group.exists() for group in groups),
         directories=sum(not remove_tree(directory) for directory in _left_in(scratch)),
+    )
+
+
+def sweep_attempts(run: str, scratch: Path, attempts: Iterable[int]) -> Swept:
+    """The same for single attempts of a run that goes on: their worker is dead. Blocks."""
+    home, found = probe().cgroup, list(attempts)
+    processes = sum(marks.kill_all({marks.RUN: run, marks.ATTEMPT: str(n)}, SECONDS) for n in found)
+    names = [f"{cgroup.prefix(run)}{number}" for number in found] if home.usable else []
+    groups = [group for name in names for group in cgroup.Cgroup(home, name).directories if group.exists()]
+    processes += sum(_empty(group) for group in groups)
+    directories = [scratch / str(number) for number in found if (scratch / str(number)).exists()]
+    return Swept(
+        processes=processes,
+        cgroups=sum(not group.exists() for group in groups),
+        directories=sum(not remove_tree(directory) for directory in directories),
     )
 
 
