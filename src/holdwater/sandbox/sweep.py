@@ -43,7 +43,9 @@ def sweep_attempts(run: str, scratch: Path, attempts: Iterable[int]) -> Swept:
     home, found = probe().cgroup, list(attempts)
     processes = sum(marks.kill_all({marks.RUN: run, marks.ATTEMPT: str(n)}, SECONDS) for n in found)
     names = [f"{cgroup.prefix(run)}{number}" for number in found] if home.usable else []
-    groups = [group for name in names for group in cgroup.Cgroup(home, name).directories if group.exists()]
+    groups = [
+        group for name in names for group in cgroup.Cgroup(home, name, cpu=True).directories if group.exists()
+    ]
     processes += sum(_empty(group) for group in groups)
     directories = [scratch / str(number) for number in found if (scratch / str(number)).exists()]
     return Swept(
