@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,13 +11,16 @@ Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 900, 340, 70, 45, 40
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#8250df")
+LINES = 5  # of the grid
 MOST = 900  # points of a line: more than pixels says nothing
 
 
 def save(path: Path, title: str, unit: str, series: Mapping[str, Points]) -> None:
     """Draw `series`, each a name and its points (minutes, value)."""
     across = max((x for points in series.values() for x, _ in points), default=1.0) or 1.0
-    up = max((y for points in series.values() for _, y in points), default=1.0) * 1.05 or 1.0
+    highest = max((y for points in series.values() for _, y in points), default=1.0) or 1.0
+    step = 10 ** math.floor(math.log10(highest)) / 2
+    up = LINES * step * math.ceil(highest / LINES / step)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
         f' font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
@@ -34,8 +38,8 @@ def save(path: Path, title: str, unit: str, series: Mapping[str, Points]) -> Non
 
 def _axes(across: float, up: float, unit: str) -> list[str]:
     parts = []
-    for step in range(6):
-        y, x = up * step / 5, across * step / 5
+    for step in range(LINES + 1):
+        y, x = up * step / LINES, across * step / LINES
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{_y(y, up):.1f}" y2="{_y(y, up):.1f}" stroke="#ddd"/>'
             f'<text x="{LEFT - 8}" y="{_y(y, up) + 4:.1f}" text-anchor="end">{y:,.0f}</text>'

@@ -103,8 +103,9 @@ def _rows(out: Path, status: int, kills: int, plotted: Path | None) -> list[Row]
     if plotted is not None:
         memory = list(zip(minutes, (gauge.memory / MB for gauge in gauges), strict=True))
         limit = list(zip(minutes, (gauge.memory_limit / MB for gauge in gauges), strict=True))
-        leased = list(zip(minutes, (gauge.leased / MB for gauge in gauges), strict=True))
-        plot.save(plotted, "Memory of a soak", "MB", {"in use": memory, "budget": limit, "leased": leased})
+        mine = list(zip(minutes, ((gauge.memory - gauge.sandboxes) / MB for gauge in gauges), strict=True))
+        series = {"in use": memory, "budget": limit, "conductor and workers": mine}
+        plot.save(plotted, "Memory of a soak", "MB", series)
     lost = audit.lost + audit.duplicated + audit.corrupt
     return [
         Row("settled", summary.settled, f"in {summary.seconds / 60:.1f} min"),
