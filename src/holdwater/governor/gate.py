@@ -34,30 +34,42 @@ class Pool:
         self._least_reserve = least_reserve
         self._bounds: tuple[Bound, ...] = ()
         self._used: dict[int, int] = {}
-        self.leases: dict[int, int] = {}  # attempt -> bytes; bound: the run's concurrency, as the other
+        self._inside = 0  # the sum of it
+        self._leased = 0  # the sum of leases, where one that is exceeded counts as what is used
+        self._leases: dict[int, int] = {}  # attempt -> bytes; bound: the run's concurrency, as the other
+
+    @property
+    def leases(self) -> Mapping[int, int]:
+        return self._leases
 
     def measured(self, bounds: tuple[Bound, ...], used: Mapping[int, int]) -> None:
         """What all together use of each limit, and what of that is each attempt's."""
         self._bounds = bounds
-        self._used = {attempt: used.get(attempt, 0) for attempt in self.leases}
+        self._used = {attempt: used.get(attempt, 0) for attempt in self._leases}
+        self._inside = sum(self._used.values())
+        self._leased = sum(max(lease, self._used[a]) for a, lease in self._leases.items())
+
+    def lease(self, attempt: int, bytes_: int) -> None:
+        used = self._used.setdefault(attempt, 0)
+        self._leased += max(bytes_, used) - max(self._leases.get(attempt, 0), used)
+        self._leases[attempt] = bytes_
 
     def give(self, attempt: int) -> None:
-        self.leases.pop(attempt, None)
-        self._used.pop(attempt, None)
+        used = self._used.pop(attempt, 0)
+        self._inside -= used
+        self._leased -= max(self._leases.pop(attempt, 0), used)
 
     @property
     def room(self) -> int:
         """Bytes that can still be leased. An attempt that uses more than its lease has leased that."""
-        leased = sum(max(lease, self._used.get(a, 0)) for a, lease in self.leases.items())
-        inside = sum(self._used.values())
-        # What is used and not an attempt's: the conductor, idle workers, neighbours.
-        free = (self._usable(bound) - max(0, bound.used - inside) for bound in self._bounds)
-        return min(free, default=1 << 62) - leased
+        return self.all_of_it - self._leased
 
     @property
     def all_of_it(self) -> int:
         """Bytes that could be leased now if nothing was."""
-        return self.room + sum(max(lease, self._used.get(a, 0)) for a, lease in self.leases.items())
+        # What is used and not an attempt's: the conductor, idle workers, neighbours.
+        free = (self._usable(bound) - max(0, bound.used - self._inside) for bound in self._bounds)
+        return min(free, default=1 << 62)
 
     @property
     def most(self) -> int:
@@ -114,7 +126,7 @@ class Gate:
         lease = self.memory.leases.get(attempt)
         if lease is None or memory - lease > self.memory.room:
             return False
-        self.memory.leases[attempt] = max(lease, memory)
+        self.memory.lease(attempt, max(lease, memory))
         return True
 
     def give(self, attempt: int) -> None:
@@ -157,8 +169,8 @@ class Gate:
         return not self.holds and memory and (not need.disk or need.disk <= self.disk.room)
 
     def _grant(self, attempt: int, need: Lease) -> None:
-        self.memory.leases[attempt] = need.memory
-        self.disk.leases[attempt] = need.disk
+        self.memory.lease(attempt, need.memory)
+        self.disk.lease(attempt, need.disk)
 
     def _admit(self) -> None:
         """In order: a large one at the head waits for its room, and nobody passes it."""

@@ -169,8 +169,8 @@ class Book:
 
     # Attempts.
 
-    def begin_attempt(self, attempt: Attempt) -> bytes:
-        """Write the attempt; its instance's payload, which whoever starts it needs next."""
+    def begin_attempt(self, attempt: Attempt) -> None:
+        """Write the attempt."""
         self.connection.execute(
             "INSERT INTO attempt (id, instance, sample, number, round, scale, alone, regrades, token,"
             " started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -188,7 +188,6 @@ class Book:
             ),
         )
         self._count("attempts")
-        return self.payload(attempt.instance)
 
     def answer(self, attempt: int) -> str | None:
         """What an attempt answered, as JSON."""

@@ -66,9 +66,9 @@ class Ledger:
         """Write instances; their rows. An id that comes twice raises, what came before it stays."""
         return await self._writer.do(self._book.plan, items)
 
-    async def begin(self, attempt: Attempt) -> bytes:
-        """Write an attempt, before it starts; its instance's payload."""
-        return await self._writer.do(self._book.begin_attempt, attempt)
+    async def begin(self, attempt: Attempt) -> None:
+        """Write an attempt, before it starts."""
+        await self._writer.do(self._book.begin_attempt, attempt)
 
     async def settle(self, verdict: Verdict) -> bool:
         """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""

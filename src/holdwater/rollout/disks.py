@@ -14,6 +14,8 @@ from ..governor.disks import is_full
 from ..ledger.disk import no_space
 from ..ledger.reserve import Reserve
 
+JUST_NOW = 0.01  # seconds: a look that is no older will do; quick attempts would look thousands of times
+
 
 class Hurt:
     """Whether a write of an attempt's failed on a full disk of the run's, whoever caught that."""
@@ -36,18 +38,24 @@ class DiskWatch:
     def __init__(self, reserve: Reserve, places: set[Path]) -> None:
         self._reserve = reserve
         self._places = [place for place in places if not places & set(place.parents)]
-        self._full_at = 0.0
+        self._full_at = self._looked = 0.0
+        self._first = reserve.first
 
     def look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < JUST_NOW:
+            return
+        self._looked, self._first = now, self._reserve.first
         if any(is_full(place) for place in self._places):
-            self._full_at = time.monotonic()
+            self._full_at = now
 
     def since(self) -> Callable[[], bool]:
         """Whether, from now on, one of the disks was full."""
-        began, first = time.monotonic(), self._reserve.first
+        self.look()
+        began, first = time.monotonic(), self._first
 
         def full() -> bool:
             self.look()
-            return self._full_at >= began or self._reserve.first > first
+            return self._full_at >= began or self._first > first
 
         return full

@@ -150,7 +150,7 @@ class WorkerProcess:
         self.attempts[job.attempt.id] = job.attempt
         self._shares[job.attempt.id] = 0
         if job.lease:
-            self._limit(max(self._permitted, self._data() + HEADROOM) + job.lease)
+            self._limit((self._permitted or self._data() + HEADROOM) + job.lease)
         self.send(job)
 
     def forget(self, attempt: int) -> Attempt | None:
