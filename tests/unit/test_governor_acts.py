@@ -237,3 +237,15 @@ async def test_limits_of_the_run_count_where_the_instance_says_nothing(tmp_path:
     lease = await scene.begun(1)
 
     assert scene.governor.limits(1, lease)[0] == 64 * MiB
+
+
+async def test_a_worker_that_holds_what_ended_attempts_left_is_replaced_though_nobody_waits(scene: Scene):
+    for attempt in (1, 2, 3, 4, 5):
+        await scene.begun(attempt)
+    scene.look()
+    assert scene.fleet.did == []
+
+    scene.fleet.left = 50 * MiB
+    scene.look()
+
+    assert scene.fleet.did == ["recycle"] and scene.governor.waiting == ()

@@ -261,7 +261,7 @@ class Governor:
         if self._gate.memory.room > NEW_WORKER:
             large = max(WORTH_RECYCLING, int(bound.limit * LARGE))
             self._told("recycle", bound, fleet.recycle(large, at_once=True))
-        elif self._gate.binds == "memory":
+        else:  # whether anyone waits or not: what leaks is in no lease, and comes when an attempt has ended
             self._told("recycle", bound, fleet.recycle(WORTH_RECYCLING, at_once=False))
         action = self._reclaim.next(bound.used, bound.limit)
         (self.hold if self._reclaim.holding else self.release)("memory short")
