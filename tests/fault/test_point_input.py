@@ -103,6 +103,7 @@ def test_an_id_is_never_a_path_or_a_word(scene: Scene) -> None:
         (["--agent", "bahs"], "unknown agent: `bahs`"),
         (["--agent", "no/such/file.py:solve"], "no/such/file.py"),
         (["--agent", "nop", "--shard", "5/4"], "`--shard` must be i/n"),
+        (["--agent", "nop", "--workers", "2", "--memory", "100MiB"], "`--memory` must be at least 192 MiB"),
         (["--agent", "bash", "--model", "m"], "model `m` has no upstream"),
     ],
 )

@@ -39,6 +39,7 @@ PROVIDER_KEYS = {
     "GOOGLE_API_KEY",
 }
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
+A_PROCESS = 64 * MiB  # what a conductor or a worker needs before it does anything
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -160,6 +161,10 @@ def check(config: RunConfig) -> None:
     for name, lowest in least.items():
         if (getattr(config, name) or lowest) < lowest or getattr(config, name) == 0 < lowest:
             raise BadInput(f"`--{name.replace('_', '-')}` must be at least {lowest}: {getattr(config, name)}")
+    least_memory = (1 + config.workers) * A_PROCESS
+    if config.memory is not None and config.memory < least_memory:
+        needs = f"{least_memory // MiB} MiB for a conductor and {config.workers} workers"
+        raise BadInput(f"`--memory` must be at least {needs}: {config.memory // MiB} MiB")
     if config.limit is not None and config.limit < 1:
         raise BadInput(f"`--limit` must be at least 1: {config.limit}")
     if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
