@@ -389,6 +389,19 @@ async def test_lowering_a_limit_kills_nothing_that_runs(boxes):
 
 
 @GROUPED
+async def test_a_limit_can_be_changed_while_a_sandbox_closes(boxes):
+    for attempt in range(20):
+        async with boxes.open(attempt, Limits(memory=64 * MiB), None) as box:
+            await box.run("true")
+            closing = asyncio.ensure_future(box.__aexit__(None, None, None))
+            while not closing.done():
+                box.allow(64 * MiB)
+                await asyncio.sleep(0)
+            await closing
+        assert box.leftovers == []
+
+
+@GROUPED
 async def test_a_limit_that_was_not_hit_is_not_named(boxes):
     around = Cgroup.make(boxes.machine.cgroup, f"around-{os.getpid()}", 64 * MiB, None)
     home = msgspec.structs.replace(boxes.machine.cgroup, memory=str(around.directories[0]))

@@ -354,18 +354,17 @@ class ProcessSandbox:
                 async with asyncio.TaskGroup() as tasks:
                     for command in list(self._watch.commands):
                         tasks.create_task(command.kill())
-                await self._in_thread(self._clear)
+                await self._in_thread(self._clear, self._watch.leave_group())
         except TimeoutError:
             self.leftovers.append(f"not removed within {CLOSING:.0f} s: {self._directory}")
         except Exception as e:  # boundary: a failed clean-up is counted, it changes no verdict  # noqa: BLE001
             self.leftovers.append(f"not cleaned: {e!r}")
 
-    def _clear(self) -> None:
+    def _clear(self, group: Cgroup | None) -> None:
         """Kill what is left of the tree, and remove the directory and the group. Blocks."""
         if self._commands and not self._sandboxes.machine.bwrap:
             marks.kill_all(self._marks)
-        if group := self._watch.group:
-            self._watch.leave_group()
+        if group:
             self._empty(group)
         if left := remove_tree(self._directory):
             self.leftovers.append(f"not removed: {left}")

@@ -82,9 +82,10 @@ class Watch:
             self._raised_from = self.group.memory_limit()
             self.group.allow(memory)
 
-    def leave_group(self) -> None:
-        """The group is about to be removed."""
-        self._peak, self.group = self.peak_memory, None
+    def leave_group(self) -> Cgroup | None:
+        """The group, which is about to be removed. On the loop, as all that uses it."""
+        self._peak, group, self.group = self.peak_memory, self.group, None
+        return group
 
     def counts(self) -> Counts:
         if self.group is None:
