@@ -100,6 +100,13 @@ class SandboxFailed(AttemptError):
     kind = "sandbox"
 
 
+class ImageFailed(AttemptError):
+    """An image could not be made, or be had. The message names the image, and what was asked of whom."""
+
+    where = Where.IMAGE
+    kind = "image"
+
+
 class GradeFailed(AttemptError):
     where = Where.GRADE
     kind = "grade"

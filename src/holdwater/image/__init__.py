@@ -1,0 +1,1 @@
+"""What a sandbox starts from: recipes, layers, and the engines that assemble images from them."""
