@@ -22,6 +22,7 @@ proof:
 	@$(bin)/python benchmarks/admission.py
 	@$(bin)/python benchmarks/metering.py
 	@$(bin)/python benchmarks/allocator.py
+	@$(bin)/python benchmarks/image_assembly.py
 	@$(bin)/python benchmarks/soak.py --minutes 30
 
 lint:

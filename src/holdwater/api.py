@@ -21,15 +21,25 @@ from .agent.python import python as python_agent
 from .core.authoring import Act, Agent, Enclose, Suite
 from .core.config import RunConfig
 from .core.errors import BadInput
+from .core.image import ImagesAudit, Plan
 from .core.records import Summary, Verdict
 from .gateway.upstreams.policy import Policy
+from .image.janitor import Left
 from .ledger.audit import Audit
 from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory
 from .ledger.export import export as export_run
+from .ledger.images import BuildReport, report, write_manifest
 from .ledger.reader import Reader
 from .ledger.trajectory import Turn, conversation_of, find_attempt, turns
 from .rollout.wire import Provider, Upstream
+from .run.build import (
+    PreparedBuild,
+    audit_build,
+    plan_build,
+    prepare_build,
+    works_for,
+)
 from .run.config import (
     POLICY,
     SCRIPTED,
@@ -39,11 +49,14 @@ from .run.config import (
     replaying,
     upstream_of,
 )
+from .run.daemon import clean_daemon
 from .run.execute import Conduct, conduct, create
 from .run.feed import Feed
+from .run.images import no_agent
 from .run.options import Budgets as Budgets
+from .run.options import BuildOptions as BuildOptions
 from .run.options import Options as Options
-from .run.options import settings, with_budget
+from .run.options import build_settings, settings, with_budget
 from .run.regrade import RegradeFeed, check_kept
 from .run.replay import replayed
 from .suite.load import absolute as absolute_suite
@@ -136,6 +149,8 @@ async def aresume(
     """`resume`, for code that has an event loop."""
     directory = RunDirectory.open(path)
     config = with_budget(directory.read_config(), budgets)
+    if config.recipe is not None:
+        return await _build(directory, config, around or {}, resumed=True)
     found = suite or load_suite(config.suite)
     if config.replays is not None:
         found = replayed(found, Path(config.replays))
@@ -268,6 +283,54 @@ async def start(prepared: Prepared, around: Around) -> Summary:
         importable = prepared.importable and policy is None
         given = msgspec.structs.replace(given, importable=importable, upstream=upstream)
         return await _conduct(directory, given, around)
+
+
+def build_images(
+    recipe: str | Path, *, out: str | Path | None = None, **options: Unpack[BuildOptions]
+) -> BuildReport:
+    """Make what is missing of a recipe's images; what became of each is in the build's `images.json`."""
+    summary = _wait(start_build(prepare_images(recipe, out, **options), {}))
+    with Reader(summary.directory) as reader:
+        return report(reader, summary)
+
+
+def plan_images(recipe: str | Path, **options: Unpack[BuildOptions]) -> Plan:
+    """What `build_images` would do, without doing it."""
+    return _wait(plan_build(prepare_images(recipe, None, **options)))
+
+
+def audit_images(path: str | Path) -> ImagesAudit:
+    """Prove that every image of a build is in its registry as it was recorded."""
+    return _wait(audit_build(Path(path)))
+
+
+async def clean_images(*, do: bool) -> list[Left]:
+    """What builds keep on the docker daemon, and with `do` removed now."""
+    return await clean_daemon(environment(), do=do)
+
+
+def prepare_images(
+    recipe: str | Path, out: str | Path | None, **options: Unpack[BuildOptions]
+) -> PreparedBuild:
+    return prepare_build(Path(recipe), Path(out) if out is not None else None, build_settings(options))
+
+
+async def start_build(prepared: PreparedBuild, around: Around) -> Summary:
+    """Make the directory of a prepared build and conduct it."""
+    return await _build(create(prepared.path, prepared.config), prepared.config, around, resumed=False)
+
+
+async def _build(directory: RunDirectory, config: RunConfig, around: Around, *, resumed: bool) -> Summary:
+    assert config.recipe is not None
+    works = works_for(config, directory.logs)
+    given = _given(works.suite, no_agent(config.recipe.chosen), around)
+    given = msgspec.structs.replace(
+        given, works=works, resumed=resumed, budget=config.budget, disk=config.disk
+    )
+    summary = await _conduct(directory, given, around)
+    with Reader(directory) as reader:
+        write_manifest(reader)
+    return summary
 
 
 async def _conduct(directory: RunDirectory, given: Conduct, around: Around) -> Summary:

@@ -39,6 +39,7 @@ OTHER_FLAGS = {
     "remove",
     "unfinished",
     "yes",
+    "engine",
 }
 # Flags of programs that the docs mention, and of benchmarks.
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes"}

@@ -20,6 +20,7 @@ VERBS = {
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
     "replay": "Run a run again with its recorded replies, without a model",
     "regrade": "Grade a run's work again without running the agent",
+    "images": "Plan, build, show and audit the images that sandboxes start from",
     "prune": "Make old runs smaller, or remove them; says first what would go",
     "suites": "List the suites that are known here",
     "agents": "List the agents that are known here",

@@ -62,11 +62,11 @@ def _display(directory: RunDirectory, console: Console) -> Display:
 def _close(summary: Summary, console: Console, *, json: bool, quiet: bool) -> None:
     """The closing page on stderr, the data on stdout."""
     from ..ledger.reader import Reader
-    from ..view.report import render_report
+    from .show import data_of, page_of
 
-    if not quiet:
-        with Reader(summary.directory) as reader:
-            console.print(render_report(summary, reader))
-    if json:
-        console.data(summary)
+    with Reader(summary.directory) as reader:
+        if not quiet:
+            console.print(page_of(reader, summary))
+        if json:
+            console.data(data_of(reader, summary))
     sys.stdout.flush()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PLAIN_WIDTH = 100  # of pages that are not written to a terminal
+TELL_EVERY = 2.0  # seconds
 MOST_WAITING = 256 * 1024  # characters that wait for a slow reader of stderr; what does not fit is dropped
 
 
@@ -201,6 +202,19 @@ class Voice:
         back = f"\x1b[{up}A\r" if up else "\r"
         above = said.replace("\n", "\x1b[K\n")
         return back + above + "".join(line + "\x1b[K\n" for line in drawn) + "\x1b[J"
+
+
+def teller(console: Console) -> Callable[[str], None]:
+    """Says how far it is, now and then, to whom waits."""
+    last = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > TELL_EVERY:
+            last = time.monotonic()
+            console.say(text)
+
+    return tell
 
 
 def occupy_standard_fds() -> None:

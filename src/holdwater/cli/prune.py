@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..core.errors import BadInput, HoldwaterError
-from .console import Console
+from .console import Console, teller
 from .flags import LATEST, RUNS, Flag, find_run
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..ledger.prune import Pruned, Wanted
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-TELL_EVERY = 2.0  # seconds
 
 
 def prune(
@@ -113,19 +112,6 @@ def find_runs(places: tuple[str, ...]) -> list[Path]:
             raise BadInput(f"neither a run nor a folder of runs: `{path}`")
         found |= dict.fromkeys(runs)
     return list(found)
-
-
-def teller(console: Console) -> Callable[[str], None]:
-    """Says how far it is, now and then, to whom waits."""
-    last = time.monotonic()
-
-    def tell(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last > TELL_EVERY:
-            last = time.monotonic()
-            console.say(text)
-
-    return tell
 
 
 def pruned_run(path: Path, wanted: Wanted, yes: bool, tell: Callable[[str], None]) -> Pruned:

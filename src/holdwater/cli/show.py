@@ -10,6 +10,10 @@ from .console import Console
 from .flags import Flag, find_run
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..core.records import Summary
+    from ..ledger.images import BuildReport
     from ..ledger.reader import InstanceRow, Reader
 
 LOOK_EVERY = 0.5  # seconds
@@ -51,11 +55,28 @@ def show(
 def show_run(reader: Reader, console: Console, json: bool) -> None:
     summary = reader.summary()
     if json:
-        console.data(summary)
-        return
-    from ..view.report import render_report
+        console.data(data_of(reader, summary))
+    else:
+        console.page(page_of(reader, summary))
 
-    console.page(render_report(summary, reader))
+
+def data_of(reader: Reader, summary: Summary) -> Summary | BuildReport:
+    """What `--json` prints of a run: of a build of images, its own report."""
+    if reader.config.recipe is None:
+        return summary
+    from ..ledger.images import report
+
+    return report(reader, summary)
+
+
+def page_of(reader: Reader, summary: Summary) -> RenderableType:
+    if reader.config.recipe is None:
+        from ..view.report import render_report
+
+        return render_report(summary, reader)
+    from ..view.images import render_build
+
+    return render_build(reader, summary)
 
 
 def show_instance(reader: Reader, instance: InstanceRow, console: Console, json: bool) -> None:

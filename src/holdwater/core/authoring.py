@@ -179,6 +179,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None  # (instance, sandbox, answer)
     setup: Callable[..., Awaitable[None] | None] | None = None  # (instance, sandbox)
     check: Callable[[], None] | None = None  # raises BadInput before anything is started
+    image: Callable[[Instance], str] | None = None  # the reference of the image that an instance starts from
     size: int | None = None
     defaults: Defaults = Defaults()
     description: str = ""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from .budget import RunBudget
+from .image import Recipe
 from .prices import Price
 from .records import GiB, Limits, MiB, Record
 
@@ -81,6 +82,7 @@ class RunConfig(Record, frozen=True):
     salvaging: float = 60.0  # seconds for keeping what an agent left
     closing: float = 15.0  # seconds for each thing that an attempt closes
     patience: float = 30.0  # seconds beyond all its limits before an attempt counts as hung
+    recipe: Recipe | None = None  # of a build of images, which is a run too
 
     @property
     def slots(self) -> int:

@@ -127,6 +127,44 @@ class Foreseen(Record, frozen=True):
     replaces: str = ""
 
 
+class Unforeseen(Record, frozen=True):
+    """An image of which it cannot be told what would be done."""
+
+    name: str
+    base: str
+    failure: str
+
+
+class Plan(Record, frozen=True):
+    """What `images plan --json` prints."""
+
+    recipe: str
+    engine: str
+    why: str  # that engine
+    layers: tuple[str, ...]  # digests
+    layer_bytes: int
+    total: int
+    make: int
+    present: int
+    unknown: int
+    upload: int
+    download: int
+    disk: int  # the most that one image needs on the daemon's disk
+    disk_free: int  # what the daemon has; 0: it is not asked
+    images: list[Foreseen | Unforeseen]
+
+
+class ImagesAudit(Record, frozen=True):
+    """Whether every image of a build is in its registry, as it was recorded."""
+
+    planned: int
+    settled: int
+    checked: int
+    failed: int  # images that the build itself says it could not make
+    problems: tuple[str, ...]
+    ok: bool
+
+
 class Progress(Protocol):
     """What an engine tells of an image while it makes it."""
 

@@ -155,6 +155,12 @@ class Gate:
         return tuple(self._waiting)
 
     @property
+    def lacking(self) -> int:
+        """Bytes of disk that the first in the queue waits for."""
+        need, _ = next(iter(self._waiting.values()), (Lease(0), None))
+        return max(0, need.disk - self.disk.room) if need.disk else 0
+
+    @property
     def binds(self) -> str:
         """What the first in the queue waits for; nothing when nobody waits."""
         if not self._waiting:

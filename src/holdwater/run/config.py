@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from ..core.authoring import Agent, Suite
 from ..core.budget import RunBudget
 from ..core.config import Keep, RunConfig
 from ..core.errors import BadInput
-from ..core.records import GiB, Limits, MiB, Record
+from ..core.records import Limits, MiB, Record
+from ..core.sizes import bytes_of
 from ..gateway.prices import price_of
 from ..rollout.host import unpriced
 from ..rollout.wire import Provider, Upstream
@@ -40,6 +42,8 @@ PROVIDER_KEYS = {
 }
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
 A_PROCESS = 64 * MiB  # what a conductor or a worker needs before it does anything
+DOCKER_SOCKET = "unix:///var/run/docker.sock"
+CACHE = "HOLDWATER_CACHE"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -51,6 +55,9 @@ class Environment(Record, frozen=True):
     gemini: Provider | None = None
     path: str = DEFAULT_PATH
     memory_request: int | None = None  # bytes that this pod is sure to get: above it, it can be evicted
+    docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
+    docker_host: str = DOCKER_SOCKET
+    cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and what builds know of daemons
     # What workers are started with: everything but provider keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -67,6 +74,9 @@ def environment() -> Environment:
         gemini=_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
         path=env.get("PATH") or DEFAULT_PATH,
         memory_request=_request(env.get(MEMORY_REQUEST)),
+        docker_config=_docker_config(env),
+        docker_host=env.get("DOCKER_HOST") or DOCKER_SOCKET,
+        cache=_cache(env),
         inherited={name: value for name, value in env.items() if name not in PROVIDER_KEYS},
     )
 
@@ -97,6 +107,18 @@ def _elsewhere() -> str | None:
     """The base URL that the environment names, if that is not the makers' own: prices there are others."""
     openai = environment().openai
     return openai.url if openai is not None and openai.url != OPENAI_URL else None
+
+
+def _docker_config(env: Mapping[str, str]) -> Path | None:
+    place = env.get("DOCKER_CONFIG") or (f"{env['HOME']}/.docker" if env.get("HOME") else "")
+    return Path(place, "config.json") if place else None
+
+
+def _cache(env: Mapping[str, str]) -> Path:
+    if said := env.get(CACHE):
+        return Path(said).absolute()
+    home = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or tempfile.gettempdir()}/.cache"
+    return Path(home, "holdwater")
 
 
 def _request(said: str | None) -> int | None:
@@ -218,11 +240,9 @@ def default_directory(suite: str) -> Path:
 
 def parse_bytes(text: str, flag: str) -> int:
     """`512MiB`, `8GiB`, `1.5g`, `1000000`: a number of bytes."""
-    units = {"": 1, "k": 1024, "m": MiB, "g": GiB, "t": 1024 * GiB}
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    if match is None:
+    if (found := bytes_of(text)) is None:
         raise BadInput(f"`{flag}` is no size: `{text}`", "for example `512MiB` or `8GiB`")
-    return int(float(match[1]) * units[match[2]])
+    return found
 
 
 def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import msgspec
 
@@ -72,6 +73,26 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
+    works: Works | None = None  # in the place of suite, agent and workers: a build of images
+
+
+class Works(Protocol):
+    """What is conducted in the place of agents; opened and closed around it with `async with`."""
+
+    async def set_up(self, space: Space) -> None:
+        """What has to be there before the first attempt; measured, and a signal ends it."""
+
+    async def feed(self, ledger: Ledger, resumed: bool) -> Feed: ...
+
+    def fleet(self, token: int, emit: Emit) -> AbstractAsyncContextManager[Governed]: ...
+
+    def duties(self, governor: Governor) -> Sequence[Duty]: ...
+
+    async def __aenter__(self) -> Works: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 def create(path: Path, config: RunConfig) -> RunDirectory:
@@ -101,7 +122,8 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
             await recover(ledger, directory)
             try:
                 with _interruptible(signals):
-                    await _conduct(config, ledger, space, given, log.say, signals)
+                    async with given.works or nullcontext():
+                        await _conduct(config, ledger, space, given, log.say, signals)
                     log.check()
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
@@ -126,7 +148,7 @@ async def _conduct(
     meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
     timeline = Timeline(ledger, space)
     with signals.answered(current().cancel):
-        feed = await timeline.during(meter, _feed(config, ledger, given))
+        feed = await timeline.during(meter, _feed(config, ledger, space, given))
     observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
     earlier = earlier_in(config, ledger)
     scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
@@ -150,11 +172,12 @@ async def _conduct(
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        duties = (governor.duty(fleet), timeline.duty(scheduler, governor, lag), budget, *given.duties)
+        further = given.works.duties(governor) if given.works else ()
+        duties = (governor.duty(fleet), timeline.duty(scheduler, governor, lag), budget, *further)
         answered = signals.answered(scheduler.drain, scheduler.leave)
         with lag, answered, space.begun(levers) as watches:
             try:
-                await scheduler.run(fleet, (*duties, *watches, *retention.duties))
+                await scheduler.run(fleet, (*duties, *given.duties, *watches, *retention.duties))
                 await retention.finish()
             finally:
                 await retention.close()
@@ -162,8 +185,11 @@ async def _conduct(
                     await ledger.note("observer.behind", missed)
 
 
-async def _feed(config: RunConfig, ledger: Ledger, given: Conduct) -> Feed:
+async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct) -> Feed:
     """Where the samples come from; a resume looks first whether the suite is still what was planned."""
+    if given.works is not None:
+        await given.works.set_up(space)
+        return await given.works.feed(ledger, given.resumed)
     if given.feed is not None:
         return given.feed(ledger)
     if given.resumed:
@@ -175,7 +201,10 @@ async def _feed(config: RunConfig, ledger: Ledger, given: Conduct) -> Feed:
 
 @asynccontextmanager
 async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Governed]:
-    if welcome.config.workers == 0 or not given.importable:
+    if given.works is not None:
+        async with given.works.fleet(welcome.token, emit) as fleet:
+            yield fleet
+    elif welcome.config.workers == 0 or not given.importable:
         async with InlineFleet(
             welcome, emit, given.suite, given.agent, given.enclose, given.policy
         ) as inline:

@@ -140,6 +140,11 @@ class Governor:
         return self._gate.binds
 
     @property
+    def lacking(self) -> int:
+        """Bytes of disk that the first of those who wait lacks."""
+        return self._gate.lacking
+
+    @property
     def leased(self) -> int:
         return sum(self._gate.memory.leases.values())
 

@@ -15,6 +15,7 @@ import msgspec
 from ..core.budget import RunBudget
 from ..core.config import Critic, Keep, Network, RunConfig
 from ..core.errors import BadInput
+from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
@@ -86,6 +87,33 @@ class Budgets(TypedDict, total=False):
     run_cost: float | None
     run_time: float | None
     disk: int | str | None
+
+
+class BuildOptions(TypedDict, total=False):
+    """What a build of images can be told, in the place of what its recipe says."""
+
+    engine: EngineKind | str | None
+    concurrency: int | None
+    disk: int | str | None
+    only: Sequence[str] | None
+    limit: int | None
+    shard: str | None
+    retries: int | None
+    timeout: float | None
+
+
+def build_settings(options: BuildOptions) -> dict[str, Any]:
+    """The options as fields of a `RunConfig` and of its recipe."""
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "engine" in said:
+        said["engine"] = _choice(EngineKind, said["engine"], "engine")
+    if "disk" in said:
+        said["disk"] = _size(said["disk"], "--disk")
+    if "shard" in said:
+        said["shard"] = parse_shard(said["shard"])
+    if "only" in said:
+        said["only"] = tuple(said["only"])
+    return said
 
 
 def settings(options: Options) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunStopped
@@ -46,6 +46,15 @@ class Levers(NamedTuple):
     running: Callable[[], int]  # attempts that have been admitted
 
 
+class Store(Protocol):
+    """A disk beside the run's own that attempts use: a docker daemon's. Its budget is the run's."""
+
+    def disk(self) -> Disk: ...
+
+    def used(self) -> int:
+        """Bytes of it that count against the budget."""
+
+
 class Space:
     """One run's. Before `begun` and after it only `relieve` does something: it gives the reserve."""
 
@@ -57,8 +66,9 @@ class Space:
         self._first = self._reserve.first
         self._levels = Levels(longest_calm=self._patience / 4)
         self._noted = Level.AMPLE
-        self._disks: tuple[Disk, ...] = read_disks(self._places, Path("/proc"))
-        self.used = 0  # bytes, at the last walk
+        self._store: Store | None = None
+        self._disks = self._read_disks()
+        self.used = 0  # bytes, at the last walk, or of the store
         self._walk_at = 0.0
         self._short = 0.0  # seconds without room, since an attempt last ended as it should
         self._looked = time.monotonic()
@@ -78,7 +88,7 @@ class Space:
         watch = Duty("space", LOOK_SECONDS, self.look)
         walk = Duty("disk use", LOOK_SECONDS, self._walk, LONGEST_WALK)
         try:
-            yield (watch, walk) if self._budget is not None else (watch,)
+            yield (watch, walk) if self._budget is not None and self._store is None else (watch,)
         finally:
             self.hurry()
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -91,6 +101,16 @@ class Space:
         """From now on nothing waits for room."""
         self._hurried.set()
 
+    def keep_in(self, store: Store) -> None:
+        """Attempts use this disk, and its budget is what they are held to; before `begun`."""
+        self._store = store
+        self._disks = self._read_disks()
+
+    @property
+    def shown(self) -> Disk:
+        """The disk that people want to see."""
+        return self._store.disk() if self._store else self._run_disk
+
     @property
     def level(self) -> Level:
         return self._levels.level
@@ -101,6 +121,8 @@ class Space:
 
     def bound(self) -> Bound:
         """The tightest limit on disk: the budget, or what a file system has."""
+        if self._store is not None:
+            self._disks = self._read_disks()  # a store is filled and emptied faster than we look
         bounds = [Bound(DISK, d.total, d.total - d.free, f"`{d.path}`") for d in self._disks if d.total]
         if self._budget is not None:
             bounds.append(Bound(DISK, self._budget, self.used, "`--disk`"))
@@ -140,12 +162,19 @@ class Space:
             await self._in_thread(self._make)
 
     def _read(self, given: bool) -> None:
-        self._disks = read_disks(self._places, Path("/proc"))
+        self._disks = self._read_disks()
         rooms = [room_of(disk) for disk in self._disks if disk.total]
         if self._budget is not None:
             rooms.append(room_in(self._budget, self.used))
         self._levels.next(rooms, given=given)
         self._hold()
+
+    def _read_disks(self) -> tuple[Disk, ...]:
+        disks = read_disks(self._places, Path("/proc"))
+        if self._store is None:
+            return disks
+        self.used = self._store.used()
+        return (*disks, self._store.disk())
 
     def _hold(self) -> None:
         (self._run.release if self.level is Level.AMPLE else self._run.hold)(DISK)

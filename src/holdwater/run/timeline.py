@@ -87,7 +87,7 @@ class Timeline:
 
     async def _write(self, reading: Reading, memory: int, **more: Any) -> None:
         self._written = time.monotonic()
-        disk = reading.disk("run")
+        disk = self._space.shown
         gauge = Gauge(
             at=time.time(),
             memory=memory,

@@ -1,0 +1,101 @@
+"""A docker daemon as a build uses it: its engine, its janitor, and its disk as the store of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+
+from ..core.errors import HoldwaterError
+from ..core.image import Blueprint, Engine, Foreseen, How, Note, Recipe, Unforeseen
+from ..docker.client import DockerClient
+from ..governor.reading import Disk
+from ..image.bases import RegistryBases
+from ..image.disk import DaemonDisk, daemon_disk, preflight, reread
+from ..image.docker import DockerEngine, Way
+from ..image.janitor import Janitor, Left
+from .config import Environment
+
+STORE = "daemon"
+
+
+class Daemon:
+    """Opened for a build; a `run.space.Store` once it has begun."""
+
+    def __init__(self, recipe: Recipe, run: str, environment: Environment, bases: RegistryBases, note: Note):
+        self._recipe = recipe
+        self._run = run
+        self._environment = environment
+        self._bases = bases
+        self._note = note
+        self._stack = AsyncExitStack()
+        self._before = 0  # bytes that were used when the build began
+
+    async def __aenter__(self) -> Daemon:
+        try:
+            self._client = await self._stack.enter_async_context(DockerClient(self._environment.docker_host))
+            self._disk: DaemonDisk = await daemon_disk(self._client)
+            self._before = self._disk.total - self._disk.free
+            janitor = Janitor(
+                self._client, state_of(self._environment), self._run, self._recipe.cache, self._note
+            )
+            self._janitor = await self._stack.enter_async_context(janitor)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def engine(self, blueprint: Blueprint) -> Engine:
+        way = Way(path=self._environment.path)
+        engine = DockerEngine(blueprint, self._client, self._bases, self._janitor, self._note, way)
+        return await self._stack.enter_async_context(engine)
+
+    def begin(self, foreseen: Sequence[Foreseen | Unforeseen]) -> None:
+        """Stop the build here if its largest image does not fit; what is used from now on is the build's."""
+        wanted = [one for one in foreseen if isinstance(one, Foreseen) and one.how is How.MADE]
+        need = max((one.disk for one in wanted), default=0)
+        disk = reread(self._disk.path)
+        preflight(need, disk if self._recipe.disk is None else _within(disk, self._recipe.disk))
+        self._before = disk.total - disk.free
+
+    async def make_room(self, lacking: int) -> None:
+        await self._janitor.make_room(self.disk().free + lacking)
+
+    def disk(self) -> Disk:
+        now = reread(self._disk.path)
+        return Disk(path=now.path, free=now.free, total=now.total, memory=False, names=(STORE,))
+
+    def used(self) -> int:
+        now = reread(self._disk.path)
+        return max(0, now.total - now.free - self._before)
+
+
+async def clean_daemon(environment: Environment, *, do: bool) -> list[Left]:
+    """What is ours on the daemon; with `do` all of it that no living build needs is removed."""
+    notes: list[str] = []  # bound: what a handful of steps can say
+    async with DockerClient(environment.docker_host) as client:
+        janitor = Janitor(client, state_of(environment), "clean", 0, lambda kind, said: notes.append(said))
+        async with janitor:
+            left = await janitor.left()
+            if do:
+                await janitor.clear()
+    if notes:
+        raise HoldwaterError(f"not everything could be removed: {'; '.join(notes)}")
+    return left
+
+
+def state_of(environment: Environment) -> Path:
+    """Where janitors of this machine write down what is ours on a daemon."""
+    daemon = sha256(environment.docker_host.encode()).hexdigest()[:16]
+    return environment.cache / "daemons" / daemon
+
+
+def _within(disk: DaemonDisk, budget: int) -> DaemonDisk:
+    return DaemonDisk(path=disk.path, total=disk.total, free=min(disk.free, budget))

@@ -1,0 +1,175 @@
+"""The pages of a build: what would be made, and what became of it. Reads the ledger and what it is given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..core.image import How, ImagesAudit, Plan, Unforeseen
+from ..core.records import Summary
+from ..image.janitor import Left
+from ..ledger.images import FAILED, BuildReport, ImageRow, images
+from ..ledger.images import report as report_of
+from ..ledger.reader import Reader
+from .figures import duration, line, size
+
+MOST_ROWS = 20
+STYLES = {"made": "green", "present": "cyan", "failed": "red"}
+
+
+def render_plan(plan: Plan) -> RenderableType:
+    table = _table("image", "base", "would be", "tag", "up", "down")
+    for one in plan.images[:MOST_ROWS]:
+        if isinstance(one, Unforeseen):
+            table.add_row(_name(one.name), _name(one.base), Text("unknown", "red"), line(one.failure), "", "")
+            continue
+        how = "present" if one.how is How.PRESENT else "made"
+        tag = one.reference.rpartition(":")[2][:12]
+        table.add_row(
+            _name(one.name),
+            _name(one.base),
+            Text(how, STYLES[how]),
+            tag,
+            _size(one.upload),
+            _size(one.download),
+        )
+    if len(plan.images) > MOST_ROWS:
+        table.add_row(Text(f"... and {len(plan.images) - MOST_ROWS} more", "dim"))
+    facts = _facts()
+    facts.add_row("engine", f"{plan.engine}: {plan.why}")
+    facts.add_row(
+        "layer", f"{size(plan.layer_bytes)}: {', '.join(plan.layers)[:26]}" if plan.layers else "none"
+    )
+    unknown = f", {plan.unknown} cannot be told" if plan.unknown else ""
+    facts.add_row("images", f"{plan.total}: {plan.make} would be made, {plan.present} are there{unknown}")
+    facts.add_row("traffic", f"{size(plan.upload)} up, {size(plan.download)} down")
+    disk = (
+        f"{size(plan.disk)} at most for one image, {size(plan.disk_free)} are free" if plan.disk else "none"
+    )
+    facts.add_row("disk", disk)
+    return Group(table, Text(), facts)
+
+
+def render_build(reader: Reader, summary: Summary) -> RenderableType:
+    """The page of a build; where there are too many images, problems first."""
+    report = report_of(reader, summary)
+    settled = report.made + report.present + report.failed
+    rows = list(islice(_problems_first(reader) if settled > MOST_ROWS else images(reader), MOST_ROWS))
+    hidden = settled - len(rows)
+    table = _table("image", "outcome", "tries", "time", "up", "down", "what happened")
+    for row in rows:
+        made = row.made
+        table.add_row(
+            _name(row.name),
+            Text(row.outcome, STYLES[row.outcome]),
+            str(row.attempts),
+            duration(row.seconds),
+            _size(made.uploaded if made else 0),
+            _size(made.downloaded if made else 0),
+            Text(
+                line(row.failure or (made.reference if made else "")),
+                "dim",
+                overflow="ellipsis",
+                no_wrap=True,
+            ),
+        )
+    if hidden:
+        table.add_row(Text(f"... and {hidden} more", "dim"))
+    styles = {"finished": "green", "running": "cyan"}
+    title = Text(f"{line(report.recipe)} · {report.engine}  ", "bold")
+    title.append(report.state, styles.get(report.state, "yellow"))
+    if report.reason:
+        title.append(f": {line(report.reason)}", "yellow")
+    rest: list[RenderableType] = [table, Text()] if rows else []
+    return Group(title, *rest, _totals(report), Text(), _next(report))
+
+
+def render_audit(found: ImagesAudit) -> Text:
+    text = Text(f"planned {found.planned}, settled {found.settled}, checked {found.checked}: ")
+    text.append("holds water" if found.ok else "does not hold water", "green" if found.ok else "red")
+    for problem in found.problems[:MOST_ROWS]:
+        text.append(f"\nproblem: {line(problem)}")
+    if len(found.problems) > MOST_ROWS:
+        text.append(f"\n... and {len(found.problems) - MOST_ROWS} more")
+    return text
+
+
+def render_left(found: Sequence[Left], *, done: bool) -> RenderableType:
+    """What is ours on a daemon."""
+    table = _table("kind", "size", "name")
+    for one in found[:MOST_ROWS]:
+        table.add_row(one.kind, _size(one.size), _name(one.name))
+    if len(found) > MOST_ROWS:
+        table.add_row(Text(f"... and {len(found) - MOST_ROWS} more", "dim"))
+    end = "removed" if done else "`--yes` removes them"
+    return Group(table, Text(), f"{len(found)} of ours on the daemon; {end}") if found else Text("nothing")
+
+
+def _problems_first(reader: Reader) -> Iterator[ImageRow]:
+    yield from (row for row in images(reader) if row.outcome == FAILED)
+    yield from (row for row in images(reader) if row.outcome != FAILED)
+
+
+def _totals(report: BuildReport) -> Table:
+    facts = _facts()
+    settled = report.made + report.present + report.failed
+    counts = Text(f"{settled} of {report.planned if report.total is None else report.total}: ")
+    said = [(report.made, "made"), (report.present, "present"), (report.failed, "failed")]
+    for number, word in [(number, word) for number, word in said if number]:
+        counts.append(f"{number} {word}  ", STYLES[word])
+    facts.add_row("images", counts)
+    facts.add_row(
+        "traffic", f"{size(report.uploaded)} up, {size(report.downloaded)} down, {report.mounted} mounted"
+    )
+    limit = f" of {size(report.disk_limit)}" if report.disk_limit else ""
+    facts.add_row("disk", f"{size(report.peak_disk)}{limit} at most" if report.peak_disk else "none used")
+    slowest = ", ".join(f"{line(one.name, 40)} {duration(one.seconds)}" for one in report.slowest[:3])
+    facts.add_row("time", duration(report.seconds) + (f"; slowest: {slowest}" if slowest else ""))
+    if report.events:
+        facts.add_row(
+            "events", ", ".join(f"{n} {line(kind, 40)}" for kind, n in sorted(report.events.items()))
+        )
+    facts.add_row("logs", Text(f"{line(report.directory)}/logs", overflow="fold"))
+    return facts
+
+
+def _next(report: BuildReport) -> Table:
+    directory = shlex.quote(report.directory)
+    said = [] if report.state in ("finished", "running") else [f"holdwater resume {directory}"]
+    if report.failures:
+        said.append(f"holdwater images show {directory} {shlex.quote(report.failures[0].name)}")
+    said.append(f"holdwater images audit {directory}")
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, command in enumerate(said):
+        table.add_row("" if number else "next:", Text(command, "cyan"))
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+    for name in names:
+        table.add_column(name, justify="right" if name in ("up", "down", "tries", "time") else "left")
+    return table
+
+
+def _facts() -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    return facts
+
+
+def _name(text: str) -> Text:
+    return Text(line(text, 60), no_wrap=True, overflow="ellipsis")
+
+
+def _size(count: int) -> str:
+    return size(count) if count else ""
