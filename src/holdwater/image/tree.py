@@ -20,6 +20,7 @@ from pathlib import Path
 from ..core.errors import BadInput, ImageFailed
 from ..core.image import Layer
 from ..core.records import MiB
+from .thread import Check
 
 MTIME = 315532800  # 1980: a zip archive cannot say earlier
 LEVEL = 6
@@ -29,7 +30,6 @@ WHITEOUT = b".wh."
 KEPT_XATTRS = ("user.", "security.capability")
 
 Write = Callable[[bytes], object]
-Check = Callable[[], None]  # called between pieces of work: raises where nobody waits for the result any more
 
 
 def pack(directory: Path, prefix: str, into: Path, check: Check = lambda: None) -> Layer:
