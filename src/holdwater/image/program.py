@@ -23,6 +23,7 @@ KEPT_IN_LOG = 16 * MiB  # bytes of all that a build's programs print
 KEPT = 1 * MiB  # bytes of what one prints, for whoever asked
 TAIL = 20  # lines of a failed program that its error quotes
 TAIL_BYTES = 2000
+LINE = 500  # characters of a command in the log
 PATIENCE = 5.0  # seconds for a killed program to be gone
 
 # Execs a program that the kernel kills when we die. A function between fork and exec could do the same, but
@@ -40,16 +41,17 @@ SECRET = re.compile(rb"(?<=://)[^/@\s]+(?=@)")  # of an address: `https://user:k
 class Programs:
     """Runs programs one after the other, for one build."""
 
-    def __init__(self, log: Path, keep: Sequence[int] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, log: Path, cwd: Path, keep: Sequence[int], env: Mapping[str, str]) -> None:
         self.log = log
+        self._cwd = cwd
         self._keep = tuple(keep)  # file descriptors that they inherit: locks of what they write to
-        self._env = dict(env or {})  # on top of ours
+        self._env = env  # on top of ours
         log.parent.mkdir(parents=True, exist_ok=True)
 
     async def run(self, argv: Sequence[str | Path], timeout: float, statuses: Sequence[int] = (0,)) -> str:
         """What the program prints. Any other status is an `ImageFailed` that quotes its last lines."""
         words = [str(word) for word in argv]
-        self._write(f"$ {shlex.join(words)}\n".encode())
+        self._write(f"$ {shlex.join(words)[:LINE]}\n".encode())
         process = await self._start(words)
         printed = bytearray()
         try:
@@ -70,7 +72,13 @@ class Programs:
         settings = [f"{name}={value}" for name, value in self._env.items()]
         tied = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "env", *settings, *words]
         return await asyncio.create_subprocess_exec(
-            *tied, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True, pass_fds=self._keep
+            *tied,
+            cwd=self._cwd,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+            pass_fds=self._keep,
         )
 
     async def _drain(self, process: Process, printed: bytearray) -> None:
