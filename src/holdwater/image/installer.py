@@ -60,7 +60,7 @@ class Uv:
 
     async def resolve(self, asked: str | Path, scratch: Path) -> Pins:
         pins = scratch / "resolved.txt"
-        options = ["--quiet", "--no-header", "--no-annotate", "--output-file", str(pins)]
+        options = ["--quiet", "--upgrade", "--no-header", "--no-annotate", "--output-file", str(pins)]
         await self._programs.run(
             [self._uv, "pip", "compile", *options, *self._python, _described(asked, scratch)], RESOLVING
         )

@@ -23,7 +23,7 @@ from .interpreter import Interpreter, authorities, copy_interpreter, machine_bun
 from .linking import link
 from .program import Programs, needed
 from .thread import Check, in_thread
-from .tidy import tidy, write_records
+from .tidy import level, tidy, write_records
 from .tree import MTIME, identify, pack
 
 FORMAT = 1  # raised when the same inputs give another layer
@@ -122,6 +122,7 @@ class _Building:
         await link(programs, self._patchelf, self._interpreter, tree, prefix)
         await in_thread(lambda check: write_records(library, check))
         await self._compile(programs, tree, library)
+        await in_thread(lambda check: level(tree, check))
         return await in_thread(lambda check: pack(tree, prefix, scratch.path / "layer", check))
 
     async def _install(self, programs: Programs, scratch: Path, tree: Path) -> None:

@@ -28,6 +28,11 @@ def tidy(tree: Path, library: Path, prefix: str, check: Check) -> None:
     for script in (tree / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
             _point(script, prefix)
+    level(tree, check)
+
+
+def level(tree: Path, check: Check) -> None:
+    """Everybody may read everything, whatever mask it was made with; its owner may change it."""
     for path in tree.rglob("*"):
         check()
         if not path.is_symlink():
