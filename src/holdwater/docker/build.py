@@ -44,7 +44,7 @@ class Build(Record, frozen=True):
     dockerfile: str
     tag: str
     context: str
-    arguments: dict[str, str] = {}
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
     platform: str = ""
     network: str = ""  # of its RUN steps; empty: the daemon's own
     seconds: float = 3600.0
@@ -61,7 +61,9 @@ class BuildFailed(DockerError):
 class Docker:
     """A `docker` command that can build, and its builder."""
 
-    def __init__(self, client: Client, host: str, home: Path, builder: Builder, refused: Sequence[str]) -> None:
+    def __init__(
+        self, client: Client, host: str, home: Path, builder: Builder, refused: Sequence[str]
+    ) -> None:
         self.client = client
         self.builder = builder
         self.refused = tuple(refused)  # `path: why not`, of the commands that were found first
@@ -138,7 +140,9 @@ async def find_docker(host: str, home: Path, path: str) -> Docker:
 
 def told(lines: Sequence[str]) -> str:
     """The lines that say something, the last ones, as a message."""
-    return "\n".join(line for line in lines if not _NOISE.fullmatch(line))[-2000:].strip() or "it says nothing"
+    return (
+        "\n".join(line for line in lines if not _NOISE.fullmatch(line))[-2000:].strip() or "it says nothing"
+    )
 
 
 def _programs(path: str) -> list[str]:

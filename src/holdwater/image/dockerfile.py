@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from ..core.image import Edits
 from ..core.records import Record
 
@@ -18,7 +20,7 @@ class Dockerfile(Record, frozen=True):
     """Its text, and the build arguments that it takes."""
 
     text: str
-    arguments: dict[str, str] = {}
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def base_phase(source: str, steps: Sequence[str]) -> Dockerfile:
@@ -36,13 +38,11 @@ def assembly(
     lines += [f"LABEL {words.key(name)}={words.said(value)}" for name, value in labels.items()]
     lines += [f"USER {words.said(edits.user)}"] if edits.user else []
     lines += [f"WORKDIR {words.said(edits.workdir)}"] if edits.workdir else []
-    # An argument vector is JSON, in which nothing is expanded. The entrypoint comes first: it resets the other.
+    # An argument vector is JSON, in which nothing is expanded. The entrypoint is first: it takes CMD away.
     lines += [f"ENTRYPOINT {json.dumps(edits.entrypoint)}"] if edits.entrypoint else []
     lines += [f"CMD {json.dumps(edits.cmd)}"] if edits.cmd else []
     declared = [f"ARG {name}" for name in words.arguments]
-    return Dockerfile(
-        text=_joined([f"FROM {source}", *declared, *lines, *after]), arguments=words.arguments
-    )
+    return Dockerfile(text=_joined([f"FROM {source}", *declared, *lines, *after]), arguments=words.arguments)
 
 
 class _Words:

@@ -23,6 +23,7 @@ from .warmth import Holding
 
 SUFFIX = ".jsonl"
 TICK = 0.02  # seconds between two looks at a lock
+PATIENCE = 120.0  # seconds for another janitor's work
 _PLAIN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 
 
@@ -61,9 +62,20 @@ Line = Pulled | Named | Gone | Begun | Ended
 class Told(msgspec.Struct):
     """What a journal's lines come to."""
 
-    bases: dict[str, Holding] = {}
-    names: dict[str, None] = {}
-    traces: dict[int, Trace] = {}  # bound: a run's builds; a line each on disk as well
+    bases: dict[str, Holding] = msgspec.field(default_factory=dict)
+    names: dict[str, None] = msgspec.field(default_factory=dict)
+    traces: dict[int, Trace] = msgspec.field(
+        default_factory=dict
+    )  # bound: a run's builds; a line each on disk as well
+
+    def merge(self, path: Path) -> None:
+        """Add what a journal tells; a line that was cut off by a death is left out."""
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    self.take(_lines.decode(line))
+                except msgspec.DecodeError:
+                    continue
 
     def take(self, line: Line) -> None:
         match line:
@@ -87,7 +99,8 @@ class Journal:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self.told = read(path)
+        self.told = Told()
+        self.told.merge(path)
 
     def write(self, line: Line) -> None:
         """On disk when this returns, as far as the death of this process goes."""
@@ -133,18 +146,6 @@ def opened(state: Path, run: str) -> Journal:
         number += 1
 
 
-def read(path: Path) -> Told:
-    """What it tells; a line that was cut off by a death is left out."""
-    told = Told(bases={}, names={}, traces={})
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                told.take(_lines.decode(line))
-            except msgspec.DecodeError:
-                continue
-    return told
-
-
 def rewrite(path: Path, lines: list[Line]) -> None:
     """Put these lines in the place of the file's."""
     new = path.with_name(path.name + ".new")
@@ -154,11 +155,12 @@ def rewrite(path: Path, lines: list[Line]) -> None:
 
 @asynccontextmanager
 async def alone(path: Path) -> AsyncIterator[None]:
-    """Hold the lock of this file, among all processes of the machine."""
+    """Hold the lock of this file, among all processes of the machine; `TimeoutError` if it is not given."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while not _locked(fd):
-            await asyncio.sleep(TICK)
+        async with asyncio.timeout(PATIENCE):
+            while not _locked(fd):
+                await asyncio.sleep(TICK)  # noqa: ASYNC110: no event tells of another process
         yield
     finally:
         os.close(fd)

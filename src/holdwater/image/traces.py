@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from ..core.records import Record
 from ..docker.cache import CacheRecord
 
-SLACK = 1.0  # seconds around a build: clocks are read before and after it
-UNFINISHED = 3600.0  # seconds after its begin in which a build that nobody saw the end of may have made something
+SLACK = 10.0  # seconds in which a daemon still makes something of a build that was broken off
+UNFINISHED = (
+    3600.0  # seconds after its begin in which a build that nobody saw the end of may have made something
+)
 SOURCE = "source.local"
 
 _FLAG = re.compile(r"^--\w[\w-]*(?:=\S*)?\s+")
@@ -35,7 +37,7 @@ class Trace(Record, frozen=True):
 
     def covers(self, record: CacheRecord) -> bool:
         until = self.begun + UNFINISHED if self.ended is None else self.ended
-        return self.begun - SLACK <= record.created <= until + SLACK
+        return self.begun <= record.created <= until + (0.0 if self.whole else SLACK)
 
     def tells_of(self, record: CacheRecord) -> bool:
         """Whether a build with this trace makes such a record."""
@@ -87,20 +89,10 @@ def _of_a_base(record: CacheRecord) -> bool:
 
 
 def _grow(inside: dict[str, CacheRecord], found: set[str]) -> None:
-    """What is built from ours, and what ours is built from, where it was made in the same time."""
-    while True:
-        more = {r.id for r in inside.values() if any(parent in found for parent in r.parents)}
-        more |= {parent for one in found for parent in inside[one].parents if parent in inside}
-        # From a base's layer others may build as well: it leads up to its own parents, not down.
-        more = {
-            one
-            for one in more
-            if _of_a_base(inside[one])
-            or any(p in found and not _of_a_base(inside[p]) for p in inside[one].parents)
-            or any(one in inside[other].parents for other in found)
-        }
-        if more <= found:
-            return
+    """First what is built from ours, then what all of it is built from, where it was made at that time."""
+    while more := {r.id for r in inside.values() if found.intersection(r.parents)} - found:
+        found |= more
+    while more := {p for one in found for p in inside[one].parents if p in inside} - found:
         found |= more
 
 

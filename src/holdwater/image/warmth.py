@@ -16,6 +16,7 @@ class Holding(Record, frozen=True):
     chain: tuple[str, ...] = ()  # a short name for each layer together with all below it
     size: int = 0  # bytes, unpacked
     used: float = 0.0  # when last, in seconds since the epoch
+    warm: bool = False  # an earlier run kept it
 
 
 def chain_of(diff_ids: Iterable[str]) -> tuple[str, ...]:
@@ -27,12 +28,11 @@ def chain_of(diff_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def holders(
-    idle: Collection[Holding], busy: Iterable[Holding], planned: Counter[str], cap: int
-) -> set[str]:
+def holders(idle: Collection[Holding], busy: Iterable[Holding], planned: Counter[str], cap: int) -> set[str]:
     """The idle bases to keep: one for each chain that more than one image is planned on, within the cap.
 
-    A busy base holds its chain already. Of two that hold the same the smaller stays.
+    A busy base holds its chain already. Of two that hold the same the smaller stays. What an earlier run kept
+    stays as far as there is room.
     """
     held = {link for base in busy for link in base.chain}
     kept: set[str] = set()
@@ -41,6 +41,10 @@ def holders(
         if shared[-1] not in held and base.size <= cap:
             kept.add(base.reference)
             held.update(base.chain)
+            cap -= base.size
+    for base in sorted(idle, key=lambda one: -one.used):
+        if base.warm and base.reference not in kept and base.size <= cap:
+            kept.add(base.reference)
             cap -= base.size
     return kept
 
