@@ -1,0 +1,175 @@
+"""The docker engine's API over its unix socket or TCP: requests, answers and streams. It decides nothing.
+
+Which parameters a daemon understands is in `versions.py`; builds go through the command, in `build.py`.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from ..core.errors import HoldwaterError
+from .versions import NEWEST, OLDEST, Version, negotiated
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+PATIENCE = 120.0  # seconds for an answer: a busy daemon counts its disk for long
+SILENCE = 600.0  # seconds without a byte in a stream: a large layer unpacks without a word
+LONGEST_LINE = 16 * 1024 * 1024
+
+
+class DockerError(HoldwaterError):
+    """The daemon refused."""
+
+    def __init__(self, message: str, hint: str = "", *, status: int = 0) -> None:
+        super().__init__(message, hint)
+        self.status = status
+
+
+class DaemonGone(DockerError):
+    """Nobody answered, or the connection broke."""
+
+
+class DockerClient:
+    """One daemon, in the newest version of the API that both sides speak."""
+
+    def __init__(self, host: str = DEFAULT_HOST) -> None:
+        self.host = host
+        self.api: Version = NEWEST
+        kind, _, place = host.partition("://")
+        self.socket = place if kind == "unix" else ""
+        if not place or kind not in ("unix", "tcp"):
+            raise DockerError(
+                f"not an address of a docker daemon: `{host}`", "use `unix:///path` or `tcp://host:port`"
+            )
+        self._url = URL("http://docker") if self.socket else URL(f"http://{place}")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> DockerClient:
+        connector = aiohttp.UnixConnector(path=self.socket) if self.socket else aiohttp.TCPConnector()
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        try:
+            async with self._asked("GET", "/version", {}, {}, PATIENCE) as answer:
+                told = msgspec.json.decode(await answer.read())
+            self.api = self._agreed(told)
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return await self._call("GET", path, query)
+
+    async def post(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return await self._call("POST", path, query)
+
+    async def delete(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        return await self._call("DELETE", path, query)
+
+    async def found(self, path: str) -> Any | None:
+        """What `get` gives; None where the daemon knows of no such thing."""
+        try:
+            return await self.get(path)
+        except DockerError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def stream(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The messages of a long POST; one that tells of an error is raised as a `DockerError`."""
+        async with self._asked("POST", self._path(path), query, headers or {}, None) as answer:
+            async for line in _lines(answer):
+                message: dict[str, Any] = msgspec.json.decode(line)
+                if told := message.get("error") or message.get("errorDetail"):
+                    raise DockerError(told if isinstance(told, str) else str(told.get("message", told)))
+                yield message
+
+    def peer(self) -> int | None:
+        """The process that listens on the socket; None where it cannot be told."""
+        if not self.socket:
+            return None
+        with socket.socket(socket.AF_UNIX) as one:
+            try:
+                one.connect(self.socket)
+            except OSError as error:
+                raise self._gone(error) from error
+            size = struct.calcsize("3i")
+            pid, _, _ = struct.unpack("3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return pid or None  # 0: it is in a name space that is not seen from here
+
+    async def _call(self, method: str, path: str, query: Mapping[str, str] | None) -> Any:
+        async with self._asked(method, self._path(path), query or {}, {}, PATIENCE) as answer:
+            content = await answer.read()
+        return msgspec.json.decode(content) if content.strip() else None
+
+    @asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        seconds: float | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        assert self._session is not None, "the client is used outside of its `async with`"
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_read=None if seconds else SILENCE)
+        url = self._url.join(URL(path, encoded=True)).update_query(query)
+        try:
+            async with self._session.request(method, url, headers=headers, timeout=timeout) as answer:
+                if answer.status >= 400:
+                    raise DockerError(_told(await answer.read()), status=answer.status)
+                yield answer
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._gone(error) from error
+
+    def _path(self, path: str) -> str:
+        return f"/v{self.api[0]}.{self.api[1]}{path}"
+
+    def _agreed(self, told: Mapping[str, Any]) -> Version:
+        newest, oldest = str(told.get("ApiVersion", "")), str(told.get("MinAPIVersion", ""))
+        agreed = negotiated(newest, oldest) if newest else None
+        if agreed is None:
+            wanted = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+            raise DockerError(f"the daemon speaks API {oldest} to {newest}, not {wanted}: `{self.host}`")
+        return agreed
+
+    def _gone(self, error: BaseException) -> DaemonGone:
+        return DaemonGone(
+            f"the docker daemon does not answer: `{self.host}`: {type(error).__name__}: {error}",
+            "is it running, and may this user reach it?",
+        )
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    pending = b""
+    async for piece in answer.content.iter_any():
+        *whole, pending = (pending + piece).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+        if len(pending) > LONGEST_LINE:
+            raise DockerError(f"the daemon sent a line of more than {LONGEST_LINE} bytes")
+    if pending.strip():
+        yield pending
+
+
+def _told(content: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(content)["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return content[:500].decode("utf-8", "replace")

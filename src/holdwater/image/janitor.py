@@ -1,0 +1,393 @@
+"""Removes from a docker daemon what is ours, and nothing else: one janitor at a time on a machine.
+
+Ours are tags in our own name space, what the run's journal lists as absent before us, and build-cache records
+that `traces.py` recognises. Never a global prune, never by force: what a container uses or somebody else has
+tagged stays. What stays for its shared layers is chosen in `warmth.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ..core.errors import RunStopped
+from ..core.image import Note
+from ..core.records import Record
+from ..docker.cache import BuildCache, CacheRecord, DaemonCache, seconds
+from ..docker.client import DockerClient, DockerError
+from .disk import DaemonDisk, daemon_disk, reread
+from .journal import (
+    SUFFIX,
+    Begun,
+    Ended,
+    Gone,
+    Journal,
+    Line,
+    Named,
+    Pulled,
+    Told,
+    alone,
+    opened,
+    rewrite,
+    taken,
+)
+from .shelter import sheltered
+from .traces import SOURCE, Trace, ours
+from .warmth import Holding, chain_of, holders
+
+SPACE = "holdwater.local"  # no registry has this name: what is tagged so is never pushed nor pulled
+CLOSING = 120.0  # seconds for the clean-up at the end of a run
+LETTING_GO = 10.0  # seconds in which a daemon notices that whoever asked for a build is dead
+WARM = "warm" + SUFFIX
+LOCK = "janitor.lock"
+WORK = ".work"
+
+
+class Left(Record, frozen=True):
+    """Something of ours on the daemon."""
+
+    kind: str  # `tag`, `base`, `cache`
+    name: str
+    size: int = 0  # bytes, where it is known
+
+
+class Janitor:
+    """A run's janitor: opened before its first image, closed after its last."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        state: Path,
+        run: str,
+        cache: int,
+        note: Note,
+        records: BuildCache | None = None,
+    ) -> None:
+        self.disk: DaemonDisk | None = None  # None: it cannot be seen
+        self._client = client
+        self._state = state
+        self._run = run
+        self._cap = cache
+        self._note = note
+        self._records = records or DaemonCache(client)
+        self._journal: Journal | None = None
+        self._busy: Counter[str] = Counter()  # bound: images that are being made
+        self._planned: Counter[str] = Counter()  # bound: the layers of the plan's bases
+        self._expected: set[str] = set()  # bound: the plan's bases
+        self._builds = 0
+
+    async def __aenter__(self) -> Janitor:
+        self._state.mkdir(parents=True, exist_ok=True)
+        await self.sweep()
+        self._journal = opened(self._state, self._run)
+        self.work.mkdir(exist_ok=True)
+        try:
+            self.disk = await daemon_disk(self._client)
+        except RunStopped as error:
+            self._note("disk.unseen", error.message)
+        await self._tried("warm bases", self._adopt)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await sheltered(self._close(), CLOSING, self._note, "the end of the run")
+        finally:
+            if self._journal is not None:
+                clean = not (self._told.bases or self._told.names)
+                self._journal.close(remove=clean)
+                self._journal = None
+
+    @property
+    def name(self) -> str:
+        """The run's, in our own name space."""
+        return self._open.path.stem
+
+    @property
+    def work(self) -> Path:
+        """The run's own directory, gone with it: the build command's home and context."""
+        return self._state / (self.name + WORK)
+
+    def tag(self, word: str) -> str:
+        return f"{SPACE}/{self.name}:{word}"
+
+    def expect(self, base: str, diff_ids: Iterable[str]) -> None:
+        """An image is planned on this base: its layers are worth keeping where another plans on them too."""
+        if base not in self._expected:
+            self._expected.add(base)
+            self._planned.update(chain_of(diff_ids))
+
+    def held(self, diff_ids: Sequence[str]) -> int:
+        """How many of these layers, from the bottom, bases of ours have on the daemon."""
+        links = {link for base in self._told.bases.values() if base.size for link in base.chain}
+        return sum(link in links for link in chain_of(diff_ids))
+
+    @asynccontextmanager
+    async def using(self, reference: str, diff_ids: Iterable[str]) -> AsyncIterator[bool]:
+        """Nobody evicts this base meanwhile. Whether it has to be pulled: from now on it is ours then."""
+        self._busy[reference] += 1
+        try:
+            absent = await self._client.found(f"/images/{reference}/json") is None
+            if absent:
+                self._open.write(Pulled(Holding(reference=reference, chain=chain_of(diff_ids))))
+            yield absent
+        finally:
+            self._busy[reference] -= 1
+            self._busy += Counter()
+
+    def pulled(self, reference: str, size: int) -> None:
+        """It is there, with so many bytes."""
+        if (base := self._told.bases.get(reference)) is not None:
+            self._open.write(Pulled(msgspec.structs.replace(base, size=size, used=time.time())))
+
+    @asynccontextmanager
+    async def naming(self, reference: str) -> AsyncIterator[None]:
+        """A tag outside of our name space, while it is pushed: ours if it was not there before."""
+        absent = await self._client.found(f"/images/{reference}/json") is None
+        if absent:
+            self._open.write(Named(reference))
+        self._busy[reference] += 1
+        try:
+            yield
+        finally:
+            self._busy[reference] -= 1
+            self._busy += Counter()
+
+    @asynccontextmanager
+    async def building(self, trace: Callable[[float], Trace]) -> AsyncIterator[None]:
+        """A build goes on: what it leaves can be told by its trace, also by the next run."""
+        self._builds += 1
+        build = self._builds
+        self._open.write(Begun(build, trace(await self._now())))
+        whole = False
+        try:
+            yield
+            whole = True
+        finally:
+            await sheltered(self._end(build, whole), LETTING_GO, self._note, "the end of a build")
+
+    async def reset(self) -> None:
+        """Remove the build cache that builds of ours left, but for what they are sent each time anew."""
+        await self._tried("build cache", lambda: self._trim(sources=False))
+
+    async def settle(self, tags: Sequence[str] = ()) -> None:
+        """An image is done: remove its tags, idle bases that nobody shares layers with, and build cache."""
+        for tag in tags:
+            await self._tried(f"`{tag}`", partial(self._remove, tag))
+        await self._tried("bases", lambda: self._drop(self._kept()))
+        await self.reset()
+
+    async def make_room(self, wanted: int) -> int:
+        """Bytes that are free after evicting what is ours and idle, in order, until so many are."""
+        steps: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
+            ("tags", self._drop_names),
+            ("bases", lambda: self._drop(self._kept())),
+            ("build cache", lambda: self._trim(sources=True)),
+            ("shared bases", lambda: self._drop(set())),
+            ("build cache", lambda: self._trim(sources=True)),
+        ]
+        for what, step in steps:
+            if (free := self.free()) is None or free >= wanted:
+                break
+            await self._tried(what, step)
+        return self.free() or 0
+
+    def free(self) -> int | None:
+        """Bytes on the daemon's disk now; None where it cannot be seen."""
+        return None if self.disk is None else reread(self.disk.path).free
+
+    async def sweep(self) -> None:
+        """Remove what dead runs of this machine left."""
+        for path in sorted(self._state.glob("*" + SUFFIX)):
+            if path.name != WARM and (dead := taken(path)) is not None:
+                try:
+                    await self._tried(f"what run `{path.stem}` left", partial(self._bury, dead))
+                finally:
+                    dead.close(remove=False)
+
+    async def left(self) -> list[Left]:
+        """What is ours on the daemon, of whatever run of this machine."""
+        found = [Left(kind="tag", name=tag) for tag in await self._tags("")]
+        told = Told()
+        for path in sorted(self._state.glob("*" + SUFFIX)):
+            told.merge(path)
+        for base in told.bases.values():
+            found += [Left(kind="base", name=base.reference, size=base.size)]
+        found += [Left(kind="tag", name=name) for name in told.names]
+        records = ours(await self._records.records(), list(told.traces.values()))
+        return found + [Left(kind="cache", name=record.id, size=record.size) for record in records]
+
+    async def clear(self) -> None:
+        """Remove everything of ours that no living run needs, the warm bases too."""
+        await self.sweep()
+        await self._tried("what stayed warm", self._cool)
+        await self._tried("tags", self._orphans)
+        await self._tried("tags", self._drop_names)
+        await self._tried("bases", lambda: self._drop(set()))
+        await self._tried("build cache", lambda: self._trim(sources=True))
+
+    @property
+    def _open(self) -> Journal:
+        assert self._journal is not None, "the janitor is used outside of its `async with`"
+        return self._journal
+
+    @property
+    def _told(self) -> Told:
+        return self._open.told
+
+    async def _tried(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it while no other janitor works; a failure is noted."""
+        try:
+            async with alone(self._state / LOCK):
+                await work()
+        except Exception as error:  # boundary: a failed clean-up changes no outcome  # noqa: BLE001
+            self._note("cleanup.failed", f"{what}: {type(error).__name__}: {error}")
+
+    def _kept(self) -> set[str]:
+        """References of idle bases that stay for now."""
+        bases = self._told.bases.values()
+        idle = [base for base in bases if not self._busy[base.reference]]
+        busy = [base for base in bases if self._busy[base.reference] and base.size]
+        return holders(idle, busy, self._planned, self._cap)
+
+    async def _drop(self, kept: set[str]) -> None:
+        """Remove idle bases but these, and the records that hold their layers."""
+        gone = [one for one in self._told.bases if one not in kept and not self._busy[one]]
+        for reference in gone:
+            await self._remove(reference)
+        if gone:
+            await self._trim(sources=False)
+
+    async def _drop_names(self) -> None:
+        for name in [one for one in self._told.names if not self._busy[one]]:
+            await self._remove(name)
+
+    async def _remove(self, reference: str) -> None:
+        if await self._removed(reference) and (
+            reference in self._told.bases or reference in self._told.names
+        ):
+            self._open.write(Gone(reference))
+
+    async def _removed(self, reference: str) -> bool:
+        """Whether the daemon does not have it any more under this name: what a container uses stays."""
+        try:
+            await self._client.delete(f"/images/{reference}", {"noprune": "true", "force": "false"})
+        except DockerError as error:
+            if error.status not in (404, 409):
+                raise
+            return error.status == 404
+        return True
+
+    async def _trim(self, *, sources: bool) -> None:
+        left = await self._prune(list(self._told.traces.values()), sources=sources)
+        # An ended build of which nothing is left needs no trace in memory any more.
+        for build, trace in list(self._told.traces.items()):
+            if trace.ended is not None and not any(trace.covers(record) for record in left):
+                del self._told.traces[build]
+
+    async def _prune(self, traces: Sequence[Trace], *, sources: bool) -> list[CacheRecord]:
+        """Remove the records of builds with these traces; what the cache has afterwards."""
+        if not traces:
+            return []
+        records = await self._records.records()
+        mine = [one for one in ours(records, traces) if sources or one.kind != SOURCE]
+        stuck = [one for one in mine if not await self._records.remove(one.id)]
+        if not stuck:
+            gone = {one.id for one in mine}
+            return [one for one in records if one.id not in gone]
+        records = await self._records.records()
+        still = {one.id for one in ours(records, traces)}.intersection(one.id for one in stuck)
+        if still:
+            size = sum(one.size for one in stuck if one.id in still)
+            self._note(
+                "cleanup.failed",
+                f"build cache: {len(still)} idle records of {size} bytes stay: the prune reclaimed 0 B of them",
+            )
+        return records
+
+    async def _end(self, build: int, whole: bool) -> None:
+        self._open.write(Ended(build, await self._now(), whole))
+
+    async def _now(self) -> float:
+        """The time on the daemon's clock, which its records go by."""
+        return seconds((await self._client.get("/info"))["SystemTime"])
+
+    async def _tags(self, name: str) -> list[str]:
+        """Tags in our own name space: of one run, or of all."""
+        images = await self._client.get("/images/json")
+        prefix = f"{SPACE}/{name}:" if name else f"{SPACE}/"
+        return [tag for image in images for tag in image["RepoTags"] or () if tag.startswith(prefix)]
+
+    async def _close(self) -> None:
+        async with alone(self._state / LOCK):
+            for tag in await self._tags(self.name):
+                await self._remove(tag)
+            await self._drop_names()
+            kept = self._kept()
+            await self._drop(kept)
+            await self._trim(sources=True)
+            warm = [msgspec.structs.replace(self._told.bases[one], warm=True) for one in kept]
+            self._keep_warm([*warm, *self._warm()])
+            for base in warm:
+                self._open.write(Gone(base.reference))
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    async def _bury(self, dead: Journal) -> None:
+        """Remove what a dead run left; its journal goes when there is nothing more in it."""
+        for tag in await self._tags(dead.path.stem):
+            await self._removed(tag)
+        for reference in [*dead.told.names, *dead.told.bases]:
+            if await self._removed(reference):
+                dead.write(Gone(reference))
+        traces = list(dead.told.traces.values())
+        until = time.monotonic() + LETTING_GO
+        while traces and self._go_on(await self._prune(traces, sources=True), traces):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.2)  # the daemon still ends the build of a process that is gone
+        shutil.rmtree(self._state / (dead.path.stem + WORK), ignore_errors=True)
+        if not (dead.told.names or dead.told.bases):
+            dead.path.unlink(missing_ok=True)
+
+    def _go_on(self, records: Iterable[CacheRecord], traces: Sequence[Trace]) -> bool:
+        unended = [trace for trace in traces if trace.ended is None]
+        return any(one.in_use and trace.covers(one) for one in records for trace in unended)
+
+    def _warm(self) -> list[Holding]:
+        path = self._state / WARM
+        told = Told()
+        if path.exists():
+            told.merge(path)
+        return list(told.bases.values())
+
+    def _keep_warm(self, bases: Iterable[Holding]) -> None:
+        lines: list[Line] = [Pulled(base) for base in bases]
+        rewrite(self._state / WARM, lines)
+
+    async def _adopt(self) -> None:
+        """What stayed warm is this run's from now on, as far as it is still there."""
+        for base in self._warm():
+            if await self._client.found(f"/images/{base.reference}/json") is not None:
+                self._open.write(Pulled(base))
+        self._keep_warm([])
+
+    async def _cool(self) -> None:
+        self._keep_warm([base for base in self._warm() if not await self._removed(base.reference)])
+
+    async def _orphans(self) -> None:
+        """Tags of runs that have no journal any more."""
+        living = {path.stem for path in self._state.glob("*" + SUFFIX)}
+        for tag in await self._tags(""):
+            if tag.removeprefix(f"{SPACE}/").partition(":")[0] not in living:
+                await self._removed(tag)
