@@ -35,10 +35,14 @@ from .ledger.trajectory import Turn, conversation_of, find_attempt, turns
 from .rollout.wire import Provider, Upstream
 from .run.build import (
     PreparedBuild,
-    audit_build,
-    plan_build,
     prepare_build,
     works_for,
+)
+from .run.build import (
+    audit_build as audit_build,
+)
+from .run.build import (
+    plan_build as plan_build,
 )
 from .run.config import (
     POLICY,

@@ -1,0 +1,194 @@
+"""The command on a recipe: planned, built, shown, audited and resumed against a real registry."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.images_scene import ImageScene, real_registry
+from tests.scene import until
+
+from holdwater.core.image import KEY_LABEL
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with real_registry(tmp_path_factory.mktemp("registry") / "here") as found:
+        yield found
+
+
+@pytest.fixture
+def images(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageScene]:
+    monkeypatch.setenv("HOLDWATER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    scene = ImageScene(tmp_path, port)
+    yield scene
+    scene.scene.close()
+
+
+def asked(port: int, method: str, path: str, kind: str = "") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path, headers={"Accept": kind or "*/*"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def config_of(port: int, repository: str, tag: str) -> dict[str, Any]:
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest = json.loads(asked(port, "GET", f"/v2/{repository}/manifests/{tag}", kind)[1])
+    blob = asked(port, "GET", f"/v2/{repository}/blobs/{manifest['config']['digest']}")[1]
+    config: dict[str, Any] = json.loads(blob)
+    return config
+
+
+def test_a_recipe_is_planned_built_found_present_and_audited(images: ImageScene) -> None:
+    recipe = images.recipe(images.bases(3), repository="whole")
+    plan = images.images("plan", recipe, "--json")
+    assert plan.wait(30) == 0, plan
+    assert (plan.document()["make"], plan.document()["present"]) == (3, 0)
+
+    first = images.built(recipe, "first")
+    second = images.built(recipe, "second")
+
+    assert (first["made"], first["present"], first["failed"]) == (3, 0, 0)
+    assert (second["made"], second["present"], second["uploaded"]) == (0, 3, 0)
+    again = images.images("plan", recipe, "--json")
+    assert again.wait(30) == 0, again
+    assert (again.document()["make"], again.document()["present"], again.document()["upload"]) == (0, 3, 0)
+    audit = images.images("audit", images.place / "first", "--json")
+    assert audit.wait(30) == 0, audit
+    assert (audit.document()["checked"], audit.document()["ok"]) == (3, True)
+    config = config_of(images.port, "whole", "b1")  # the alias
+    assert config["config"]["Entrypoint"] == ["/opt/agent/tool"]
+    assert "MODE=eval" in config["config"]["Env"]
+    assert config["config"]["Labels"]["base"] == "b1"
+
+
+def test_the_manifest_of_a_build_pins_every_base(images: ImageScene) -> None:
+    recipe = images.recipe(images.bases(2), repository="pinned")
+
+    images.built(recipe)
+
+    manifest = json.loads((images.place / "run" / "images.json").read_bytes())
+    assert [row["name"] for row in manifest["images"]] == ["b0", "b1"]
+    for row in manifest["images"]:
+        made = row["made"]
+        status, _ = asked(images.port, "HEAD", f"/v2/bases/manifests/{made['base_digest']}")
+        assert status == 200
+        tag = made["reference"].rpartition(":")[2]
+        assert config_of(images.port, "pinned", tag)["config"]["Labels"][KEY_LABEL] == tag
+    assert manifest["build"]["made"] == 2
+
+
+def test_a_changed_agent_is_one_layer_and_new_manifests(images: ImageScene) -> None:
+    recipe = images.recipe(images.bases(5), repository="changed")
+    images.built(recipe, "before")
+    (images.agent / "tool").write_bytes(b"#!/bin/sh\n# " + bytes(range(1, 256)).replace(b"\n", b"") * 40)
+
+    after = images.built(recipe, "after")
+
+    layer = json.loads((images.place / "after" / "images.json").read_bytes())["images"][0]["made"]["layers"]
+    assert (after["made"], after["present"]) == (5, 0)
+    status, blob = asked(images.port, "GET", f"/v2/changed/blobs/{layer[0]}")
+    assert status == 200
+    assert len(blob) <= after["uploaded"] < len(blob) + 5 * 2000  # and five configurations
+
+
+def test_one_failed_base_stops_no_other_and_is_named(images: ImageScene) -> None:
+    good = images.bases(3)
+    recipe = images.recipe([good[0], f"{images.host}/bases:none", good[1]], repository="partly")
+
+    report = images.built(recipe, "run", status=1)
+
+    assert (report["made"], report["failed"]) == (2, 1)
+    assert report["failures"][0]["name"] == "none"
+    assert "MANIFEST_UNKNOWN" in report["failures"][0]["message"]
+    audit = images.images("audit", images.place / "run")
+    assert audit.wait(30) == 1, audit
+    assert "`none` was not made" in audit.stdout
+
+
+def test_an_audit_finds_a_tag_that_is_not_what_was_made(images: ImageScene) -> None:
+    recipe = images.recipe(images.bases(2), repository="moved")
+    images.built(recipe)
+    made = json.loads((images.place / "run" / "images.json").read_bytes())["images"][0]["made"]
+    images.pusher.push("moved", made["reference"].rpartition(":")[2], [], "something else")
+
+    audit = images.images("audit", images.place / "run", "--json")
+
+    assert audit.wait(30) == 1, audit
+    assert len(audit.document()["problems"]) == 1
+    assert made["digest"] in audit.document()["problems"][0]
+    again = images.built(recipe, "again")
+    assert (again["made"], again["present"]) == (1, 1)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.proof)])
+def test_kill_9_in_the_middle_loses_nothing_and_leaves_nothing(
+    images: ImageScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temp))
+    bases = images.bases(count, repository=f"killed-{count}")
+    recipe = images.recipe(bases, "[build]\nconcurrency = 1", repository=f"kills-{count}")
+    command = images.build(recipe)
+    for part in (8, 4, 2):
+        until("some more are settled", lambda part=part: images.settled() > count // part)  # type: ignore[misc]
+        command.kill()
+        command = images.scene.start("resume", str(images.place / "run"), "--json")
+
+    assert command.wait(60) == 0, command
+
+    report = command.document()
+    assert report["made"] + report["present"] == count
+    audit = images.scene.start("audit", str(images.place / "run"))
+    assert audit.wait(30) == 0, audit
+    checked = images.images("audit", images.place / "run")
+    assert checked.wait(60) == 0, checked
+    assert list(temp.iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["layers"]
+
+
+def test_a_suite_names_the_bases(images: ImageScene) -> None:
+    images.bases(2)
+    rows = [{"id": f"x/b{n}", "grade": "true", "data": {"tag": f"b{n}"}} for n in range(2)]
+    (images.place / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = images.place / "suite.toml"
+    recipe.write_text(
+        f'[bases]\nsuite = "tasks.jsonl"\ntemplate = "{images.host}/bases:{{data.tag}}"\n'
+        f'[target]\nrepository = "{images.host}/suites/{{id}}"\n'
+    )
+
+    report = images.built(recipe)
+
+    assert report["made"] == 2
+    rows = json.loads((images.place / "run" / "images.json").read_bytes())["images"]
+    assert [row["name"] for row in rows] == ["x/b0", "x/b1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan", "none.toml"], "cannot read `none.toml`"),
+        (["build", "images.toml", "--engine", "podman"], "`--engine` must be one of"),
+        (["build", "images.toml", "--disk", "much"], "`--disk` is no size"),
+        (["show", "none"], "no such directory"),
+        (["bake"], "bake"),
+    ],
+)
+def test_bad_input_is_named_and_makes_nothing(images: ImageScene, words: list[str], told: str) -> None:
+    recipe = images.recipe(images.bases(1))
+    words = [str(recipe) if word == "images.toml" else word for word in words]
+    out = ["--out", str(images.place / "run")] if words[0] == "build" else []
+
+    command = images.scene.start("images", *words, *out)
+
+    assert command.wait(20) == 2, command
+    assert told in command.stderr
+    assert command.stdout == ""
+    assert not (images.place / "run").exists()
