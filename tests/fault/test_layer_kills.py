@@ -18,6 +18,7 @@ from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB, MiB
 from holdwater.image.cache import LayerCache
 from holdwater.image.layer import prepare
+from holdwater.image.program import Programs
 
 ASKING = """
 import asyncio, os, sys
@@ -72,6 +73,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def gone(pid: int) -> None:
+    """It was killed: the kernel is at it."""
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
 def left(base: Path) -> set[str]:
     return {
         str(path.relative_to(base / "cache")) for path in (base / "cache").rglob("*") if not path.is_dir()
@@ -121,8 +129,7 @@ async def test_what_a_killed_builder_left_is_removed_and_what_a_living_one_uses_
         assert (next(path for path in scratch.iterdir() if path.is_dir()) / "tree" / "file").exists()
     builder.kill()
     builder.communicate()
-    while alive(program):
-        await asyncio.sleep(0.01)  # the kernel is at it
+    await gone(program)
     async with LayerCache(tmp_path / "cache", 0):
         pass
 
@@ -142,8 +149,17 @@ async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path) -
         with pytest.raises(asyncio.CancelledError):
             await building
 
-        assert not alive(pid)
         assert not list((tmp_path / "cache" / "scratch").iterdir())
+        await gone(pid)
+
+
+async def test_a_program_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    programs = Programs(tmp_path / "log", tmp_path, keep=[], env={})
+
+    with pytest.raises(ImageFailed, match=r"`sh` took longer than 0\.5 s"):
+        await programs.run(["sh", "-c", "sleep 600 & echo $! > child; wait"], 0.5)
+
+    await gone(int((tmp_path / "child").read_text()))
 
 
 @pytest.fixture

@@ -209,6 +209,8 @@ def test_a_copy_of_a_project_has_no_products_and_what_links_point_to(tmp_path: P
     (tmp_path / "README.md").write_text("read me")
     (source / "README.md").symlink_to("../README.md")
     (source / "inner").symlink_to("src/demo_agent")
+    (source / "absolute.toml").symlink_to(source / "pyproject.toml")
+    (source / "above").symlink_to("..")
     for name in (
         ".git",
         ".venv",
@@ -220,12 +222,20 @@ def test_a_copy_of_a_project_has_no_products_and_what_links_point_to(tmp_path: P
         (source / name).mkdir()
         (source / name / "file").write_text("")
     os.mkfifo(source / "pipe")
+    copy = source / "cache" / "copy"  # inside of what is copied
+    copy.parent.mkdir()
 
-    copy_project(source, tmp_path / "copy", lambda: None)
+    copy_project(source, copy, source / "cache", lambda: None)
 
-    names = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*")}
-    assert {name for name in names if "/" not in name} == {"README.md", "inner", "pyproject.toml", "src"}
+    names = {str(path.relative_to(copy)) for path in copy.rglob("*")}
+    assert {name for name in names if "/" not in name} == {
+        "README.md",
+        "absolute.toml",
+        "inner",
+        "pyproject.toml",
+        "src",
+    }
     assert "src/demo_agent/build/file" in names
     assert not {name for name in names if "__pycache__" in name or "egg-info" in name}
-    assert (tmp_path / "copy" / "README.md").read_text() == "read me"
-    assert (tmp_path / "copy" / "inner").readlink() == Path("src/demo_agent")
+    assert (copy / "README.md").read_text() == "read me"
+    assert (copy / "inner").readlink() == Path("src/demo_agent")

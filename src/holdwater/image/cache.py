@@ -46,7 +46,7 @@ class LayerCache:
         self._layers = directory / "layers"
         self._locks = directory / "locks"
         self._scratch = directory / "scratch"
-        self._all = directory
+        self.directory = directory
         self._cap = cap
         self._note = note
         self._held: dict[str, int] = {}  # key -> lock; bound: the layers that were asked for
@@ -115,21 +115,25 @@ class LayerCache:
     async def _build(self, key: str, build: Build) -> Layer:
         async with self.scratch() as scratch:
             built = await build(scratch)
-            entry = scratch.path / "entry"
-            entry.mkdir()
-            Path(built.path).rename(entry / LAYER)
             layer = msgspec.structs.replace(built, path=str(self._layers / key / LAYER))
-            _write(entry / RECORD, msgspec.json.encode(layer))
-            if (self._layers / key).exists():
-                (self._layers / key).rename(scratch.path / "damaged")
-            entry.rename(self._layers / key)
-            _sync(self._layers)
+            await to_the_end(lambda: self._place(key, layer, Path(built.path), scratch.path))
         self._verified.add(key)
         return layer
 
+    def _place(self, key: str, layer: Layer, file: Path, scratch: Path) -> None:
+        """Whole or not at all, also when the power fails."""
+        entry = scratch / "entry"
+        entry.mkdir()
+        file.rename(entry / LAYER)
+        _write(entry / RECORD, msgspec.json.encode(layer))
+        if (self._layers / key).exists():
+            (self._layers / key).rename(scratch / "damaged")
+        entry.rename(self._layers / key)
+        _sync(self._layers)
+
     async def _tidy(self) -> None:
         """Remove what the dead left, and beyond the cap what was used least recently and by nobody now."""
-        async with _alone(self._all / "lock"):
+        async with _alone(self.directory / "lock"):
             await in_thread(self._sweep)
 
     def _sweep(self, check: Check) -> None:
@@ -148,7 +152,7 @@ class LayerCache:
 
     def _evict(self) -> None:
         entries = sorted(self._layers.iterdir(), key=_used)
-        excess = _size(self._all) - self._cap
+        excess = _size(self.directory) - self._cap
         for entry in entries:
             if excess <= 0:
                 return

@@ -22,7 +22,7 @@ from .thread import Check
 # Directories and files of the standard library that no agent needs.
 LEFT_OUT = (
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "__pycache__"),
-    *("site-packages", "dist-packages", "config-*", "lib2to3_*.pickle"),
+    *("site-packages", "dist-packages", "config-*"),
     *("_tkinter.*", "_test*", "_ctypes_test*", "_xx*", "xxlimited*", "*.a", "*.exe"),
 )
 BUNDLES = (
@@ -48,7 +48,7 @@ class Interpreter(Record, frozen=True):
     @property
     def folder(self) -> str:
         """Its library, relative to where it is installed."""
-        return f"{sys.platlibdir}/python{_version()}"
+        return f"{sys.platlibdir}/{self.stdlib.name}"
 
 
 def running() -> Interpreter:

@@ -51,11 +51,11 @@ class _Gathering:
 
     async def run(self) -> None:
         loader = self._interpreter.loader
-        self._copy(loader.name, loader)
+        await self._copy(loader.name, loader)
         libc = (await self._take(self._interpreter.executable)).get(LIBC)
         for name in OPENED:
             if libc is not None and name not in self._present and libc.with_name(name).exists():
-                self._copy(name, libc.with_name(name))
+                await self._copy(name, libc.with_name(name))
         elves = await in_thread(lambda check: _elves(self._tree, self._interpreter, check))
         for path, elf in elves.items():
             if not self._present.issuperset(elf.needed):
@@ -68,12 +68,13 @@ class _Gathering:
         for name, place in found.items():
             # By its name alone: a process has one library of a name.
             if name not in self._present and not place.is_relative_to(self._tree):
-                self._copy(name, place)
+                await self._copy(name, place)
         return found
 
-    def _copy(self, name: str, place: Path) -> None:
-        shutil.copyfile(place, self._tree / "lib" / name)
-        (self._tree / "lib" / name).chmod(0o755)
+    async def _copy(self, name: str, place: Path) -> None:
+        copy = self._tree / "lib" / name
+        await in_thread(lambda check: shutil.copyfile(place, copy))
+        copy.chmod(0o755)
         self._present.add(name)
 
     def _origin(self, path: Path) -> Path:

@@ -61,7 +61,7 @@ async def package(asked: Asked, cache: LayerCache, log: Path) -> Layer:
         tools = [await programs.run([patchelf, "--version"], VERSION), interpreter.identity]
         source = ""
         if asked.project is not None:
-            asked, source = await _copied(asked, asked.project, scratch.path / "project")
+            asked, source = await _copied(asked, asked.project, scratch.path / "project", cache.directory)
         installer = await find_installer(programs, interpreter)
         pins = await installer.resolve(asked.project or asked.requirement, scratch.path)
         building = _Building(asked, pins, interpreter, patchelf, log)
@@ -74,30 +74,38 @@ def environment(prefix: str) -> dict[str, str]:
     return {"SSL_CERT_FILE": f"{prefix}/{CERTIFICATES}"}
 
 
-def copy_project(project: Path, into: Path, check: Check) -> None:
+def copy_project(project: Path, into: Path, cache: Path, check: Check) -> None:
     """A project without what is made from it; what its links point to outside of it comes along. Blocks."""
+    project, cache = project.resolve(), cache.resolve()
 
     def skipped(directory: str, names: list[str]) -> list[str]:
         check()
         patterns = SKIPPED + (SKIPPED_AT_THE_TOP if Path(directory) == project else ())
-        return [n for n in names if any(fnmatch(n, p) for p in patterns) or _special(Path(directory) / n)]
+        return [n for n in names if _skipped(Path(directory) / n, patterns) or Path(directory) / n == cache]
 
     if not project.is_dir():
         raise BadInput(f"the agent's source is no directory: `{project}`")
     shutil.copytree(project, into, symlinks=True, ignore=skipped)
     for path in sorted(into.rglob("*")):
-        original = project / path.relative_to(into)
-        if path.is_symlink() and not original.resolve().is_relative_to(project.resolve()):
-            path.unlink()
-            if original.is_dir():
-                shutil.copytree(original, path, ignore=skipped)
-            elif original.exists():
-                shutil.copy2(original, path)
+        if path.is_symlink():
+            _follow(path, project / path.relative_to(into), project)
 
 
-async def _copied(asked: Asked, project: Path, copy: Path) -> tuple[Asked, str]:
+def _follow(path: Path, original: Path, project: Path) -> None:
+    """In place of a link that leads out of a project: what it leads to."""
+    target = original.resolve()
+    if target.is_relative_to(project) and not original.readlink().is_absolute():
+        return
+    path.unlink()
+    if target.is_dir() and not project.is_relative_to(target):
+        shutil.copytree(target, path, symlinks=True)
+    elif target.is_file():
+        shutil.copy2(target, path)
+
+
+async def _copied(asked: Asked, project: Path, copy: Path, cache: Path) -> tuple[Asked, str]:
     """The same with a copy of the project, which a build may write to, and what the copy holds."""
-    await in_thread(lambda check: copy_project(project, copy, check))
+    await in_thread(lambda check: copy_project(project, copy, cache, check))
     source = await in_thread(lambda check: identify(copy, "/project", check))
     return msgspec.structs.replace(asked, project=copy), source
 
@@ -162,7 +170,8 @@ def _check_prefix(prefix: str) -> None:
         raise BadInput(f"a Python package cannot lie at this prefix: `{prefix}`", hint)
 
 
-def _special(path: Path) -> bool:
-    """A pipe, a socket or a device: no part of a project."""
+def _skipped(path: Path, patterns: tuple[str, ...]) -> bool:
+    if any(fnmatch(path.name, pattern) for pattern in patterns):
+        return True
     kind = stat.S_IFMT(path.lstat().st_mode)
-    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)  # no part of a project

@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,10 +120,11 @@ async def _end(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # all of them are gone
-    if process.returncode is None:
-        waiting = asyncio.ensure_future(process.wait())
-        while not waiting.done():
-            try:
-                await asyncio.wait([waiting], timeout=PATIENCE)
-            except asyncio.CancelledError:
-                continue  # the first one is on its way already
+    deadline = time.monotonic() + PATIENCE
+    waiting = asyncio.ensure_future(process.wait())
+    while not waiting.done() and time.monotonic() < deadline:
+        try:
+            await asyncio.wait([waiting], timeout=PATIENCE)
+        except asyncio.CancelledError:
+            continue  # the first one is on its way already
+    waiting.cancel()  # of a process that the kernel does not let go
