@@ -5,7 +5,6 @@ The last piece is held back until the digest is known to be right, so nobody is 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import BinaryIO, Self
 
 import aiohttp
 
-from ..core.records import MiB
 from .refusal import Refusal, mismatch, unreached
 
-_PIECE = 1 * MiB  # bytes of a file that are read at once
+_PIECE = 256 * 1024  # bytes of a file that are read at once
 
 
 async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
@@ -119,7 +117,7 @@ class OfFile(Flow):
     async def _read(self) -> bytes:
         assert self._file is not None, "used outside `with`"
         try:
-            return await asyncio.to_thread(self._file.read, _PIECE)
+            return self._file.read(_PIECE)
         except OSError as error:
             self._lost(error)
             raise

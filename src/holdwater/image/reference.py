@@ -51,11 +51,11 @@ def parse(text: str) -> Reference:
     """A reference in full; what is left out is docker's: Docker Hub, `library/`, `latest`."""
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
-        raise _bad(text, f"`{digest[:80]}` is not a digest, which is `sha256:` and 64 hexadecimal digits")
+        raise _bad(text, f"{_shown(digest)} is not a digest, which is `sha256:` and 64 hexadecimal digits")
     registry, path = _parted(rest)
     repository, colon, tag = path.partition(":")
     if colon and not is_tag(tag):
-        raise _bad(text, f"`{tag[:80]}` is not a tag")
+        raise _bad(text, f"{_shown(tag)} is not a tag")
     _check_host(text, registry)
     _check_path(text, repository)
     if registry == DOCKER_HUB and "/" not in repository:
@@ -113,7 +113,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _check_host(text: str, host: str) -> None:
     if not _HOST.fullmatch(host):
-        raise _bad(text, f"`{host[:80]}` is not the name of a registry")
+        raise _bad(text, f"{_shown(host)} is not the name of a registry")
 
 
 def _check_path(text: str, path: str) -> None:
@@ -121,9 +121,13 @@ def _check_path(text: str, path: str) -> None:
         if _PART.fullmatch(part):
             continue
         if part and _PART.fullmatch(part.lower()):
-            raise _bad(text, f"`{part[:80]}` has capital letters, which a repository must not have")
-        raise _bad(text, f"`{part[:80]}` is not part of a repository's name")
+            raise _bad(text, f"{_shown(part)} has capital letters, which a repository must not have")
+        raise _bad(text, f"{_shown(part)} is not part of a repository's name")
 
 
 def _bad(text: str, why: str) -> BadInput:
     return BadInput(f"not a reference to an image: {text[:300]!r}: {why}")
+
+
+def _shown(text: str) -> str:
+    return "`" + text[:80].encode("unicode_escape").decode() + "`"
