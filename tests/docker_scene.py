@@ -152,7 +152,7 @@ class Registry:
         self, name: str, layers: Sequence[bytes], config: dict[str, Any] | None = None, tag: str = "1"
     ) -> str:
         """An image of these (unpacked) layers; its reference."""
-        packed = [gzip.compress(layer, 1, mtime=0) for layer in layers]
+        packed = [gzip.compress(layer, 0 if len(layer) > 5 * MB else 1, mtime=0) for layer in layers]
         content = {
             "architecture": "amd64",
             "os": "linux",
