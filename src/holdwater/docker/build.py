@@ -35,7 +35,7 @@ _BOUND_TO_ME = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execve(sys.argv[2], sys.argv[2:], os.environ)"
 )
-_NOISE = re.compile(r"(#\d+ )?(sha256:[0-9a-f]{64}.*|DONE [\d.]+s|CACHED|-+|)")
+_NOISE = re.compile(r"(#\d+ )?(sha256:[0-9a-f]{64}.*|\[internal\].*|transferring .*|DONE [\d.]+s|CACHED|-+|)")
 
 
 class Build(Record, frozen=True):

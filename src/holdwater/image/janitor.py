@@ -181,10 +181,13 @@ class Janitor:
         """Remove the build cache that builds of ours left, but for what they are sent each time anew."""
         await self._tried("build cache", lambda: self._trim(sources=False))
 
-    async def settle(self, tags: Sequence[str] = ()) -> None:
-        """An image is done: remove its tags, idle bases that nobody shares layers with, and build cache."""
+    async def untag(self, tags: Iterable[str]) -> None:
         for tag in tags:
             await self._tried(f"`{tag}`", partial(self._remove, tag))
+
+    async def settle(self, tags: Sequence[str] = ()) -> None:
+        """An image is done: remove its tags, idle bases that nobody shares layers with, and build cache."""
+        await self.untag(tags)
         await self._tried("bases", lambda: self._drop(self._kept()))
         await self.reset()
 
@@ -312,7 +315,7 @@ class Janitor:
             size = sum(one.size for one in stuck if one.id in still)
             self._note(
                 "cleanup.failed",
-                f"build cache: {len(still)} idle records of {size} bytes stay: the prune reclaimed 0 B of them",
+                f"build cache: {len(still)} idle records stay, {size} bytes: the prune reclaimed 0 B of them",
             )
         return records
 

@@ -159,8 +159,8 @@ async def alone(path: Path) -> AsyncIterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         async with asyncio.timeout(PATIENCE):
-            while not _locked(fd):
-                await asyncio.sleep(TICK)  # noqa: ASYNC110: no event tells of another process
+            while not _locked(fd):  # noqa: ASYNC110
+                await asyncio.sleep(TICK)  # no event tells of another process
         yield
     finally:
         os.close(fd)

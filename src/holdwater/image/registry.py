@@ -15,7 +15,7 @@ import aiohttp
 from ..core.image import Note, Registry
 from ..core.records import MiB
 from .credentials import Credentials
-from .flow import Flow, Incoming
+from .flow import Flow, Incoming, whole
 from .host import Ask, Host
 from .manifest import MANIFEST_TYPES
 from .pace import Patience
@@ -115,6 +115,21 @@ class RegistryClient(Uploads):
         async def operation() -> bytes:
             async with self.blob(repository, digest, size) as flow:
                 return b"".join([piece async for piece in flow])
+
+        return await self.host.trying(operation)
+
+    async def tail(self, repository: str, digest: str, size: int, count: int) -> bytes:
+        """The last bytes of a blob, where the registry gives parts of one; unchecked."""
+        what = f"the end of the blob `{self._name(repository, digest)}` cannot be read"
+        part = {"Range": f"bytes={size - count}-{size - 1}"}
+        ask = Ask("GET", f"{repository}/blobs/{digest}", what, _pull(repository), part)
+
+        async def operation() -> bytes:
+            response = await self.host.open(ask, _PART)
+            try:
+                return await whole(response, count) if response.status == 206 else b""
+            finally:
+                response.close()
 
         return await self.host.trying(operation)
 

@@ -21,10 +21,10 @@ from ..core.image import Blueprint, Engine, EngineKind, Foreseen, Image, Recipe,
 from ..core.records import Ask, GiB, Instance, MiB
 from ..image import naming
 from ..image.append import RegistryEngine
-from ..image.bases import RegistryBases
 from ..image.cache import LayerCache
 from ..image.credentials import Credentials
 from ..image.layer import prepare
+from ..image.lookup import RegistryBases
 from ..image.pick import pick
 from ..image.registry import Registries
 from ..ledger.ledger import Ledger

@@ -1,0 +1,27 @@
+"""One daemon and one registry for all tests here: a test's images have names of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests import docker_scene
+from tests.docker_scene import MB, Daemon, Registry
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with docker_scene.registry(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with docker_scene.daemon(tmp_path_factory.mktemp("docker"), 800 * MB) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def root() -> bytes:
+    docker_scene.needed("ldd")
+    return docker_scene.root()

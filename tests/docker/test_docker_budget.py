@@ -1,0 +1,199 @@
+"""Images by the dozen on a daemon whose disk cannot hold them all: admitted by their need, cleaned up behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests import docker_scene
+from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
+
+from holdwater.core.errors import AttemptError, ResourceExhausted
+from holdwater.core.image import Blueprint, How, Image, Made, Steps
+from holdwater.docker.client import DockerClient
+from holdwater.image.docker import DockerEngine
+from holdwater.image.janitor import Janitor
+
+AT_ONCE = 4
+
+
+class Room:
+    """What the governor does, as simply as it goes: bytes are leased before an image is begun."""
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+        self._changed = asyncio.Condition()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    @asynccontextmanager
+    async def lease(self, need: int) -> AsyncIterator[None]:
+        async with self._slots:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._left >= need)
+                self._left -= need
+            try:
+                yield
+            finally:
+                async with self._changed:
+                    self._left += need
+                    self._changed.notify_all()
+
+
+class Careless(Janitor):
+    """One that does nothing."""
+
+    async def settle(self, tags: Sequence[str] = ()) -> None:
+        pass
+
+    async def make_room(self, wanted: int) -> int:
+        return 0
+
+    async def reset(self) -> None:
+        pass
+
+
+class Others:
+    """What somebody else has on the daemon: a container, a volume, an image on a base of ours, build cache."""
+
+    def __init__(self, daemon: Daemon, base: str) -> None:
+        self._daemon = daemon
+        daemon.docker("pull", "--quiet", base)
+        daemon.docker("tag", base, "others/shares-layers:1")
+        daemon.docker("rmi", base)
+        dockerfile = b"FROM others/shares-layers:1\nRUN echo theirs > /theirs\n"
+        daemon.docker("build", "--network", "none", "--tag", "others/built:1", "-", data=dockerfile)
+        daemon.docker("volume", "create", "theirs")
+        daemon.docker("create", "--name", "theirs", "--volume", "theirs:/data", "others/built:1", "sleep")
+        self._before = self.now()
+
+    def now(self) -> tuple[object, ...]:
+        images = {one for one in self._daemon.images() if one.startswith("others/")}
+        containers = self._daemon.docker("ps", "--all", "--format", "{{.Names}} {{.Image}} {{.Status}}")
+        volumes = self._daemon.docker("volume", "ls", "--quiet")
+        records = {one: told["Size"] for one, told in self._daemon.records().items()}
+        return images, containers, volumes, records
+
+    def untouched(self) -> bool:
+        assert self.now() == self._before
+        return True
+
+
+async def played(
+    daemon: Daemon, bases: list[str], registry: Registry, place: Path, cache: int
+) -> tuple[list[Made], Notes, int]:
+    """All images, admitted by their need; and the most bytes that the daemon's disk had more than before."""
+    content = tar([("opt/agent/data", noise(MB)), ("opt/agent/run", b"#!/bin/sh\n")])
+    blueprint = Blueprint(layers=(layer(place, content),), steps=Steps(before=("RUN echo hi > /hi",)))
+    images = [
+        Image(name=f"image-{number}", base=base, repository=f"{registry.host}/budget/agent")
+        for number, base in enumerate(bases)
+    ]
+    notes, before = Notes(), daemon.free()
+    budget = before - 8 * MB  # the file system's own
+    async with (
+        DockerClient(daemon.host) as client,
+        Janitor(client, place / "state", "budget", cache, notes) as janitor,
+        DockerEngine(blueprint, client, RegistryBases(), janitor, notes, WAY) as engine,
+        _lowest(daemon) as lowest,
+    ):
+        room = Room(budget - cache)
+        foreseen = [await engine.foresee(image) for image in images]
+
+        async def one(image: Image, need: int) -> Made:
+            async with room.lease(need):
+                return await engine.make(image, place / f"{image.name}.log", Watched())
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(one(image, told.disk)) for image, told in zip(images, foreseen, strict=True)
+            ]
+    return [task.result() for task in tasks], notes, before - lowest[0]
+
+
+@asynccontextmanager
+async def _lowest(daemon: Daemon) -> AsyncIterator[list[int]]:
+    """The fewest bytes that were free, looked at all the time."""
+    lowest = [daemon.free()]
+
+    async def look() -> None:
+        while True:
+            lowest[0] = min(lowest[0], daemon.free())
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(look())
+        yield lowest
+        looking.cancel()
+
+
+async def _scene(
+    place: Path, registry: Registry, root: bytes, *, size: int, count: int, each: int, cache: int
+) -> None:
+    bases = [registry.put(f"budget/base-{number}", [root, noise(each)]) for number in range(count)]
+    with docker_scene.daemon(place / "docker", size) as daemon:
+        others = Others(daemon, bases[0])
+        before = daemon.free()
+
+        made, notes, highest = await played(daemon, bases, registry, place, cache)
+
+        assert [one.how for one in made] == [How.MADE] * count
+        assert len(registry.tags("budget/agent")) == count
+        assert notes == []
+        assert each < highest < before - 8 * MB
+        assert others.untouched()
+        warm = [one for one in daemon.images() if not one.startswith("others/")]
+        assert len(warm) == 1 and "/budget/base-" in warm[0]
+        assert before - daemon.free() < cache
+        first = made[0].downloaded + made[1].downloaded
+        assert sum(one.downloaded for one in made[2:]) < count * (each + MB // 2), (
+            "the root is pulled but once"
+        )
+        assert first > 0
+
+
+async def test_more_bases_than_the_disk_can_hold_are_all_made(
+    registry: Registry, root: bytes, tmp_path: Path
+) -> None:
+    await _scene(tmp_path, registry, root, size=200 * MB, count=10, each=20 * MB, cache=30 * MB)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+async def test_forty_bases_of_150_mb_in_2_gb_are_all_made(
+    registry: Registry, root: bytes, tmp_path: Path
+) -> None:
+    await _scene(tmp_path, registry, root, size=2000 * MB, count=40, each=150 * MB, cache=200 * MB)
+
+
+async def test_without_admission_and_clean_up_the_same_fills_the_disk(
+    registry: Registry, root: bytes, tmp_path: Path
+) -> None:
+    bases = [registry.put(f"careless/base-{number}", [root, noise(20 * MB)]) for number in range(10)]
+    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/agent/data", noise(MB))])),))
+    notes = Notes()
+    with docker_scene.daemon(tmp_path / "docker", 200 * MB) as daemon:
+        async with (
+            DockerClient(daemon.host) as client,
+            Careless(client, tmp_path / "state", "careless", 0, notes) as janitor,
+            DockerEngine(blueprint, client, RegistryBases(), janitor, notes, WAY) as engine,
+        ):
+            slots = asyncio.Semaphore(AT_ONCE)
+
+            async def one(number: int, base: str) -> AttemptError | None:
+                image = Image(name=f"{number}", base=base, repository=f"{registry.host}/careless/agent")
+                async with slots:
+                    try:
+                        await engine.make(image, tmp_path / f"{number}.log", Watched())
+                    except AttemptError as error:
+                        return error
+                return None
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*pair)) for pair in enumerate(bases)]
+
+            full = [task.result() for task in tasks if isinstance(task.result(), ResourceExhausted)]
+            assert full and {one.kind for one in full if one} == {"disk"}
+        assert daemon.free() > 150 * MB, "what a full disk left is gone at the end all the same"

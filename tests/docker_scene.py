@@ -1,0 +1,401 @@
+"""A docker daemon and a registry of the tests' own, real ones, with bases made here: nothing is pulled.
+
+Everything lies below a temporary directory; the daemon's data on a file system of a given size if asked for.
+Where there is no daemon or no root it is a visible skip, except in CI.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from holdwater.core.errors import ImageFailed
+from holdwater.core.image import KEY_LABEL, Layer, Platform
+from holdwater.image.docker import Base, BaseLayer, Way
+
+SCHEMA2 = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+BLOB = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+PROGRAMS = ("sh", "cat", "mkdir", "sleep", "chown", "ls", "ln")
+MB = 1_000_000
+WAY = Way(network="none")  # the daemon has no bridge
+PATIENCE = 60.0  # seconds for a daemon to come or to go
+
+
+def needed(*programs: str) -> None:
+    """Skip the test where it cannot be played, but never in CI."""
+    missing = [f"`{one}` is not installed" for one in programs if shutil.which(one) is None]
+    if os.geteuid() != 0:
+        missing.append("not root")
+    if missing:
+        assert os.environ.get("CI") != "true", missing
+        pytest.skip(f"no docker daemon can be started here: {', '.join(missing)}")
+
+
+class Daemon:
+    """A running dockerd."""
+
+    def __init__(self, place: Path, sock: Path, process: subprocess.Popen[bytes]) -> None:
+        self.data = place / "data"
+        self.host = f"unix://{sock}"
+        self.process = process
+
+    def docker(self, *arguments: str, data: bytes | None = None, check: bool = True) -> str:
+        """What others do on the daemon, with a client of theirs."""
+        done = subprocess.run(
+            [_client(), "-H", self.host, *arguments],
+            input=data,
+            capture_output=True,
+            timeout=60,
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        )
+        assert not check or done.returncode == 0, (arguments, done.stdout, done.stderr)
+        return done.stdout.decode()
+
+    def free(self) -> int:
+        told = os.statvfs(self.data)
+        return told.f_bavail * told.f_frsize
+
+    def images(self) -> set[str]:
+        """All that has a name, and what has none."""
+        listed = self.docker(
+            "images", "--all", "--digests", "--format", "{{.Repository}}:{{.Tag}}@{{.Digest}}"
+        )
+        return set(listed.split())
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        told = json.loads(self.docker("system", "df", "--verbose", "--format", "{{json .BuildCache}}"))
+        return {one["ID"]: one for one in told or ()}
+
+
+@contextmanager
+def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iterator[Daemon]:
+    """A daemon below `place`; with `size`, its data on a file system of so many bytes.
+
+    `apart`: that file system is mounted in a mount name space of the daemon's own.
+    """
+    needed("dockerd", "docker", "mkfs.ext4", "losetup")
+    data = place / "data"
+    data.mkdir(parents=True)
+    before = ""
+    if size is not None:
+        disk = place / "disk.img"
+        with disk.open("wb") as file:
+            file.truncate(size)
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", disk], check=True, capture_output=True)
+        before = f"mount -o loop {disk} {data} && "
+        if not apart:
+            subprocess.run(["sh", "-c", f"{before}true"], check=True)
+            before = ""
+    short = Path(tempfile.mkdtemp(prefix="hw-"))  # a socket's path has at most 107 characters
+    try:
+        with _running(place, short, before) as process:
+            yield Daemon(place, short / "docker.sock", process)
+    finally:
+        _unmounted(place)
+        _unmounted(short)
+        shutil.rmtree(short)
+
+
+@contextmanager
+def _running(place: Path, short: Path, before: str) -> Iterator[subprocess.Popen[bytes]]:
+    sock = short / "docker.sock"
+    command = (
+        f"exec dockerd --data-root {place}/data --exec-root {short}/exec --pidfile {short}/pid "
+        f"-H unix://{sock} --bridge none --iptables=false --ip6tables=false --config-file {place}/none.json"
+    )
+    (place / "none.json").write_text("{}")
+    name_space = ["unshare", "--mount", "--propagation", "private"] if before else []
+    with (place / "dockerd.log").open("wb") as log:
+        process = subprocess.Popen([*name_space, "sh", "-c", before + command], stdout=log, stderr=log)
+    try:
+        _awaited(lambda: _answers(sock), process, place / "dockerd.log")
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Registry:
+    """A real docker-registry, and how bases get into it: straight, without a daemon."""
+
+    def __init__(self, port: int) -> None:
+        self.host = f"127.0.0.1:{port}"
+        self.url = f"http://{self.host}"
+
+    def put(
+        self, name: str, layers: Sequence[bytes], config: dict[str, Any] | None = None, tag: str = "1"
+    ) -> str:
+        """An image of these (unpacked) layers; its reference."""
+        packed = [gzip.compress(layer, 0 if len(layer) > 5 * MB else 1, mtime=0) for layer in layers]
+        content = {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": config or {},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
+            "history": [{"created_by": f"layer {number}"} for number in range(len(layers))],
+        }
+        image = json.dumps(content).encode()
+        for blob in (*packed, image):
+            self._blob(name, blob)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": SCHEMA2,
+            "config": {"mediaType": CONFIG, "size": len(image), "digest": _digest(image)},
+            "layers": [{"mediaType": BLOB, "size": len(blob), "digest": _digest(blob)} for blob in packed],
+        }
+        self.ask("PUT", f"/v2/{name}/manifests/{tag}", json.dumps(manifest).encode(), SCHEMA2)
+        return f"{self.host}/{name}:{tag}"
+
+    def manifest(self, name: str, tag: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.ask("GET", f"/v2/{name}/manifests/{tag}"))
+        return found
+
+    def config(self, name: str, tag: str) -> dict[str, Any]:
+        digest = self.manifest(name, tag)["config"]["digest"]
+        found: dict[str, Any] = json.loads(self.ask("GET", f"/v2/{name}/blobs/{digest}"))
+        return found
+
+    def tags(self, name: str) -> set[str]:
+        try:
+            return set(json.loads(self.ask("GET", f"/v2/{name}/tags/list"))["tags"] or ())
+        except urllib.error.HTTPError:
+            return set()
+
+    def ask(self, method: str, path: str, data: bytes | None = None, kind: str = "") -> bytes:
+        headers = {"Accept": SCHEMA2, **({"Content-Type": kind} if kind else {})}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return bytes(answer.read())
+
+    def _blob(self, name: str, blob: bytes) -> None:
+        digest = _digest(blob)
+        request = urllib.request.Request(f"{self.url}/v2/{name}/blobs/uploads/", b"", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            where = answer.headers["Location"]
+        where = where if where.startswith("http") else self.url + where
+        path = f"{where.removeprefix(self.url)}{'&' if '?' in where else '?'}digest={digest}"
+        self.ask("PUT", path, blob, "application/octet-stream")
+
+
+@contextmanager
+def registry(place: Path) -> Iterator[Registry]:
+    needed("docker-registry")
+    place.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    told = {
+        "version": 0.1,
+        "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(place / "blobs")}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    (place / "registry.yml").write_text(json.dumps(told))
+    with (place / "registry.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["docker-registry", "serve", place / "registry.yml"], stdout=log, stderr=log
+        )
+    try:
+        found = Registry(port)
+        _awaited(lambda: _serves(found), process, place / "registry.log")
+        yield found
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+class RegistryBases:
+    """What the engine asks of registries, over HTTP, as simply as it goes."""
+
+    async def base(self, reference: str, platform: Platform) -> Base:
+        host, name, tag = _parts(reference)
+        async with aiohttp.ClientSession(f"http://{host}") as session:
+            async with session.get(f"/v2/{name}/manifests/{tag}", headers={"Accept": SCHEMA2}) as answer:
+                if answer.status != 200:
+                    raise ImageFailed(f"no base: `{reference}`: {answer.status}", kind="missing", again=False)
+                digest = answer.headers["Docker-Content-Digest"]
+                manifest = json.loads(await answer.read())
+            async with session.get(f"/v2/{name}/blobs/{manifest['config']['digest']}") as answer:
+                config = json.loads(await answer.read())
+        pairs = zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True)
+        layers = tuple(BaseLayer(digest=one["digest"], size=one["size"], diff_id=diff) for one, diff in pairs)
+        unpacked = 2 * layers[0].size + sum(int(layer.size * 1.05) for layer in layers)
+        return Base(digest=digest, config=manifest["config"]["digest"], layers=layers, unpacked=unpacked)
+
+    async def found(self, reference: str) -> tuple[str, str] | None:
+        host, name, tag = _parts(reference)
+        async with aiohttp.ClientSession(f"http://{host}") as session:
+            async with session.get(f"/v2/{name}/manifests/{tag}", headers={"Accept": SCHEMA2}) as answer:
+                if answer.status == 404:
+                    return None
+                digest = answer.headers["Docker-Content-Digest"]
+                config = json.loads(await answer.read())["config"]["digest"]
+            async with session.get(f"/v2/{name}/blobs/{config}") as answer:
+                labels = json.loads(await answer.read())["config"].get("Labels") or {}
+        return digest, labels.get(KEY_LABEL, "")
+
+    async def alias(self, reference: str, tag: str) -> None:
+        host, name, old = _parts(reference)
+        async with aiohttp.ClientSession(f"http://{host}") as session:
+            async with session.get(f"/v2/{name}/manifests/{old}", headers={"Accept": SCHEMA2}) as answer:
+                content, kind = await answer.read(), answer.headers["Content-Type"]
+            put = session.put(f"/v2/{name}/manifests/{tag}", data=content, headers={"Content-Type": kind})
+            async with put as answer:
+                assert answer.status == 201
+
+    def auth(self, host: str) -> str:
+        return base64.urlsafe_b64encode(json.dumps({"username": "a", "password": "b"}).encode()).decode()
+
+
+class Watched:
+    """Progress, remembered."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.highest = 0
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def disk(self, bytes_: int) -> None:
+        self.highest = max(self.highest, bytes_)
+
+
+class Notes(list[tuple[str, str]]):
+    """What was noted, but for the choice of a client, which depends on the machine."""
+
+    def __call__(self, kind: str, message: str) -> None:
+        if kind != "docker.client":
+            self.append((kind, message))
+
+
+def tar(entries: Sequence[tarfile.TarInfo | tuple[str, bytes]]) -> bytes:
+    """A tar of these: whole entries, or a file's name and content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for entry in entries:
+            if isinstance(entry, tarfile.TarInfo):
+                made.addfile(entry)
+                continue
+            info = tarfile.TarInfo(entry[0])
+            info.size, info.mode = len(entry[1]), 0o644
+            made.addfile(info, io.BytesIO(entry[1]))
+    return buffer.getvalue()
+
+
+def root() -> bytes:
+    """The layer of a base in which a shell runs: some programs of this machine, and their libraries."""
+    files: dict[str, Path] = {}
+    for name in PROGRAMS:
+        program = Path(shutil.which(name) or f"/bin/{name}")
+        files[f"bin/{name}"] = program.resolve()
+        for library in re.findall(r"(/\S+) \(0x", subprocess.check_output(["ldd", program], text=True)):
+            files[library.lstrip("/")] = Path(library).resolve()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as made:
+        for name, path in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = path.stat().st_size, 0o755
+            with path.open("rb") as file:
+                made.addfile(info, file)
+        users = b"root:x:0:0::/:/bin/sh\nagent:x:1000:1000::/:/bin/sh\n"
+        for name, content in (("etc/passwd", users), ("etc/group", b"root:x:0:\nagent:x:1000:\n")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            made.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def noise(size: int, name: str = "data/noise") -> bytes:
+    """A layer that does not compress."""
+    return tar([(name, os.urandom(size))])
+
+
+def layer(place: Path, content: bytes, name: str = "agent.tar.gz") -> Layer:
+    """A layer on disk, of this tar."""
+    packed = gzip.compress(content, 1, mtime=0)
+    path = place / name
+    path.write_bytes(packed)
+    return Layer(
+        digest=_digest(packed),
+        diff_id=_digest(content),
+        size=len(packed),
+        unpacked=len(content),
+        path=str(path),
+    )
+
+
+def _client() -> str:
+    """A client that builds: where there are several, a newer one may lack buildx."""
+    return "/usr/bin/docker" if Path("/usr/bin/docker").exists() else str(shutil.which("docker"))
+
+
+def _parts(reference: str) -> tuple[str, str, str]:
+    host, _, rest = reference.partition("/")
+    if "@" in rest:
+        name, _, tag = rest.partition("@")
+    else:
+        name, _, tag = rest.partition(":")
+    return host, name, tag
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _awaited(done: Any, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while not done():
+        assert process.poll() is None and time.monotonic() < until, log.read_text()[-2000:]
+        time.sleep(0.05)
+
+
+def _answers(sock: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(str(sock))
+            one.sendall(b"GET /_ping HTTP/1.0\r\nHost: x\r\n\r\n")
+            return b"200 OK" in one.recv(100)
+        except OSError:
+            return False
+
+
+def _serves(found: Registry) -> bool:
+    try:
+        found.ask("GET", "/v2/")
+    except OSError:
+        return False
+    return True
+
+
+def _unmounted(place: Path) -> None:
+    """What a daemon mounted below `place`, the innermost first."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in reversed([one for one in mounts if one.startswith(f"{place}/")]):
+        subprocess.run(["umount", "--lazy", mount], check=False)
