@@ -140,7 +140,7 @@ class Host:
             if response.status != 401 or asked == _MOST_ASKED or not self._own(response.url):
                 break
             wanted = response.headers.getall("WWW-Authenticate", ())
-            if not self._authority.refused(ask.scopes, header, wanted):
+            if not await self._authority.refused(ask.scopes, header, wanted):
                 break
             response.release()
             if isinstance(ask.body, Flow):
