@@ -73,9 +73,17 @@ async def made_well(before: Front, agent: Any, repository: str, **options: Any) 
 
 
 @pytest.mark.parametrize(
-    "kind", ["GET manifest", "GET blob", "mount", "begin", "PUT blob", "PUT manifest", "HEAD"]
+    ("kind", "status"),
+    [
+        ("GET manifest", 500),
+        ("GET blob", 503),
+        ("mount", 502),
+        ("begin", 503),
+        ("PUT blob", 500),
+        ("PUT manifest", 503),
+        ("HEAD", 500),
+    ],
 )
-@pytest.mark.parametrize("status", [500, 503])
 async def test_what_the_server_gets_wrong_is_tried_again(
     registry: RealRegistry, agent: Any, kind: str, status: int
 ) -> None:
