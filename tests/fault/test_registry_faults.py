@@ -185,7 +185,7 @@ async def test_a_rate_limit_is_waited_for_by_everyone(registry: RealRegistry, fo
         paused = asyncio.Event()
 
         def noted(kind: str, message: str) -> None:
-            assert kind == "registry.rate" and "429 TOOMANYREQUESTS" in message
+            assert kind == "registry.rate" and "429" in message
             paused.set()
 
         client = making.registries.registry(before.address)
