@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.registry_scene import RealRegistry, front, real_registry, registries, tar
+from tests.registry_scene import RealRegistry, digest, front, real_registry, registries, tar
 
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import Platform
-from holdwater.image.pick import pick
+from holdwater.image.flow import Flow
+from holdwater.image.pick import _apply, pick
+from holdwater.image.unpack import Tree
 
 BIG = os.urandom(2_000_000)
 
@@ -39,6 +44,29 @@ async def test_what_lies_below_the_path_is_there_and_nothing_else(
     assert sorted(one.name for one in (tmp_path / "into").rglob("*")) == ["big", "new"]
     assert (tmp_path / "into/big").read_bytes() == BIG
     assert [one.name for one in tmp_path.iterdir()] == ["into"]
+
+
+async def test_a_pick_that_is_cancelled_in_the_middle_leaves_no_thread(
+    registry: RealRegistry, tmp_path: Path
+) -> None:
+    head = tar({"opt/a/big": BIG})[: len(BIG) // 2]
+    arrived = asyncio.Event()
+
+    class Stuck(Flow):
+        async def _read(self) -> bytes:
+            if self._count:
+                arrived.set()
+                await asyncio.Event().wait()
+            return head
+
+    tree, threads = Tree("image:1", "/opt/a", tmp_path), threading.active_count()
+    with ThreadPoolExecutor(1) as thread:
+        applying = asyncio.ensure_future(_apply(tree, Stuck("x", digest(b""), 1 << 30), thread))
+        await arrived.wait()
+        applying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+    assert threading.active_count() == threads
 
 
 async def test_what_cannot_be_had_is_named(registry: RealRegistry, tmp_path: Path) -> None:

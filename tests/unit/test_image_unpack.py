@@ -202,7 +202,8 @@ def test_what_cannot_be_taken_is_named(tmp_path: Path, members: dict[str, Any], 
 
 
 def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
-    for content in (b"no tar" * 1000, zipped(tar(LOWER))[:-40], b"\x28\xb5\x2f\xfdxxxxxxxxxxx"):
+    odd = tar({"opt/x": info(tarfile.REGTYPE, mtime=2**70)})
+    for content in (odd, b"no tar" * 1000, zipped(tar(LOWER))[:-40], b"\x28\xb5\x2f\xfdxxxxxxxxxxx"):
         with pytest.raises(ImageFailed, match="not a tar archive"):
             apply(Tree("image:1", "/opt", tmp_path), content)
 
