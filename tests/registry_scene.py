@@ -281,6 +281,7 @@ class Front:
         self.redirects_blobs = False
         self.uploads_elsewhere = False
         self.cuts = 0  # so many uploads are cut in the middle
+        self.tells = False  # how far an upload got that was cut; the real one gives it up
         self.cuts_downloads = 0
         self.spoils = ""  # a digest whose bytes come wrong
         self.fault: Fault = lambda kind, request: None
@@ -289,6 +290,7 @@ class Front:
         self.strayed: list[str] = []  # credentials that were sent elsewhere
         self.scopes: list[frozenset[str]] = []  # of each token
         self.tokens: dict[str, tuple[frozenset[str], float]] = {}
+        self._reached: dict[str, dict[str, str]] = {}  # path of an upload -> headers
         self._client: aiohttp.ClientSession
 
     def expire(self) -> None:
@@ -309,12 +311,19 @@ class Front:
             return answer
         if kind == "mount" and self.refuses_mounts:
             return await self._pass(request, request.path)
-        if kind == "GET blob" and self.redirects_blobs and own:
+        if kind == "GET blob" and self.redirects_blobs and own and await self._there(request):
             raise web.HTTPTemporaryRedirect(f"http://{self.elsewhere}{request.path_qs}")
         if kind == "PUT blob" and self.cuts:
             self.cuts -= 1
-            return await self._cut(request)
+            return await (self._stop(request) if self.tells else self._cut(request))
+        if kind == "status" and request.path in self._reached:
+            return web.Response(status=204, headers=self._reached.pop(request.path))
         return await self._pass(request, request.path_qs)
+
+    async def _there(self, request: web.Request) -> bool:
+        """A registry redirects to what it has."""
+        async with self._client.head(f"http://{self.registry.address}{request.path}") as answer:
+            return answer.status == 200
 
     async def _pass(self, request: web.Request, path: str) -> web.StreamResponse:
         headers = {
@@ -336,7 +345,7 @@ class Front:
             headers["Location"] = f"http://{self.elsewhere}{headers['Location']}"
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
-        spoiled = bool(self.spoils) and self.spoils in request.path
+        spoiled = bool(self.spoils) and self.spoils in request.path and answer.status == 200
         async for piece in answer.content.iter_any():
             if _kind(request) == "GET blob":
                 self.down += len(piece)
@@ -375,6 +384,18 @@ class Front:
                 pass
         except aiohttp.ClientError:
             pass
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        """Half of the body is kept by the registry, then the client's line goes dead."""
+        half = await request.content.readexactly(int(request.headers["Content-Length"]) // 2)
+        self.up += len(half)
+        url = f"http://{self.registry.address}{request.path_qs}"
+        async with self._client.patch(url, data=io.BytesIO(half)) as answer:
+            assert answer.status == 202
+            self._reached[request.path] = {name: answer.headers[name] for name in ("Location", "Range")}
         assert request.transport is not None
         request.transport.abort()
         return web.Response()

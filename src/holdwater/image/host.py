@@ -128,19 +128,25 @@ class Host:
     def located(self, location: str, base: URL) -> URL:
         """Where a `Location` leads. The registry itself is not asked in the clear, whatever it says."""
         url = base.join(URL(location, encoded=True))
-        if self._base.scheme == "https" and url.scheme == "http" and url.host == self._base.host:
+        if (
+            self._base.scheme == "https"
+            and url.scheme == "http"
+            and _origin(url)[1] == _origin(self._base)[1]
+        ):
             url = url.with_scheme("https").with_port(self._base.explicit_port)
         return url
 
     async def _signed(self, ask: Ask) -> aiohttp.ClientResponse:
         url = URL(ask.path if "://" in ask.path else self._root + ask.path, encoded=True)
         for asked in range(1, _MOST_ASKED + 1):
+            if too_long := await self._pace.turn(self._patience):
+                raise self._paused(ask, too_long)
             header = await self._authority.header(ask.scopes) if self._own(url) else None
             response = await self._followed(ask, url, header)
             if response.status != 401 or asked == _MOST_ASKED or not self._own(response.url):
                 break
             wanted = response.headers.getall("WWW-Authenticate", ())
-            if not self._authority.refused(ask.scopes, header, wanted):
+            if not await self._authority.refused(ask.scopes, header, wanted):
                 break
             response.release()
             if isinstance(ask.body, Flow):
@@ -149,8 +155,6 @@ class Host:
 
     async def _followed(self, ask: Ask, url: URL, header: str | None) -> aiohttp.ClientResponse:
         """The answer at the end of redirects, which are followed for what is read alone."""
-        if too_long := await self._pace.turn(self._patience):
-            raise self._paused(ask, too_long)
         for _ in range(_MOST_REDIRECTS):
             response = await self._sent(ask, url, header if self._own(url) else None)
             target = response.headers.get("Location")
@@ -171,7 +175,7 @@ class Host:
             )
 
     def _own(self, url: URL) -> bool:
-        return url.origin() == self._base
+        return _origin(url) == _origin(self._base)
 
     async def _refusal(self, ask: Ask, response: aiohttp.ClientResponse) -> Refusal:
         try:
@@ -199,6 +203,10 @@ class Host:
         if isinstance(error, TimeoutError):
             return unreached(ask.what, f"`{self.registry}` was silent for {self._patience.stall:g} s")
         return unreached(ask.what, f"`{self.registry}`: {_told(error)}")
+
+
+def _origin(url: URL) -> tuple[str, str, int | None]:
+    return url.scheme, (url.host or "").lower(), url.port
 
 
 def _told(error: BaseException) -> str:

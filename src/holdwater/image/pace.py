@@ -21,7 +21,7 @@ class Patience(Record, frozen=True):
     longest: float = 15.0
     pause: float = 120.0  # seconds: a registry that asks for more has refused
     waiting: float = 600.0  # seconds of pauses in one operation
-    stall: float = 120.0  # seconds without a byte in either direction
+    stall: float = 300.0  # seconds without a byte in either direction; storing a large blob takes long
 
     def delay(self, tried: int) -> float:
         """Seconds after so many tries."""

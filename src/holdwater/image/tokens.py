@@ -82,14 +82,14 @@ class Authority:
                 entry.ends = self._clock() + lifetime - min(_EARLY, lifetime / 4)
             return f"Bearer {entry.token}"
 
-    def refused(self, scopes: Scopes, sent: str | None, headers: Iterable[str]) -> bool:
+    async def refused(self, scopes: Scopes, sent: str | None, headers: Iterable[str]) -> bool:
         """The registry answered 401 to what was `sent`: whether there is something else to send."""
         challenge = challenge_of(headers)
         if challenge is None:
             return False
-        known, self._challenge = self._challenge, challenge
+        self._challenge = challenge
         if not challenge.bearer:
-            return sent is None and (known is None or known.bearer)
+            return sent is None and await self._credentials.login(self._registry) is not None
         entry = self._entry(scopes)
         ours = {scope.rpartition(":")[0] for scope in scopes}
         entry.extra = frozenset(scope for scope in challenge.scopes if scope.rpartition(":")[0] not in ours)

@@ -30,7 +30,15 @@ _OPAQUE = ".wh..wh..opq"
 _OTHER = ".wh..wh."  # what one file system keeps for itself
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_NO_TAR = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+_NO_TAR = (  # the last two: of names, times and owners that no file can have
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+    zstandard.ZstdError,
+    ValueError,
+    OverflowError,
+)
 
 
 class Meta(NamedTuple):

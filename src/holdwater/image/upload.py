@@ -161,7 +161,7 @@ class Uploads:
         headers = {"Content-Type": "application/octet-stream"}
         if part is not None:
             headers["Content-Length"] = str(len(part))
-        if part:
+        if part and part.start:
             headers["Content-Range"] = f"{part.start}-{part.stop - 1}"
         url = f"{location}{'&' if '?' in location else '?'}digest={_quoted(digest)}"
         answer = await self.host.answer(Ask("PUT", url, what, _push(repository), headers, body), _DONE)
