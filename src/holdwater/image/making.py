@@ -88,6 +88,12 @@ class Making:
         self._log = log
         self._progress = progress
         self._downloaded = 0
+        steps, (_, built, source) = bench.blueprint.steps, self.tags
+        labels = labels_of(base.digest, bench.blueprint)
+        self._first = base_phase(source, steps.before)
+        self._second = assembly(
+            built if steps.before else source, bench.files, bench.blueprint.edits, labels, steps.after
+        )
 
     async def made(self) -> Made:
         final, built, source = self.tags
@@ -100,15 +106,10 @@ class Making:
             await self._tagged(pulled, source)
             self._janitor.pulled(pulled, await self._size(source))
             if self._blueprint.steps.before:
-                await self._built("base", base_phase(source, self._blueprint.steps.before), built)
+                await self._built("base", self._first, built)
                 await self._janitor.reset()
-                source = built
             self._progress.phase("assembly")
-            labels = labels_of(self._base.digest, self._blueprint)
-            what = assembly(
-                source, self._bench.files, self._blueprint.edits, labels, self._blueprint.steps.after
-            )
-            await self._built("assembly", what, final)
+            await self._built("assembly", self._second, final)
             self._progress.phase("push")
             return await self._pushed(final)
 
@@ -143,20 +144,22 @@ class Making:
             seconds=way.seconds,
         )
         try:
-            async with self._janitor.building(lambda now: self._trace(now, what)):
+            async with self._janitor.building(self._trace):
                 await self._bench.docker.build(build, self._log)
         except BuildFailed as error:
             doing = f"`{self.image.name}`: {phase} on `{self.image.base}` cannot be built"
             raise causes.of_build(doing, error.message, timed_out=error.timed_out) from error
         self._progress.disk(await self._size(tag) + sum(layer.size for layer in self._blueprint.layers))
 
-    def _trace(self, now: float, what: Dockerfile) -> Trace:
+    def _trace(self, now: float) -> Trace:
+        """Of either phase: what one of them was sent, the other's finds and writes over."""
         steps = self._blueprint.steps
+        sent = [len(one.text.encode()) for one in (self._first, self._second)]
         return Trace(
             begun=now,
             commands=commands_of((*steps.before, *steps.after)),
             sizes=self._bench.added,
-            sources=(len(what.text.encode()), sum(layer.size for layer in self._blueprint.layers)),
+            sources=(*sent, sum(layer.size for layer in self._blueprint.layers)),
         )
 
     async def _pushed(self, tag: str) -> Made:
