@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a build and of a push: the next janitor finds what was left, a resume completes."""
+"""kill -9 in the middle of a build and of a push: what was left is found, and a resume completes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def swept(daemon: Daemon, place: Path, before: tuple[object, ...]) -> None
     async with DockerClient(daemon.host) as client, Janitor(client, place / "state", "next", 0, notes):
         pass
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
-    assert sorted(path.name for path in (place / "state").iterdir()) == ["janitor.lock", "warm.jsonl"]
+    assert sorted(path.name for path in (place / "state").iterdir()) == ["_warm.jsonl", "janitor.lock"]
     assert list((place / "tmp").iterdir()) == []
     commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
     assert not [one for one in commands if daemon.host in one and "build" in one]

@@ -48,7 +48,7 @@ from .warmth import Holding, chain_of, holders
 SPACE = "holdwater.local"  # no registry has this name: what is tagged so is never pushed nor pulled
 CLOSING = 120.0  # seconds for the clean-up at the end of a run
 LETTING_GO = 10.0  # seconds in which a daemon notices that whoever asked for a build is dead
-WARM = "warm" + SUFFIX
+WARM = "_warm" + SUFFIX  # no run is called so
 LOCK = "janitor.lock"
 WORK = ".work"
 
@@ -89,12 +89,11 @@ class Janitor:
     async def __aenter__(self) -> Janitor:
         self._state.mkdir(parents=True, exist_ok=True)
         await self.sweep()
-        self._journal = opened(self._state, self._run)
-        self.work.mkdir(exist_ok=True)
         try:
             self.disk = await daemon_disk(self._client)
         except RunStopped as error:
             self._note("disk.unseen", error.message)
+        self._journal = opened(self._state, self._run)
         await self._tried("warm bases", self._adopt)
         return self
 
@@ -339,7 +338,7 @@ class Janitor:
             await self._drop_names()
             kept = self._kept()
             await self._drop(kept)
-            await self._trim(sources=True)
+            await self._prune_to_the_end(list(self._told.traces.values()))
             warm = [msgspec.structs.replace(self._told.bases[one], warm=True) for one in kept]
             self._keep_warm([*warm, *self._warm()])
             for base in warm:
@@ -353,19 +352,23 @@ class Janitor:
         for reference in [*dead.told.names, *dead.told.bases]:
             if await self._removed(reference):
                 dead.write(Gone(reference))
-        traces = list(dead.told.traces.values())
-        until = time.monotonic() + LETTING_GO
-        while traces and self._go_on(await self._prune(traces, sources=True), traces):
-            if time.monotonic() > until:
-                break
-            await asyncio.sleep(0.2)  # the daemon still ends the build of a process that is gone
+        await self._prune_to_the_end(list(dead.told.traces.values()))
         shutil.rmtree(self._state / (dead.path.stem + WORK), ignore_errors=True)
         if not (dead.told.names or dead.told.bases):
             dead.path.unlink(missing_ok=True)
 
-    def _go_on(self, records: Iterable[CacheRecord], traces: Sequence[Trace]) -> bool:
-        unended = [trace for trace in traces if trace.ended is None]
-        return any(one.in_use and trace.covers(one) for one in records for trace in unended)
+    async def _prune_to_the_end(self, traces: Sequence[Trace]) -> None:
+        """All records, those of builds too that were broken off and that the daemon is about to end."""
+        broken = [trace for trace in traces if not trace.whole]
+        until = time.monotonic() + LETTING_GO
+        while any(
+            record.in_use and trace.covers(record)
+            for record in await self._prune(traces, sources=True)
+            for trace in broken
+        ):
+            if time.monotonic() > until:
+                return
+            await asyncio.sleep(0.2)  # no event tells of it
 
     def _warm(self) -> list[Holding]:
         path = self._state / WARM

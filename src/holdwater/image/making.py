@@ -98,6 +98,7 @@ class Making:
     async def made(self) -> Made:
         final, built, source = self.tags
         pulled = pinned(self.image.base, self._base.digest)
+        await self._refuse_a_name_of_others()
         self._progress.phase("base")
         async with self._janitor.using(pulled, self._base.diff_ids) as absent:
             if absent:
@@ -164,7 +165,6 @@ class Making:
 
     async def _pushed(self, tag: str) -> Made:
         repository = self.image.repository
-        await self._refuse_a_name_of_others()
         digest, mounted, sent = "", 0, set[str]()
         async with self._janitor.naming(self.reference):
             self.tags.insert(0, self.reference)
@@ -196,8 +196,7 @@ class Making:
     async def _refuse_a_name_of_others(self) -> None:
         """A tag that is on the daemon already and is of something else is not ours to move."""
         there = await self._client.found(f"/images/{self.reference}/json")
-        labels = {} if there is None else there["Config"].get("Labels") or {}
-        if there is not None and labels.get(KEY_LABEL) != self._key:
+        if there is not None and (there["Config"].get("Labels") or {}).get(KEY_LABEL) != self._key:
             raise ImageFailed(
                 f"`{self.image.name}`: the daemon has something else with this name: `{self.reference}`",
                 "remove it with `docker image rm` if it is not needed",
