@@ -10,10 +10,11 @@ from pathlib import Path
 from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
 from holdwater.core.image import Blueprint, Image, Made, Steps
-from holdwater.docker.cache import DaemonCache
+from holdwater.docker.cache import CacheRecord, DaemonCache
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker import DockerEngine
 from holdwater.image.janitor import Janitor
+from holdwater.image.traces import Trace
 
 FIRST = Steps(before=("RUN echo ours > /ours",))
 
@@ -150,6 +151,50 @@ async def test_what_others_build_meanwhile_stays(
         daemon.docker("rmi", "theirs:1", base, check=False)
         daemon.docker("builder", "prune", "--all", "--force")
     assert (daemon.images(), daemon.records()) == before
+
+
+async def test_a_base_that_was_there_before_us_stays(
+    daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
+) -> None:
+    base = registry.put("before/base", [root, noise(MB)])
+    digest = daemon.docker("pull", base).partition("Digest: ")[2].split()[0]
+    daemon.docker("pull", "--quiet", f"{base.rpartition(':')[0]}@{digest}")
+    before = daemon.images(), daemon.records()
+    notes = Notes()
+    try:
+        async with opened(daemon, tmp_path, notes) as (engine, janitor):
+            await make(engine, base, tmp_path)
+            await janitor.make_room(10**15)
+        assert (notes, daemon.images(), daemon.records()) == ([], *before)
+    finally:
+        daemon.docker("rmi", base)
+
+
+async def test_a_build_that_comes_and_goes_while_the_cache_is_read_is_not_forgotten(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    before = daemon.images(), daemon.records()
+    dockerfile = b"FROM scratch\nLABEL late=yes\n"
+
+    class Slow(DaemonCache):
+        async def records(self) -> list[CacheRecord]:
+            found = await super().records()
+            if not daemon.records():
+                async with janitor.building(lambda now: Trace(begun=now, sources=(len(dockerfile),))):
+                    daemon.docker("build", "--tag", janitor.tag("late"), "-", data=dockerfile)
+            return found
+
+    notes = Notes()
+    async with (
+        DockerClient(daemon.host) as client,
+        Janitor(client, tmp_path / "state", "run", 0, notes, Slow(client)) as janitor,
+    ):
+        async with janitor.building(lambda now: Trace(begun=now)):
+            pass
+        await janitor.reset()
+        assert daemon.records()
+
+    assert (notes, daemon.images(), daemon.records()) == ([], *before)
 
 
 async def test_a_prune_that_reclaims_nothing_is_noticed(

@@ -46,7 +46,7 @@ def test_what_was_there_before_us_or_came_later_stays() -> None:
 
 
 def test_what_others_made_in_the_meantime_stays_and_so_does_what_it_is_built_on() -> None:
-    theirs = record("theirs", "mount / from exec /bin/sh -c echo theirs", "b2")
+    theirs = record("theirs", "mount / from exec /bin/sh -c echo ours > /x && cat /x; false", "b2")
     copied = record("copied", "fileop target", "b2", size=10)
     assert ids(*BASE, RUN, theirs) == ["run"]
     assert ids(*BASE, RUN, copied) == ["run"]

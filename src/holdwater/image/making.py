@@ -166,9 +166,10 @@ class Making:
     async def _pushed(self, tag: str) -> Made:
         repository = self.image.repository
         digest, mounted, sent = "", 0, set[str]()
-        async with self._janitor.naming(self.reference):
-            self.tags.insert(0, self.reference)
-            await self._tagged(tag, self.reference)
+        async with self._janitor.naming(self.reference) as absent:
+            if absent:  # or else another run has put the same there: it keeps its name
+                self.tags.insert(0, self.reference)
+                await self._tagged(tag, self.reference)
             doing = f"`{self.image.name}`: `{self.reference}` cannot be pushed"
             try:
                 query = {"tag": self._key}
