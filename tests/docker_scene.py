@@ -116,6 +116,8 @@ def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iter
         _unmounted(place)
         _unmounted(short)
         shutil.rmtree(short)
+        shutil.rmtree(data, ignore_errors=True)
+        (place / "disk.img").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -228,6 +230,7 @@ def registry(place: Path) -> Iterator[Registry]:
     finally:
         process.terminate()
         process.wait(PATIENCE)
+        shutil.rmtree(place / "blobs", ignore_errors=True)
 
 
 class RegistryBases:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import re
 import sys
 from collections import deque
@@ -27,7 +28,6 @@ LONGEST_LOG = 64 * MiB  # bytes of a build's output that are kept
 LAST_LINES = 40  # of a build's output, for its error message
 LONGEST_PIECE = 4096  # bytes of one of them
 LEAVING = 5.0  # seconds that a cancelled build gets to end its session
-PLUGINS = "cli-plugins"
 
 # The command must not outlive this process: the daemon would go on building for nobody. A thread of this
 # process may hold any lock, so the child is set up by a program of its own and not between fork and exec.
@@ -174,7 +174,11 @@ async def _builder(client: Client, host: str, home: Path) -> tuple[Builder, str]
 
 def _configure(home: Path) -> None:
     """Plugins that a user installed are found though the configuration is not theirs."""
-    plugins = str(Path("~").expanduser() / ".docker" / PLUGINS)
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        user = "/"  # a user without an entry has no home to look in
+    plugins = str(Path(user) / ".docker" / "cli-plugins")
     new = home / f"config.json.{os.getpid()}"
     new.write_bytes(msgspec.json.encode({"cliPluginsExtraDirs": [plugins]}))
     new.replace(home / "config.json")

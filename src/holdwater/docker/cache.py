@@ -131,4 +131,4 @@ def _record(one: dict[str, Any]) -> CacheRecord:
 
 def _bytes(text: str) -> int:
     found = re.match(r"([\d.]+)\s*([kMGT]?B)", text)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0

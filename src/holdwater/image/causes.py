@@ -13,7 +13,7 @@ from ..core.failures import DISK
 RATE_PAUSE = 30.0  # seconds, where a registry does not say how long
 
 _FULL = ("no space left on device", "disk quota exceeded")
-_RATE = ("toomanyrequests", "too many requests", "429")
+_RATE = re.compile(r"toomanyrequests|too many requests|(?<![0-9a-z])429(?![0-9a-z])")
 _DENIED = (
     "unauthorized",
     "access denied",
@@ -35,6 +35,7 @@ _PASSING = (
     "no such host",
     "temporary failure",
     "context canceled",
+    "does not exist locally",
     "received unexpected http status: 5",
     "server error",
     "unavailable",
@@ -52,7 +53,7 @@ def of_transfer(doing: str, text: str) -> AttemptError:
     message = f"{doing}: {text.strip()[-1500:]}"
     if full(text):
         return _no_room(message)
-    if any(word in low for word in _RATE):
+    if _RATE.search(low):
         found = _AFTER.search(text)
         return ImageFailed(message, kind="rate", after=float(found[1]) if found else RATE_PAUSE)
     if any(word in low for word in _DENIED):
@@ -77,8 +78,8 @@ def of_build(doing: str, text: str, *, timed_out: bool = False) -> AttemptError:
 
 
 def of_daemon(message: str, hint: str = "") -> AttemptError:
-    """The daemon itself did not answer."""
-    return ImageFailed(message, hint, kind="daemon")
+    """The daemon did not answer, or refused what it should not refuse."""
+    return _no_room(message) if full(message) else ImageFailed(message, hint, kind="daemon")
 
 
 def _no_room(message: str) -> AttemptError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakValueDictionary
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from ..core.errors import BadInput
 from ..core.image import Blueprint, Foreseen, How, Image, Made, Note, Progress, key_of
 from ..docker.build import find_docker
-from ..docker.client import DaemonGone, DockerClient, DockerError
+from ..docker.client import DockerClient, DockerError
 from . import causes
 from .bases import Base, BaseLayer, Bases, pinned
 from .janitor import Janitor
@@ -68,7 +69,8 @@ class DockerEngine:
             self._way,
             self._janitor.work / "context",
         )
-        self._bench.furnish()
+        with ThreadPoolExecutor(1) as thread:  # a layer is read once, which takes its time
+            await asyncio.get_running_loop().run_in_executor(thread, self._bench.furnish)
         return self
 
     async def __aexit__(
@@ -120,10 +122,8 @@ class DockerEngine:
         """Make it; whatever happens, what it took on the daemon is given back."""
         try:
             return await making.made()
-        except DaemonGone as error:
-            raise causes.of_daemon(f"`{making.image.name}`: {error.message}", error.hint) from error
         except DockerError as error:
-            raise causes.of_transfer(f"`{making.image.name}`: the daemon refused", error.message) from error
+            raise causes.of_daemon(f"`{making.image.name}`: {error.message}", error.hint) from error
         finally:
             work = self._janitor.settle(making.tags)
             await sheltered(work, CLEANING, self._note, f"after `{making.image.name}`")

@@ -32,13 +32,14 @@ from .journal import (
     Ended,
     Gone,
     Journal,
-    Line,
     Named,
     Pulled,
     Told,
     alone,
+    keep_warm,
+    kept_warm,
     opened,
-    rewrite,
+    read,
     taken,
 )
 from .shelter import sheltered
@@ -48,7 +49,7 @@ from .warmth import Holding, chain_of, holders
 SPACE = "holdwater.local"  # no registry has this name: what is tagged so is never pushed nor pulled
 CLOSING = 120.0  # seconds for the clean-up at the end of a run
 LETTING_GO = 10.0  # seconds in which a daemon notices that whoever asked for a build is dead
-WARM = "warm" + SUFFIX
+WARM = "_warm" + SUFFIX  # no run is called so
 LOCK = "janitor.lock"
 WORK = ".work"
 
@@ -85,16 +86,16 @@ class Janitor:
         self._planned: Counter[str] = Counter()  # bound: the layers of the plan's bases
         self._expected: set[str] = set()  # bound: the plan's bases
         self._builds = 0
+        self._clean = False  # nothing of the run is left on the daemon but what stays warm
 
     async def __aenter__(self) -> Janitor:
         self._state.mkdir(parents=True, exist_ok=True)
         await self.sweep()
-        self._journal = opened(self._state, self._run)
-        self.work.mkdir(exist_ok=True)
         try:
             self.disk = await daemon_disk(self._client)
         except RunStopped as error:
             self._note("disk.unseen", error.message)
+        self._journal = opened(self._state, self._run)
         await self._tried("warm bases", self._adopt)
         return self
 
@@ -105,8 +106,7 @@ class Janitor:
             await sheltered(self._close(), CLOSING, self._note, "the end of the run")
         finally:
             if self._journal is not None:
-                clean = not (self._told.bases or self._told.names)
-                self._journal.close(remove=clean)
+                self._journal.close(remove=self._clean)
                 self._journal = None
 
     @property
@@ -152,14 +152,14 @@ class Janitor:
             self._open.write(Pulled(msgspec.structs.replace(base, size=size, used=time.time())))
 
     @asynccontextmanager
-    async def naming(self, reference: str) -> AsyncIterator[None]:
-        """A tag outside of our name space, while it is pushed: ours if it was not there before."""
+    async def naming(self, reference: str) -> AsyncIterator[bool]:
+        """A tag outside of our name space, while it is pushed. Whether it was absent, and is ours."""
         absent = await self._client.found(f"/images/{reference}/json") is None
         if absent:
             self._open.write(Named(reference))
         self._busy[reference] += 1
         try:
-            yield
+            yield absent
         finally:
             self._busy[reference] -= 1
             self._busy += Counter()
@@ -222,21 +222,23 @@ class Janitor:
     async def left(self) -> list[Left]:
         """What is ours on the daemon, of whatever run of this machine."""
         found = [Left(kind="tag", name=tag) for tag in await self._tags("")]
-        told = Told()
+        traces: list[Trace] = []
         for path in sorted(self._state.glob("*" + SUFFIX)):
-            told.merge(path)
-        for base in told.bases.values():
-            found += [Left(kind="base", name=base.reference, size=base.size)]
-        found += [Left(kind="tag", name=name) for name in told.names]
-        records = ours(await self._records.records(), list(told.traces.values()))
+            told = read(path)
+            found += [Left(kind="base", name=base.reference, size=base.size) for base in told.bases.values()]
+            found += [Left(kind="tag", name=name) for name in told.names]
+            traces += told.traces.values()
+        records = ours(await self._records.records(), traces)
         return found + [Left(kind="cache", name=record.id, size=record.size) for record in records]
 
     async def clear(self) -> None:
-        """Remove everything of ours that no living run needs, the warm bases too."""
+        """Remove everything of ours that no living run needs, the warm bases too.
+
+        Living runs are those with this state directory: one is meant for all runs on a daemon.
+        """
         await self.sweep()
         await self._tried("what stayed warm", self._cool)
         await self._tried("tags", self._orphans)
-        await self._tried("tags", self._drop_names)
         await self._tried("bases", lambda: self._drop(set()))
         await self._tried("build cache", lambda: self._trim(sources=True))
 
@@ -268,7 +270,8 @@ class Janitor:
         """Remove idle bases but these, and the records that hold their layers."""
         gone = [one for one in self._told.bases if one not in kept and not self._busy[one]]
         for reference in gone:
-            await self._remove(reference)
+            if not self._busy[reference]:  # an image may have begun with it meanwhile
+                await self._remove(reference)
         if gone:
             await self._trim(sources=False)
 
@@ -293,11 +296,12 @@ class Janitor:
         return True
 
     async def _trim(self, *, sources: bool) -> None:
+        ended = {build: trace for build, trace in self._told.traces.items() if trace.ended is not None}
         left = await self._prune(list(self._told.traces.values()), sources=sources)
-        # An ended build of which nothing is left needs no trace in memory any more.
-        for build, trace in list(self._told.traces.items()):
-            if trace.ended is not None and not any(trace.covers(record) for record in left):
-                del self._told.traces[build]
+        # A build that had ended before, and of which nothing is left, needs no trace in memory any more.
+        for build, trace in ended.items():
+            if not any(trace.covers(record) for record in left):
+                self._told.traces.pop(build, None)
 
     async def _prune(self, traces: Sequence[Trace], *, sources: bool) -> list[CacheRecord]:
         """Remove the records of builds with these traces; what the cache has afterwards."""
@@ -339,12 +343,13 @@ class Janitor:
             await self._drop_names()
             kept = self._kept()
             await self._drop(kept)
-            await self._trim(sources=True)
+            await self._prune_to_the_end(list(self._told.traces.values()))
             warm = [msgspec.structs.replace(self._told.bases[one], warm=True) for one in kept]
-            self._keep_warm([*warm, *self._warm()])
+            keep_warm(self._state / WARM, [*warm, *kept_warm(self._state / WARM)])
             for base in warm:
                 self._open.write(Gone(base.reference))
             shutil.rmtree(self.work, ignore_errors=True)
+            self._clean = await self._nothing_of(self._open)
 
     async def _bury(self, dead: Journal) -> None:
         """Remove what a dead run left; its journal goes when there is nothing more in it."""
@@ -353,43 +358,43 @@ class Janitor:
         for reference in [*dead.told.names, *dead.told.bases]:
             if await self._removed(reference):
                 dead.write(Gone(reference))
-        traces = list(dead.told.traces.values())
-        until = time.monotonic() + LETTING_GO
-        while traces and self._go_on(await self._prune(traces, sources=True), traces):
-            if time.monotonic() > until:
-                break
-            await asyncio.sleep(0.2)  # the daemon still ends the build of a process that is gone
+        await self._prune_to_the_end(list(dead.told.traces.values()))
         shutil.rmtree(self._state / (dead.path.stem + WORK), ignore_errors=True)
-        if not (dead.told.names or dead.told.bases):
+        if await self._nothing_of(dead):
             dead.path.unlink(missing_ok=True)
 
-    def _go_on(self, records: Iterable[CacheRecord], traces: Sequence[Trace]) -> bool:
-        unended = [trace for trace in traces if trace.ended is None]
-        return any(one.in_use and trace.covers(one) for one in records for trace in unended)
+    async def _nothing_of(self, journal: Journal) -> bool:
+        """Whether a run has no names on the daemon any more: a container's image keeps its own."""
+        return not (journal.told.names or journal.told.bases or await self._tags(journal.path.stem))
 
-    def _warm(self) -> list[Holding]:
-        path = self._state / WARM
-        told = Told()
-        if path.exists():
-            told.merge(path)
-        return list(told.bases.values())
-
-    def _keep_warm(self, bases: Iterable[Holding]) -> None:
-        lines: list[Line] = [Pulled(base) for base in bases]
-        rewrite(self._state / WARM, lines)
+    async def _prune_to_the_end(self, traces: Sequence[Trace]) -> None:
+        """All records, those of builds too that were broken off and that the daemon is about to end."""
+        broken = [trace for trace in traces if not trace.whole]
+        until = time.monotonic() + LETTING_GO
+        while any(
+            record.in_use and trace.covers(record)
+            for record in await self._prune(traces, sources=True)
+            for trace in broken
+        ):
+            if time.monotonic() > until:
+                return
+            await asyncio.sleep(0.2)  # no event tells of it
 
     async def _adopt(self) -> None:
         """What stayed warm is this run's from now on, as far as it is still there."""
-        for base in self._warm():
+        path = self._state / WARM
+        for base in kept_warm(path):
             if await self._client.found(f"/images/{base.reference}/json") is not None:
                 self._open.write(Pulled(base))
-        self._keep_warm([])
+        keep_warm(path, [])
 
     async def _cool(self) -> None:
-        self._keep_warm([base for base in self._warm() if not await self._removed(base.reference)])
+        path = self._state / WARM
+        keep_warm(path, [base for base in kept_warm(path) if not await self._removed(base.reference)])
 
     async def _orphans(self) -> None:
-        """Tags of runs that have no journal any more."""
+        """Tags of runs that have no journal any more, and of this one where they are idle."""
+        await self._drop_names()
         living = {path.stem for path in self._state.glob("*" + SUFFIX)}
         for tag in await self._tags(""):
             if tag.removeprefix(f"{SPACE}/").partition(":")[0] not in living:

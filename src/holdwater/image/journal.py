@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -68,15 +68,6 @@ class Told(msgspec.Struct):
         default_factory=dict
     )  # bound: a run's builds; a line each on disk as well
 
-    def merge(self, path: Path) -> None:
-        """Add what a journal tells; a line that was cut off by a death is left out."""
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    self.take(_lines.decode(line))
-                except msgspec.DecodeError:
-                    continue
-
     def take(self, line: Line) -> None:
         match line:
             case Pulled(base):
@@ -99,8 +90,7 @@ class Journal:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self.told = Told()
-        self.told.merge(path)
+        self.told = read(path)
 
     def write(self, line: Line) -> None:
         """On disk when this returns, as far as the death of this process goes."""
@@ -146,10 +136,26 @@ def opened(state: Path, run: str) -> Journal:
         number += 1
 
 
-def rewrite(path: Path, lines: list[Line]) -> None:
-    """Put these lines in the place of the file's."""
+def read(path: Path) -> Told:
+    """What a journal tells; a line that was cut off by a death is left out."""
+    told = Told()
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                told.take(_lines.decode(line))
+            except msgspec.DecodeError:
+                continue
+    return told
+
+
+def kept_warm(path: Path) -> list[Holding]:
+    """The bases of ours that no run has now: a journal with nobody's lock, changed by a janitor alone."""
+    return list(read(path).bases.values()) if path.exists() else []
+
+
+def keep_warm(path: Path, bases: Iterable[Holding]) -> None:
     new = path.with_name(path.name + ".new")
-    new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    new.write_bytes(b"".join(msgspec.json.encode(Pulled(base)) + b"\n" for base in bases))
     new.replace(path)
 
 

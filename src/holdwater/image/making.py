@@ -88,10 +88,17 @@ class Making:
         self._log = log
         self._progress = progress
         self._downloaded = 0
+        steps, (_, built, source) = bench.blueprint.steps, self.tags
+        labels = labels_of(base.digest, bench.blueprint)
+        self._first = base_phase(source, steps.before)
+        self._second = assembly(
+            built if steps.before else source, bench.files, bench.blueprint.edits, labels, steps.after
+        )
 
     async def made(self) -> Made:
         final, built, source = self.tags
         pulled = pinned(self.image.base, self._base.digest)
+        await self._refuse_a_name_of_others()
         self._progress.phase("base")
         async with self._janitor.using(pulled, self._base.diff_ids) as absent:
             if absent:
@@ -100,15 +107,10 @@ class Making:
             await self._tagged(pulled, source)
             self._janitor.pulled(pulled, await self._size(source))
             if self._blueprint.steps.before:
-                await self._built("base", base_phase(source, self._blueprint.steps.before), built)
+                await self._built("base", self._first, built)
                 await self._janitor.reset()
-                source = built
             self._progress.phase("assembly")
-            labels = labels_of(self._base.digest, self._blueprint)
-            what = assembly(
-                source, self._bench.files, self._blueprint.edits, labels, self._blueprint.steps.after
-            )
-            await self._built("assembly", what, final)
+            await self._built("assembly", self._second, final)
             self._progress.phase("push")
             return await self._pushed(final)
 
@@ -143,29 +145,31 @@ class Making:
             seconds=way.seconds,
         )
         try:
-            async with self._janitor.building(lambda now: self._trace(now, what)):
+            async with self._janitor.building(self._trace):
                 await self._bench.docker.build(build, self._log)
         except BuildFailed as error:
             doing = f"`{self.image.name}`: {phase} on `{self.image.base}` cannot be built"
             raise causes.of_build(doing, error.message, timed_out=error.timed_out) from error
         self._progress.disk(await self._size(tag) + sum(layer.size for layer in self._blueprint.layers))
 
-    def _trace(self, now: float, what: Dockerfile) -> Trace:
+    def _trace(self, now: float) -> Trace:
+        """Of either phase: what one of them was sent, the other's finds and writes over."""
         steps = self._blueprint.steps
+        sent = [len(one.text.encode()) for one in (self._first, self._second)]
         return Trace(
             begun=now,
             commands=commands_of((*steps.before, *steps.after)),
             sizes=self._bench.added,
-            sources=(len(what.text.encode()), sum(layer.size for layer in self._blueprint.layers)),
+            sources=(*sent, sum(layer.size for layer in self._blueprint.layers)),
         )
 
     async def _pushed(self, tag: str) -> Made:
         repository = self.image.repository
-        await self._refuse_a_name_of_others()
         digest, mounted, sent = "", 0, set[str]()
-        async with self._janitor.naming(self.reference):
-            self.tags.insert(0, self.reference)
-            await self._tagged(tag, self.reference)
+        async with self._janitor.naming(self.reference) as absent:
+            if absent:  # or else another run has put the same there: it keeps its name
+                self.tags.insert(0, self.reference)
+                await self._tagged(tag, self.reference)
             doing = f"`{self.image.name}`: `{self.reference}` cannot be pushed"
             try:
                 query = {"tag": self._key}
@@ -193,8 +197,7 @@ class Making:
     async def _refuse_a_name_of_others(self) -> None:
         """A tag that is on the daemon already and is of something else is not ours to move."""
         there = await self._client.found(f"/images/{self.reference}/json")
-        labels = {} if there is None else there["Config"].get("Labels") or {}
-        if there is not None and labels.get(KEY_LABEL) != self._key:
+        if there is not None and (there["Config"].get("Labels") or {}).get(KEY_LABEL) != self._key:
             raise ImageFailed(
                 f"`{self.image.name}`: the daemon has something else with this name: `{self.reference}`",
                 "remove it with `docker image rm` if it is not needed",

@@ -17,11 +17,10 @@ from ..core.records import Record
 from ..docker.cache import CacheRecord
 
 SLACK = 10.0  # seconds in which a daemon still makes something of a build that was broken off
-UNFINISHED = (
-    3600.0  # seconds after its begin in which a build that nobody saw the end of may have made something
-)
+UNFINISHED = 3600.0  # seconds in which a build whose end nobody saw may have made something
 SOURCE = "source.local"
 
+_SAID = "(?:-c|exec|RUN){}(?:withid.*)?$"  # how a description ends, once squeezed
 _FLAG = re.compile(r"^--\w[\w-]*(?:=\S*)?\s+")
 
 
@@ -48,17 +47,17 @@ class Trace(Record, frozen=True):
         if "fileop" in record.description or " ADD " in record.description:
             return record.size in self.sizes
         said = squeezed(record.description)
-        return any(command and command in said for command in self.commands)
+        return any(re.search(_SAID.format(re.escape(command)), said) for command in self.commands)
 
 
 def commands_of(steps: Iterable[str]) -> tuple[str, ...]:
     """The commands of RUN lines, as `Trace` keeps them."""
     found = []
-    for step in steps:
-        word, _, rest = step.strip().partition(" ")
-        if word.upper() != "RUN":
+    for step in filter(str.strip, steps):
+        word, *more = step.split(maxsplit=1)
+        if word.upper() != "RUN" or not more:
             continue
-        rest = rest.strip()
+        rest = more[0].strip()
         while flag := _FLAG.match(rest):
             rest = rest[flag.end() :]
         found.append(squeezed(_argv(rest)))
