@@ -215,6 +215,9 @@ class Pusher:
         }
         self._ask("PUT", f"/v2/{repository}/manifests/{tag}", msgspec.json.encode(manifest), MANIFEST)
 
+    def close(self) -> None:
+        self._connection.close()
+
     def _blob(self, repository: str, content: bytes, kind: str) -> dict[str, object]:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         if (repository, digest) not in self._known:

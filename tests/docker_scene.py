@@ -272,7 +272,7 @@ class RegistryBases:
             async with put as answer:
                 assert answer.status == 201
 
-    def auth(self, host: str) -> str:
+    async def auth(self, host: str) -> str:
         return base64.urlsafe_b64encode(json.dumps({"username": "a", "password": "b"}).encode()).decode()
 
 

@@ -75,6 +75,10 @@ class ImageScene:
         report: dict[str, Any] = command.document()
         return report
 
+    def close(self) -> None:
+        self.scene.close()
+        self.pusher.close()
+
     def settled(self, name: str = "run") -> int:
         """Images of a build that have their outcome by now."""
         try:

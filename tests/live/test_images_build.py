@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ def images(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     scene = ImageScene(tmp_path, port)
     yield scene
-    scene.scene.close()
+    scene.close()
 
 
 def asked(port: int, method: str, path: str, kind: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path, headers={"Accept": kind or "*/*"})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request(method, path, headers={"Accept": kind or "*/*"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 def config_of(port: int, repository: str, tag: str) -> dict[str, Any]:

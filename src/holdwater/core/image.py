@@ -222,6 +222,7 @@ class Recipe(Record, frozen=True):
     concurrency: int = 16
     disk: int | None = None  # bytes that the daemon may take beyond what is there; what is free otherwise
     cache: int = 1 * GiB  # bytes of build cache and shared layers that stay warm on the daemon
+    network: str = ""  # of a real build's steps: `host`, `none`; empty: the daemon's own
     registries: dict[str, Registry] = msgspec.field(default_factory=dict)
 
     @property

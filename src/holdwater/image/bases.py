@@ -46,7 +46,7 @@ class Bases(Protocol):
     async def alias(self, reference: str, tag: str) -> None:
         """Give what the reference leads to this tag as well, in the same repository."""
 
-    def auth(self, host: str) -> str:
+    async def auth(self, host: str) -> str:
         """The `X-Registry-Auth` header for a registry, which is secret; empty: none."""
 
 

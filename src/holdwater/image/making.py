@@ -121,7 +121,7 @@ class Making:
         doing = f"`{self.image.name}`: base `{self.image.base}` cannot be pulled"
         seen: dict[str, int] = {}  # bound: the base's layers
         try:
-            async for message in self._client.stream("/images/create", query, self._auth(name)):
+            async for message in self._client.stream("/images/create", query, await self._auth(name)):
                 if (one := message.get("id", "")) in sizes:
                     seen[one] = _fetched(message, seen.get(one, 0), sizes[one])
                     self._progress.disk(sum(seen.values()))
@@ -174,7 +174,7 @@ class Making:
             try:
                 query = {"tag": self._key}
                 async for told in self._client.stream(
-                    f"/images/{repository}/push", query, self._auth(repository)
+                    f"/images/{repository}/push", query, await self._auth(repository)
                 ):
                     digest = (told.get("aux") or {}).get("Digest") or digest
                     mounted += str(told.get("status", "")).startswith("Mounted from")
@@ -213,8 +213,8 @@ class Making:
         told = await self._client.get(f"/images/{reference}/json")
         return int(told["Size"])
 
-    def _auth(self, name: str) -> dict[str, str]:
-        return {"X-Registry-Auth": self._bench.bases.auth(host_of(name)) or NO_AUTH}
+    async def _auth(self, name: str) -> dict[str, str]:
+        return {"X-Registry-Auth": await self._bench.bases.auth(host_of(name)) or NO_AUTH}
 
 
 def _fetched(message: dict[str, Any], before: int, size: int) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from ..core.errors import BadInput
 from ..core.image import Layer
 from ..core.records import Record
+from ..ledger.prune import is_run
 from .cache import LayerCache, Scratch
 from .installer import Pins, find_installer
 from .interpreter import Interpreter, authorities, copy_interpreter, machine_bundle, running
@@ -81,7 +82,8 @@ def copy_project(project: Path, into: Path, cache: Path, check: Check) -> None:
     def skipped(directory: str, names: list[str]) -> list[str]:
         check()
         patterns = SKIPPED + (SKIPPED_AT_THE_TOP if Path(directory) == project else ())
-        return [n for n in names if _skipped(Path(directory) / n, patterns) or Path(directory) / n == cache]
+        paths = [Path(directory) / name for name in names]
+        return [p.name for p in paths if _skipped(p, patterns) or p == cache or is_run(p)]
 
     if not project.is_dir():
         raise BadInput(f"the agent's source is no directory: `{project}`")

@@ -63,6 +63,7 @@ class _Build(_Table):
     disk: str | int | None = None
     cache: str | int = "1GiB"
     platform: str | list[str] = "linux/amd64"
+    network: str = ""
     before: list[str] = []
     after: list[str] = []
 
@@ -125,6 +126,7 @@ class _Reader:
             concurrency=self._concurrency(build.concurrency),
             disk=self._size("disk", build.disk),
             cache=self._size("cache", build.cache) or 0,
+            network=build.network,
             registries=file.registries,
         )
 

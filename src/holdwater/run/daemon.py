@@ -53,7 +53,7 @@ class Daemon:
         await self._stack.aclose()
 
     async def engine(self, blueprint: Blueprint) -> Engine:
-        way = Way(path=self._environment.path)
+        way = Way(path=self._environment.path, network=self._recipe.network)
         engine = DockerEngine(blueprint, self._client, self._bases, self._janitor, self._note, way)
         return await self._stack.enter_async_context(engine)
 
