@@ -79,10 +79,11 @@ class ImageScene:
         self.scene.close()
         self.pusher.close()
 
-    def settled(self, name: str = "run") -> int:
-        """Images of a build that have their outcome by now."""
-        try:
-            with Reader(self.place / name) as reader:
-                return reader.summary().settled
-        except HoldwaterError:
-            return 0  # it is being made
+
+def settled(run: Path) -> int:
+    """Images of a build that have their outcome by now."""
+    try:
+        with Reader(run) as reader:
+            return reader.summary().settled
+    except HoldwaterError:
+        return 0  # it is being made

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.images_scene import ImageScene, real_registry
+from tests.images_scene import ImageScene, real_registry, settled
 from tests.scene import until
 
 from holdwater.core.image import KEY_LABEL
@@ -139,7 +139,7 @@ def test_kill_9_in_the_middle_loses_nothing_and_leaves_nothing(
     recipe = images.recipe(bases, "[build]\nconcurrency = 1", repository=f"kills-{count}")
     command = images.build(recipe)
     for part in (8, 4, 2):
-        until("some more are settled", lambda part=part: images.settled() > count // part)  # type: ignore[misc]
+        until("some more are settled", lambda part=part: settled(images.place / "run") > count // part)  # type: ignore[misc]
         command.kill()
         command = images.scene.start("resume", str(images.place / "run"), "--json")
 

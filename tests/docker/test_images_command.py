@@ -1,0 +1,204 @@
+"""The command on recipes that need a real build: leases of disk, kill -9, both engines, exit status 4."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import docker_scene
+from tests.docker.test_docker_budget import Others
+from tests.docker_scene import MB, Daemon, Registry, noise
+from tests.images_scene import settled
+from tests.scene import Command, Scene, until
+
+STEPS = 'before = ["RUN echo before > /before"]\nafter = ["RUN cat /before > /opt/after"]\nnetwork = "none"'
+
+
+class DockerScene:
+    """Recipes over bases in a registry, and the command with a daemon."""
+
+    def __init__(self, place: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = place
+        self.registry = registry
+        self.scene = Scene(place)
+        self.out = place / "run"
+        self.temp = place / "temp"
+        self.temp.mkdir()
+        self.agent = place / "agent"
+        self.agent.mkdir()
+        (self.agent / "tool").write_text("#!/bin/sh\necho hello\n")
+        (self.agent / "tool").chmod(0o755)
+        (self.agent / "data").write_bytes(noise(MB))
+        monkeypatch.setenv("HOLDWATER_CACHE", str(place / "cache"))
+        monkeypatch.setenv("DOCKER_CONFIG", str(place / "docker-config"))
+        monkeypatch.setenv("TMPDIR", str(self.temp))
+
+    def recipe(self, bases: list[str], repository: str, build: str) -> Path:
+        lines = [f"base-{number} {base}\n" for number, base in enumerate(bases)]
+        (self.place / "bases.txt").write_text("".join(lines))
+        path = self.place / f"{repository.replace('/', '-')}.toml"
+        path.write_text(
+            f'[bases]\nfile = "bases.txt"\n[target]\nrepository = "{self.registry.host}/{repository}"\n'
+            'alias = "{id}"\n[agent]\ndirectory = "agent"\nenv = {MODE = "a \\"b\\" $c"}\nuser = "1000"\n'
+            'workdir = "/opt"\nentrypoint = ["/opt/agent/tool"]\nlabels = {team = "evals"}\n'
+            f"[build]\n{build}\n"
+        )
+        return path
+
+    def build(self, recipe: Path, *words: str) -> Command:
+        return self.scene.start("images", "build", str(recipe), "--out", str(self.out), "--json", *words)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerScene]:
+    made = DockerScene(tmp_path, registry, monkeypatch)
+    yield made
+    made.scene.close()
+
+
+def hold_to_the_budget(
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, size: int, count: int, each: int
+) -> None:
+    name = f"governed-{count}"
+    bases = [scene.registry.put(f"{name}/base-{n}", [root, noise(each)]) for n in range(count)]
+    with docker_scene.daemon(scene.place / "docker", size) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        others = Others(daemon, bases[0])
+        budget = daemon.free() - 8 * MB
+        build = f'{STEPS}\nconcurrency = 4\ndisk = {budget}\ncache = "{2 * each // MB}m"'
+
+        command = scene.build(scene.recipe(bases, f"{name}/agent", build))
+
+        assert command.wait(1500) == 0, command
+        report = command.document()
+        assert (report["made"], report["failed"]) == (count, 0)
+        assert sum(row["attempts"] for row in manifest(scene)["images"]) == count, "none was tried twice"
+        assert each < report["peak_disk"] <= budget
+        assert report["events"].get("cleanup.failed", 0) == 0
+        assert others.untouched()
+        left = [one for one in daemon.images() if not one.startswith("others/")]
+        assert len(left) <= 2 and all("/base-" in one for one in left), left
+        assert not list(scene.temp.iterdir())
+
+
+def manifest(scene: DockerScene) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((scene.out / "images.json").read_bytes())
+    return found
+
+
+def test_a_disk_budget_holds_more_images_than_fit_on_it(
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_to_the_budget(scene, root, monkeypatch, size=170 * MB, count=8, each=12 * MB)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+def test_40_bases_of_150_mb_are_built_in_2_gb(
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold_to_the_budget(scene, root, monkeypatch, size=2000 * MB, count=40, each=150 * MB)
+
+
+def test_too_small_a_disk_ends_the_build_with_4_and_both_figures(
+    scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    base = scene.registry.put("small/base", [root, noise(30 * MB)])
+
+    command = scene.build(scene.recipe([base], "small/agent", f"{STEPS}\ndisk = {20 * MB}"))
+
+    assert command.wait(60) == 4, command
+    assert command.document()["state"] == "stopped"
+    assert "MiB are needed, 19.1 MiB are free" in command.document()["reason"]
+    assert scene.registry.tags("small/agent") == set()
+
+
+def test_kill_9_in_mid_build_is_made_good_by_a_resume(
+    scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    images, records = daemon.images(), set(daemon.records())
+    bases = [scene.registry.put(f"killed/base-{number}", [root, noise(MB)]) for number in range(3)]
+    slow = 'before = ["RUN sleep 1"]\nnetwork = "none"\nconcurrency = 1\ncache = 0'
+    command = scene.build(scene.recipe(bases, "killed/agent", slow))
+    until("one is made", lambda: settled(scene.out) == 1, 60)
+    until("another is being built", lambda: "RUN sleep" in said(scene.out / "logs"), 30)
+    command.kill()
+
+    resumed = scene.scene.start("resume", str(scene.out), "--json")
+
+    assert resumed.wait(90) == 0, resumed
+    assert resumed.document()["made"] + resumed.document()["present"] == 3
+    audit = scene.scene.start("images", "audit", str(scene.out), "--json")
+    assert audit.wait(30) == 0, audit
+    assert daemon.images() == images
+    assert set(daemon.records()) <= records
+    assert not list(scene.temp.iterdir())
+
+
+def said(logs: Path) -> str:
+    """What builds after the first have printed."""
+    return "".join(path.read_text() for path in sorted(logs.glob("*.build.log"))[1:])
+
+
+def test_both_engines_make_the_same_image_and_it_runs(
+    scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    odd = scene.agent / "odd"
+    odd.mkdir(mode=0o2750)
+    odd.chmod(0o2750)
+    (odd / "größe").write_text("x")
+    (odd / "link").symlink_to("größe")
+    (odd / "hard").hardlink_to(odd / "größe")
+    (odd / "setuid").write_bytes(b"y")
+    (odd / "setuid").chmod(0o4755)
+    settings = {"Env": ["PATH=/bin", "MODE=old"], "Cmd": ["sh"], "Labels": {"of": "base"}, "User": "root"}
+    base = scene.registry.put("same/base", [root, noise(MB)], settings)
+    seen = {}
+    for engine in ("registry", "docker"):
+        scene.out = scene.place / engine
+        recipe = scene.recipe([base], f"same/{engine}", f'engine = "{engine}"')
+        command = scene.build(recipe)
+        assert command.wait(90) == 0, command
+        reference = manifest(scene)["images"][0]["made"]["reference"]
+        daemon.docker("pull", "--quiet", reference)
+        config = json.loads(daemon.docker("image", "inspect", reference))[0]["Config"]
+        seen[engine] = {name: config[name] for name in KEPT}, exported(daemon, reference)
+        assert daemon.docker("run", "--rm", "--network", "none", reference).strip() == "hello"
+        daemon.docker("rmi", reference)
+
+    registry, docker = seen["registry"], seen["docker"]
+    assert registry[0] == docker[0]
+    assert registry[1] == docker[1]
+    assert registry[1]["opt/agent/odd/hard"][0] == "link"
+    assert registry[1]["opt/agent/odd/setuid"][1] == 0o4755
+    assert registry[0]["Env"] == ["PATH=/bin", 'MODE=a "b" $c']
+    assert registry[0]["Cmd"] is None
+
+
+KEPT = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Labels")
+KINDS = {tarfile.REGTYPE: "file", tarfile.LNKTYPE: "link", tarfile.SYMTYPE: "symlink", tarfile.DIRTYPE: "dir"}
+
+
+def exported(daemon: Daemon, reference: str) -> dict[str, tuple[Any, ...]]:
+    """Every file of a container of it: kind, mode, owner, link, content."""
+    container = daemon.docker("create", "--network", "none", reference).strip()
+    try:
+        content = daemon.raw("export", container)
+    finally:
+        daemon.docker("rm", container)
+    found: dict[str, tuple[Any, ...]] = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as files:
+        for entry in files:
+            file = files.extractfile(entry) if entry.isreg() else None
+            kind = KINDS.get(entry.type, repr(entry.type))
+            body = file.read() if file else b""
+            found[entry.name] = kind, entry.mode, entry.uid, entry.gid, entry.linkname, body
+    return found
