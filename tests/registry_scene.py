@@ -104,21 +104,27 @@ class RealRegistry:
             pytest.skip(f"`{PROGRAM}` is not installed")
         place.mkdir()
         self.root = place / "data"
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        (place / "config.yml").write_text(CONFIG.format(root=self.root, port=self.port))
         self._log = (place / "registry.log").open("wb")
+        self._line: http.client.HTTPConnection | None = None
+        assert any(self._started(program, place) for _ in range(3)), (place / "registry.log").read_text()
+        self.address = f"127.0.0.1:{self.port}"
+
+    def _started(self, program: str, place: Path) -> bool:
+        """Whether it came up; someone else may take the port first."""
+        self.port = free_port()
+        (place / "config.yml").write_text(CONFIG.format(root=self.root, port=self.port))
         command = [program, "serve", str(place / "config.yml")]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        self._line: http.client.HTTPConnection | None = None
         until = time.monotonic() + 20
-        while True:
+        while self._process.poll() is None and time.monotonic() < until:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
+                return True
             except OSError:
-                assert self._process.poll() is None and time.monotonic() < until, "no registry"
                 time.sleep(0.02)
+        self._process.kill()
+        self._process.wait()
+        return False
 
     def close(self) -> None:
         if self._line is not None:
@@ -444,10 +450,10 @@ async def front(registry: RealRegistry) -> AsyncIterator[Front]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     async with aiohttp.ClientSession(auto_decompress=False) as made._client:
-        ports = free_port(), free_port()
-        made.address, made.elsewhere = (f"127.0.0.1:{port}" for port in ports)
-        for port in ports:
-            await web.TCPSite(runner, "127.0.0.1", port).start()
+        lines = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        made.address, made.elsewhere = (f"127.0.0.1:{line.getsockname()[1]}" for line in lines)
+        for line in lines:
+            await web.SockSite(runner, line).start()
         try:
             yield made
         finally:

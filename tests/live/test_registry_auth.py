@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -199,6 +200,22 @@ async def test_a_secret_that_a_registry_repeats_is_not_repeated(
         async with engine((agent(tmp_path),), config=config) as making:
             with pytest.raises(ImageFailed, match=r"DENIED|403") as caught:
                 await making.make(f"{before.address}/base0:1", f"{before.address}/to/echo")
+            assert_silent(*chain(caught.value), making.notes)
+
+
+async def test_an_answer_that_is_no_http_shows_nothing_of_what_was_asked(tmp_path: Path) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        signed = b"Authorization" in await reader.readuntil(b"\r\n\r\n")
+        wanted = b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n"
+        writer.write(b"HTTP/1.1 oh dear\r\n\r\n" if signed else wanted)
+        writer.close()
+
+    async with await asyncio.start_server(broken, "127.0.0.1", 0) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        config = configured(tmp_path, auths={place: {"username": "someone", "password": SECRET}})
+        async with engine(config=config) as making:
+            with pytest.raises(ImageFailed, match="a broken answer") as caught:
+                await making.make(f"{place}/a:1", f"{place}/b")
             assert_silent(*chain(caught.value), making.notes)
 
 

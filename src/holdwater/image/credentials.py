@@ -171,7 +171,10 @@ async def _asked(program: str, server: str) -> tuple[int, bytes]:
         why = f"no answer in {HELPER_SECONDS:g} s"
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with what it started: that may hold its output open
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started: that may hold its output open
+            except ProcessLookupError:
+                pass  # it has ended by itself just now
             await process.wait()
     raise _failed(Path(program).name, server, why)
 

@@ -81,7 +81,6 @@ class Host:
             try:
                 return await operation()
             except Refusal as error:
-                error.__cause__ = error.__context__ = None  # they know the headers that were sent
                 if not error.again or error.spent:
                     raise
                 tried, limited = (tried, limited + 1) if error.kind == "rate" else (tried + 1, limited)
