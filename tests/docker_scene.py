@@ -106,7 +106,7 @@ def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iter
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", disk], check=True, capture_output=True)
         before = f"mount -o loop {disk} {data} && "
         if not apart:
-            subprocess.run(["sh", "-c", f"{before}true"], check=True)
+            _mounted(f"{before}true")
             before = ""
     short = Path(tempfile.mkdtemp(prefix="hw-"))  # a socket's path has at most 107 characters
     try:
@@ -118,6 +118,13 @@ def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iter
         shutil.rmtree(short)
         shutil.rmtree(data, ignore_errors=True)
         (place / "disk.img").unlink(missing_ok=True)
+
+
+def _mounted(command: str) -> None:
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    if done.returncode:
+        assert os.environ.get("CI") != "true", done.stderr
+        pytest.skip(f"no file system can be mounted from a file here: {done.stderr.strip()}")
 
 
 @contextmanager

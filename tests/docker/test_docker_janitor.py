@@ -197,6 +197,26 @@ async def test_a_build_that_comes_and_goes_while_the_cache_is_read_is_not_forgot
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
 
 
+async def test_what_a_build_uses_again_is_not_forgotten_meanwhile(
+    daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
+) -> None:
+    before = daemon.images(), daemon.records()
+    bases = [registry.put(f"again/{number}", [root, noise(MB)]) for number in range(2)]
+    log = tmp_path / "again-1-1.log"
+    notes = Notes()
+
+    steps = Steps(before=("RUN echo begun; sleep 1",))
+    async with opened(daemon, tmp_path, notes, steps=steps) as (engine, janitor):
+        await make(engine, bases[0], tmp_path)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(make(engine, bases[1], tmp_path))
+            while not (log.exists() and "begun\n" in log.read_text()):
+                await asyncio.sleep(0.02)
+            await janitor.reset()  # what the first build was sent is in use again, and listed otherwise
+
+    assert (notes, daemon.images(), daemon.records()) == ([], *before)
+
+
 async def test_a_prune_that_reclaims_nothing_is_noticed(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:

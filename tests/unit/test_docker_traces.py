@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdwater.docker.cache import CacheRecord
-from holdwater.image.traces import Trace, commands_of, ours
+from holdwater.image.traces import Trace, commands_of, merged, ours
 
 TRACE = Trace(
     begun=100.0,
@@ -79,3 +81,13 @@ def test_a_build_whose_end_nobody_saw_is_looked_for_during_an_hour() -> None:
     unseen = Trace(begun=100.0, commands=TRACE.commands)
     soon, late = (record(f"at-{at}", RUN.description, created=at) for at in (3000.0, 9000.0))
     assert ids(soon, late, traces=(unseen,)) == ["at-3000.0"]
+
+
+def test_traces_of_builds_one_beside_the_other_become_one() -> None:
+    beside, apart = (msgspec.structs.replace(TRACE, begun=at, ended=at + 100) for at in (150.0, 201.0))
+    other = msgspec.structs.replace(beside, sizes=(1,))
+    going = msgspec.structs.replace(beside, ended=None)
+    broken = msgspec.structs.replace(beside, whole=False)
+    both = merged(TRACE, beside)
+    assert both is not None and (both.begun, both.ended) == (100.0, 250.0)
+    assert [merged(TRACE, one) for one in (apart, other, going, broken)] == [None] * 4

@@ -77,6 +77,7 @@ class Janitor:
         self.disk: DaemonDisk | None = None  # None: it cannot be seen
         self._client = client
         self._state = state
+        self._warm = state / WARM
         self._run = run
         self._cap = cache
         self._note = note
@@ -111,8 +112,7 @@ class Janitor:
 
     @property
     def name(self) -> str:
-        """The run's, in our own name space."""
-        return self._open.path.stem
+        return self._open.path.stem  # the run's, in our own name space
 
     @property
     def work(self) -> Path:
@@ -198,7 +198,6 @@ class Janitor:
             ("bases", lambda: self._drop(self._kept())),
             ("build cache", lambda: self._trim(sources=True)),
             ("shared bases", lambda: self._drop(set())),
-            ("build cache", lambda: self._trim(sources=True)),
         ]
         for what, step in steps:
             if (free := self.free()) is None or free >= wanted:
@@ -221,8 +220,7 @@ class Janitor:
 
     async def left(self) -> list[Left]:
         """What is ours on the daemon, of whatever run of this machine."""
-        found = [Left(kind="tag", name=tag) for tag in await self._tags("")]
-        traces: list[Trace] = []
+        found, traces = [Left(kind="tag", name=tag) for tag in await self._tags("")], list[Trace]()
         for path in sorted(self._state.glob("*" + SUFFIX)):
             told = read(path)
             found += [Left(kind="base", name=base.reference, size=base.size) for base in told.bases.values()]
@@ -296,12 +294,14 @@ class Janitor:
         return True
 
     async def _trim(self, *, sources: bool) -> None:
-        ended = {build: trace for build, trace in self._told.traces.items() if trace.ended is not None}
-        left = await self._prune(list(self._told.traces.values()), sources=sources)
-        # A build that had ended before, and of which nothing is left, needs no trace in memory any more.
-        for build, trace in ended.items():
-            if not any(trace.covers(record) for record in left):
-                self._told.traces.pop(build, None)
+        before = dict(self._told.traces)
+        left = await self._prune(list(before.values()), sources=sources)
+        # A build of which nothing is left needs no trace in memory. While another one goes on that cannot be
+        # told: a record that it uses is listed under another id, with another time.
+        if all(trace.ended is not None for trace in (*before.values(), *self._told.traces.values())):
+            for build, trace in before.items():
+                if not any(trace.covers(record) for record in left):
+                    self._told.traces.pop(build, None)
 
     async def _prune(self, traces: Sequence[Trace], *, sources: bool) -> list[CacheRecord]:
         """Remove the records of builds with these traces; what the cache has afterwards."""
@@ -345,7 +345,7 @@ class Janitor:
             await self._drop(kept)
             await self._prune_to_the_end(list(self._told.traces.values()))
             warm = [msgspec.structs.replace(self._told.bases[one], warm=True) for one in kept]
-            keep_warm(self._state / WARM, [*warm, *kept_warm(self._state / WARM)])
+            keep_warm(self._warm, [*warm, *kept_warm(self._warm)])
             for base in warm:
                 self._open.write(Gone(base.reference))
             shutil.rmtree(self.work, ignore_errors=True)
@@ -382,15 +382,14 @@ class Janitor:
 
     async def _adopt(self) -> None:
         """What stayed warm is this run's from now on, as far as it is still there."""
-        path = self._state / WARM
-        for base in kept_warm(path):
+        for base in kept_warm(self._warm):
             if await self._client.found(f"/images/{base.reference}/json") is not None:
                 self._open.write(Pulled(base))
-        keep_warm(path, [])
+        keep_warm(self._warm, [])
 
     async def _cool(self) -> None:
-        path = self._state / WARM
-        keep_warm(path, [base for base in kept_warm(path) if not await self._removed(base.reference)])
+        left = [base for base in kept_warm(self._warm) if not await self._removed(base.reference)]
+        keep_warm(self._warm, left)
 
     async def _orphans(self) -> None:
         """Tags of runs that have no journal any more, and of this one where they are idle."""

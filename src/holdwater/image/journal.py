@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ..core.records import Record
-from .traces import Trace
+from .traces import Trace, merged
 from .warmth import Holding
 
 SUFFIX = ".jsonl"
@@ -64,9 +64,7 @@ class Told(msgspec.Struct):
 
     bases: dict[str, Holding] = msgspec.field(default_factory=dict)
     names: dict[str, None] = msgspec.field(default_factory=dict)
-    traces: dict[int, Trace] = msgspec.field(
-        default_factory=dict
-    )  # bound: a run's builds; a line each on disk as well
+    traces: dict[int, Trace] = msgspec.field(default_factory=dict)  # bound: builds apart from each other
 
     def take(self, line: Line) -> None:
         match line:
@@ -81,7 +79,15 @@ class Told(msgspec.Struct):
                 self.traces[build] = trace
             case Ended(build, at, whole):
                 if build in self.traces:
-                    self.traces[build] = msgspec.structs.replace(self.traces[build], ended=at, whole=whole)
+                    self._end(build, msgspec.structs.replace(self.traces[build], ended=at, whole=whole))
+
+    def _end(self, build: int, trace: Trace) -> None:
+        """Builds one beside the other have one trace in the end: there may be thousands of them."""
+        for other, earlier in list(self.traces.items()):
+            if other != build and (both := merged(trace, earlier)) is not None:
+                trace = both
+                del self.traces[other]
+        self.traces[build] = trace
 
 
 class Journal:

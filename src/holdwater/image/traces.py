@@ -13,6 +13,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from ..core.records import Record
 from ..docker.cache import CacheRecord
 
@@ -48,6 +50,18 @@ class Trace(Record, frozen=True):
             return record.size in self.sizes
         said = squeezed(record.description)
         return any(re.search(_SAID.format(re.escape(command)), said) for command in self.commands)
+
+
+def merged(one: Trace, other: Trace) -> Trace | None:
+    """Both as one, where they tell the same of a time that is one."""
+    if not (one.whole and other.whole) or one.ended is None or other.ended is None:
+        return None
+    if (one.commands, one.sizes, one.sources) != (other.commands, other.sizes, other.sources):
+        return None
+    if max(one.begun, other.begun) > min(one.ended, other.ended):
+        return None
+    begun, ended = min(one.begun, other.begun), max(one.ended, other.ended)
+    return msgspec.structs.replace(one, begun=begun, ended=ended)
 
 
 def commands_of(steps: Iterable[str]) -> tuple[str, ...]:
