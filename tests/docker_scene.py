@@ -63,6 +63,9 @@ class Daemon:
 
     def docker(self, *arguments: str, data: bytes | None = None, check: bool = True) -> str:
         """What others do on the daemon, with a client of theirs."""
+        return self.raw(*arguments, data=data, check=check).decode()
+
+    def raw(self, *arguments: str, data: bytes | None = None, check: bool = True) -> bytes:
         done = subprocess.run(
             [_client(), "-H", self.host, *arguments],
             input=data,
@@ -71,7 +74,7 @@ class Daemon:
             env={**os.environ, "DOCKER_BUILDKIT": "1"},
         )
         assert not check or done.returncode == 0, (arguments, done.stdout, done.stderr)
-        return done.stdout.decode()
+        return done.stdout
 
     def free(self) -> int:
         told = os.statvfs(self.data)

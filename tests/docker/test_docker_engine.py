@@ -92,11 +92,7 @@ async def test_an_image_is_what_the_recipe_says(
     )
     steps = Steps(
         before=("RUN echo before > /before", 'RUN ["/bin/mkdir", "/made"]'),
-        after=(
-            "USER root",
-            "RUN cat /opt/agent/bin/agent > /after && \\\n  echo done >> /after",
-            "USER agent",
-        ),
+        after=("RUN cat /opt/agent/bin/agent > /after && \\\n  echo done >> /after",),
     )
     blueprint = Blueprint(layers=(layer(tmp_path, tar(files)),), edits=edits, steps=steps)
     base = registry.put("what/base", [root, noise(MB)], {"Env": ["PATH=/bin", "KEPT=1"], "Cmd": ["gone"]})

@@ -30,9 +30,9 @@ def test_nothing_in_a_value_is_expanded() -> None:
         'ENV "A"="a\\"\\$b\\\\"',
         'ENV "B"="${HOLDWATER_0}"',
         'LABEL "${HOLDWATER_1}"="v"',
-        'USER "u\\$"',
         'ENTRYPOINT ["sh", "$c\\n"]',
         "RUN true",
+        'USER "u\\$"',
     ]
     assert made.arguments == {"HOLDWATER_0": "x\ny", "HOLDWATER_1": "k=y"}
     assert base_phase("base", ["RUN a", "ENV B=c"]).text == "FROM base\nRUN a\nENV B=c\n"

@@ -36,13 +36,14 @@ def assembly(
     lines = [f'ADD ["{name}", "/"]' for name in layers]
     lines += [f"ENV {words.key(name)}={words.said(value)}" for name, value in edits.env.items()]
     lines += [f"LABEL {words.key(name)}={words.said(value)}" for name, value in labels.items()]
-    lines += [f"USER {words.said(edits.user)}"] if edits.user else []
     lines += [f"WORKDIR {words.said(edits.workdir)}"] if edits.workdir else []
     # An argument vector is JSON, in which nothing is expanded. The entrypoint is first: it takes CMD away.
-    lines += [f"ENTRYPOINT {json.dumps(edits.entrypoint)}"] if edits.entrypoint else []
-    lines += [f"CMD {json.dumps(edits.cmd)}"] if edits.cmd else []
+    lines += [f"ENTRYPOINT {json.dumps(edits.entrypoint)}"] if edits.entrypoint is not None else []
+    lines += [f"CMD {json.dumps(edits.cmd)}"] if edits.cmd is not None else []
+    lines += after  # as the base's user
+    lines += [f"USER {words.said(edits.user)}"] if edits.user else []
     declared = [f"ARG {name}" for name in words.arguments]
-    return Dockerfile(text=_joined([f"FROM {source}", *declared, *lines, *after]), arguments=words.arguments)
+    return Dockerfile(text=_joined([f"FROM {source}", *declared, *lines]), arguments=words.arguments)
 
 
 class _Words:

@@ -29,7 +29,6 @@ from ..image.pick import pick
 from ..image.registry import Registries
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
-from ..rollout.wire import Noted
 from ..suite.load import load as load_suite
 from .assembly import ImageFleet, image_in, instance_of
 from .config import Environment
@@ -43,8 +42,10 @@ from .space import Space
 LAYER_CACHE = 10 * GiB
 MEMORY = 8 * MiB  # for the pieces of what passes through while an image is made
 AT_ONCE = 16  # images that are looked up at once for a plan
-MOST_NOTES = 100  # that wait until the run can write them down
+MOST_NOTES = 1000  # that wait to be written down
+NOTE_SECONDS = 1.0
 RELIEF_SECONDS = 0.5
+LONGEST_RELIEF = 600.0
 
 
 class ImageWorks:
@@ -58,8 +59,8 @@ class ImageWorks:
         self._environment = environment
         self._logs = logs
         self._stack = AsyncExitStack()
-        self._emit: Emit | None = None
-        self._notes: deque[Noted] = deque(maxlen=MOST_NOTES)
+        self._ledger: Ledger | None = None
+        self._notes: deque[tuple[str, str]] = deque(maxlen=MOST_NOTES)  # that are not written down yet
         self.daemon: Daemon | None = None
         self.engine: Engine
 
@@ -72,7 +73,10 @@ class ImageWorks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        finally:
+            await self._write_notes()
 
     async def set_up(self, space: Space | None = None) -> None:
         """The layer, the engine, and for a daemon what is left of earlier builds and what is free."""
@@ -90,27 +94,25 @@ class ImageWorks:
             space.keep_in(self.daemon)
 
     async def feed(self, ledger: Ledger, resumed: bool) -> Feed:
+        self._ledger = ledger
         source = ImageSource(self.suite, self._config, self.engine if self.daemon else None)
         await ledger.expect(source.total)
         return RunFeed(self._config, ledger, source, resumed=resumed)
 
     def fleet(self, token: int, emit: Emit) -> ImageFleet:
-        self._emit = emit
-        for note in self._notes:
-            emit(note)
-        self._notes.clear()
         return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit)
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
+        notes = Duty("notes", NOTE_SECONDS, self._write_notes)
         daemon = self.daemon
         if daemon is None:
-            return ()
+            return (notes,)
 
         async def relieve() -> None:
             if lacking := governor.lacking:
                 await daemon.make_room(lacking)
 
-        return (Duty("janitor", RELIEF_SECONDS, relieve, longest=600.0),)
+        return notes, Duty("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
 
     async def foreseen(self) -> AsyncIterator[Foreseen | Unforeseen]:
         """What would be done for each image; those of which it cannot be told come with the reason."""
@@ -128,11 +130,12 @@ class ImageWorks:
             raise source.error
 
     def note(self, kind: str, message: str) -> None:
-        noted = Noted(kind=kind, message=message)
-        if self._emit is not None:
-            self._emit(noted)
-        else:
-            self._notes.append(noted)
+        """Something happened that counts; engines and their clean-up say so at any time."""
+        self._notes.append((kind, message))
+
+    async def _write_notes(self) -> None:
+        while self._ledger is not None and self._notes:
+            await self._ledger.note(*self._notes.popleft())
 
     async def _blueprint(self) -> Blueprint:
         recipe, edits = self.recipe, self.recipe.edits
