@@ -32,7 +32,7 @@ import pytest
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import KEY_LABEL, Layer, Platform
-from holdwater.image.docker import Base, BaseLayer, Way
+from holdwater.image.docker.engine import Base, BaseLayer, Way
 
 SCHEMA2 = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"

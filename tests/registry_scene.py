@@ -28,10 +28,10 @@ import pytest
 from aiohttp import web
 
 from holdwater.core.image import Blueprint, Edits, Image, Layer, Registry
-from holdwater.image.append import RegistryEngine
-from holdwater.image.credentials import Credentials
-from holdwater.image.pace import Patience
-from holdwater.image.registry import Registries
+from holdwater.image.registry.append import RegistryEngine
+from holdwater.image.registry.client import Registries
+from holdwater.image.registry.credentials import Credentials
+from holdwater.image.registry.pace import Patience
 
 PROGRAM = "docker-registry"
 QUICK = Patience(tries=4, first=0.01, longest=0.05, pause=5.0, waiting=10.0, stall=10.0)
@@ -51,10 +51,10 @@ DOCKER = {
     "layer": "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
 OCI = {
-    "manifest": "application/vnd.oci.image.manifest.v1+json",
+    "manifest": "application/vnd.oci.image.registry.manifest.v1+json",
     "index": "application/vnd.oci.image.index.v1+json",
     "config": "application/vnd.oci.image.config.v1+json",
-    "layer": "application/vnd.oci.image.layer.v1.tar+gzip",
+    "layer": "application/vnd.oci.image.layer.prepare.v1.tar+gzip",
 }
 FORMS = ("schema2", "oci", "index", "list")  # the last two: OCI's and docker's index
 FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"

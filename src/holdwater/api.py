@@ -24,7 +24,7 @@ from .core.errors import BadInput
 from .core.image import ImagesAudit, Plan
 from .core.records import Summary, Verdict
 from .gateway.upstreams.policy import Policy
-from .image.janitor import Left
+from .image.docker.janitor import Left
 from .ledger.audit import Audit
 from .ledger.audit import audit as audit_run
 from .ledger.directory import RunDirectory

@@ -14,8 +14,8 @@ from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, 
 from holdwater.core.errors import AttemptError, ResourceExhausted
 from holdwater.core.image import Blueprint, How, Image, Made, Steps
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker import DockerEngine
-from holdwater.image.janitor import Janitor
+from holdwater.image.docker.engine import DockerEngine
+from holdwater.image.docker.janitor import Janitor
 
 AT_ONCE = 4
 

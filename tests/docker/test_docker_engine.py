@@ -16,8 +16,8 @@ from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import Blueprint, Edits, How, Image, Steps, labels_of
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker import DockerEngine
-from holdwater.image.janitor import Janitor
+from holdwater.image.docker.engine import DockerEngine
+from holdwater.image.docker.janitor import Janitor
 
 ODD = {
     "DOLLAR": "$HOME ${PATH} $$",

@@ -12,9 +12,9 @@ from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, 
 from holdwater.core.image import Blueprint, Image, Made, Steps
 from holdwater.docker.cache import CacheRecord, DaemonCache
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker import DockerEngine
-from holdwater.image.janitor import Janitor
-from holdwater.image.traces import Trace
+from holdwater.image.docker.engine import DockerEngine
+from holdwater.image.docker.janitor import Janitor
+from holdwater.image.docker.traces import Trace
 
 FIRST = Steps(before=("RUN echo ours > /ours",))
 

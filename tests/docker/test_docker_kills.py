@@ -17,8 +17,8 @@ from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, 
 
 from holdwater.core.image import Blueprint, How, Image, Steps
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker import DockerEngine
-from holdwater.image.janitor import Janitor
+from holdwater.image.docker.engine import DockerEngine
+from holdwater.image.docker.janitor import Janitor
 
 CHILD = """
 import asyncio, sys, msgspec
@@ -26,8 +26,8 @@ from pathlib import Path
 from tests.docker_scene import WAY, Notes, RegistryBases, Watched
 from holdwater.core.image import Blueprint, Image
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker import DockerEngine
-from holdwater.image.janitor import Janitor
+from holdwater.image.docker.engine import DockerEngine
+from holdwater.image.docker.janitor import Janitor
 
 host, state, log, blueprint, image = sys.argv[1:]
 blueprint, image = msgspec.json.decode(blueprint, type=Blueprint), msgspec.json.decode(image, type=Image)

@@ -16,16 +16,16 @@ from tests.layer_scene import backend, required
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB, MiB
-from holdwater.image.cache import LayerCache
-from holdwater.image.layer import prepare
-from holdwater.image.program import Programs
+from holdwater.image.layer.cache import LayerCache
+from holdwater.image.layer.prepare import prepare
+from holdwater.image.layer.program import Programs
 
 ASKING = """
 import asyncio, os, sys
 from pathlib import Path
-from holdwater.image.cache import LayerCache
-from holdwater.image.program import Programs
-from holdwater.image.tree import pack
+from holdwater.image.layer.cache import LayerCache
+from holdwater.image.layer.program import Programs
+from holdwater.image.layer.tree import pack
 
 base = Path(sys.argv[1])
 

@@ -27,9 +27,9 @@ from tests.registry_scene import (
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import How, Registry
-from holdwater.image.check import check
-from holdwater.image.pace import Patience
-from holdwater.image.together import together
+from holdwater.image.registry.check import check
+from holdwater.image.registry.pace import Patience
+from holdwater.image.registry.together import together
 
 SIZE = 3_000_000
 

@@ -16,7 +16,7 @@ import pytest
 from tests.registry_scene import FORMS, RealRegistry, engine, layer, real_registry, tar
 
 from holdwater.core.image import How
-from holdwater.image.check import check
+from holdwater.image.registry.check import check
 
 
 @pytest.fixture

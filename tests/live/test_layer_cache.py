@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.image import Layer
-from holdwater.image.cache import LayerCache, Scratch
-from holdwater.image.tree import pack
+from holdwater.image.layer.cache import LayerCache, Scratch
+from holdwater.image.layer.tree import pack
 
 KiB = 1024
 CAP = 1024 * KiB

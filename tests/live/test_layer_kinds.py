@@ -10,8 +10,8 @@ import pytest
 from holdwater.core.errors import BadInput
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
-from holdwater.image.cache import LayerCache
-from holdwater.image.layer import prepare
+from holdwater.image.layer.cache import LayerCache
+from holdwater.image.layer.prepare import prepare
 
 
 async def test_a_directory_is_packed_once_for_its_content(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from tests.layer_scene import backend, project, required, run_in, wheel
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
-from holdwater.image.cache import LayerCache
-from holdwater.image.installer import Installer, Pip, Uv
-from holdwater.image.interpreter import running
-from holdwater.image.layer import Packaged, prepare
-from holdwater.image.package import copy_project
-from holdwater.image.program import Programs
+from holdwater.image.layer.cache import LayerCache
+from holdwater.image.layer.installer import Installer, Pip, Uv
+from holdwater.image.layer.interpreter import running
+from holdwater.image.layer.package import copy_project
+from holdwater.image.layer.prepare import Packaged, prepare
+from holdwater.image.layer.program import Programs
 
 PACKAGES = f"/opt/agent/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 PROBE = """

@@ -37,8 +37,8 @@ from holdwater.core.image import (
     key_of,
 )
 from holdwater.core.image import Steps as Lines
-from holdwater.image.append import RegistryEngine
-from holdwater.image.check import check
+from holdwater.image.registry.append import RegistryEngine
+from holdwater.image.registry.check import check
 
 PROOF = [pytest.mark.proof, pytest.mark.timeout(600)]
 EDITS = Edits(env={"A": "agent", "B": "b"}, user="agent", entrypoint=("/opt/agent/run",), labels={"x": "y"})

@@ -15,9 +15,9 @@ from tests.registry_scene import Front, Making, RealRegistry, engine, front, lay
 
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import How, Image
-from holdwater.image import credentials
-from holdwater.image.credentials import Credentials
-from holdwater.image.together import together
+from holdwater.image.registry import credentials
+from holdwater.image.registry.credentials import Credentials
+from holdwater.image.registry.together import together
 
 SECRET = "hunter2-and-a-half"
 IDENTITY = "an-identity-token-of-some-length"

@@ -16,8 +16,8 @@ from tests.registry_scene import OCI, RealRegistry, digest, layer, real_registry
 
 from holdwater.core.image import Layer
 from holdwater.core.records import MiB
-from holdwater.image.reference import Reference
-from holdwater.image.transfer import MOST_BLOBS, MOST_PLACES, Known
+from holdwater.image.registry.reference import Reference
+from holdwater.image.registry.transfer import MOST_BLOBS, MOST_PLACES, Known
 
 PROOF = [pytest.mark.proof, pytest.mark.timeout(1800)]
 

@@ -14,9 +14,9 @@ from tests.registry_scene import RealRegistry, digest, front, real_registry, reg
 
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import Platform
-from holdwater.image.flow import Flow
-from holdwater.image.pick import _apply, pick
-from holdwater.image.unpack import Tree
+from holdwater.image.registry.flow import Flow
+from holdwater.image.registry.pick import _apply, pick
+from holdwater.image.registry.unpack import Tree
 
 BIG = os.urandom(2_000_000)
 

@@ -12,11 +12,11 @@ from holdwater.core.image import Edits
 from holdwater.core.records import Where
 from holdwater.docker.build import find_docker, told
 from holdwater.docker.client import DockerError
-from holdwater.image import causes
-from holdwater.image.bases import host_of, pinned
-from holdwater.image.dockerfile import assembly, base_phase
-from holdwater.image.journal import Gone, Named, Pulled, opened, slug, taken
-from holdwater.image.warmth import Holding, chain_of, holders
+from holdwater.image.docker import causes
+from holdwater.image.docker.bases import host_of, pinned
+from holdwater.image.docker.dockerfile import assembly, base_phase
+from holdwater.image.docker.journal import Gone, Named, Pulled, opened, slug, taken
+from holdwater.image.docker.warmth import Holding, chain_of, holders
 
 
 def test_nothing_in_a_value_is_expanded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdwater.docker.cache import CacheRecord
-from holdwater.image.traces import Trace, commands_of, merged, ours
+from holdwater.image.docker.traces import Trace, commands_of, merged, ours
 
 TRACE = Trace(
     begun=100.0,

@@ -7,9 +7,9 @@ import pytest
 from yarl import URL
 
 from holdwater.core.image import Registry
-from holdwater.image.credentials import Credentials
-from holdwater.image.host import Host
-from holdwater.image.pace import Patience
+from holdwater.image.registry.credentials import Credentials
+from holdwater.image.registry.host import Host
+from holdwater.image.registry.pace import Patience
 
 
 @pytest.mark.parametrize(

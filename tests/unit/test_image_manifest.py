@@ -10,7 +10,7 @@ from tests.registry_scene import DOCKER, FOREIGN, OCI, digest
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import Blueprint, Edits, Layer, Platform
-from holdwater.image.manifest import Index, Manifest, assemble, choose, gather, read
+from holdwater.image.registry.manifest import Index, Manifest, assemble, choose, gather, read
 
 LAYER = Layer(digest(b"packed"), digest(b"unpacked"), 6, 8, "/nowhere")
 AMD64 = Platform()

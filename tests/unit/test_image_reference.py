@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.errors import BadInput
-from holdwater.image.reference import api_host, is_loopback, parse, parse_repository
+from holdwater.image.registry.reference import api_host, is_loopback, parse, parse_repository
 
 SHA = "sha256:" + "0123456789abcdef" * 4
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from holdwater.image.credentials import Login
-from holdwater.image.refusal import refusal, retry_after, shown
-from holdwater.image.tokens import challenge_of
+from holdwater.image.registry.credentials import Login
+from holdwater.image.registry.refusal import refusal, retry_after, shown
+from holdwater.image.registry.tokens import challenge_of
 
 
 def told(code: str) -> bytes:

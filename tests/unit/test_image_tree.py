@@ -16,7 +16,7 @@ import pytest
 
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.records import MiB
-from holdwater.image.tree import MTIME, identify, pack
+from holdwater.image.layer.tree import MTIME, identify, pack
 
 PREFIX = "/opt/agent"
 ROOT = os.geteuid() == 0
@@ -244,7 +244,7 @@ def test_memory_stays_flat_however_big_a_file_is(tmp_path: Path) -> None:
     script = """
 import os, resource, sys
 from pathlib import Path
-from holdwater.image.tree import identify
+from holdwater.image.layer.tree import identify
 tree = Path(sys.argv[1])
 identify(tree, "/opt/agent")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

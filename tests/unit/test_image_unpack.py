@@ -14,7 +14,7 @@ import zstandard
 from tests.registry_scene import tar, zipped
 
 from holdwater.core.errors import ImageFailed
-from holdwater.image.unpack import Tree
+from holdwater.image.registry.unpack import Tree
 
 
 def info(kind: bytes, link: str = "", **more: Any) -> tarfile.TarInfo:

@@ -18,8 +18,8 @@ from ..core.config import RunConfig
 from ..core.errors import BadInput
 from ..core.image import Foreseen, How, ImagesAudit, Plan, Recipe, Unforeseen
 from ..core.records import Limits
-from ..image.check import check
 from ..image.recipe import read
+from ..image.registry.check import check
 from ..ledger.audit import audit as audit_ledger
 from ..ledger.images import images, recipe_of
 from ..ledger.reader import Reader

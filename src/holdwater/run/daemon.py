@@ -12,10 +12,10 @@ from ..core.errors import HoldwaterError
 from ..core.image import Blueprint, Engine, Foreseen, How, Note, Recipe, Unforeseen
 from ..docker.client import DockerClient
 from ..governor.reading import Disk
-from ..image.disk import DaemonDisk, daemon_disk, preflight, reread
-from ..image.docker import DockerEngine, Way
-from ..image.janitor import Janitor, Left
-from ..image.lookup import RegistryBases
+from ..image.docker.disk import DaemonDisk, daemon_disk, preflight, reread
+from ..image.docker.engine import DockerEngine, Way
+from ..image.docker.janitor import Janitor, Left
+from ..image.registry.lookup import RegistryBases
 from .config import Environment
 
 STORE = "daemon"

@@ -20,13 +20,13 @@ from ..core.errors import AttemptError, BadInput
 from ..core.image import Blueprint, Engine, EngineKind, Foreseen, Image, Recipe, Unforeseen
 from ..core.records import Ask, GiB, Instance, MiB
 from ..image import naming
-from ..image.append import RegistryEngine
-from ..image.cache import LayerCache
-from ..image.credentials import Credentials
-from ..image.layer import prepare
-from ..image.lookup import RegistryBases
-from ..image.pick import pick
-from ..image.registry import Registries
+from ..image.layer.cache import LayerCache
+from ..image.layer.prepare import prepare
+from ..image.registry.append import RegistryEngine
+from ..image.registry.client import Registries
+from ..image.registry.credentials import Credentials
+from ..image.registry.lookup import RegistryBases
+from ..image.registry.pick import pick
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..suite.load import load as load_suite

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..core.image import How, ImagesAudit, Plan, Unforeseen
 from ..core.records import Summary
-from ..image.janitor import Left
+from ..image.docker.janitor import Left
 from ..ledger.images import FAILED, BuildReport, ImageRow, images
 from ..ledger.images import report as report_of
 from ..ledger.reader import Reader

@@ -1,0 +1,1 @@
+"""The agent's files as one layer: packed, made self-contained, built once."""

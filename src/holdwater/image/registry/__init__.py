@@ -1,0 +1,1 @@
+"""Registries: how they are spoken to, and the engine that makes images inside one."""
