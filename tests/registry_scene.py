@@ -51,10 +51,10 @@ DOCKER = {
     "layer": "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
 OCI = {
-    "manifest": "application/vnd.oci.image.registry.manifest.v1+json",
+    "manifest": "application/vnd.oci.image.manifest.v1+json",
     "index": "application/vnd.oci.image.index.v1+json",
     "config": "application/vnd.oci.image.config.v1+json",
-    "layer": "application/vnd.oci.image.layer.prepare.v1.tar+gzip",
+    "layer": "application/vnd.oci.image.layer.v1.tar+gzip",
 }
 FORMS = ("schema2", "oci", "index", "list")  # the last two: OCI's and docker's index
 FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"

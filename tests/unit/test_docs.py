@@ -42,7 +42,7 @@ OTHER_FLAGS = {
     "engine",
 }
 # Flags of programs that the docs mention, and of benchmarks.
-NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes"}
+NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}
 
 
 def flags() -> set[str]:

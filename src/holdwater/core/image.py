@@ -16,7 +16,7 @@ import msgspec
 from .records import GiB, Record
 
 KEY_LABEL = "io.holdwater.key"  # what an image was made of, as `key_of` says
-BASE_DIGEST_LABEL = "org.opencontainers.image.registry.base.digest"
+BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
 
 
 class EngineKind(StrEnum):
