@@ -28,12 +28,14 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.images import audit_images, build_images, plan_images
     from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
     from .core.errors import (
         AgentFailed,
         BadInput,
         GradeFailed,
         HoldwaterError,
+        ImageFailed,
         LimitReached,
         ModelFailed,
         ResourceExhausted,
@@ -52,6 +54,7 @@ __all__ = [
     "Grade",
     "GradeFailed",
     "HoldwaterError",
+    "ImageFailed",
     "Instance",
     "LimitReached",
     "Limits",
@@ -71,7 +74,10 @@ __all__ = [
     "aresume",
     "arun",
     "audit",
+    "audit_images",
+    "build_images",
     "export",
+    "plan_images",
     "regrade",
     "replay",
     "resume",
@@ -82,7 +88,7 @@ __all__ = [
 
 
 # Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
-_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api")
+_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.images")
 
 
 def __getattr__(name: str) -> Any:

@@ -86,6 +86,12 @@ def test_all_that_a_recipe_says_arrives(place: Path) -> None:
     assert recipe.chosen is EngineKind.REGISTRY
 
 
+def test_the_example_is_a_recipe() -> None:
+    recipe = read(Path(__file__).parents[2] / "examples" / "images.toml")
+
+    assert [name for name, _ in recipe.bases] == ["debian:12", "older"]
+
+
 def test_steps_ask_for_docker(place: Path) -> None:
     recipe = read(written(place, SMALL + '[build]\nbefore = ["RUN apt-get update"]\n'))
 

@@ -63,11 +63,12 @@ def plan(recipe: Path, /, *, choice: Choice = Choice(), json: Flag = False) -> i
     json
         Print one JSON document.
     """
-    from .. import api
+    from ..api import complete
+    from ..api import images as api
 
     console = Console()
     prepared = api.prepare_images(recipe, None, **dataclasses.asdict(choice))
-    found = api.complete(api.plan_build(prepared, teller(console)))
+    found = complete(api.plan_build(prepared, teller(console)))
     if json:
         console.data(found)
     else:
@@ -106,7 +107,7 @@ def build(
         No display and no closing page.
     """
     Console.claim()
-    from .. import api
+    from ..api import images as api
     from .conduct import conducted
 
     prepared = api.prepare_images(recipe, out, **dataclasses.asdict(making))
@@ -155,10 +156,11 @@ def audit(run: str | None = None, /, *, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from .. import api
+    from ..api import complete
+    from ..api import images as api
 
     console = Console()
-    found = api.complete(api.audit_build(find_run(run), teller(console)))
+    found = complete(api.audit_build(find_run(run), teller(console)))
     if json:
         console.data(found)
     else:
@@ -182,10 +184,11 @@ def clean(*, yes: Flag = False, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from .. import api
+    from ..api import complete
+    from ..api import images as api
 
     console = Console()
-    found = api.complete(api.clean_images(do=yes))
+    found = complete(api.clean_images(do=yes))
     if json:
         console.data(found)
     else:

@@ -1,4 +1,4 @@
-"""What the docker engine asks of registries, as a protocol: whoever speaks with them is in `registry/lookup.py`."""
+"""What the docker engine asks of registries, as a protocol; `registry/lookup.py` asks them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Dockerfiles of the two phases. Pure. Values come out as they went in, whatever is in them.
 
-Who builds them is in `engine.py`; what the registry engine writes for the same recipe is in `registry/append.py`.
+Who builds them is in `making.py`; what a registry is given for the same recipe in `registry/manifest.py`.
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ class Making:
         self._log = log
         self._progress = progress
         self._downloaded = 0
+        self._others = 0  # bytes of the base that were on the daemon before
         steps, (_, built, source) = bench.blueprint.steps, self.tags
         labels = labels_of(base.digest, bench.blueprint)
         self._first = base_phase(source, steps.before)
@@ -105,7 +106,11 @@ class Making:
                 await self._janitor.make_room(self._base.size + self._base.unpacked)
                 await self._pull(pulled)
             await self._tagged(pulled, source)
-            self._janitor.pulled(pulled, await self._size(source))
+            size = await self._size(source)
+            self._janitor.pulled(pulled, size)
+            self._others = (
+                size - round(size * self._downloaded / self._base.size) if self._base.size else size
+            )
             if self._blueprint.steps.before:
                 await self._built("base", self._first, built)
                 await self._janitor.reset()
@@ -150,7 +155,8 @@ class Making:
         except BuildFailed as error:
             doing = f"`{self.image.name}`: {phase} on `{self.image.base}` cannot be built"
             raise causes.of_build(doing, error.message, timed_out=error.timed_out) from error
-        self._progress.disk(await self._size(tag) + sum(layer.size for layer in self._blueprint.layers))
+        sent = sum(layer.size for layer in self._blueprint.layers)
+        self._progress.disk(await self._size(tag) - self._others + sent)
 
     def _trace(self, now: float) -> Trace:
         """Of either phase: what one of them was sent, the other's finds and writes over."""

@@ -5,46 +5,29 @@ Each has an `async` twin where it waits (`arun`, ...). In a notebook the plain c
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, TypeVar, Unpack
+from typing import Any, BinaryIO, Unpack
 
 import msgspec
-import uvloop
 
-from .agent.load import absolute as absolute_agent
-from .agent.load import load as load_agent
-from .agent.python import python as python_agent
-from .core.authoring import Act, Agent, Enclose, Suite
-from .core.config import RunConfig
-from .core.errors import BadInput
-from .core.image import ImagesAudit, Plan
-from .core.records import Summary, Verdict
-from .gateway.upstreams.policy import Policy
-from .image.docker.janitor import Left
-from .ledger.audit import Audit
-from .ledger.audit import audit as audit_run
-from .ledger.directory import RunDirectory
-from .ledger.export import export as export_run
-from .ledger.images import BuildReport, report, write_manifest
-from .ledger.reader import Reader
-from .ledger.trajectory import Turn, conversation_of, find_attempt, turns
-from .rollout.wire import Provider, Upstream
-from .run.build import (
-    PreparedBuild,
-    prepare_build,
-    works_for,
-)
-from .run.build import (
-    audit_build as audit_build,
-)
-from .run.build import (
-    plan_build as plan_build,
-)
-from .run.config import (
+from ..agent.load import absolute as absolute_agent
+from ..agent.load import load as load_agent
+from ..agent.python import python as python_agent
+from ..core.authoring import Act, Agent, Suite
+from ..core.config import RunConfig
+from ..core.errors import BadInput
+from ..core.records import Summary, Verdict
+from ..gateway.upstreams.policy import Policy
+from ..ledger.audit import Audit
+from ..ledger.audit import audit as audit_run
+from ..ledger.directory import RunDirectory
+from ..ledger.export import export as export_run
+from ..ledger.reader import Reader
+from ..ledger.trajectory import Turn, conversation_of, find_attempt, turns
+from ..rollout.wire import Provider, Upstream
+from ..run.config import (
     POLICY,
     SCRIPTED,
     build,
@@ -53,22 +36,18 @@ from .run.config import (
     replaying,
     upstream_of,
 )
-from .run.daemon import clean_daemon
-from .run.execute import Conduct, conduct, create
-from .run.feed import Feed
-from .run.images import no_agent
-from .run.options import Budgets as Budgets
-from .run.options import BuildOptions as BuildOptions
-from .run.options import Options as Options
-from .run.options import build_settings, settings, with_budget
-from .run.regrade import RegradeFeed, check_kept
-from .run.replay import replayed
-from .suite.load import absolute as absolute_suite
-from .suite.load import load as load_suite
-
-T = TypeVar("T")
-
-LAST_SECONDS = 2.0  # what tasks that are left over get to end
+from ..run.execute import create
+from ..run.feed import Feed
+from ..run.options import Budgets as Budgets
+from ..run.options import Options as Options
+from ..run.options import settings, with_budget
+from ..run.regrade import RegradeFeed, check_kept
+from ..run.replay import replayed
+from ..suite.load import absolute as absolute_suite
+from ..suite.load import load as load_suite
+from .around import Around as Around
+from .around import complete as complete
+from .around import conducted, given_to, wait
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -79,18 +58,6 @@ class Prepared(msgspec.Struct, frozen=True):
     suite: Suite
     agent: Agent
     importable: bool
-
-
-class Around(TypedDict, total=False):
-    """What surrounds a run: who watches, who is told, who hears signals."""
-
-    observers: Sequence[Callable[[Verdict], None]]
-    say: Callable[[str], None]
-    signals: bool
-    begun: Callable[[RunDirectory], None]  # called when the directory exists, before anything runs
-    duties: Sequence[Any]
-    enclose: Enclose | None  # what surrounds each thing that an attempt in this process opens
-    policy: Policy | None  # what answers model calls
 
 
 def run(
@@ -106,7 +73,7 @@ def run(
 
     `policy` answers the model calls: it is given each request and returns the reply.
     """
-    return _wait(arun(suite, agent, out=out, observers=observers, policy=policy, **options))
+    return wait(arun(suite, agent, out=out, observers=observers, policy=policy, **options))
 
 
 async def arun(
@@ -136,7 +103,7 @@ def resume(
 ) -> Summary:
     """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
     around: Around = {"policy": policy}
-    return _wait(
+    return wait(
         aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **budgets)
     )
 
@@ -154,11 +121,13 @@ async def aresume(
     directory = RunDirectory.open(path)
     config = with_budget(directory.read_config(), budgets)
     if config.recipe is not None:
-        return await _build(directory, config, around or {}, resumed=True)
+        from .images import go_on
+
+        return await go_on(directory, config, around or {})
     found = suite or load_suite(config.suite)
     if config.replays is not None:
         found = replayed(found, Path(config.replays))
-    given = _given(found, _agent(agent or config.agent), around or {})
+    given = given_to(found, _agent(agent or config.agent), around or {})
     importable = suite is None and agent is None
     given = msgspec.structs.replace(
         given,
@@ -169,12 +138,12 @@ async def aresume(
         disk=config.disk,
     )
     async with _upstream(config, given.policy) as upstream:
-        return await _conduct(directory, msgspec.structs.replace(given, upstream=upstream), around or {})
+        return await conducted(directory, msgspec.structs.replace(given, upstream=upstream), around or {})
 
 
 def regrade(path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None) -> Summary:
     """Grade a run's work again without running the agent; outcomes change where the grade does."""
-    return _wait(aregrade(path, only=only, suite=suite))
+    return wait(aregrade(path, only=only, suite=suite))
 
 
 async def aregrade(
@@ -185,9 +154,9 @@ async def aregrade(
     config = directory.read_config()
     feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only), ledger)  # noqa: E731
     check_kept(directory, tuple(only))
-    given = _given(suite or load_suite(config.suite), _agent(config.agent), around or {})
+    given = given_to(suite or load_suite(config.suite), _agent(config.agent), around or {})
     given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
-    return await _conduct(directory, given, around or {})
+    return await conducted(directory, given, around or {})
 
 
 def replay(
@@ -199,7 +168,7 @@ def replay(
     agent: Agent | Act | None = None,
 ) -> Summary:
     """Run what was tried in a run again, with its recorded replies in the place of a model."""
-    return _wait(areplay(path, out=out, only=only, suite=suite, agent=agent))
+    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent))
 
 
 async def areplay(
@@ -283,78 +252,10 @@ async def start(prepared: Prepared, around: Around) -> Summary:
     policy = around.get("policy")
     async with _upstream(prepared.config, policy) as upstream:
         directory = create(prepared.path, prepared.config)
-        given = _given(prepared.suite, prepared.agent, around)
+        given = given_to(prepared.suite, prepared.agent, around)
         importable = prepared.importable and policy is None
         given = msgspec.structs.replace(given, importable=importable, upstream=upstream)
-        return await _conduct(directory, given, around)
-
-
-def build_images(
-    recipe: str | Path, *, out: str | Path | None = None, **options: Unpack[BuildOptions]
-) -> BuildReport:
-    """Make what is missing of a recipe's images; what became of each is in the build's `images.json`."""
-    summary = _wait(start_build(prepare_images(recipe, out, **options), {}))
-    with Reader(summary.directory) as reader:
-        return report(reader, summary)
-
-
-def plan_images(recipe: str | Path, **options: Unpack[BuildOptions]) -> Plan:
-    """What `build_images` would do, without doing it."""
-    return _wait(plan_build(prepare_images(recipe, None, **options)))
-
-
-def audit_images(path: str | Path) -> ImagesAudit:
-    """Prove that every image of a build is in its registry as it was recorded."""
-    return _wait(audit_build(Path(path)))
-
-
-async def clean_images(*, do: bool) -> list[Left]:
-    """What builds keep on the docker daemon, and with `do` removed now."""
-    return await clean_daemon(environment(), do=do)
-
-
-def prepare_images(
-    recipe: str | Path, out: str | Path | None, **options: Unpack[BuildOptions]
-) -> PreparedBuild:
-    return prepare_build(Path(recipe), Path(out) if out is not None else None, build_settings(options))
-
-
-async def start_build(prepared: PreparedBuild, around: Around) -> Summary:
-    """Make the directory of a prepared build and conduct it."""
-    return await _build(create(prepared.path, prepared.config), prepared.config, around, resumed=False)
-
-
-async def _build(directory: RunDirectory, config: RunConfig, around: Around, *, resumed: bool) -> Summary:
-    assert config.recipe is not None
-    works = works_for(config, directory.logs)
-    given = _given(works.suite, no_agent(config.recipe.chosen), around)
-    given = msgspec.structs.replace(
-        given, works=works, resumed=resumed, budget=config.budget, disk=config.disk
-    )
-    summary = await _conduct(directory, given, around)
-    with Reader(directory) as reader:
-        write_manifest(reader)
-    return summary
-
-
-async def _conduct(directory: RunDirectory, given: Conduct, around: Around) -> Summary:
-    if begun := around.get("begun"):
-        begun(directory)
-    return await conduct(directory, given)
-
-
-def _given(suite: Suite, agent: Agent, around: Around) -> Conduct:
-    return Conduct(
-        suite=suite,
-        agent=agent,
-        environment=environment(),
-        observers=around.get("observers", ()),
-        say=around.get("say", lambda line: None),
-        signals=around.get("signals", False),
-        duties=around.get("duties", ()),
-        enclose=around.get("enclose"),
-        policy=around.get("policy"),
-    )
+        return await conducted(directory, given, around)
 
 
 def _agent(agent: Agent | Act | str) -> Agent:
@@ -372,49 +273,8 @@ async def _upstream(config: RunConfig, policy: Policy | None = None) -> AsyncIte
     if config.model != SCRIPTED or config.replays is not None:
         yield upstream_of(config, environment())
         return
-    from .suite.demo.script import reply
-    from .testing.scripted import serve
+    from ..suite.demo.script import reply
+    from ..testing.scripted import serve
 
     async with serve(reply) as url:
         yield Upstream(everywhere=Provider(url=url))
-
-
-def complete(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on a loop of its own. Tasks of agents that refuse to end are not waited for."""
-    loop = uvloop.new_event_loop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        loop.run_until_complete(_cancel_others(loop))
-        loop.close()
-
-
-async def _cancel_others(loop: asyncio.AbstractEventLoop) -> None:
-    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=LAST_SECONDS)
-
-
-def _wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end, also where a loop is running already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return complete(work)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            results.append(complete(work))
-        except BaseException as error:  # boundary: raised again by the caller  # noqa: BLE001
-            errors.append(error)
-
-    thread = threading.Thread(target=body, name="holdwater")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
