@@ -96,9 +96,9 @@ class Daemon:
 def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iterator[Daemon]:
     """A daemon below `place`; with `size`, its data on a file system of so many bytes.
 
-    `apart`: that file system is mounted in a mount name space of the daemon's own.
+    `apart`: that file system is mounted for the daemon alone.
     """
-    needed("dockerd", "docker", "mkfs.ext4", "losetup")
+    needed("dockerd", "docker", "mkfs.ext4", "losetup", "unshare")
     data = place / "data"
     data.mkdir(parents=True)
     before = ""
@@ -138,9 +138,11 @@ def _running(place: Path, short: Path, before: str) -> Iterator[subprocess.Popen
         f"-H unix://{sock} --bridge none --iptables=false --ip6tables=false --config-file {place}/none.json"
     )
     (place / "none.json").write_text("{}")
-    name_space = ["unshare", "--mount", "--propagation", "private"] if before else []
+    # A mount name space of its own: one that others make meanwhile would take its mounts along, and with them
+    # hold what it has removed.
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", before + command]
     with (place / "dockerd.log").open("wb") as log:
-        process = subprocess.Popen([*name_space, "sh", "-c", before + command], stdout=log, stderr=log)
+        process = subprocess.Popen(apart, stdout=log, stderr=log)
     try:
         _awaited(lambda: _answers(sock), process, place / "dockerd.log")
         yield process
