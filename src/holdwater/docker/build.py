@@ -70,13 +70,6 @@ class Docker:
         self._host = host
         self._home = home
 
-    async def run(self, arguments: list[str]) -> str:
-        """What a short command prints."""
-        status, output = await _asked(self.client.path, ["-H", self._host, *arguments], self._home)
-        if status:
-            raise DockerError(f"`docker {' '.join(arguments)}` ended with status {status}: {output[-500:]}")
-        return output
-
     async def build(self, build: Build, log: Path) -> None:
         """Build and tag it; raises `BuildFailed` with the last lines."""
         process = await asyncio.create_subprocess_exec(

@@ -1,22 +1,18 @@
-"""The records of a build cache, where they really are: in the daemon, or in a builder of another driver.
+"""The records of the build cache in a daemon: builds of ours go to that builder alone.
 
-Which of them are ours is decided in `image/traces.py`; these only list them and remove one.
+Which of them are ours is decided in `image/docker/traces.py`; this only lists them and removes one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, Protocol
 
 from ..core.records import Record
 from .client import DockerClient, DockerError
-from .versions import DAEMON, Builder, prune_command, prune_query, usage_query
+from .versions import prune_query, usage_query
 
-Run = Callable[[list[str]], Awaitable[str]]  # arguments of `docker` -> what it prints
-
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(?:Z| ?([+-]\d\d):?(\d\d))")
 
 
@@ -58,25 +54,6 @@ class DaemonCache:
         return record in (told.get("CachesDeleted") or ())
 
 
-class BuilderCache:
-    """The cache of a builder with another driver than `docker`: a prune by the API would not touch it."""
-
-    def __init__(self, run: Run, builder: Builder) -> None:
-        self._run = run
-        self._builder = builder
-
-    async def records(self) -> list[CacheRecord]:
-        return parse_usage(await self._run(["buildx", "du", "--builder", self._builder.name, "--verbose"]))
-
-    async def remove(self, record: str) -> bool:
-        return record in (await self._run(prune_command(self._builder, record))).split()
-
-
-def cache_of(builder: Builder, client: DockerClient, run: Run) -> BuildCache:
-    """The cache that this builder's builds leave something in."""
-    return DaemonCache(client) if builder.driver == DAEMON else BuilderCache(run, builder)
-
-
 def seconds(text: str) -> float:
     """A time as Go writes it, since the epoch."""
     found = _TIME.search(text)
@@ -85,34 +62,6 @@ def seconds(text: str) -> float:
     offset = f"{found[4]}:{found[5]}" if found[4] else "+00:00"
     whole = datetime.fromisoformat(f"{found[1]}T{found[2]}{offset}").timestamp()
     return whole + float(found[3] or 0)
-
-
-def parse_usage(listing: str) -> list[CacheRecord]:
-    """What `docker buildx du --verbose` prints."""
-    found = []
-    for block in re.split(r"\n\s*\n", listing):
-        fields = {}
-        for line in block.splitlines():
-            key, colon, value = line.partition(":")
-            if colon:
-                fields[key.strip().lower()] = value.strip()
-        if "id" in fields:
-            found.append(_told(fields))
-    return found
-
-
-def _told(fields: dict[str, str]) -> CacheRecord:
-    parents = fields.get("parents") or fields.get("parent") or ""
-    return CacheRecord(
-        id=fields["id"],
-        created=seconds(fields["created at"]),
-        description=fields.get("description", ""),
-        kind=fields.get("type", "regular"),
-        parents=tuple(re.findall(r"\w+", parents)),
-        in_use=fields.get("reclaimable") == "false",
-        shared=fields.get("shared") == "true",
-        size=_bytes(fields.get("size", "")),
-    )
 
 
 def _record(one: dict[str, Any]) -> CacheRecord:
@@ -127,8 +76,3 @@ def _record(one: dict[str, Any]) -> CacheRecord:
         shared=one.get("Shared", False),
         size=one.get("Size", 0),
     )
-
-
-def _bytes(text: str) -> int:
-    found = re.match(r"([\d.]+)\s*([kMGT]?B)", text)
-    return round(float(found[1]) * _UNITS[found[2]]) if found else 0

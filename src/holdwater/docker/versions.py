@@ -63,11 +63,6 @@ def prune_query(api: Version, record: str) -> dict[str, str]:
     return {"all": "true", kept: "0", "filters": msgspec.json.encode({"id": [record]}).decode()}
 
 
-def prune_command(builder: Builder, record: str) -> list[str]:
-    """The same for a builder with a cache of its own, which the daemon knows nothing of."""
-    return ["buildx", "prune", "--builder", builder.name, "--force", "--all", "--filter", f"id={record}"]
-
-
 def why_not(client: Client) -> str:
     """Why this client cannot build with BuildKit; empty: it can."""
     if client.buildx:
