@@ -156,3 +156,29 @@ async def test_the_first_client_that_can_build_is_taken_and_the_others_are_named
     assert refused.startswith(f"`{new}/docker`: release 28.2 builds with buildx alone")
     with pytest.raises(DockerError, match=r"no `docker` command can build with BuildKit: .*28\.2"):
         await find_docker("unix:///nowhere", home, new)
+
+
+async def test_a_builder_whose_cache_the_daemon_does_not_hold_is_passed_over(tmp_path: Path) -> None:
+    """What buildx prints is recorded: it is not to be had here."""
+
+    def client(directory: str, driver: str) -> str:
+        place = tmp_path / directory
+        place.mkdir()
+        (place / "docker").write_text(
+            '#!/bin/sh\ncase "$*" in\n'
+            '--version) echo "Docker version 28.2.2, build e6534b4" ;;\n'
+            '"buildx version") echo "github.com/docker/buildx v0.24.0 d0e5e86" ;;\n'
+            f'*"buildx inspect default") printf "Name: default\\nDriver: {driver}\\n" ;;\n'
+            "*) exit 1 ;;\nesac\n"
+        )
+        (place / "docker").chmod(0o755)
+        return str(place)
+
+    other, ours = client("other", "docker-container"), client("ours", "docker")
+
+    found = await find_docker("unix:///nowhere", tmp_path / "home", f"{other}:{ours}")
+
+    assert found.client.path == f"{ours}/docker"
+    assert found.refused == (
+        f"`{other}/docker`: its builder `default` has the driver `docker-container`, not `docker`",
+    )
