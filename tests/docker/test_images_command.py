@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import docker_scene
+from tests import docker_scene, layer_scene
 from tests.docker.test_docker_budget import Others
 from tests.docker_scene import MB, Daemon, Registry, noise
 from tests.images_scene import settled
@@ -183,6 +183,38 @@ def test_both_engines_make_the_same_image_and_it_runs(
     assert registry[0]["Cmd"] is None
 
 
+def test_a_python_agent_runs_in_a_base_that_has_no_python(
+    scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_scene.needed("patchelf")
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    layer_scene.project(scene.place / "project", TELLER)
+    base = scene.registry.put("python/base", [root], {"Env": ["PATH=/bin"]})
+    (scene.place / "bases.txt").write_text(f"base {base}\n")
+    for engine in ("registry", "docker"):
+        scene.out = scene.place / engine
+        recipe = scene.place / f"python-{engine}.toml"
+        recipe.write_text(
+            f'[bases]\nfile = "bases.txt"\n[target]\nrepository = "{scene.registry.host}/python/{engine}"\n'
+            '[agent]\nsource = "project"\nentrypoint = ["/opt/agent/bin/demo-agent"]\n'
+            f'[build]\nengine = "{engine}"\ncache = 0\n'
+        )
+
+        command = scene.build(recipe)
+
+        assert command.wait(110) == 0, command
+        reference = manifest(scene)["images"][0]["made"]["reference"]
+        assert daemon.docker("run", "--rm", "--network", "none", reference).strip() == "told b'\\xa5water'"
+        daemon.docker("rmi", reference)
+
+
+TELLER = """
+import ssl, sqlite3, msgspec
+
+def main():
+    assert ssl.create_default_context().cert_store_stats()["x509_ca"] > 10
+    print("told", msgspec.msgpack.encode("water"))
+"""
 KEPT = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Labels")
 KINDS = {tarfile.REGTYPE: "file", tarfile.LNKTYPE: "link", tarfile.SYMTYPE: "symlink", tarfile.DIRTYPE: "dir"}
 

@@ -42,7 +42,16 @@ def doctor(*, json: Flag = False) -> int:
 def examine() -> list[Finding]:
     from ..sandbox import probe
 
-    return [on_python(), on_cpu(), *on_memory_and_disk(), on_allocator(), on_files(), *probe.findings()]
+    return [
+        on_python(),
+        on_cpu(),
+        *on_memory_and_disk(),
+        on_allocator(),
+        on_files(),
+        *probe.findings(),
+        on_packaging(),
+        on_docker(),
+    ]
 
 
 def on_python() -> Finding:
@@ -192,6 +201,38 @@ def on_files() -> Finding:
         f"attempts at once are limited by it. hint: `ulimit -n {FEW_FILES}`" if 0 <= soft < FEW_FILES else ""
     )
     return Finding(what="open files", value=f"{soft}, at most {hard}", note=note)
+
+
+def on_packaging() -> Finding:
+    import shutil
+
+    from ..sandbox.probe import Finding
+
+    if found := shutil.which("patchelf"):
+        return Finding(what="packaging", value=f"Python agents become layers with `{found}`")
+    return Finding(
+        what="packaging",
+        value="directories alone",
+        note="no Python agent can be made a layer of images. hint: install the package `patchelf`",
+    )
+
+
+def on_docker() -> Finding:
+    """Images that are assembled in a registry need none."""
+    from ..api import complete
+    from ..core.errors import HoldwaterError
+    from ..run.config import environment
+    from ..run.daemon import look
+    from ..sandbox.probe import Finding
+    from ..view.figures import size
+
+    try:
+        disk, command = complete(look(environment()))
+    except HoldwaterError as error:
+        note = "images with steps of their own cannot be built; in a registry they can. "
+        return Finding(what="docker", value=error.message, note=f"{note}hint: start a docker daemon")
+    free = f"{size(disk.free)} free of {size(disk.total)} at `{disk.path}`"
+    return Finding(what="docker", value=f"builds go through `{command}`; {free}")
 
 
 def page(found: list[Finding]) -> RenderableType:

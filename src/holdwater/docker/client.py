@@ -149,8 +149,9 @@ class DockerClient:
         return agreed
 
     def _gone(self, error: BaseException) -> DaemonGone:
+        cause = error.os_error.strerror if isinstance(error, aiohttp.ClientConnectorError) else None
         return DaemonGone(
-            f"the docker daemon does not answer: `{self.host}`: {type(error).__name__}: {error}",
+            f"the docker daemon does not answer: `{self.host}`: {cause or f'{type(error).__name__}: {error}'}",
             "is it running, and may this user reach it?",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from hashlib import sha256
@@ -10,6 +11,7 @@ from types import TracebackType
 
 from ..core.errors import HoldwaterError
 from ..core.image import Blueprint, Engine, Foreseen, How, Note, Recipe, Unforeseen
+from ..docker.build import find_docker
 from ..docker.client import DockerClient
 from ..governor.reading import Disk
 from ..image.docker.disk import DaemonDisk, daemon_disk, preflight, reread
@@ -89,6 +91,14 @@ async def clean_daemon(environment: Environment, *, do: bool) -> list[Left]:
     if notes:
         raise HoldwaterError(f"not everything could be removed: {'; '.join(notes)}")
     return left
+
+
+async def look(environment: Environment) -> tuple[DaemonDisk, str]:
+    """The disk that builds would use, and the command that they would go through."""
+    async with DockerClient(environment.docker_host) as client:
+        with tempfile.TemporaryDirectory(prefix="holdwater-docker-") as home:
+            docker = await find_docker(environment.docker_host, Path(home), environment.path)
+        return await daemon_disk(client), docker.client.path
 
 
 def state_of(environment: Environment) -> Path:
