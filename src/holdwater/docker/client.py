@@ -149,9 +149,11 @@ class DockerClient:
         return agreed
 
     def _gone(self, error: BaseException) -> DaemonGone:
-        cause = error.os_error.strerror if isinstance(error, aiohttp.ClientConnectorError) else None
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            cause = error.os_error.strerror or cause
         return DaemonGone(
-            f"the docker daemon does not answer: `{self.host}`: {cause or f'{type(error).__name__}: {error}'}",
+            f"the docker daemon does not answer: `{self.host}`: {cause}",
             "is it running, and may this user reach it?",
         )
 
