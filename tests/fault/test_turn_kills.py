@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tests.scene import Scene, lines, serving, until
 
+from holdwater.ledger.disk import replace_file
+
 INSTANCES, TURNS = 6, 12
 AT_ONCE = 3
 
@@ -35,7 +37,7 @@ asyncio.run(main())
 """
 
 SUITE = """
-import json, os
+import asyncio, json, os
 import aiohttp
 import holdwater as hw
 
@@ -55,6 +57,8 @@ async def solve(instance, sandbox, model):
                 text = said(await response.read(), streams)
             with open(TRACE, "a") as trace:
                 trace.write(text + "\\n")
+            while len(open(TRACE).readlines()) >= int(open(LIMIT).read()):
+                await asyncio.sleep(0.01)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
     return text
 
@@ -93,13 +97,15 @@ def test_what_was_received_is_in_the_record_and_is_not_paid_twice(
     scene: Scene, model: str, kills: int, seed: int
 ) -> None:
     chance = random.Random(seed)
-    trace = scene.place / "received"
-    scene.suite(SUITE, TRACE=str(trace), INSTANCES=INSTANCES, TURNS=TURNS)
+    trace, limit = scene.place / "received", scene.place / "limit"
+    scene.suite(SUITE, TRACE=str(trace), LIMIT=str(limit), INSTANCES=INSTANCES, TURNS=TURNS)
+    limit.write_text("0")
     options = ("--model", "model", "--base-url", model, "--workers", "2", "--retries", "100")
     command = scene.run(*scene.agent(), *options, "--concurrency", str(AT_ONCE))
     cut = 0
     for _ in range(kills):
-        seen = len(lines(trace)) + chance.randint(1, 2)
+        seen = len(lines(trace)) + chance.randint(1, 12)  # four times that, and nothing has ended
+        replace_file(limit, f"{seen + AT_ONCE}".encode())
         until("a reply was received", lambda: len(lines(trace)) >= seen or not command.running)  # noqa: B023
         if not command.running:
             break
@@ -111,6 +117,7 @@ def test_what_was_received_is_in_the_record_and_is_not_paid_twice(
         assert received(trace) <= recorded(scene)
         command = scene.resume()
 
+    replace_file(limit, b"1000000")
     assert command.wait(120) == 0, command
     assert cut >= min(kills, 4)
     assert set(scene.outcomes().values()) == {"passed"}
