@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdwater.image.layer.installer import find_uv
+
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -67,6 +69,7 @@ def wheel(directory: Path, name: str, version: str) -> Path:
 def required(*programs: str) -> None:
     """Skip, where that is allowed, without these."""
     missing = [program for program in programs if shutil.which(program) is None]
+    missing = [program for program in missing if program != "uv" or find_uv() is None]
     if missing:
         reason = f"not installed: {', '.join(missing)}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)

@@ -6,6 +6,7 @@ Versions are settled before anything is built: what is installed is what a layer
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -38,14 +39,18 @@ class Installer(Protocol):
 
 
 async def find_installer(programs: Programs, interpreter: Interpreter) -> Installer:
-    uv = shutil.which("uv")
-    if uv is not None:
+    if (uv := find_uv()) is not None:
         return Uv(programs, uv, interpreter.executable)
     try:
         await programs.run([interpreter.executable, "-m", "pip", "--version"], RESOLVING)
     except ImageFailed as e:
         raise BadInput("neither `uv` nor `pip` is found to install the agent with", "install `uv`") from e
     return Pip(programs, interpreter.executable)
+
+
+def find_uv() -> str | None:
+    """The `uv` that is installed beside this interpreter, or on the machine."""
+    return shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
 
 
 class Uv:
