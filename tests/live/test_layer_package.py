@@ -18,7 +18,7 @@ from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
 from holdwater.image.layer.cache import LayerCache
-from holdwater.image.layer.installer import Installer, Pip, Uv
+from holdwater.image.layer.installer import Installer, Pip, Uv, find_uv
 from holdwater.image.layer.interpreter import running
 from holdwater.image.layer.package import copy_project
 from holdwater.image.layer.prepare import Packaged, prepare
@@ -194,7 +194,7 @@ async def test_a_requirement_without_a_version_is_what_it_comes_to_now(
         monkeypatch.setenv(f"{name}_FIND_LINKS", str(tmp_path / "wheels"))
     programs = Programs(tmp_path / "log", tmp_path, keep=[], env={})
     python = running().executable
-    installer: Installer = Uv(programs, "uv", python) if kind == "uv" else Pip(programs, python)
+    installer: Installer = Uv(programs, find_uv() or "", python) if kind == "uv" else Pip(programs, python)
 
     wheel(tmp_path / "wheels", "demo_part", "1.0")
     first = await installer.resolve("demo-part", tmp_path)
