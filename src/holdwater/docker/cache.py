@@ -5,6 +5,7 @@ Which of them are ours is decided in `image/traces.py`; these only list them and
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -15,6 +16,9 @@ from .client import DockerClient, DockerError
 from .versions import DAEMON, Builder, prune_command, prune_query, usage_query
 
 Run = Callable[[list[str]], Awaitable[str]]  # arguments of `docker` -> what it prints
+
+PATIENCE = 30.0  # seconds for somebody else's question to be answered
+PAUSE = 0.1  # seconds before the same question again
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(?:Z| ?([+-]\d\d):?(\d\d))")
@@ -50,8 +54,22 @@ class DaemonCache:
         self._client = client
 
     async def records(self) -> list[CacheRecord]:
-        told = await self._client.get("/system/df", usage_query(self._client.api))
+        told = await self._usage()
         return [_record(one) for one in told.get("BuildCache") or ()]
+
+    async def _usage(self) -> dict[str, Any]:
+        """A daemon counts for one at a time, and refuses the others."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE
+        while True:
+            try:
+                told: dict[str, Any] = await self._client.get("/system/df", usage_query(self._client.api))
+            except DockerError as error:
+                if "already running" not in error.message or loop.time() > until:
+                    raise
+            else:
+                return told
+            await asyncio.sleep(PAUSE)
 
     async def remove(self, record: str) -> bool:
         told = await self._client.post("/build/prune", prune_query(self._client.api, record))
