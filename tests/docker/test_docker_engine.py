@@ -131,7 +131,11 @@ async def test_an_image_is_what_the_recipe_says(
     assert found["made"][0] == tarfile.DIRTYPE
 
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["_warm.jsonl", "janitor.lock"]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [
+        "_warm.jsonl",
+        "builds.lock",
+        "janitor.lock",
+    ]
     assert "RUN echo before" in (tmp_path / "log").read_text()
 
 

@@ -57,7 +57,11 @@ async def test_eight_janitors_at_once_do_not_trip_over_each_other(
             group.create_task(one(number))
 
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["_warm.jsonl", "janitor.lock"]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == [
+        "_warm.jsonl",
+        "builds.lock",
+        "janitor.lock",
+    ]
 
 
 async def test_one_base_is_kept_for_the_layers_that_others_share(
@@ -170,43 +174,21 @@ async def test_a_base_that_was_there_before_us_stays(
         daemon.docker("rmi", base)
 
 
-async def test_a_build_that_comes_and_goes_while_the_cache_is_read_is_not_forgotten(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    before = daemon.images(), daemon.records()
-    dockerfile = b"FROM scratch\nLABEL late=yes\n"
-
-    class Slow(DaemonCache):
-        async def records(self) -> list[CacheRecord]:
-            found = await super().records()
-            if not daemon.records():
-                async with janitor.building(lambda now: Trace(begun=now, sources=(len(dockerfile),))):
-                    daemon.docker("build", "--tag", janitor.tag("late"), "-", data=dockerfile)
-            return found
-
-    notes = Notes()
-    async with (
-        DockerClient(daemon.host) as client,
-        Janitor(client, tmp_path / "state", "run", 0, notes, Slow(client)) as janitor,
-    ):
-        async with janitor.building(lambda now: Trace(begun=now)):
-            pass
-        await janitor.reset()
-        assert daemon.records()
-
-    assert (notes, daemon.images(), daemon.records()) == ([], *before)
-
-
 async def test_what_a_build_uses_again_is_not_forgotten_meanwhile(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     before = daemon.images(), daemon.records()
     bases = [registry.put(f"again/{number}", [root, noise(MB)]) for number in range(2)]
+    steps = Steps(before=("RUN echo begun; sleep 1",))
+    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
     log = tmp_path / "again-1-1.log"
     notes = Notes()
 
-    steps = Steps(before=("RUN echo begun; sleep 1",))
-    async with opened(daemon, tmp_path, notes, steps=steps) as (engine, janitor):
+    async with (
+        DockerClient(daemon.host) as client,
+        Janitor(client, tmp_path / "state", "run", 0, notes, quiet=0.0) as janitor,
+        DockerEngine(blueprint, client, RegistryBases(), janitor, notes, WAY) as engine,
+    ):
         await make(engine, bases[0], tmp_path)
         async with asyncio.TaskGroup() as group:
             group.create_task(make(engine, bases[1], tmp_path))
@@ -215,6 +197,38 @@ async def test_what_a_build_uses_again_is_not_forgotten_meanwhile(
             await janitor.reset()  # what the first build was sent is in use again, and listed otherwise
 
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
+
+
+async def test_the_cache_is_read_between_builds(daemon: Daemon, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watching(DaemonCache):
+        async def records(self) -> list[CacheRecord]:
+            seen.append("read")
+            return await super().records()
+
+    async def one(word: str, over: asyncio.Event) -> None:
+        async with janitor.building(lambda now: Trace(begun=now)):
+            seen.append(word)
+            await over.wait()
+            seen.append(f"{word} over")
+
+    over = asyncio.Event()
+    async with (
+        DockerClient(daemon.host) as client,
+        Janitor(client, tmp_path / "state", "run", 0, Notes(), Watching(client)) as janitor,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(one("first", over))
+        while not seen:
+            await asyncio.sleep(0.01)
+        group.create_task(janitor.reset())
+        await asyncio.sleep(0.1)
+        group.create_task(one("second", over))
+        await asyncio.sleep(0.1)
+        over.set()
+
+    assert seen[:4] == ["first", "first over", "read", "second"]
 
 
 async def test_a_prune_that_reclaims_nothing_is_noticed(

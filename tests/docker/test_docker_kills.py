@@ -75,7 +75,11 @@ async def swept(daemon: Daemon, place: Path, before: tuple[object, ...]) -> None
     async with DockerClient(daemon.host) as client, Janitor(client, place / "state", "next", 0, notes):
         pass
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
-    assert sorted(path.name for path in (place / "state").iterdir()) == ["_warm.jsonl", "janitor.lock"]
+    assert sorted(path.name for path in (place / "state").iterdir()) == [
+        "_warm.jsonl",
+        "builds.lock",
+        "janitor.lock",
+    ]
     assert list((place / "tmp").iterdir()) == []
     commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
     assert not [one for one in commands if daemon.host in one and "build" in one]

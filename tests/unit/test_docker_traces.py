@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdwater.docker.cache import CacheRecord
-from holdwater.image.docker.traces import Trace, commands_of, merged, ours
+from holdwater.image.docker.traces import Trace, commands_of, merged, ours, unfinished
 
 TRACE = Trace(
     begun=100.0,
@@ -91,3 +91,10 @@ def test_traces_of_builds_one_beside_the_other_become_one() -> None:
     both = merged(TRACE, beside)
     assert both is not None and (both.begun, both.ended) == (100.0, 250.0)
     assert [merged(TRACE, one) for one in (apart, other, going, broken)] == [None] * 4
+
+
+def test_a_trace_is_handed_on_while_others_need_what_it_tells_of() -> None:
+    theirs = record("theirs", "mount / from exec /bin/sh -c echo theirs", "b2", created=500.0)
+    gone = [theirs, record("other", "mount / from exec /bin/sh -c echo other")]
+    assert unfinished([*BASE, theirs], [TRACE]) == [TRACE]
+    assert unfinished(gone, [TRACE]) == []

@@ -5,6 +5,7 @@ Which of them are ours is decided in `image/docker/traces.py`; this only lists t
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import datetime
 from typing import Any, Protocol
@@ -12,6 +13,9 @@ from typing import Any, Protocol
 from ..core.records import Record
 from .client import DockerClient, DockerError
 from .versions import prune_query, usage_query
+
+PATIENCE = 30.0  # seconds for somebody else's question to be answered
+PAUSE = 0.1  # seconds before the same question again
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(?:Z| ?([+-]\d\d):?(\d\d))")
 
@@ -46,8 +50,22 @@ class DaemonCache:
         self._client = client
 
     async def records(self) -> list[CacheRecord]:
-        told = await self._client.get("/system/df", usage_query(self._client.api))
+        told = await self._usage()
         return [_record(one) for one in told.get("BuildCache") or ()]
+
+    async def _usage(self) -> dict[str, Any]:
+        """A daemon counts for one at a time, and refuses the others."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE
+        while True:
+            try:
+                told: dict[str, Any] = await self._client.get("/system/df", usage_query(self._client.api))
+            except DockerError as error:
+                if "already running" not in error.message or loop.time() > until:
+                    raise
+            else:
+                return told
+            await asyncio.sleep(PAUSE)
 
     async def remove(self, record: str) -> bool:
         told = await self._client.post("/build/prune", prune_query(self._client.api, record))

@@ -7,12 +7,11 @@ tagged stays. What stays for its shared layers is chosen in `warmth.py`.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +22,7 @@ import msgspec
 from ...core.errors import RunStopped
 from ...core.image import Note
 from ...core.records import Record
-from ...docker.cache import BuildCache, CacheRecord, DaemonCache, seconds
+from ...docker.cache import BuildCache, DaemonCache, seconds
 from ...docker.client import DockerClient, DockerError
 from .disk import DaemonDisk, daemon_disk, reread
 from .journal import (
@@ -35,22 +34,25 @@ from .journal import (
     Named,
     Pulled,
     Told,
-    alone,
-    keep_warm,
-    kept_warm,
+    bequeath,
+    bequeathed,
     opened,
     read,
     taken,
 )
+from .locks import PATIENCE, alone, held
+from .pruning import Pruner
 from .shelter import sheltered
-from .traces import SOURCE, Trace, ours
+from .traces import Trace, ours
 from .warmth import Holding, chain_of, holders
 
 SPACE = "holdwater.local"  # no registry has this name: what is tagged so is never pushed nor pulled
+ENDING = 10.0  # seconds for the note of a build's end
 CLOSING = 120.0  # seconds for the clean-up at the end of a run
-LETTING_GO = 10.0  # seconds in which a daemon notices that whoever asked for a build is dead
 WARM = "_warm" + SUFFIX  # no run is called so
+QUIET = 10.0  # seconds to wait for builds that go on before the cache is read
 LOCK = "janitor.lock"
+BUILDS = "builds.lock"
 WORK = ".work"
 
 
@@ -73,6 +75,7 @@ class Janitor:
         cache: int,
         note: Note,
         records: BuildCache | None = None,
+        quiet: float = QUIET,
     ) -> None:
         self.disk: DaemonDisk | None = None  # None: it cannot be seen
         self._client = client
@@ -81,7 +84,7 @@ class Janitor:
         self._run = run
         self._cap = cache
         self._note = note
-        self._records = records or DaemonCache(client)
+        self._cache = Pruner(records or DaemonCache(client), state / BUILDS, note, quiet)
         self._journal: Journal | None = None
         self._busy: Counter[str] = Counter()  # bound: images that are being made
         self._planned: Counter[str] = Counter()  # bound: the layers of the plan's bases
@@ -168,18 +171,24 @@ class Janitor:
     async def building(self, trace: Callable[[float], Trace]) -> AsyncIterator[None]:
         """A build goes on: what it leaves can be told by its trace, also by the next run."""
         self._builds += 1
-        build = self._builds
-        self._open.write(Begun(build, trace(await self._now())))
-        whole = False
-        try:
-            yield
-            whole = True
-        finally:
-            await sheltered(self._end(build, whole), LETTING_GO, self._note, "the end of a build")
+        build, whole = self._builds, False
+        async with AsyncExitStack() as stack:
+            # Behind a janitor that waits for builds to end.
+            async with held(self._state / LOCK, PATIENCE, shared=True):
+                await stack.enter_async_context(held(self._state / BUILDS, PATIENCE, shared=True))
+            self._open.write(Begun(build, trace(await self._now())))
+            try:
+                yield
+                whole = True
+            finally:
+                await sheltered(self._end(build, whole), ENDING, self._note, "the end of a build")
 
     async def reset(self) -> None:
-        """Remove the build cache that builds of ours left, but for what they are sent each time anew."""
-        await self._tried("build cache", lambda: self._trim(sources=False))
+        """Remove the build cache that builds of ours left, but for what they are sent each time anew.
+
+        While others of them go on that is put off until room is wanted, or the run ends: nobody has to wait.
+        """
+        await self._tried("build cache", self._trim_if_idle)
 
     async def untag(self, tags: Iterable[str]) -> None:
         for tag in tags:
@@ -188,7 +197,7 @@ class Janitor:
     async def settle(self, tags: Sequence[str] = ()) -> None:
         """An image is done: remove its tags, idle bases that nobody shares layers with, and build cache."""
         await self.untag(tags)
-        await self._tried("bases", lambda: self._drop(self._kept()))
+        await self._tried("bases", lambda: self._remove_bases(self._kept()))
         await self.reset()
 
     async def make_room(self, wanted: int) -> int:
@@ -226,7 +235,7 @@ class Janitor:
             found += [Left(kind="base", name=base.reference, size=base.size) for base in told.bases.values()]
             found += [Left(kind="tag", name=name) for name in told.names]
             traces += told.traces.values()
-        records = ours(await self._records.records(), traces)
+        records = ours(await self._cache.listed(), traces)
         return found + [Left(kind="cache", name=record.id, size=record.size) for record in records]
 
     async def clear(self) -> None:
@@ -266,11 +275,19 @@ class Janitor:
 
     async def _drop(self, kept: set[str]) -> None:
         """Remove idle bases but these, and the records that hold their layers."""
+        if await self._remove_bases(kept):
+            await self._trim(sources=False)
+
+    async def _remove_bases(self, kept: set[str]) -> bool:
+        """Idle ones, but these; whether there were any."""
         gone = [one for one in self._told.bases if one not in kept and not self._busy[one]]
         for reference in gone:
             if not self._busy[reference]:  # an image may have begun with it meanwhile
                 await self._remove(reference)
-        if gone:
+        return bool(gone)
+
+    async def _trim_if_idle(self) -> None:
+        if await self._cache.idle():
             await self._trim(sources=False)
 
     async def _drop_names(self) -> None:
@@ -295,33 +312,13 @@ class Janitor:
 
     async def _trim(self, *, sources: bool) -> None:
         before = dict(self._told.traces)
-        left = await self._prune(list(before.values()), sources=sources)
+        left = await self._cache.prune(list(before.values()), sources=sources)
         # A build of which nothing is left needs no trace in memory. While another one goes on that cannot be
         # told: a record that it uses is listed under another id, with another time.
         if all(trace.ended is not None for trace in (*before.values(), *self._told.traces.values())):
             for build, trace in before.items():
                 if not any(trace.covers(record) for record in left):
                     self._told.traces.pop(build, None)
-
-    async def _prune(self, traces: Sequence[Trace], *, sources: bool) -> list[CacheRecord]:
-        """Remove the records of builds with these traces; what the cache has afterwards."""
-        if not traces:
-            return []
-        records = await self._records.records()
-        mine = [one for one in ours(records, traces) if sources or one.kind != SOURCE]
-        stuck = [one for one in mine if not await self._records.remove(one.id)]
-        if not stuck:
-            gone = {one.id for one in mine}
-            return [one for one in records if one.id not in gone]
-        records = await self._records.records()
-        still = {one.id for one in ours(records, traces)}.intersection(one.id for one in stuck)
-        if still:
-            size = sum(one.size for one in stuck if one.id in still)
-            self._note(
-                "cleanup.failed",
-                f"build cache: {len(still)} idle records stay, {size} bytes: the prune reclaimed 0 B of them",
-            )
-        return records
 
     async def _end(self, build: int, whole: bool) -> None:
         self._open.write(Ended(build, await self._now(), whole))
@@ -343,9 +340,8 @@ class Janitor:
             await self._drop_names()
             kept = self._kept()
             await self._drop(kept)
-            await self._prune_to_the_end(list(self._told.traces.values()))
             warm = [msgspec.structs.replace(self._told.bases[one], warm=True) for one in kept]
-            keep_warm(self._warm, [*warm, *kept_warm(self._warm)])
+            await self._bequeath(warm, self._told.traces.values())
             for base in warm:
                 self._open.write(Gone(base.reference))
             shutil.rmtree(self.work, ignore_errors=True)
@@ -358,7 +354,7 @@ class Janitor:
         for reference in [*dead.told.names, *dead.told.bases]:
             if await self._removed(reference):
                 dead.write(Gone(reference))
-        await self._prune_to_the_end(list(dead.told.traces.values()))
+        await self._bequeath([], dead.told.traces.values())
         shutil.rmtree(self._state / (dead.path.stem + WORK), ignore_errors=True)
         if await self._nothing_of(dead):
             dead.path.unlink(missing_ok=True)
@@ -367,29 +363,25 @@ class Janitor:
         """Whether a run has no names on the daemon any more: a container's image keeps its own."""
         return not (journal.told.names or journal.told.bases or await self._tags(journal.path.stem))
 
-    async def _prune_to_the_end(self, traces: Sequence[Trace]) -> None:
-        """All records, those of builds too that were broken off and that the daemon is about to end."""
-        broken = [trace for trace in traces if not trace.whole]
-        until = time.monotonic() + LETTING_GO
-        while any(
-            record.in_use and trace.covers(record)
-            for record in await self._prune(traces, sources=True)
-            for trace in broken
-        ):
-            if time.monotonic() > until:
-                return
-            await asyncio.sleep(0.2)  # no event tells of it
-
     async def _adopt(self) -> None:
         """What stayed warm is this run's from now on, as far as it is still there."""
-        for base in kept_warm(self._warm):
+        told = bequeathed(self._warm)
+        for base in told.bases.values():
             if await self._client.found(f"/images/{base.reference}/json") is not None:
                 self._open.write(Pulled(base))
-        keep_warm(self._warm, [])
+        bequeath(self._warm, [], told.traces.values())
+
+    async def _bequeath(self, warm: Iterable[Holding], traces: Iterable[Trace]) -> None:
+        """Prune what these builds left and what others before could not; hand on what is needed still."""
+        told = bequeathed(self._warm)
+        left = await self._cache.prune_to_the_end([*traces, *told.traces.values()])
+        bequeath(self._warm, [*warm, *told.bases.values()], left)
 
     async def _cool(self) -> None:
-        left = [base for base in kept_warm(self._warm) if not await self._removed(base.reference)]
-        keep_warm(self._warm, left)
+        told = bequeathed(self._warm)
+        left = [base for base in told.bases.values() if not await self._removed(base.reference)]
+        bequeath(self._warm, left, told.traces.values())
+        await self._bequeath([], [])
 
     async def _orphans(self) -> None:
         """Tags of runs that have no journal any more, and of this one where they are idle."""

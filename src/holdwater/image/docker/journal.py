@@ -6,24 +6,21 @@ tells of. Nothing is decided here.
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import os
 import re
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
 from ...core.records import Record
+from .locks import locked
 from .traces import Trace, merged
 from .warmth import Holding
 
 SUFFIX = ".jsonl"
-TICK = 0.02  # seconds between two looks at a lock
-PATIENCE = 120.0  # seconds for another janitor's work
+MOST_TRACES = 100  # that are handed on from run to run
 _PLAIN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 
 
@@ -120,7 +117,7 @@ def taken(path: Path) -> Journal | None:
     """The journal there, made if need be, with its lock; None: a living run has it."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        if not _locked(fd):
+        if not locked(fd):
             os.close(fd)
             return None
         try:
@@ -154,36 +151,19 @@ def read(path: Path) -> Told:
     return told
 
 
-def kept_warm(path: Path) -> list[Holding]:
-    """The bases of ours that no run has now: a journal with nobody's lock, changed by a janitor alone."""
-    return list(read(path).bases.values()) if path.exists() else []
+def bequeathed(path: Path) -> Told:
+    """What runs that ended left on purpose: a journal with nobody's lock, changed by a janitor alone."""
+    return read(path) if path.exists() else Told()
 
 
-def keep_warm(path: Path, bases: Iterable[Holding]) -> None:
+def bequeath(path: Path, bases: Iterable[Holding], traces: Iterable[Trace]) -> None:
+    """Put these in its place: bases that stay warm, and traces of what others needed at the time."""
+    newest = sorted(traces, key=lambda trace: trace.begun)[-MOST_TRACES:]
+    lines: list[Line] = [Pulled(base) for base in bases]
+    lines += [Begun(number, trace) for number, trace in enumerate(newest)]
     new = path.with_name(path.name + ".new")
-    new.write_bytes(b"".join(msgspec.json.encode(Pulled(base)) + b"\n" for base in bases))
+    new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     new.replace(path)
-
-
-@asynccontextmanager
-async def alone(path: Path) -> AsyncIterator[None]:
-    """Hold the lock of this file, among all processes of the machine; `TimeoutError` if it is not given."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not _locked(fd):  # noqa: ASYNC110
-                await asyncio.sleep(TICK)  # no event tells of another process
-        yield
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # Made at import: msgspec crashes when two threads meet a type for the first time at once.

@@ -97,6 +97,15 @@ def ours(records: Sequence[CacheRecord], traces: Sequence[Trace]) -> list[CacheR
     return _children_first([inside[one] for one in found])
 
 
+def unfinished(records: Sequence[CacheRecord], traces: Sequence[Trace]) -> list[Trace]:
+    """The traces of which a record is still there that may be theirs: others build upon it, or use it."""
+    return [
+        trace
+        for trace in traces
+        if any(trace.covers(one) and (trace.tells_of(one) or _of_a_base(one)) for one in records)
+    ]
+
+
 def _of_a_base(record: CacheRecord) -> bool:
     return record.description.startswith(("from local", "pulled from"))
 
