@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from tests import docker_scene
 from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
@@ -158,14 +157,6 @@ async def test_more_bases_than_the_disk_can_hold_are_all_made(
     registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     await _scene(tmp_path, registry, root, size=130 * MB, count=9, each=12 * MB, cache=18 * MB)
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(1800)
-async def test_forty_bases_of_150_mb_in_2_gb_are_all_made(
-    registry: Registry, root: bytes, tmp_path: Path
-) -> None:
-    await _scene(tmp_path, registry, root, size=2000 * MB, count=40, each=150 * MB, cache=200 * MB)
 
 
 async def test_without_admission_and_clean_up_the_same_fills_the_disk(

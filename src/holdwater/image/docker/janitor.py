@@ -258,7 +258,7 @@ class Janitor:
     def _told(self) -> Told:
         return self._open.told
 
-    async def _tried(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _tried(self, what: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Do it while no other janitor works; a failure is noted."""
         try:
             async with alone(self._state / LOCK):
