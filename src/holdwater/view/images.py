@@ -62,7 +62,7 @@ def render_build(reader: Reader, summary: Summary) -> RenderableType:
     settled = report.made + report.present + report.failed
     rows = list(islice(_problems_first(reader) if settled > MOST_ROWS else images(reader), MOST_ROWS))
     hidden = settled - len(rows)
-    table = _table("image", "outcome", "tries", "time", "up", "down", "what happened")
+    table = _table("image", "outcome", "tries", "time", "up", "down", "reference, or what went wrong")
     for row in rows:
         made = row.made
         table.add_row(

@@ -183,7 +183,8 @@ def render(summary: Summary, pace: Pace, recent: tuple[int, ...] = ()) -> Render
         facts.add_row("waiting", waiting(summary.gauge))
         facts.add_row("memory", memory(summary.gauge, recent))
         facts.add_row("disk", disk(summary.gauge))
-    facts.add_row("tokens", Text(tokens(summary.usage)))
+    if summary.model is not None:
+        facts.add_row("tokens", Text(tokens(summary.usage)))
     if summary.usage.priced:
         facts.add_row("cost", Text(cost(summary.usage)))
     if summary.saved.requests:
@@ -223,10 +224,10 @@ def progress(summary: Summary, pace: Pace) -> str:
 
 def running(gauge: Gauge) -> Text:
     phases = f" ({listed(gauge.phases)})" if gauge.phases else ""
-    workers = f"{gauge.workers} workers" if gauge.workers != 1 else "1 worker"
+    workers = f" on {gauge.workers} worker{'s' * (gauge.workers > 1)}" if gauge.workers else ""
     draining = f", {gauge.draining} draining" if gauge.draining else ""
     binds = f"; limited by {gauge.binds}" if gauge.binds and gauge.binds != NOTHING else ""
-    return Text(f"{gauge.running}{phases} on {workers}{draining}{binds}")
+    return Text(f"{gauge.running}{phases}{workers}{draining}{binds}")
 
 
 def waiting(gauge: Gauge) -> Text:
