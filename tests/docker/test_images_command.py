@@ -111,12 +111,15 @@ def test_too_small_a_disk_ends_the_build_with_4_and_both_figures(
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     base = scene.registry.put("small/base", [root, noise(30 * MB)])
 
-    command = scene.build(scene.recipe([base], "small/agent", f"{STEPS}\ndisk = {20 * MB}"))
+    command = scene.build(scene.recipe([base], "small/agent", f"{STEPS}\ncache = 0\ndisk = {20 * MB}"))
 
     assert command.wait(60) == 4, command
     assert command.document()["state"] == "stopped"
     assert "MiB are needed, 19.1 MiB are free" in command.document()["reason"]
     assert scene.registry.tags("small/agent") == set()
+    resumed = scene.scene.start("resume", str(scene.out), "--disk", "400MiB", "--json")
+    assert resumed.wait(60) == 0, resumed
+    assert resumed.document()["made"] == 1
 
 
 def test_kill_9_in_mid_build_is_made_good_by_a_resume(

@@ -178,13 +178,15 @@ def test_a_suite_names_the_bases(images: ImageScene) -> None:
         (["plan", "none.toml"], "cannot read `none.toml`"),
         (["build", "images.toml", "--engine", "podman"], "`--engine` must be one of"),
         (["build", "images.toml", "--disk", "much"], "`--disk` is no size"),
+        (["build", "steps.toml", "--engine", "registry"], "`--engine registry` cannot carry out"),
         (["show", "none"], "no such directory"),
         (["bake"], "bake"),
     ],
 )
 def test_bad_input_is_named_and_makes_nothing(images: ImageScene, words: list[str], told: str) -> None:
     recipe = images.recipe(images.bases(1))
-    words = [str(recipe) if word == "images.toml" else word for word in words]
+    (images.place / "steps.toml").write_text(recipe.read_text() + '[build]\nbefore = ["RUN true"]\n')
+    words = [str(images.place / word) if word in ("images.toml", "steps.toml") else word for word in words]
     out = ["--out", str(images.place / "run")] if words[0] == "build" else []
 
     command = images.scene.start("images", *words, *out)

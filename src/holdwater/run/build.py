@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.config import RunConfig
 from ..core.errors import BadInput
-from ..core.image import Foreseen, How, ImagesAudit, Plan, Recipe, Unforeseen
+from ..core.image import EngineKind, Foreseen, How, ImagesAudit, Plan, Recipe, Unforeseen
 from ..core.records import Limits
 from ..image.recipe import read
 from ..image.registry.check import check
@@ -43,8 +43,10 @@ def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> Prepa
         name: said.pop(name) for name in ("engine", "concurrency", "disk") if said.get(name) is not None
     }
     found = msgspec.structs.replace(found, **changes)
-    if found.steps and found.chosen is not found.engine and "engine" in changes:
+    if found.steps and found.chosen is EngineKind.REGISTRY:
         raise BadInput("`--engine registry` cannot carry out the recipe's `before` and `after`")
+    if len(found.platforms) > 1 and found.chosen is EngineKind.DOCKER:
+        raise BadInput("`--engine docker` makes one platform at a time, and the recipe names several")
     suite = suite_of(found)
     if suite.check is not None:
         suite.check()

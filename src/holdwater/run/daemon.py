@@ -9,8 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
+from ..core.config import RunConfig
 from ..core.errors import HoldwaterError
-from ..core.image import Blueprint, Engine, Foreseen, How, Note, Recipe, Unforeseen
+from ..core.image import Blueprint, Engine, Foreseen, How, Note, Unforeseen
 from ..docker.build import find_docker
 from ..docker.client import DockerClient
 from ..governor.reading import Disk
@@ -26,9 +27,11 @@ STORE = "daemon"
 class Daemon:
     """Opened for a build; a `run.space.Store` once it has begun."""
 
-    def __init__(self, recipe: Recipe, run: str, environment: Environment, bases: RegistryBases, note: Note):
-        self._recipe = recipe
-        self._run = run
+    def __init__(self, config: RunConfig, environment: Environment, bases: RegistryBases, note: Note) -> None:
+        assert config.recipe is not None
+        self._recipe = config.recipe
+        self._run = config.id
+        self._budget = config.disk
         self._environment = environment
         self._bases = bases
         self._note = note
@@ -64,7 +67,7 @@ class Daemon:
         wanted = [one for one in foreseen if isinstance(one, Foreseen) and one.how is How.MADE]
         need = max((one.disk for one in wanted), default=0)
         disk = reread(self._disk.path)
-        preflight(need, disk if self._recipe.disk is None else _within(disk, self._recipe.disk))
+        preflight(need, disk if self._budget is None else _within(disk, self._budget))
         self._before = disk.total - disk.free
 
     async def make_room(self, lacking: int) -> None:

@@ -86,7 +86,7 @@ class ImageWorks:
             self.engine = await self._stack.enter_async_context(engine)
             return
         bases = RegistryBases(self.registries, self._credentials)
-        daemon = Daemon(self.recipe, self._config.id, self._environment, bases, self.note)
+        daemon = Daemon(self._config, self._environment, bases, self.note)
         self.daemon = await self._stack.enter_async_context(daemon)
         self.engine = await self.daemon.engine(self.blueprint)
         if space is not None:
