@@ -59,7 +59,7 @@ class DockerClient:
             async with self._asked("GET", "/version", {}, {}, PATIENCE) as answer:
                 told = msgspec.json.decode(await answer.read())
             self.api = self._agreed(told)
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             await self._session.close()
             raise
         return self

@@ -47,7 +47,7 @@ class Daemon:
                 self._client, state_of(self._environment), self._run, self._recipe.cache, self._note
             )
             self._janitor = await self._stack.enter_async_context(janitor)
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             await self._stack.aclose()
             raise
         return self

@@ -62,7 +62,7 @@ class Programs:
         except TimeoutError:
             await _end(process)
             raise self._failed(words[0], f"took longer than {timeout:g} s", printed) from None
-        except BaseException:
+        except BaseException:  # boundary: given back, then raised again
             await _end(process)
             raise
         if status not in statuses:
