@@ -86,6 +86,12 @@ class Files:
     def salvage(self, attempt: int) -> Path:
         return self._base / f"{attempt}.tar.zst"
 
+    def patch(self, attempt: int) -> Path:
+        return self._base / f"{attempt}.patch"
+
+    def artifacts(self) -> Path:
+        return self._base / "artifacts"
+
 
 class World:
     """A `Place` with a real process sandbox, and what it noted."""
@@ -106,7 +112,7 @@ class World:
         self.sandboxes = ProcessSandboxes(
             base / "scratch",
             f"attempt test {os.getpid()}",
-            Network.HOST,
+            Network.OPEN,
             machine=Machine(why_not="not needed"),
         )
         self.numbers = itertools.count(1)
@@ -225,8 +231,8 @@ async def test_a_regrade_puts_the_earlier_work_and_answer_back(world):
 async def test_a_retry_gets_its_scale_of_what_the_instance_asks_for(world):
     seen: list[Limits] = []
     opener = world.sandboxes.open
-    world.sandboxes.open = lambda attempt, limits, gateway: (  # type: ignore[method-assign]
-        seen.append(limits) or opener(attempt, msgspec.structs.replace(limits, memory=None), gateway)
+    world.sandboxes.open = lambda attempt, limits, gateway, start: (  # type: ignore[method-assign]
+        seen.append(limits) or opener(attempt, msgspec.structs.replace(limits, memory=None), gateway, start)
     )
 
     await world.verdict(Instance(id="i", limits=Ask(memory=100 * MiB, acting=3.0)), scale=4)

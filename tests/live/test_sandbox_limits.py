@@ -97,11 +97,11 @@ async def test_what_is_written_from_outside_counts_against_the_quota(boxes, tmp_
     (tmp_path / "given").mkdir()
     (tmp_path / "given/file").write_bytes(b"x" * (3 * MiB))
     async with boxes.open(1, Limits(disk=4 * MiB), None) as box:
-        await box.furnish(tmp_path / "given")
+        await box.put(tmp_path / "given", box.workdir)
         for _ in range(3):
             await box.write("again", b"x" * 200_000)
 
-        for work in (box.furnish(tmp_path / "given"), box.write("more", b"x" * (2 * MiB))):
+        for work in (box.put(tmp_path / "given", box.workdir), box.write("more", b"x" * (2 * MiB))):
             with pytest.raises(ResourceExhausted, match="4 MiB: sandbox disk"):
                 await work
         assert sorted(p.name for p in (boxes.scratch / "1/work").iterdir()) == ["again", "file"]

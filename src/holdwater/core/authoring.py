@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from .records import CommandResult, Exchange, Failure, Grade, Instance, Limits, Salvage, Usage
+from .records import CommandResult, Exchange, Failure, Grade, Instance, Limits, Network, Salvage, Start, Usage
 
 
 @runtime_checkable
@@ -29,6 +29,8 @@ class Sandbox(Protocol):
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
         log: Path | None = None,
     ) -> CommandResult:
         """Run a shell line, or a program with its arguments; a non-zero status is a result, not an error."""
@@ -40,8 +42,35 @@ class Sandbox(Protocol):
         """Create or replace a file, and the directories above it."""
 
 
-class KeptSandbox(Sandbox, Protocol):
-    """What rollout needs of a sandbox beside what agents see: to fill it, keep its work and put it back."""
+class WholeSandbox(Sandbox, Protocol):
+    """What can be done with a sandbox beside what agents need."""
+
+    async def put(self, source: Path, path: str) -> None:
+        """Copy a file, or what is in a directory, of this machine to `path` in the sandbox."""
+
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+        """Copy a file or a directory out, to `into`, without what matches `exclude` (patterns as in a shell).
+
+        Members that lead out of `into`, by name or by link, and devices are refused: SandboxFailed.
+        """
+
+    async def renew(self, start: Start | None = None) -> None:
+        """Begin anew, as the agent found it or from another start: what ran and what was written is gone."""
+
+    async def reach(self, network: Network) -> None:
+        """From now on its commands reach this."""
+
+
+class GradingSandbox(WholeSandbox, Protocol):
+    """What suites are handed."""
+
+    @property
+    def artifacts(self) -> Path:
+        """A directory of this machine for what a suite takes out: it is kept with the attempt."""
+
+
+class KeptSandbox(WholeSandbox, Protocol):
+    """What rollout needs of a sandbox: to measure it, to keep its work and to put it back."""
 
     leftovers: list[str]  # what closing it could not clean
 
@@ -63,9 +92,6 @@ class KeptSandbox(Sandbox, Protocol):
     @property
     def peak_disk(self) -> int:
         """The most bytes that its directory was seen to take."""
-
-    async def furnish(self, directory: Path) -> None:
-        """Copy a directory of this machine into the working directory."""
 
     async def salvage(self, into: Path) -> Salvage | None:
         """Write what changed since `mark` to the file `into`; None when nothing did."""
@@ -169,6 +195,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     attempts: int | None = None
     timeout: float | None = None
+    sandbox: str | None = None  # `process` or `docker`
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +206,10 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None  # (instance, sandbox, answer)
     setup: Callable[..., Awaitable[None] | None] | None = None  # (instance, sandbox)
     check: Callable[[], None] | None = None  # raises BadInput before anything is started
-    image: Callable[[Instance], str] | None = None  # the reference of the image that an instance starts from
+    image: Callable[[Instance], str] | None = None  # in the place of an instance's own `start.image`
+    # (instance, sandbox, answer) -> the agent's work as a patch: taken when its time is over, however that
+    # ended, kept as an artifact, and graded in the place of the answer.
+    patch: Callable[..., str | Awaitable[str]] | None = None
     size: int | None = None
     defaults: Defaults = Defaults()
     description: str = ""
@@ -202,6 +232,6 @@ class Sandboxes(Protocol):
     """Opens sandboxes of one kind."""
 
     def open(
-        self, attempt: int, limits: Limits, gateway: Path | None
+        self, attempt: int, limits: Limits, gateway: Path | None, start: Start
     ) -> AbstractAsyncContextManager[KeptSandbox]:
         """A sandbox for this attempt; nothing is made before it is used."""

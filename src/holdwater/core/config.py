@@ -10,17 +10,19 @@ import msgspec
 from .budget import RunBudget
 from .image import Recipe
 from .prices import Price
-from .records import GiB, Limits, MiB, Record
+from .records import GiB, Limits, MiB, Network, Record
 
 SLOTS_A_WORKER = 32  # where nothing is said: more would wait for each other on one core
 
 
-class Network(StrEnum):
-    """What a sandbox can reach."""
+__all__ = ["Critic", "Keep", "Network", "RunConfig", "SandboxKind"]
 
-    GATEWAY = "gateway"
-    NONE = "none"
-    HOST = "host"
+
+class SandboxKind(StrEnum):
+    """Where agents act."""
+
+    PROCESS = "process"
+    DOCKER = "docker"
 
 
 class Critic(StrEnum):
@@ -65,6 +67,10 @@ class RunConfig(Record, frozen=True):
     largest_request: int = 256 * MiB  # bytes of a model request, unpacked
     rpm: float | None = None  # requests a minute, over all workers
     tpm: float | None = None  # tokens a minute
+    sandbox: SandboxKind = SandboxKind.PROCESS
+    images: Recipe | None = None  # the plan by which instances get their images
+    mounts: tuple[tuple[str, str], ...] = ()  # (here, there): read-only in every container
+    read_only: bool = False  # containers have a root that cannot be written, but for their own directories
     network: Network = Network.GATEWAY
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     keep: Keep = Keep.ALL  # of a closed sample's exchanges, logs and salvaged work

@@ -20,6 +20,48 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """A frozen, typed value that can be written to disk or sent to a worker."""
 
 
+class Network(StrEnum):
+    """What a sandbox can reach."""
+
+    GATEWAY = "gateway"  # the gateway, and nothing else
+    NONE = "none"
+    OPEN = "open"  # whatever this machine can
+
+    @classmethod
+    def _missing_(cls, value: object) -> Network | None:
+        return cls.OPEN if value == "host" else None  # its name when sandboxes were processes alone
+
+
+class Health(Record, frozen=True):
+    """A command that says whether a sandbox is ready: it has to end with 0 before anyone acts in it."""
+
+    command: str
+    interval: float = 5.0  # seconds between two tries
+    timeout: float = 30.0  # for one try
+    start_period: float = 0.0  # failures within it do not count
+    retries: int = 3
+
+
+class Start(Record, frozen=True):
+    """What a sandbox starts from, and as whom. What a process sandbox cannot give of it, it refuses."""
+
+    image: str | None = None  # a reference
+    build: str | None = None  # a directory of this machine with a `Dockerfile`, where no image is named
+    build_timeout: float = 600.0  # seconds
+    workdir: str | None = None  # absolute; the image's own otherwise
+    user: str | None = None  # name or number, for every command that says nothing else
+    env: dict[str, str] = {}
+    directories: tuple[str, ...] = ()  # absolute: these are there, and can be written
+    network: Network | None = None  # the run's otherwise
+    health: Health | None = None
+    processes: bool = True  # whether a process sandbox will do
+
+    @property
+    def key(self) -> str:
+        """What its image is known by before it is there; empty: it names none."""
+        return self.image or self.build or ""
+
+
 class Limits(Record, frozen=True):
     """What one attempt may use. Seconds and bytes; each phase's time starts when that phase starts."""
 
@@ -93,6 +135,8 @@ class Instance(Record, frozen=True):
     solution: str | None = None  # a shell command that the oracle runs
     data: dict[str, Any] = {}
     limits: Ask = Ask()
+    start: Start = Start()
+    grader: Start | None = None  # what grading begins anew from, where that is another image
 
     def __post_init__(self) -> None:
         check_id(self.id)
@@ -237,6 +281,8 @@ class Verdict(Record, frozen=True):
     exchanges: int = 0
     peak_memory: int = 0
     saved: Usage = NO_USAGE  # what it did not use again: calls that were answered from the record
+    patch: int | None = None  # bytes of the patch in `artifacts/`; None: the suite asks for none
+    enough: bool | None = None  # what a critic of the user's own says; None: there is none
 
 
 class Outcome(Record, frozen=True):

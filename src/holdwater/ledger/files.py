@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,16 @@ def salvage_path(directory: RunDirectory, attempt: int) -> Path:
     return directory.artifacts / f"{attempt:06d}.tar.zst"
 
 
+def patch_path(directory: RunDirectory, attempt: int) -> Path:
+    """The same as a patch, where the suite asks for one."""
+    return directory.artifacts / f"{attempt:06d}.patch"
+
+
+def taken_out_path(directory: RunDirectory, attempt: int) -> Path:
+    """A directory of what the suite took out of an attempt's sandbox."""
+    return directory.artifacts / f"{attempt:06d}"
+
+
 def slug(name: str) -> str:
     """Enough of an id to recognise its files by; what is no plain character becomes `_`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:48].strip(".") or "_"
@@ -47,13 +58,19 @@ def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[
     """What there is of an attempt on disk, blobs apart: many attempts may refer to one."""
     logs = attempt_logs(directory, attempt, name)
     squeezed = (path.with_name(path.name + SQUEEZED) for path in logs)
-    for path in (segment_path(directory, attempt), salvage_path(directory, attempt), *logs, *squeezed):
+    work = (salvage_path, patch_path, taken_out_path)
+    made = (path(directory, attempt) for path in work)
+    for path in (segment_path(directory, attempt), *made, *logs, *squeezed):
         if os.path.lexists(path):
             yield path
 
 
 def remove(path: Path) -> int:
-    """Remove a file; the bytes that frees, none if it was gone already."""
+    """Remove a file or a directory; the bytes that frees, none if it was gone already."""
+    if path.is_dir() and not path.is_symlink():
+        freed = taken_below(path)
+        shutil.rmtree(path)
+        return freed
     freed = taken(path)
     path.unlink(missing_ok=True)
     return freed

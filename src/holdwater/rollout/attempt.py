@@ -33,15 +33,17 @@ from ..core.records import (
     Limits,
     Phase,
     Salvage,
+    Start,
     Times,
     Usage,
     Verdict,
     Where,
 )
-from ..ledger.disk import no_space
+from ..ledger.disk import no_space, replace_file
 from .calls import Calls
 from .disks import Hurt
-from .foreign import as_grade, as_json
+from .foreign import as_grade, as_json, as_patch
+from .health import healthy
 from .limit import PhaseLimit
 from .logs import attempt_log
 from .place import Log, Paths, Place
@@ -66,6 +68,7 @@ class Life:
         self.grade: Grade | None = None
         self.answer: Any = None
         self.salvage: Salvage | None = None
+        self.patch: int | None = None  # bytes
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
@@ -144,6 +147,7 @@ class Life:
             exchanges=exchanges,
             peak_memory=peak,
             saved=session.saved if session else NO_USAGE,
+            patch=self.patch,
         )
 
 
@@ -205,6 +209,7 @@ class _Work:
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
+        self.patch: str | None = None
 
     @property
     def peak(self) -> int:
@@ -218,7 +223,7 @@ class _Work:
     async def set_up(self) -> None:
         life, place = self.life, self.place
         attempt, instance = life.job.attempt, life.instance
-        sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway)
+        sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway, self._at(instance.start))
         self.sandbox = life.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
         earlier = life.job.earlier
         recording = await life.calls.call(place.recording, earlier) if earlier else None
@@ -226,16 +231,33 @@ class _Work:
         self.session = life.session = await life.scope.open(
             "gateway session", place.enclose("session", session)
         )
-        self.view = SandboxView(self.opened, self.paths.output, self.life.hurt)
+        self.view = self._seen()
         self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
         await self._furnish(instance, self.view)
         await self.opened.mark()
         life.ready = True
 
+    def _seen(self) -> SandboxView:
+        return SandboxView(self.opened, self.paths, self.life.hurt, self._renew)
+
+    def _at(self, start: Start) -> Start:
+        """The same with the image that is there for it."""
+        image = self.life.job.images.get(start.key)
+        return start if image is None else msgspec.structs.replace(start, image=image)
+
+    async def _renew(self, start: Start | None, view: SandboxView) -> None:
+        """The sandbox from the beginning: as the agent found it, where nothing else is said."""
+        instance = self.life.instance
+        await self.opened.renew(self._at(start or instance.start))
+        if start is None:
+            await self._furnish(instance, view)
+
     async def _furnish(self, instance: Instance, sandbox: SandboxView) -> None:
         """Put into the sandbox what the instance comes with."""
+        if instance.start.health is not None:
+            await healthy(sandbox, instance.start.health)
         if instance.directory is not None:
-            await self.opened.furnish(Path(instance.directory))
+            await self.opened.put(Path(instance.directory), self.opened.workdir)
         for path, content in instance.files.items():
             await sandbox.write(path, content)
         if instance.setup is not None:
@@ -261,7 +283,9 @@ class _Work:
             answer = await self._call(self.place.agent.act, self.life.instance, self.view, self.model)
             self.life.answer = answer
             return
-        if (source := self.paths.salvage(earlier)).exists():
+        if (patch := self.paths.patch(earlier)).exists():
+            self.patch = patch.read_text(encoding="utf-8", errors="surrogateescape")
+        elif (source := self.paths.salvage(earlier)).exists():
             await self.opened.restore(source)
         if self.life.job.answer is not None:
             self.life.answer = msgspec.json.decode(self.life.job.answer)
@@ -270,7 +294,7 @@ class _Work:
         """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
         self.end()
         self.dismissed = [view for view in (self.view, self.model) if view is not None]
-        self.view = SandboxView(self.opened, self.paths.output, self.life.hurt)
+        self.view = self._seen()
 
     async def keep(self) -> None:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
@@ -279,6 +303,7 @@ class _Work:
             for view in self.dismissed:
                 await view.quiet()
             with self.life.hurt.noticed():
+                await self._keep_patch()
                 self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
 
         failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
@@ -286,6 +311,17 @@ class _Work:
             self.life.failure = self.life.failure or failure
         elif failure is not None:
             self.life.note("salvage.failed", failure.message)
+
+    async def _keep_patch(self) -> None:
+        """The work as a patch, on disk before it is graded."""
+        take = self.place.suite.patch
+        if take is None:
+            return
+        if self.patch is None:
+            self.patch = as_patch(await self._call(take, self.life.instance, self.view, self.life.answer))
+        content = self.patch.encode("utf-8", "surrogateescape")
+        await self.life.calls.call(replace_file, self.paths.patch(self.life.job.attempt.id), content)
+        self.life.patch = len(content)
 
     async def judge(self) -> None:
         """Grade what is there. A grade that could not be had hides a failure that would be scored."""
@@ -302,7 +338,10 @@ class _Work:
             raise GradeFailed(
                 f"suite `{self.place.suite.name}` has no grade function", kind="missing", again=False
             )
-        result = await self._call(grade, self.life.instance, self.view, self.life.answer)
+        if self.place.suite.patch is not None and self.patch is None:
+            raise GradeFailed("the agent's work could not be taken as a patch", kind="patch")
+        work = self.life.answer if self.patch is None else self.patch
+        result = await self._call(grade, self.life.instance, self.view, work)
         self.life.grade = as_grade(result)
 
     async def sync(self) -> None:

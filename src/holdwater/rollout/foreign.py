@@ -39,6 +39,15 @@ def as_grade(result: GradeResult) -> Grade:
     return grade
 
 
+def as_patch(result: Any) -> str:
+    """What a patch function returned, if it is one."""
+    if not isinstance(result, str):
+        raise GradeFailed(
+            f"the patch function returned {_described(result)[:200]}: expected str", kind="type"
+        )
+    return result
+
+
 def as_json(answer: Any) -> str | None:
     """The answer as JSON, so that a later grading is given what the first was given."""
     if answer is None:

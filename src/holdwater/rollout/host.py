@@ -32,7 +32,7 @@ from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..gateway.upstreams.replay import Nothing
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog
-from ..ledger.files import log_path, output_path, salvage_path
+from ..ledger.files import log_path, output_path, patch_path, salvage_path, taken_out_path
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
@@ -292,6 +292,12 @@ class _Paths:
 
     def salvage(self, attempt: int) -> Path:
         return salvage_path(self._directory, attempt)
+
+    def patch(self, attempt: int) -> Path:
+        return patch_path(self._directory, attempt)
+
+    def artifacts(self) -> Path:
+        return taken_out_path(self._directory, self._attempt)
 
 
 def terms_of(config: RunConfig) -> Terms:

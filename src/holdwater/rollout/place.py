@@ -63,3 +63,9 @@ class Paths(Protocol):
 
     def salvage(self, attempt: int) -> Path:
         """The work that an attempt left, this one or an earlier one."""
+
+    def patch(self, attempt: int) -> Path:
+        """The same as a patch."""
+
+    def artifacts(self) -> Path:
+        """A directory for what the suite takes out of the sandbox."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..core.authoring import Model, Sandbox
+from ..core.authoring import Model, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed
-from ..core.records import CommandResult
+from ..core.records import CommandResult, Network, Start
 from .disks import Hurt
+from .place import Paths
 
 T = TypeVar("T")
 
@@ -53,14 +54,18 @@ class _View:
             await asyncio.wait(set(self._calls), timeout=QUIET_SECONDS)
 
 
+Renew = Callable[[Start | None, "SandboxView"], Awaitable[None]]
+
+
 class SandboxView(_View):
     """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
 
-    def __init__(self, sandbox: Sandbox, logs: Callable[[], Path], hurt: Hurt) -> None:
+    def __init__(self, sandbox: WholeSandbox, paths: Paths, hurt: Hurt, renew: Renew) -> None:
         super().__init__()
         self._sandbox = sandbox
-        self._logs = logs
+        self._paths = paths
         self._hurt = hurt
+        self._renew = renew
 
     @property
     def workdir(self) -> str:
@@ -72,10 +77,14 @@ class SandboxView(_View):
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
         log: Path | None = None,
     ) -> CommandResult:
         with self._hurt.noticed():
-            return await self._alive().run(command, env=env, timeout=timeout, log=log or self._logs())
+            return await self._alive().run(
+                command, env=env, timeout=timeout, user=user, workdir=workdir, log=log or self._paths.output()
+            )
 
     async def read(self, path: str) -> bytes:
         return await self._alive().read(path)
@@ -84,7 +93,28 @@ class SandboxView(_View):
         with self._hurt.noticed():
             await self._alive().write(path, content)
 
-    def _alive(self) -> Sandbox:
+    async def put(self, source: Path, path: str) -> None:
+        with self._hurt.noticed():
+            await self._alive().put(source, path)
+
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+        with self._hurt.noticed():
+            await self._alive().take(path, into, exclude)
+
+    async def renew(self, start: Start | None = None) -> None:
+        self._alive()
+        with self._hurt.noticed():
+            await self._renew(start, self)
+
+    async def reach(self, network: Network) -> None:
+        await self._alive().reach(network)
+
+    @property
+    def artifacts(self) -> Path:
+        self._alive()
+        return self._paths.artifacts()
+
+    def _alive(self) -> WholeSandbox:
         if self._over:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
@@ -142,14 +172,33 @@ class BlockingSandbox:
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
     ) -> CommandResult:
-        return _wait(self._view, self._view.run(command, env=env, timeout=timeout), self._loop)
+        work = self._view.run(command, env=env, timeout=timeout, user=user, workdir=workdir)
+        return _wait(self._view, work, self._loop)
 
     def read(self, path: str) -> bytes:
         return _wait(self._view, self._view.read(path), self._loop)
 
     def write(self, path: str, content: str | bytes) -> None:
         _wait(self._view, self._view.write(path, content), self._loop)
+
+    def put(self, source: Path, path: str) -> None:
+        _wait(self._view, self._view.put(source, path), self._loop)
+
+    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+        _wait(self._view, self._view.take(path, into, exclude), self._loop)
+
+    def renew(self, start: Start | None = None) -> None:
+        _wait(self._view, self._view.renew(start), self._loop)
+
+    def reach(self, network: Network) -> None:
+        _wait(self._view, self._view.reach(network), self._loop)
+
+    @property
+    def artifacts(self) -> Path:
+        return self._view.artifacts
 
 
 class BlockingModel:

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.containers import Containers
 from ..core.records import Attempt, Phase, Record, Usage, Verdict
 
 LARGEST_FRAME = 256 * 1024 * 1024
@@ -47,6 +48,7 @@ class Welcome(Message, frozen=True):
     token: int
     upstream: Upstream | None = None
     path: str = ""
+    containers: Containers | None = None  # where sandboxes are containers
     # Variables that are for the worker's own allocator -> what they were before: what it starts gets that.
     lent: dict[str, str | None] = msgspec.field(default_factory=dict)
 
@@ -60,6 +62,7 @@ class Job(Message, frozen=True):
     lease: int = 0  # bytes of memory that its sandbox may use; 0: as its limits say
     quota: int = 0  # bytes of disk that its sandbox may use; 0: as its limits say
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
+    images: dict[str, str] = msgspec.field(default_factory=dict)  # `Start.key` -> what the daemon has for it
 
 
 class Cancel(Message, frozen=True):

@@ -42,6 +42,8 @@ def write(root: str, steps: Sequence[str], content: bytes) -> None:
 @contextmanager
 def open_file(root: str, steps: Sequence[str], flags: int, mode: int = 0o666) -> Iterator[int]:
     """A regular file; the directories above it are made where `flags` may create it."""
+    if not steps:
+        raise SandboxFailed("not below the working directory, but that itself", kind="path", again=False)
     with open_parent(root, steps, make=bool(flags & os.O_CREAT)) as parent:
         fd = os.open(steps[-1], flags | FILE, mode, dir_fd=parent)
         try:

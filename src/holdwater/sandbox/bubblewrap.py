@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from ..core.records import Record
 
 PORT = 4141
@@ -32,6 +34,10 @@ class View(Record, frozen=True):
     show: tuple[str, ...] = ()  # read-only, also where the host is replaced
     shares_network: bool = False
     gateway: str | None = None
+    own: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # further directories: path inside -> of this machine
+    workdir: str = WORK  # where the command is started
 
     @property
     def shown(self) -> list[str]:
@@ -45,7 +51,7 @@ class View(Record, frozen=True):
     @property
     def mounts(self) -> dict[str, str]:
         """Where inside the directories of this machine are."""
-        private = {"/tmp": self.tmp, "/var/tmp": self.tmp, WORK: self.work, HOME: self.home}
+        private = {"/tmp": self.tmp, "/var/tmp": self.tmp, WORK: self.work, HOME: self.home, **self.own}
         return {**private, **{path: path for path in self.shown}}
 
 
@@ -53,30 +59,51 @@ def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Se
     """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
     shown = view.shown
     masks = [path for path in hide if not _replaced(path) or _below(path, shown)]
-    arguments = [bwrap, *base(view.shares_network), "--json-status-fd", str(status)]
+    arguments = [bwrap, *base(view.shares_network, view.own), "--json-status-fd", str(status)]
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
     for path in shown:
         arguments += ["--ro-bind", path, path]
     for path in masks:
         arguments += _mask(path)
     arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME]
+    for inside, path in view.own.items():
+        arguments += ["--bind", path, inside]
     if view.gateway:
         arguments += ["--ro-bind", str(FORWARDER), f"{INSIDE}/forwarder.py"]
         arguments += ["--bind", view.gateway, f"{INSIDE}/gateway.sock"]
         argv = [*forwarder(), *argv]
-    for path in [*(path for path in masks if Path(path).is_dir()), "/run"]:
+    for path in [*(path for path in masks if Path(path).is_dir()), "/run", *(["/"] if view.own else [])]:
         arguments += ["--remount-ro", path]
-    return [*arguments, "--chdir", WORK, "--", *argv]
+    return [*arguments, "--chdir", view.workdir, "--", *argv]
 
 
-def base(shares_network: bool) -> list[str]:
+def base(shares_network: bool, own: Iterable[str] = ()) -> list[str]:
     """A read-only host without its processes, devices, run-time sockets and capabilities."""
     arguments = ["--die-with-parent", "--new-session", *NAMESPACES, "--cap-drop", "ALL"]
-    arguments += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
+    arguments += [
+        *(_host_in_pieces() if own else ["--ro-bind", "/", "/"]),
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/run",
+    ]
     if not shares_network:
         return [*arguments, "--unshare-net"]
     resolver = "/run/systemd/resolve"  # where `/etc/resolv.conf` often leads
     return [*arguments, "--ro-bind-try", resolver, resolver]
+
+
+def _host_in_pieces() -> list[str]:
+    """A root in which directories can be made, with what the host has in its own."""
+    arguments = ["--tmpfs", "/"]
+    for path in sorted(Path("/").iterdir()):
+        if path.is_symlink():
+            arguments += ["--symlink", str(path.readlink()), str(path)]
+        elif str(path) not in REPLACED:
+            arguments += ["--ro-bind", str(path), str(path)]
+    return arguments
 
 
 def forwarder() -> list[str]:

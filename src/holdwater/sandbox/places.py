@@ -19,18 +19,20 @@ MOST_LINKS = 40  # in one path: the kernel's own limit
 class Places:
     """Where a sandbox works, and its mounts: for a path inside, the path of this machine that is there."""
 
-    def __init__(self, workdir: str, mounts: Mapping[str, str]) -> None:
+    def __init__(self, workdir: str, mounts: Mapping[str, str], roots: Mapping[str, str]) -> None:
         self.workdir = workdir
+        self.roots = roots  # what can be read and written from outside: path inside -> of this machine
         self._mounts = sorted(
             mounts.items(), key=lambda mount: len(mount[0]), reverse=True
         )  # inner ones first
 
-    def steps(self, path: str) -> list[str]:
-        """The steps from the working directory to `path`, links followed; SandboxFailed if it is outside."""
+    def place(self, path: str) -> tuple[str, list[str]]:
+        """A directory of this machine and the steps from it to `path`, links followed; none is outside."""
         real = "" if "\0" in path else self._follow(path)
-        if not real.startswith(f"{self.workdir}/"):
-            raise SandboxFailed(f"not below the working directory: `{path[:300]}`", kind="path", again=False)
-        return real[len(self.workdir) + 1 :].split("/")
+        for inside, root in self.roots.items():
+            if real == inside or real.startswith(f"{inside}/"):
+                return root, real[len(inside) + 1 :].split("/") if real != inside else []
+        raise SandboxFailed(f"not below the working directory: `{path[:300]}`", kind="path", again=False)
 
     def has_program(self, name: str, path: str) -> bool:
         """Whether a process in the working directory finds the program `name`, with `path` as its PATH."""

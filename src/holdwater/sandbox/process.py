@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from ..core.config import Network
+import msgspec
+
 from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
-from ..core.records import CommandResult, Limits, MiB, Salvage
-from . import beneath, bubblewrap, changes, marks, quota
+from ..core.records import CommandResult, Limits, MiB, Network, Salvage, Start
+from . import beneath, bubblewrap, changes, copying, marks, quota
 from .capture import Log
 from .cgroup import Cgroup, prefix
 from .command import Command, Launch, adopt_orphans, finish_anyway
@@ -71,10 +72,31 @@ class ProcessSandboxes:
         self._hide = hide
         self.show = tuple(os.path.realpath(path) for path in show)
 
-    def open(self, attempt: int, limits: Limits, gateway: Path | None) -> ProcessSandbox:
+    def open(
+        self,
+        attempt: int,
+        limits: Limits,
+        gateway: Path | None,
+        start: Start = Start(),  # noqa: B008 - frozen
+    ) -> ProcessSandbox:
         """A sandbox for this attempt; nothing is made before it is used."""
-        forwards = self.machine.bwrap and self.network is Network.GATEWAY
-        return ProcessSandbox(self, attempt, limits, gateway if forwards else None)
+        return ProcessSandbox(self, attempt, limits, gateway if self.machine.bwrap else None, start)
+
+    def check(self, start: Start) -> None:
+        """Refuse what only a container can give."""
+        unmet = [
+            (not start.processes, "its own image"),
+            (bool(start.user), f"the user `{start.user}`"),
+            (bool(start.directories) and not self.machine.bwrap, "directories of its own, or bubblewrap"),
+            (start.network is Network.NONE and not self.machine.bwrap, "no network, or bubblewrap"),
+        ]
+        if wanted := next((what for lacking, what in unmet if lacking), ""):
+            raise SandboxFailed(
+                f"the instance needs a container, for {wanted}",
+                "`--sandbox docker`",
+                kind="start",
+                again=False,
+            )
 
     def tree_of(self, attempt: int) -> Callable[[list[int]], list[int]]:
         """Finds the processes of an attempt, given its commands. It blocks, and holds no sandbox."""
@@ -106,12 +128,19 @@ class ProcessSandbox:
     """Where one attempt acts: a `core.authoring.KeptSandbox`."""
 
     def __init__(
-        self, sandboxes: ProcessSandboxes, attempt: int, limits: Limits, gateway: Path | None
+        self,
+        sandboxes: ProcessSandboxes,
+        attempt: int,
+        limits: Limits,
+        gateway: Path | None,
+        start: Start,
     ) -> None:
         self.leftovers: list[str] = []  # what closing could not clean, a handful at most
         self._sandboxes = sandboxes
         self._attempt = attempt
         self._gateway = gateway
+        self._start = start
+        self._network = start.network or sandboxes.network
         self._directory = sandboxes.scratch / str(attempt)
         self._work = str(self._directory / "work")  # of this machine, as all directories here
         self._home = str(self._directory / "home")
@@ -160,10 +189,14 @@ class ProcessSandbox:
         *,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
         log: Path | None = None,
     ) -> CommandResult:
+        if user is not None:
+            self._sandboxes.check(Start(user=user))
         self._prepare()
-        launch = self._launch(command, env or {})
+        launch = self._launch(command, env or {}, self._directory_of(workdir))
         before = self._watch.counts()
         kept = Log(log) if log else None
         try:
@@ -188,32 +221,51 @@ class ProcessSandbox:
     async def read(self, path: str) -> bytes:
         self._check_open()
         with _naming(path):
-            steps = self._places.steps(path)
-            if beneath.size(self._work, steps) <= SMALL:
-                return beneath.read(self._work, steps)
-            return await self._in_thread(beneath.read, self._work, steps)
+            place = self._places.place(path)
+            if beneath.size(*place) <= SMALL:
+                return beneath.read(*place)
+            return await self._in_thread(beneath.read, *place)
 
     async def write(self, path: str, content: str | bytes) -> None:
         self._prepare()
         content = content.encode() if isinstance(content, str) else content
         await self._watch.admit(len(content))
         with _naming(path):
-            steps = self._places.steps(path)
+            place = self._places.place(path)
             if len(content) <= SMALL:
-                beneath.write(self._work, steps, content)
+                beneath.write(*place, content)
             else:
-                await self._in_thread(beneath.write, self._work, steps, content)
+                await self._in_thread(beneath.write, *place, content)
 
-    async def furnish(self, directory: Path) -> None:
+    async def put(self, source: Path, path: str) -> None:
         self._prepare()
         if self._watch.limits.disk:
-            await self._watch.admit(await self._in_thread(quota.used, str(directory)))
+            await self._watch.admit(await self._in_thread(quota.used, str(source)))
         try:
-            await self._in_thread(
-                lambda: shutil.copytree(directory, self._work, symlinks=True, dirs_exist_ok=True)
-            )
+            await self._in_thread(copying.put, source, *self._places.place(path))
         except OSError as e:
-            raise SandboxFailed(f"cannot copy `{directory}` into the sandbox: {e}", kind="setup") from e
+            raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
+
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+        self._prepare()
+        with _naming(path):
+            await self._in_thread(copying.take, *self._places.place(path), into, exclude)
+
+    async def renew(self, start: Start | None = None) -> None:
+        self._check_open()
+        if self._made:
+            self._made = False
+            await finish_anyway(self._close())
+        if self.leftovers:
+            raise SandboxFailed(f"cannot begin anew: {self.leftovers[0]}")
+        self._start = start or self._start
+        self._network = self._start.network or self._sandboxes.network
+        self._forget_view()
+
+    async def reach(self, network: Network) -> None:
+        self._sandboxes.check(Start(network=network))
+        self._network = network
+        self._forget_view()
 
     async def mark(self) -> None:
         if self._made:
@@ -239,7 +291,28 @@ class ProcessSandbox:
 
     @cached_property
     def _places(self) -> Places:
-        return Places(self.workdir, self._view.mounts if self._sandboxes.machine.bwrap else {})
+        roots = {self.workdir: self._work, **self._own}
+        return Places(self.workdir, self._view.mounts if self._sandboxes.machine.bwrap else {}, roots)
+
+    @property
+    def _own(self) -> dict[str, str]:
+        """The directories of its own that the instance asks for: path inside -> of this machine."""
+        own = self._directory / "own"
+        return {path: str(own / str(n)) for n, path in enumerate(self._start.directories)}
+
+    def _directory_of(self, workdir: str | None) -> str:
+        """Where a command is started, as it is called where it is started."""
+        if workdir is None:
+            return self.workdir
+        root, steps = self._places.place(workdir)
+        if self._sandboxes.machine.bwrap:
+            inside = next(path for path, host in self._places.roots.items() if host == root)
+            return "/".join([inside, *steps])
+        return "/".join([root, *steps])
+
+    def _forget_view(self) -> None:
+        for name in ("_view", "_places"):
+            self.__dict__.pop(name, None)
 
     @property
     def _home_inside(self) -> str:
@@ -258,10 +331,11 @@ class ProcessSandbox:
         self._check_open()
         if self._made:
             return
+        self._sandboxes.check(self._start)
         if self._directory.exists() and (left := remove_tree(self._directory)):
             raise SandboxFailed(f"left by an earlier attempt, and cannot be removed: {left}")
         try:
-            for directory in (self._work, self._home, self._tmp):
+            for directory in (self._work, self._home, self._tmp, *self._own.values()):
                 Path(directory).mkdir(parents=True)
         except OSError as e:
             failure = RunFailed if e.errno in FULL else SandboxFailed
@@ -272,7 +346,7 @@ class ProcessSandbox:
             name = f"{prefix(self._sandboxes.run)}{self._attempt}"
             self._watch.group = Cgroup.make(home, name, limits.held_to, limits.pids, limits.cpus, cpu=True)
 
-    def _launch(self, command: str | Sequence[str], env: Mapping[str, str]) -> Launch:
+    def _launch(self, command: str | Sequence[str], env: Mapping[str, str], workdir: str) -> Launch:
         self._commands += 1
         bwrap = self._sandboxes.machine.bwrap
         carried = {**self._marks, marks.COMMAND: str(self._commands)}
@@ -281,6 +355,7 @@ class ProcessSandbox:
             "HOME": self._home_inside,
             "LANG": "C.UTF-8",
             "TMPDIR": "/tmp" if bwrap else self._tmp,
+            **self._start.env,
             **env,
             **carried,
         }
@@ -297,12 +372,13 @@ class ProcessSandbox:
             if not bwrap:
                 return [*enter, *argv]
             hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
-            return [*enter, *bubblewrap.confine(bwrap, self._view, hidden, status, argv)]
+            view = msgspec.structs.replace(self._view, workdir=workdir)
+            return [*enter, *bubblewrap.confine(bwrap, view, hidden, status, argv)]
 
         return Launch(
             argv=complete,
             env=environment,
-            cwd=self._work,
+            cwd=self._work if bwrap else workdir,
             marks=carried,
             confined=bool(bwrap),
             printed=watch.printed,
@@ -316,8 +392,9 @@ class ProcessSandbox:
             home=self._home,
             tmp=self._tmp,
             show=self._sandboxes.show,
-            shares_network=self._sandboxes.network is Network.HOST,
-            gateway=str(self._gateway) if self._gateway else None,
+            own=self._own,
+            shares_network=self._network is Network.OPEN,
+            gateway=str(self._gateway) if self._gateway and self._network is Network.GATEWAY else None,
         )
 
     def _shell_line(self, line: str) -> list[str]:

@@ -1,0 +1,130 @@
+"""Copies trees into and out of a directory that a sandbox may be changing: no link in it is followed.
+
+What comes out goes through `unpack.py`, as it does from a container.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..core.errors import SandboxFailed
+from ..core.records import MiB
+from . import beneath
+from .changes import Exactly
+from .unpack import CREATE, excluded, unpack
+
+SPOOLED = 1 * MiB
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def put(source: Path, root: str, steps: Sequence[str]) -> None:
+    """Copy a file, or what is in a directory, to this place. Blocks."""
+    if not source.is_dir():
+        _put_file(source, root, steps)
+        return
+    with beneath.open_parent(root, [*steps, ""], make=True):
+        pass  # an empty directory is one too
+    for directory, names, files in os.walk(source):
+        inner = [*steps, *Path(directory).relative_to(source).parts]
+        for name in [*names, *files]:
+            path = Path(directory, name)
+            if path.is_symlink():
+                _put_link(path, root, [*inner, name])
+            elif path.is_dir():
+                with beneath.open_parent(root, [*inner, name, ""], make=True):
+                    continue
+            else:
+                _put_file(path, root, [*inner, name])
+
+
+def take(root: str, steps: Sequence[str], into: Path, exclude: Sequence[str] = ()) -> None:
+    """Copy a file, as `into`, or what is in a directory, into it. Blocks."""
+    with tempfile.TemporaryFile() as spool:
+        with tarfile.open(fileobj=spool, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            single = _pack(tar, root, list(steps), exclude)
+        spool.seek(0)
+        unpack(spool, into.parent if single else into)
+        if single:
+            (into.parent / steps[-1]).replace(into)
+
+
+def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
+    with beneath.open_parent(root, steps, make=True) as parent:
+        _discard(steps[-1], parent)
+    with source.open("rb") as content, beneath.open_file(root, steps, CREATE) as fd:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            shutil.copyfileobj(content, file)
+        os.fchmod(fd, stat.S_IMODE(source.stat().st_mode) & 0o777)
+
+
+def _put_link(source: Path, root: str, steps: Sequence[str]) -> None:
+    with beneath.open_parent(root, steps, make=True) as parent:
+        _discard(steps[-1], parent)
+        os.symlink(source.readlink(), steps[-1], dir_fd=parent)
+
+
+def _discard(name: str, parent: int) -> None:
+    """What is in the place of a file: a link of the agent's must not be followed."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+
+
+def _pack(tar: tarfile.TarFile, root: str, steps: list[str], exclude: Sequence[str]) -> bool:
+    """Add it all; whether it is a single file."""
+    with beneath.open_parent(root, steps or [""]) as parent:
+        kind = os.stat(steps[-1] if steps else ".", dir_fd=parent, follow_symlinks=False).st_mode
+    if stat.S_ISREG(kind):
+        _add(tar, root, steps, steps[-1])
+        return True
+    if not stat.S_ISDIR(kind):
+        raise SandboxFailed(f"neither file nor directory: `{'/'.join(steps)}`", kind="path", again=False)
+    for inner in _below(root, steps, exclude, len(steps)):
+        _add(tar, root, inner, "/".join(inner[len(steps) :]))
+    return False
+
+
+def _below(root: str, steps: list[str], exclude: Sequence[str], depth: int) -> Iterator[list[str]]:
+    waiting = [steps]
+    while waiting:
+        current = waiting.pop()
+        with beneath.open_parent(root, [*current, ""]) as parent:
+            listed = os.open(".", LIST, dir_fd=parent)
+            try:
+                names = sorted(os.listdir(listed), reverse=True)  # noqa: PTH208 - of a descriptor
+                kinds = {name: os.stat(name, dir_fd=listed, follow_symlinks=False).st_mode for name in names}
+            finally:
+                os.close(listed)
+        for name, kind in kinds.items():
+            inner = [*current, name]
+            if excluded(inner[depth:], exclude):
+                continue
+            yield inner
+            if stat.S_ISDIR(kind):
+                waiting.append(inner)
+
+
+def _add(tar: tarfile.TarFile, root: str, steps: list[str], name: str) -> None:
+    with beneath.open_parent(root, steps) as parent:
+        found = os.stat(steps[-1], dir_fd=parent, follow_symlinks=False)
+        info = tarfile.TarInfo(name)
+        info.mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISLNK(found.st_mode):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(steps[-1], dir_fd=parent)
+        elif stat.S_ISDIR(found.st_mode):
+            info.type = tarfile.DIRTYPE
+        elif not stat.S_ISREG(found.st_mode):
+            info.type = tarfile.CHRTYPE  # it will be refused
+    if info.type != tarfile.REGTYPE:
+        tar.addfile(info)
+        return
+    with beneath.open_file(root, steps, os.O_RDONLY) as fd:
+        info.size = os.fstat(fd).st_size
+        tar.addfile(info, Exactly(fd))
