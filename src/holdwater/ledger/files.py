@@ -16,6 +16,7 @@ from .directory import RunDirectory
 from .exchanges import segment_path
 
 SQUEEZED = ".zst"  # what the name of a compressed log ends with
+TAKEN_OUT = ".files"  # the same of a directory of what a suite took out
 BLOCK = 512  # bytes that `st_blocks` counts in, whatever the file system's own are
 
 
@@ -41,7 +42,7 @@ def patch_path(directory: RunDirectory, attempt: int) -> Path:
 
 def taken_out_path(directory: RunDirectory, attempt: int) -> Path:
     """A directory of what the suite took out of an attempt's sandbox."""
-    return directory.artifacts / f"{attempt:06d}"
+    return directory.artifacts / f"{attempt:06d}{TAKEN_OUT}"
 
 
 def slug(name: str) -> str:
@@ -66,8 +67,8 @@ def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[
 
 
 def remove(path: Path) -> int:
-    """Remove a file or a directory; the bytes that frees, none if it was gone already."""
-    if path.is_dir() and not path.is_symlink():
+    """Remove a file, or what a suite took out; the bytes that frees, none if it was gone already."""
+    if path.suffix == TAKEN_OUT and path.is_dir() and not path.is_symlink():
         freed = taken_below(path)
         shutil.rmtree(path)
         return freed
