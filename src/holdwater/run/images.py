@@ -6,7 +6,6 @@ Attempts are made in `assembly.py`; what engines do is in `image/`. `plan` looks
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -36,14 +35,13 @@ from .daemon import Daemon
 from .feed import Feed, RunFeed
 from .fleet import Emit
 from .governor import Governor
+from .notes import Notes
 from .source import Source
 from .space import Space
 
 LAYER_CACHE = 10 * GiB
 MEMORY = 8 * MiB  # for the pieces of what passes through while an image is made
 AT_ONCE = 16  # images that are looked up at once for a plan
-MOST_NOTES = 1000  # that wait to be written down
-NOTE_SECONDS = 1.0
 RELIEF_SECONDS = 0.5
 LONGEST_RELIEF = 600.0
 
@@ -59,8 +57,7 @@ class ImageWorks:
         self._environment = environment
         self._logs = logs
         self._stack = AsyncExitStack()
-        self._ledger: Ledger | None = None
-        self._notes: deque[tuple[str, str]] = deque(maxlen=MOST_NOTES)  # that are not written down yet
+        self.note = Notes()  # engines and their clean-up say at any time what counts
         self.daemon: Daemon | None = None
         self.engine: Engine
 
@@ -76,7 +73,7 @@ class ImageWorks:
         try:
             await self._stack.aclose()
         finally:
-            await self._write_notes()
+            await self.note.write()
 
     async def set_up(self, space: Space | None = None) -> None:
         """The layer, the engine, and for a daemon what is left of earlier builds and what is free."""
@@ -94,7 +91,7 @@ class ImageWorks:
             space.keep_in(self.daemon)
 
     async def feed(self, ledger: Ledger, resumed: bool) -> Feed:
-        self._ledger = ledger
+        self.note.ledger = ledger
         source = ImageSource(self.suite, self._config, self.engine if self.daemon else None)
         await ledger.expect(source.total)
         return RunFeed(self._config, ledger, source, resumed=resumed)
@@ -103,16 +100,15 @@ class ImageWorks:
         return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit)
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
-        notes = Duty("notes", NOTE_SECONDS, self._write_notes)
         daemon = self.daemon
         if daemon is None:
-            return (notes,)
+            return (self.note.duty(),)
 
         async def relieve() -> None:
             if lacking := governor.lacking:
                 await daemon.make_room(lacking)
 
-        return notes, Duty("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
+        return self.note.duty(), Duty("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
 
     async def foreseen(self) -> AsyncIterator[Foreseen | Unforeseen]:
         """What would be done for each image; those of which it cannot be told come with the reason."""
@@ -128,14 +124,6 @@ class ImageWorks:
             source.close()
         if source.error is not None:
             raise source.error
-
-    def note(self, kind: str, message: str) -> None:
-        """Something happened that counts; engines and their clean-up say so at any time."""
-        self._notes.append((kind, message))
-
-    async def _write_notes(self) -> None:
-        while self._ledger is not None and self._notes:
-            await self._ledger.note(*self._notes.popleft())
 
     async def _blueprint(self) -> Blueprint:
         recipe, edits = self.recipe, self.recipe.edits
