@@ -19,7 +19,7 @@ import msgspec
 
 from ..core.authoring import Agent, Suite
 from ..core.budget import RunBudget
-from ..core.config import Keep, RunConfig
+from ..core.config import Keep, RunConfig, SandboxKind
 from ..core.errors import BadInput
 from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
@@ -204,6 +204,8 @@ def check(config: RunConfig) -> None:
         value = getattr(config.limits, name)
         if value is not None and value <= 0:
             raise BadInput(f"`--sandbox-{name.replace('_', '-')}` must be more than 0: {value:g}")
+    if config.images is not None and config.sandbox is not SandboxKind.DOCKER:
+        raise BadInput("`--images` goes with `--sandbox docker`: processes start from no image")
     check_spending(config)
 
 

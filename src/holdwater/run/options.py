@@ -18,6 +18,7 @@ from ..core.errors import BadInput
 from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
+from ..image.recipe import read as read_recipe
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
 CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     sandbox_pids: int | None
     sandbox_output: int | str | None
     network: Network | str | None
+    images: str | Path | None
     scratch: str | Path | None
     keep: Keep | str | None
     memory: int | str | None
@@ -151,6 +153,8 @@ def settings(options: Options) -> dict[str, Any]:
         said["sampling"] = parse_sampling(said["sampling"])
     if "prices" in said:
         said["prices"] = read_prices(Path(said["prices"]))
+    if "images" in said:
+        said["images"] = read_recipe(Path(said["images"]))
     if "only" in said:
         said["only"] = tuple(said["only"])
     if "scratch" in said:
