@@ -30,7 +30,7 @@ from holdwater.core.containers import Containers
 from holdwater.core.records import Limits, MiB, Network, Start
 from holdwater.docker.client import DockerClient
 from holdwater.sandbox.docker import network
-from holdwater.sandbox.docker.box import DockerSandboxes
+from holdwater.sandbox.docker.sandbox import DockerSandboxes
 
 ROOT = Path(__file__).resolve().parent.parent
 DEBIAN = ROOT / ".clients" / "debian.tar"

@@ -132,6 +132,9 @@ class Flags:
     network: Annotated[
         str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `open`")
     ] = None
+    images: Annotated[
+        str | None, _in(MACHINE, "With containers: an `images.toml` by which instances get their images")
+    ] = None
     scratch: Annotated[
         str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")
     ] = None

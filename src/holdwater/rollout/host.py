@@ -37,7 +37,7 @@ from ..ledger.files import log_path, output_path, patch_path, salvage_path, take
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
-from ..sandbox.docker.box import DockerSandboxes
+from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import Life, live

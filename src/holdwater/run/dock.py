@@ -21,7 +21,7 @@ from ..core.config import RunConfig
 from ..core.containers import Containers
 from ..core.errors import HoldwaterError, RunFailed, RunStopped
 from ..core.image import Note
-from ..core.records import Network, Start, Verdict
+from ..core.records import Network, Start
 from ..docker.client import DockerClient, DockerError
 from ..image.docker.locks import locked
 from ..rollout.duty import Duty
@@ -32,7 +32,7 @@ from .daemon import state_of
 
 ALIVE = ".run"  # what the name of a living run's file ends with
 HOME = "home"
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 REAP_SECONDS = 5.0
 LONGEST_REAP = 60.0
 CLOSING = 60.0  # seconds for what is left when the run is over
@@ -110,11 +110,6 @@ class Dock:
             Duty("daemon", LOOK_SECONDS, self._look),
             Duty("reaper", REAP_SECONDS, self._reap, LONGEST_REAP),
         )
-
-    def settled(self, verdict: Verdict) -> None:
-        """A verdict was committed: one for want of the daemon holds admission at once."""
-        if verdict.failure is not None and verdict.failure.kind == DAEMON and self._run is not None:
-            self._run.hold(DAEMON)
 
     async def _look(self) -> None:
         """Is the daemon there? Nobody is admitted while it is not; in the end the run stops."""

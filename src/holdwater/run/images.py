@@ -17,19 +17,17 @@ from ..core.authoring import Agent, Suite
 from ..core.config import RunConfig
 from ..core.errors import AttemptError, BadInput
 from ..core.image import Blueprint, Engine, EngineKind, Foreseen, Image, Recipe, Unforeseen
-from ..core.records import Ask, GiB, Instance, MiB
+from ..core.records import Ask, Instance, MiB
 from ..image import naming
-from ..image.layer.cache import LayerCache
-from ..image.layer.prepare import prepare
 from ..image.registry.append import RegistryEngine
 from ..image.registry.client import Registries
 from ..image.registry.credentials import Credentials
 from ..image.registry.lookup import RegistryBases
-from ..image.registry.pick import pick
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..suite.load import load as load_suite
 from .assembly import ImageFleet, image_in, instance_of
+from .blueprint import blueprint_of
 from .config import Environment
 from .daemon import Daemon
 from .feed import Feed, RunFeed
@@ -39,7 +37,6 @@ from .notes import Notes
 from .source import Source
 from .space import Space
 
-LAYER_CACHE = 10 * GiB
 MEMORY = 8 * MiB  # for the pieces of what passes through while an image is made
 AT_ONCE = 16  # images that are looked up at once for a plan
 RELIEF_SECONDS = 0.5
@@ -77,7 +74,9 @@ class ImageWorks:
 
     async def set_up(self, space: Space | None = None) -> None:
         """The layer, the engine, and for a daemon what is left of earlier builds and what is free."""
-        self.blueprint = await self._blueprint()
+        log = self._logs / "layer.log"
+        found = blueprint_of(self.recipe, self.registries, self._environment, log)
+        self.blueprint = await self._stack.enter_async_context(found)
         if self.recipe.chosen is EngineKind.REGISTRY:
             engine = RegistryEngine(self.blueprint, self.registries, self.note)
             self.engine = await self._stack.enter_async_context(engine)
@@ -124,26 +123,6 @@ class ImageWorks:
             source.close()
         if source.error is not None:
             raise source.error
-
-    async def _blueprint(self) -> Blueprint:
-        recipe, edits = self.recipe, self.recipe.edits
-        if recipe.agent is None:
-            return Blueprint(edits=edits, steps=recipe.steps, platforms=recipe.platforms)
-        cache = LayerCache(self._environment.cache / "layers", LAYER_CACHE)
-        await self._stack.enter_async_context(cache)
-
-        async def fetch(place: str, into: Path) -> str:
-            image, _, path = place.rpartition(":")
-            return await pick(self.registries, image, path, into, recipe.platforms[0])
-
-        packaged = await prepare(recipe.agent, cache, self._logs / "layer.log", fetch)
-        env = {**packaged.env, **edits.env}
-        return Blueprint(
-            layers=(packaged.layer,),
-            edits=msgspec.structs.replace(edits, env=env),
-            steps=recipe.steps,
-            platforms=recipe.platforms,
-        )
 
 
 class ImageSource(Source):

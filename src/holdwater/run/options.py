@@ -18,6 +18,7 @@ from ..core.errors import BadInput
 from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
+from ..image.recipe import read as read_recipe
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
 CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
@@ -53,6 +54,7 @@ class Options(TypedDict, total=False):
     mount: Sequence[str] | None
     sandbox_read_only: bool | None
     network: Network | str | None
+    images: str | Path | None
     scratch: str | Path | None
     keep: Keep | str | None
     memory: int | str | None
@@ -208,6 +210,7 @@ READ: dict[str, Callable[[Any], Any]] = {  # what people write -> what is kept
     "shard": parse_shard,
     "sampling": parse_sampling,
     "prices": lambda path: read_prices(Path(path)),
+    "images": lambda path: read_recipe(Path(path)),
     "only": tuple,
     "mounts": lambda texts: tuple(_mount(text) for text in texts),
     "scratch": lambda path: str(Path(path).absolute()),

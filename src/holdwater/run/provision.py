@@ -15,18 +15,19 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.containers import Containers
 from ..core.errors import ImageFailed
-from ..core.records import Start, Verdict
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from .config import Environment
 from .dock import Dock, Levers
 from .governor import Governor
 from .notes import Notes
+from .scheduler import Scheduler
 from .supply import Supply
+from .wanted import Wanted
 
 
 class Provision:
-    """One run's, opened around it; a `scheduler.Provider`."""
+    """One run's, opened around it; a `wanted.Supplies`."""
 
     def __init__(self, config: RunConfig, environment: Environment, ledger: Ledger, logs: Path) -> None:
         self._config = config
@@ -53,32 +54,36 @@ class Provision:
     def containers(self) -> Containers:
         return self._dock.containers
 
-    async def need(self, starts: Sequence[Start]) -> int:
-        return await self.supply.need(self._named(starts))
+    async def need(self, wanted: Wanted) -> int:
+        return await self.supply.need(self._named(wanted))
 
-    async def hold(self, attempt: int, starts: Sequence[Start]) -> dict[str, str]:
-        await self._dock.provide(starts)
-        named = self._named(starts)
+    async def hold(self, attempt: int, wanted: Wanted) -> dict[str, str]:
+        """The images of an attempt, once its networks are there."""
+        named = self._named(wanted)
+        await self._dock.provide([start for start in (wanted.start, wanted.grader) if start is not None])
         found = await self.supply.hold(attempt, named)
-        return {start.key: found[name.key] for start, name in zip(starts, named, strict=True)}
+        return {**found, wanted.start.key: found[named.start.key]}
 
     def release(self, attempt: int) -> None:
         self.supply.release(attempt)
 
-    def expect(self, starts: Sequence[Start]) -> None:
-        self.supply.expect([start for start in starts if start.key or self._config.image])
+    def expect(self, wanted: Wanted) -> None:
+        if wanted.start.key or self._config.image:
+            self.supply.expect(self._named(wanted))
 
-    def settled(self, verdict: Verdict) -> None:
-        self._dock.settled(verdict)
+    def stop(self) -> None:
+        self.supply.stop()
 
-    def duties(self, levers: Levers, governor: Governor) -> Sequence[Duty]:
+    def duties(self, run: Scheduler, governor: Governor) -> Sequence[Duty]:
+        levers = Levers(governor.hold, governor.release, run.stop, run.living)
         return (*self._dock.duties(levers), *self.supply.duties(governor), self._note.duty())
 
-    def _named(self, starts: Sequence[Start]) -> list[Start]:
-        """The same, each with an image: the run's own where it names none."""
-        default = self._config.image
-        if default is None and not all(start.key for start in starts):
-            raise ImageFailed(
-                "the instance names no image", "`--image` gives one to all that name none", kind="none", again=False
-            )
-        return [start if start.key else msgspec.structs.replace(start, image=default) for start in starts]
+    def _named(self, wanted: Wanted) -> Wanted:
+        """The same with an image: the run's own where it names none."""
+        if wanted.start.key:
+            return wanted
+        if self._config.image is None:
+            hint = "`--image` gives one to all that name none"
+            raise ImageFailed("the instance names no image", hint, kind="none", again=False)
+        start = msgspec.structs.replace(wanted.start, image=self._config.image)
+        return msgspec.structs.replace(wanted, start=start)
