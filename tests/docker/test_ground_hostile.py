@@ -47,17 +47,17 @@ FLAGS = (
     *("--sandbox", "docker", "--image", IMAGE, "--agent", "suite.py:solve", "--sandbox-memory", "64MiB"),
     *("--sandbox-disk", "40MiB", "--sandbox-pids", "64", "--sandbox-output", "4MiB", "--retries", "0"),
 )
-EXPECTED = {  # the kind of a sandbox -> how its instance ends
-    "calm": "passed",
-    "memory": "resource",
-    "forks": "failed",
-    "stubborn": "failed",
-    "asleep": "failed",
-    "stopped": "failed",
-    "away": "failed",
-    "disk": "resource",
-    "files": "resource",
-    "prints": "failed",
+EXPECTED = {  # the kind of a sandbox -> how its instance ends, and for which failure
+    "calm": ("passed", None),
+    "memory": ("failed", "resource"),
+    "forks": ("failed", "limit"),
+    "stubborn": ("failed", None),
+    "asleep": ("failed", None),
+    "stopped": ("failed", None),
+    "away": ("failed", None),
+    "disk": ("failed", "resource"),
+    "files": ("failed", "resource"),
+    "prints": ("failed", "limit"),
 }
 SMALL = {"count": 10, "at_once": 5, "seconds": 3.0}
 FULL = {"count": 60, "at_once": 20, "seconds": 10.0}
@@ -91,7 +91,7 @@ def test_all_settle_inside_the_budget_and_nothing_is_left(
         assert command.wait(1500) == 1, command
 
     scene.assert_whole(int(size["count"]))
-    assert {name.partition("-")[0]: kind for name, kind in scene.outcomes().items()} == EXPECTED
+    assert ended(scene) == EXPECTED
     assert highest.bytes < size["at_once"] * 150 * MB  # what a watched quota lets through in a moment
     ground.assert_clean()
     scene.assert_clean()
@@ -111,7 +111,7 @@ def test_a_kill_in_the_middle_and_a_resume_leave_nothing_either(
     assert again.wait(1500) == 1, again
 
     scene.assert_whole(int(size["count"]))
-    assert {name.partition("-")[0]: kind for name, kind in scene.outcomes().items()} == EXPECTED
+    assert ended(scene) == EXPECTED
     ground.assert_clean()
     scene.assert_clean()
 
@@ -119,6 +119,8 @@ def test_a_kill_in_the_middle_and_a_resume_leave_nothing_either(
 def test_what_a_dead_run_left_is_removed_by_the_next_one_and_nobody_elses(
     tmp_path: Path, ground: Ground
 ) -> None:
+    for name in ("dead", "alive"):
+        (tmp_path / name).mkdir()
     dead, alive = ground.scene(tmp_path / "dead"), ground.scene(tmp_path / "alive")
     alive.env = dead.env
     ground.docker("run", "--detach", "--name", "foreign", "--network", "none", IMAGE, "sleep", "1000")
@@ -128,7 +130,6 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one_and_nobody_elses(
         until("containers", lambda: len(ground.left()["containers"]) >= 3, 60)
         command.kill()
 
-        alive.place.mkdir(parents=True, exist_ok=True)
         begun(alive, {**SMALL, "count": 1})
         words = ["--agent", f"{alive.file}:solve", "--sandbox", "docker", "--image", IMAGE]
         second = alive.run(*words)
@@ -140,6 +141,16 @@ def test_what_a_dead_run_left_is_removed_by_the_next_one_and_nobody_elses(
         ground.docker("rm", "--force", "foreign")
         dead.close()
         alive.close()
+
+
+def ended(scene: Scene) -> dict[str, tuple[str, str | None]]:
+    """How each kind of sandbox ended: all of a kind alike."""
+    rows = {
+        (row["instance"].partition("-")[0], row["kind"], row["where"]) for row in scene.export("outcomes")
+    }
+    found = {name: (kind, where) for name, kind, where in rows}
+    assert len(found) == len(rows), rows
+    return found
 
 
 class Highest:

@@ -104,7 +104,7 @@ def scene(tmp_path: Path, ground: Ground) -> Iterator[Scene]:
 @pytest.fixture
 def service(ground: Ground) -> Iterator[int]:
     """A service of the machine that listens on all its addresses, one of which is not on loopback."""
-    subprocess.run([*ground.before, "ip", "link", "add", "outside", "type", "dummy"], check=True)
+    subprocess.run([*ground.before, "ip", "link", "add", "outside", "type", "bridge"], check=True)
     subprocess.run([*ground.before, "ip", "addr", "add", "198.51.100.1/24", "dev", "outside"], check=True)
     subprocess.run([*ground.before, "ip", "link", "set", "outside", "up"], check=True)
     code = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); input()"
