@@ -20,7 +20,7 @@ from ...core.records import Limits
 from ...docker.client import DockerError
 from .. import quota
 from ..cgroup import PROC, ROOT, Cgroup, CgroupHome
-from ..watch import Counts, Watch, cpu_used_up, size
+from ..watch import Counts, Watch, size
 from .container import ASKING, Container
 
 STATS = 5.0  # seconds between questions to a daemon whose control groups are not seen from here
