@@ -10,13 +10,24 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tests.docker_scene import Daemon, needed
 
+from holdwater.core.containers import RUN_LABEL, Containers
+from holdwater.core.records import Network, Start
+from holdwater.docker.client import DockerClient
+from holdwater.sandbox.docker.sandbox import DockerSandboxes
+
 IMAGE = "box:1"
+START = Start(image=IMAGE)
 POOL = "10.213.0.0/16"
+NUMBERS = count(1)  # of runs
 PROGRAMS = (
     *("sh", "sleep", "id", "cat", "ls", "mkdir", "ln", "head", "dd", "kill", "setsid", "env", "rm", "chmod"),
     *("chown", "touch", "true", "mv", "mkfifo", "git", "bash"),
@@ -97,3 +108,20 @@ def _python() -> Iterator[tuple[str, Path]]:
             yield str(path).lstrip("/"), path
             if path.suffix == ".so":
                 yield from _libraries(path)
+
+
+@asynccontextmanager
+async def sandboxes(
+    daemon: Daemon, network: Network = Network.NONE, run: str = "", **containers: Any
+) -> AsyncIterator[DockerSandboxes]:
+    """Opens containers in the daemon; none of them is left at the end."""
+    told = Containers(host=daemon.host, run=run or f"r{next(NUMBERS)}", home="tests", **containers)
+    threads = ThreadPoolExecutor(2)
+    async with DockerClient(daemon.host) as client:
+        yield DockerSandboxes(client, told, network, threads)
+    threads.shutdown()
+    assert containers_of(daemon, told.run) == []
+
+
+def containers_of(daemon: Daemon, run: str) -> list[str]:
+    return daemon.docker("ps", "--all", "--quiet", "--filter", f"label={RUN_LABEL}={run}").split()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests import docker_scene, ground_scene
+from tests import box_scene, docker_scene, ground_scene
 from tests.docker_scene import MB, Daemon, Registry
 from tests.ground_scene import Ground
 
@@ -32,3 +32,11 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 def root() -> bytes:
     docker_scene.needed("ldd")
     return docker_scene.root()
+
+
+@pytest.fixture(scope="session")
+def netdaemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with networks, in which the image `box_scene.IMAGE` is."""
+    with docker_scene.daemon(tmp_path_factory.mktemp("netdocker"), networks=box_scene.POOL) as found:
+        box_scene.import_image(found)
+        yield found

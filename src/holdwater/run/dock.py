@@ -26,7 +26,7 @@ from ..docker.client import DockerClient, DockerError
 from ..image.docker.locks import locked
 from ..rollout.duty import Duty
 from ..sandbox.docker import fence, network
-from ..sandbox.docker.sweep import reap, sweep
+from ..sandbox.docker.sweep import Swept, reap, sweep
 from .config import Environment
 from .daemon import state_of
 
@@ -59,6 +59,7 @@ class Dock:
         self._fd = -1
         self._made: set[Network] = set()  # a handful of kinds
         self._making = asyncio.Lock()
+        self._known: set[str] = set()  # what could not be removed last time
         self._gone_since: float | None = None
         self._run: Levers | None = None
         self.containers = Containers(host=environment.docker_host, run=config.id, home="")
@@ -77,7 +78,7 @@ class Dock:
                 read_only=config.read_only,
             )
             await self._bury()
-            await reap(self.client, self.containers, ())
+            self._told(await reap(self.client, self.containers, ()))
             address = (await self._network(Network.GATEWAY)).address
             self.containers = msgspec.structs.replace(self.containers, gateway=address)
         except BaseException:  # boundary: given back, then raised again
@@ -132,7 +133,7 @@ class Dock:
 
     async def _reap(self) -> None:
         if self._gone_since is None and self._run is not None:
-            await reap(self.client, self.containers, self._run.living())
+            self._told(await reap(self.client, self.containers, self._run.living()))
 
     async def _network(self, kind: Network) -> network.Bridge:
         async with self._making:
@@ -148,19 +149,25 @@ class Dock:
             self._note("fence.missing", f"{told}: {why}")
 
     async def _clear(self) -> None:
-        await reap(self.client, self.containers, ())
-        await sweep(self.client, self.containers.home, lambda run: run != self._config.id)
+        self._told(await sweep(self.client, self.containers.home, lambda run: run != self._config.id))
         await fence.down(self.containers.network(Network.GATEWAY))
 
     async def _bury(self) -> None:
         """Remove what dead runs of this machine left."""
         swept = await sweep(self.client, self.containers.home, self._lives)
+        self._told(swept)
         if swept.containers or swept.networks:
             told = f"{swept.containers} containers and {swept.networks} networks of dead runs are removed"
             self._note("orphans.removed", told)
         for name in await fence.names():
             if not self._lives(name.removeprefix("holdwater-")):
                 await fence.down(name)
+
+    def _told(self, swept: Swept) -> None:
+        """What could not be removed is tried again; that it could not is an event, once."""
+        for left in set(swept.left) - self._known:
+            self._note("cleanup.failed", left)
+        self._known = set(swept.left)
 
     def _lives(self, run: str) -> bool:
         """Whether a run of this machine has a conductor; this one does."""

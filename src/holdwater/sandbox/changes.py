@@ -13,7 +13,7 @@ import struct
 import tarfile
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
@@ -70,19 +70,19 @@ def salvage(work: str, manifest: Path, into: Path) -> Salvage | None:
             sizes.append(change.new.size)
     if not count:
         return None
-    with _replacing(into) as file:
-        files = _archive(work, manifest, file, _largest_kept(sizes))
-    return Salvage(name=into.name, files=files, bytes=into.stat().st_size)
+    with archive(into) as made:
+        _archive(work, manifest, made, largest_kept(sizes))
+    return Salvage(name=into.name, files=made.paths, bytes=into.stat().st_size)
 
 
 def restore(work: str, source: Path) -> None:
     """Put salvaged work back: delete what was deleted, then write what was changed or added."""
-    with _opened(source) as tar:
-        for member in _members(tar):
+    with opened(source) as tar:
+        for member in members(tar):
             if member.name == "deleted":
                 _delete(work, tar, member)
-    with _opened(source) as tar:
-        for member in _members(tar):
+    with opened(source) as tar:
+        for member in members(tar):
             if member.name.startswith("work/"):
                 _put(work, tar, member)
 
@@ -149,7 +149,7 @@ def _alike(old: Entry | None, new: Entry) -> bool:
     return old == new
 
 
-def _largest_kept(sizes: array[int]) -> tuple[int, int]:
+def largest_kept(sizes: Iterable[int]) -> tuple[int, int]:
     """The smallest files first until `LARGEST`: the largest size that is kept, and how many of that size."""
     ordered = sorted(sizes)
     total = 0
@@ -160,57 +160,87 @@ def _largest_kept(sizes: array[int]) -> tuple[int, int]:
     return LARGEST + 1, 0
 
 
-def _archive(work: str, manifest: Path, file: IO[bytes], largest: tuple[int, int]) -> int:
-    """Write the changes; how many paths they hold."""
+def _archive(work: str, manifest: Path, made: Archive, largest: tuple[int, int]) -> None:
+    """Write the changes down."""
     limit, of_limit = largest
-    files = 0
+    for change in _changes(work, manifest):
+        new = change.new
+        if new is None:
+            assert change.old is not None
+            made.delete(change.old.path)
+            continue
+        regular = stat.S_ISREG(new.mode)
+        of_limit -= regular and new.size == limit
+        if regular and (new.size > limit or (new.size == limit and of_limit < 0)):
+            made.leave_out(new.path)
+        else:
+            _add(work, made, new)
+
+
+class Archive:
+    """The archive while it is written."""
+
+    def __init__(self, tar: tarfile.TarFile, deleted: IO[bytes], left_out: IO[bytes]) -> None:
+        self.paths = 0  # that it holds
+        self._tar = tar
+        self._deleted = deleted
+        self._left_out = left_out
+
+    def add(self, info: tarfile.TarInfo, content: Any = None) -> None:
+        """A path below the working directory, as `info.name` has it, and what is in it if it is a file."""
+        info.name = f"work/{info.name}"
+        self._tar.addfile(info, content)
+        _forget(self._tar)
+        self.paths += 1
+
+    def delete(self, path: bytes) -> None:
+        self._deleted.write(path + b"\0")
+        self.paths += 1
+
+    def leave_out(self, path: bytes) -> None:
+        self._left_out.write(path + b"\0")
+
+    def finish(self) -> None:
+        for name, listed in (("deleted", self._deleted), ("left-out", self._left_out)):
+            _add_list(self._tar, name, listed)
+
+
+@contextmanager
+def archive(into: Path) -> Iterator[Archive]:
+    """A new archive, which is there whole and durable when this ends, or not at all."""
     with (
+        _replacing(into) as file,
         _spool() as deleted,
         _spool() as left_out,
         zstandard.ZstdCompressor(LEVEL).stream_writer(file, closefd=False) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for change in _changes(work, manifest):
-            new = change.new
-            if new is None:
-                assert change.old is not None
-                deleted.write(change.old.path + b"\0")
-                files += 1
-                continue
-            regular = stat.S_ISREG(new.mode)
-            of_limit -= regular and new.size == limit
-            if regular and (new.size > limit or (new.size == limit and of_limit < 0)):
-                left_out.write(new.path + b"\0")
-            else:
-                files += _add(work, tar, new)
-            _forget(tar)
-        for name, listed in (("deleted", deleted), ("left-out", left_out)):
-            _add_list(tar, name, listed)
-    return files
+        made = Archive(tar, deleted, left_out)
+        yield made
+        made.finish()
 
 
-def _add(work: str, tar: tarfile.TarFile, entry: Entry) -> bool:
-    """Add one path; False if it cannot be read."""
-    info = tarfile.TarInfo(f"work/{os.fsdecode(entry.path)}")
+def _add(work: str, made: Archive, entry: Entry) -> None:
+    """Add one path, unless it cannot be read."""
+    info = tarfile.TarInfo(os.fsdecode(entry.path))
     info.mode = stat.S_IMODE(entry.mode)
     info.mtime = entry.mtime // 1_000_000_000
     steps = os.fsdecode(entry.path).split("/")
     try:
         if stat.S_ISDIR(entry.mode):
             info.type = tarfile.DIRTYPE
-            tar.addfile(info)
+            made.add(info)
         elif stat.S_ISLNK(entry.mode):
             info.type = tarfile.SYMTYPE
             with beneath.open_parent(work, steps) as parent:
                 info.linkname = os.readlink(steps[-1], dir_fd=parent)
-            tar.addfile(info)
+            made.add(info)
         else:
             with beneath.open_file(work, steps, os.O_RDONLY) as fd:
                 info.size = entry.size
-                tar.addfile(info, Exactly(fd))
+                made.add(info, Exactly(fd))
     except (PermissionError, FileNotFoundError, NotADirectoryError, SandboxFailed):
-        return False
-    return True
+        return
 
 
 class Exactly(RawIOBase):
@@ -251,7 +281,7 @@ def _replacing(into: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+def opened(source: Path) -> Iterator[tarfile.TarFile]:
     try:
         with (
             source.open("rb") as file,
@@ -263,7 +293,7 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
         raise SandboxFailed(f"cannot restore `{source}`: {e}") from e
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while member := tar.next():
         _forget(tar)
         yield member
@@ -280,7 +310,7 @@ def _delete(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     while chunk := listed.read(SPOOLED):
         *paths, held = (held + chunk).split(b"\0")
         for path in paths:
-            steps = _steps(os.fsdecode(path))
+            steps = steps_of(os.fsdecode(path))
             try:
                 with beneath.open_parent(work, steps) as parent:
                     _discard(steps[-1], parent)
@@ -290,7 +320,7 @@ def _delete(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
 
 def _put(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     """Write one member; links are made as they were and never followed, other kinds are refused."""
-    steps = _steps(member.name.removeprefix("work/"))
+    steps = steps_of(member.name.removeprefix("work/"))
     with beneath.open_parent(work, steps, make=True) as parent:
         if member.isdir():
             _put_directory(steps[-1], parent, member.mode)
@@ -328,7 +358,7 @@ def _discard(name: str, parent: int) -> None:
         shutil.rmtree(name, dir_fd=parent)
 
 
-def _steps(path: str) -> list[str]:
+def steps_of(path: str) -> list[str]:
     steps = path.split("/")
     if any(step in ("", ".", "..") for step in steps):
         raise SandboxFailed(f"not a path of a working directory: `{path[:300]}`", again=False)

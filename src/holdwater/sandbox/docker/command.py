@@ -19,10 +19,13 @@ from ...docker.frames import STDERR, Frames
 from ..capture import Capture, Log
 from ..command import finish_anyway
 from .container import ASKING, Container
-from .ending import signal_marked
+from .ending import Ending
 from .failures import not_started, reported
 
-PULSE = 10.0  # seconds of silence after which the daemon is asked whether the command still runs
+FIRST_PULSE = (
+    0.25  # seconds of silence until the daemon is asked whether it still runs, twice as many each time,
+)
+PULSE = 10.0  # up to this
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 KILLING = 10.0  # seconds for the tree to be found and killed
 GONE = (0.5, 1.0, 5.0)  # seconds for killed processes to be gone, each time that they are killed
@@ -60,7 +63,9 @@ class ContainerCommand:
         self._container = container
         self._client = container.client
         self._launch = launch
+        self._ending = Ending(self._client, container.path, launch.user, launch.mark)
         self._over = asyncio.Event()  # it has exited, or was stopped
+        self._pulse = FIRST_PULSE
         self._path = ""
 
     async def finish(self, timeout: float | None) -> int:
@@ -120,14 +125,20 @@ class ContainerCommand:
         return await self._status()
 
     async def _next(self, pieces: Any) -> bytes:
-        """What is printed next; nothing when it has ended. A silence may be that of a dead daemon."""
+        """What is printed next; nothing when it has ended, though what it left may hold its output open.
+
+        A silence may also be that of a dead daemon.
+        """
+        over = False
         while True:
             try:
-                async with asyncio.timeout(PULSE):
+                async with asyncio.timeout(FIRST_PULSE if over else self._pulse):
                     return await anext(pieces, b"")
             except TimeoutError:
-                if not (await self._asked())["Running"]:
+                if over:
                     return b""
+                self._pulse = min(PULSE, 2 * self._pulse)
+                over = not (await self._asked())["Running"]
 
     async def _status(self) -> dict[str, Any]:
         """Wait until it has ended: it may have closed its output before."""
@@ -152,7 +163,7 @@ class ContainerCommand:
     async def _signal(self, name: str) -> bool:
         try:
             async with asyncio.timeout(KILLING):
-                return await signal_marked(self._client, self._container.path, name, self._launch.mark)
+                return await self._ending.signal(name)
         except TimeoutError:
             return False
 

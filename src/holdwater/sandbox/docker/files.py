@@ -53,6 +53,12 @@ class Found(msgspec.Struct, frozen=True):
     def is_file(self) -> bool:
         return not self.mode & (GO_DIRECTORY | GO_LINK | GO_OTHER)
 
+    @property
+    def kind(self) -> bytes:
+        """As in a tar."""
+        kinds = {GO_DIRECTORY: tarfile.DIRTYPE, GO_LINK: tarfile.SYMTYPE, GO_OTHER: tarfile.FIFOTYPE}
+        return next((kind for bits, kind in kinds.items() if self.mode & bits), tarfile.REGTYPE)
+
 
 class Files:
     """The files of one container."""
@@ -98,13 +104,20 @@ class Files:
             raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
         if found.size > LARGEST_READ:
             raise SandboxFailed(f"larger than {LARGEST_READ} bytes: `{path}`", kind="size", again=False)
+        info, content = await self.fetch(found.path)
+        if not info.isreg():
+            raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
+        return content
+
+    async def fetch(self, path: str) -> tuple[tarfile.TarInfo, bytes]:
+        """A file or a link as it is, and what is in it."""
         packed = bytearray()
-        async with self.client.reading("GET", self.archive, {"path": found.path}) as pieces:
+        async with self.client.reading("GET", self.archive, {"path": path}) as pieces:
             async for piece in pieces:
                 packed += piece
                 if len(packed) > LARGEST_READ + OVERHEAD:
                     raise SandboxFailed(f"it grew while it was read: `{path}`", kind="size", again=False)
-        return _content(packed, path)
+        return _first(packed)
 
     async def write(self, path: str, content: bytes, owner: Owner) -> None:
         """Create or replace a file, and the directories above it."""
@@ -176,13 +189,13 @@ def directories(names: Sequence[str], owner: Owner) -> list[tuple[tarfile.TarInf
     return made
 
 
-def _content(packed: bytearray, path: str) -> bytes:
+def _first(packed: bytearray) -> tuple[tarfile.TarInfo, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
             first = tar.next()
-            content = tar.extractfile(first) if first is not None and first.isreg() else None
-            if content is None:
-                raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
-            return content.read()
+            if first is None:
+                raise SandboxFailed("an archive of nothing", kind="archive")
+            content = tar.extractfile(first) if first.isreg() else None
+            return first, content.read() if content else b""
     except tarfile.TarError as error:
         raise SandboxFailed(f"not an archive: {error}", kind="archive") from error

@@ -17,25 +17,27 @@ from types import TracebackType
 
 from ...core.containers import Containers
 from ...core.errors import AttemptOver, SandboxFailed
-from ...core.records import CommandResult, Limits, Network, Start
+from ...core.records import CommandResult, Limits, Network, Salvage, Start
 from ...docker.client import DockerClient
 from .. import marks, quota
 from ..capture import Log
 from ..command import finish_anyway
 from ..process import LONGEST_LINE
 from ..watch import Counts
-from . import trees
+from . import trees, work
 from .command import ContainerCommand, Launch
 from .container import Container
 from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner, directories, member
 from .life import ContainerLife
-from .spec import Image, Wanted
+from .spec import Image, Wanted, workdir
 from .watch import ContainerWatch
+from .work import Work
 
 OPENING = 30.0  # seconds
 THREADS = 4
+AT_ONCE = 500  # paths in one command
 JOINED = 'l=; for p; do l=$l$p; done; set --; unset p; eval "unset l; $l"'  # a line that came in pieces
 EVERYBODY = 0o777  # directories that are asked for can be written by whoever acts, and whoever grades
 
@@ -79,6 +81,7 @@ class DockerSandbox:
         self._watch = ContainerWatch(limits, sandboxes.threads)
         name = f"holdwater-{sandboxes.containers.run}-{attempt}"
         self._life = ContainerLife(sandboxes.client, name, self._make, self._watch)
+        self._work: Work | None = None
         self._owners: dict[str, Owner] = {}  # bound: the users of an instance
         self._commands = 0
         self._closed = False
@@ -99,7 +102,7 @@ class DockerSandbox:
 
     @property
     def workdir(self) -> str:
-        return self._start.workdir or self._image.workdir or "/"
+        return workdir(self._start, self._image)
 
     @property
     def memory(self) -> int:
@@ -191,6 +194,7 @@ class DockerSandbox:
         await finish_anyway(self._life.end())
         if self.leftovers:
             raise SandboxFailed(f"cannot begin anew: {self.leftovers[0]}")
+        self._work = None
         self._start = start or self._start
         self._network = self._start.network or self._sandboxes.network
         await self._look_at_image()
@@ -200,6 +204,46 @@ class DockerSandbox:
         self._network = network
         if self._life.begun:
             await (await self._container()).reach(network)
+
+    async def mark(self) -> None:
+        if not self._life.begun and self._counted:
+            return  # what is as in the image needs no mark
+        kept = await self._kept()
+        with reported("cannot see what a sandbox holds"):
+            await kept.mark()
+
+    async def salvage(self, into: Path) -> Salvage | None:
+        if not self._life.begun:
+            return None
+        kept = await self._kept()
+        with reported("cannot keep what changed in a sandbox"):
+            return await kept.salvage(into)
+
+    async def restore(self, source: Path) -> None:
+        files, threads = await self._files(), self._sandboxes.threads
+        with reported("cannot put work back"):
+            gone = await asyncio.get_running_loop().run_in_executor(threads, work.deleted, source)
+            for at in range(0, len(gone), AT_ONCE):
+                result = await self.run(["rm", "-rf", "--", *gone[at : at + AT_ONCE]], user="0")
+                if not result.ok:
+                    raise SandboxFailed(f"cannot put work back: {result.stderr.strip()[-500:]}")
+            await work.restore(files, self.workdir, source, await self._owner(files), threads)
+        await self._watch.measure_disk()
+        if error := self._watch.disk_over():
+            raise error
+
+    @property
+    def _counted(self) -> bool:
+        """Whether the daemon can say what changed: of volumes it cannot."""
+        return not self._sandboxes.containers.read_only
+
+    async def _kept(self) -> Work:
+        """The work so far; a phase ends here, and another begins."""
+        files = await self._files()
+        await self._watch.begin_phase()
+        if self._work is None:
+            self._work = Work(files, self.workdir, self._counted, self._sandboxes.threads)
+        return self._work
 
     async def _look_at_image(self) -> None:
         self._owners.clear()
@@ -308,6 +352,7 @@ class DockerSandbox:
     def _launch(
         self, argv: list[str], env: Mapping[str, str], user: str | None, workdir: str | None
     ) -> Launch:
+        _check_words([*argv, *env, *env.values()])
         self._commands += 1
         mark = f"{self._commands:06}"  # none is the beginning of another
         carried = {
@@ -339,3 +384,10 @@ class DockerSandbox:
                 raise error
             if code >= 128 and not await (await self._container()).running():
                 raise container_gone("a command was ended")
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse what no process can be given."""
+    text = "".join(words)
+    if "\0" in text or any(0xD800 <= ord(letter) <= 0xDFFF for letter in set(text)):
+        raise SandboxFailed("cannot start a process: a NUL, or what no encoding can write", kind="spawn")

@@ -13,9 +13,9 @@ import stat
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ...core.errors import SandboxFailed
 from ...docker.client import DockerError
@@ -24,30 +24,25 @@ from ..command import finish_anyway
 from ..unpack import unpack
 from .files import Files, Owner, directories, member
 
+T = TypeVar("T")
+
 MOVING = 3600.0  # seconds for a tree
 PIECE = 256 * 1024  # bytes
 
 
 async def put(files: Files, source: Path, path: str, owner: Owner, threads: Executor) -> None:
     """Copy a file, or what is in a directory, of this machine to `path`."""
-    place, above = await _target(files, path, tree=source.is_dir())
+    tree = source.is_dir()
+    place, above = await _target(files, path, tree)
 
     def pack(into: IO[bytes]) -> None:
-        with tarfile.open(fileobj=into, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            made = above if source.is_dir() else above[:-1]
-            for info, _ in directories(made, owner):
+        with packing(into) as tar:
+            for info, _ in directories(above if tree else above[:-1], owner):
                 tar.addfile(info)
             for name, found in _listed(source, "/".join(above)):
                 _add(tar, name, found, owner)
 
-    async with _beside(pack, "wb", threads) as (here, working):
-        try:
-            await files.client.upload(files.archive, {"path": place}, _pieces(here), MOVING)
-        except DockerError:
-            here.close()
-            await working  # what failed here comes first
-            raise
-        await working
+    await write_through(files, place, pack, threads)
 
 
 async def take(files: Files, path: str, into: Path, exclude: Sequence[str], threads: Executor) -> None:
@@ -63,13 +58,38 @@ async def take(files: Files, path: str, into: Path, exclude: Sequence[str], thre
         unpack(stream, into.parent)
         (into.parent / posixpath.basename(found.path)).replace(into)
 
-    async with _beside(take_apart, "rb", threads) as (here, working):
-        async with files.client.reading("GET", files.archive, {"path": found.path}) as pieces:
+    await read_through(files, found.path, take_apart, threads)
+
+
+async def write_through(
+    files: Files, place: str, pack: Callable[[IO[bytes]], None], threads: Executor
+) -> None:
+    """Unpack in the directory `place` what `pack` writes."""
+    async with _beside(pack, "wb", threads) as (here, working):
+        try:
+            await files.client.upload(files.archive, {"path": place}, _pieces(here), MOVING)
+        except DockerError:
+            here.close()
+            await _own_error(working)
+            raise
+        await working
+
+
+async def read_through(files: Files, path: str, work: Callable[[IO[bytes]], T], threads: Executor) -> T:
+    """Have `work` read the archive of `path`, in which that itself comes first."""
+    async with _beside(work, "rb", threads) as (here, working):
+        async with files.client.reading("GET", files.archive, {"path": path}) as pieces:
             async for piece in pieces:
                 if not await _fed(here, piece):
                     break
         here.shutdown(socket.SHUT_WR)
-        await working
+        return await working
+
+
+@contextmanager
+def packing(into: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    with tarfile.open(fileobj=into, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        yield tar
 
 
 async def _target(files: Files, path: str, tree: bool) -> tuple[str, list[str]]:
@@ -117,15 +137,15 @@ def _add(tar: tarfile.TarFile, name: str, source: Path, owner: Owner) -> None:
 
 @asynccontextmanager
 async def _beside(
-    work: Callable[[IO[bytes]], None], mode: Any, threads: Executor
-) -> AsyncIterator[tuple[socket.socket, asyncio.Future[None]]]:
+    work: Callable[[IO[bytes]], T], mode: Any, threads: Executor
+) -> AsyncIterator[tuple[socket.socket, asyncio.Future[T]]]:
     """`work` in a thread, on a stream; the other end of it, and what becomes of the thread."""
     here, there = socket.socketpair()
     here.setblocking(False)
 
-    def with_stream() -> None:
+    def with_stream() -> T:
         with there, there.makefile(mode) as stream:
-            work(stream)
+            return work(stream)
 
     working = asyncio.get_running_loop().run_in_executor(threads, with_stream)
     try:
@@ -135,7 +155,15 @@ async def _beside(
         await finish_anyway(_over(working))
 
 
-async def _over(working: asyncio.Future[None]) -> None:
+async def _own_error(working: asyncio.Future[None]) -> None:
+    """Raise what failed in the thread: it comes first, unless it failed for want of a reader."""
+    try:
+        await working
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+async def _over(working: asyncio.Future[Any]) -> None:
     await asyncio.wait([working])
     if not working.cancelled():
         working.exception()
