@@ -50,9 +50,11 @@ async def supplied(
     logs = place / "logs"
     logs.mkdir(exist_ok=True)
     notes = Notes()
-    async with DockerClient(daemon.host) as client:
-        async with Supply(config_of(run, disk, images), environment, client, notes, logs) as supply:
-            yield supply
+    async with (
+        DockerClient(daemon.host) as client,
+        Supply(config_of(run, disk, images), environment, client, notes, logs) as supply,
+    ):
+        yield supply
     assert notes == []
 
 
@@ -346,7 +348,7 @@ async def test_what_a_killed_run_left_is_adopted_by_its_resume_and_removed_by_an
 
     killed()
     async with supplied(daemon, tmp_path, "killed", 60 * MB) as supply:
-        assert supply.used() > 41 * MB, "what it left is in its budget"
+        assert supply.used() >= 41 * MB, "what it left is in its budget"
         began = time.monotonic()
         assert await supply.need(wants(image)) == 0
         await supply.hold(1, wants(image))

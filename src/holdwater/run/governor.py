@@ -93,6 +93,8 @@ class Governor:
         self._refresh()
         if images:
             self._measure_disk()
+            if failure := self._gate.beyond(images):
+                return failure
         memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
         need = Lease(

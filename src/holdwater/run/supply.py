@@ -8,6 +8,7 @@ an attempt asks for its `need` first, and the governor leases that.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from ..core.image import EngineKind, Note, Platform, Recipe
 from ..core.records import GiB, Start
 from ..docker.client import DockerClient, DockerError
 from ..governor.reading import Disk
-from ..governor.room import headroom
+from ..governor.room import EASE, room_in, room_of
 from ..image.docker import causes
 from ..image.docker.context import Context, read
 from ..image.docker.disk import DaemonDisk, daemon_disk, reread
@@ -144,7 +145,7 @@ class Supply:
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
         async def relieve() -> None:
-            if lacking := governor.lacking:
+            if (lacking := max(governor.lacking, -self._room())) > 0:
                 await self._relieve(lacking)
 
         prefetch = partial(self._prefetch, governor)
@@ -242,10 +243,11 @@ class Supply:
     # Room, and what comes next.
 
     def _room(self) -> int:
-        """Bytes that images may still take: of the budget, and of what is free."""
-        now = reread(self._disk.path)
-        free = now.free - headroom(now.total)
-        return free if self._config.disk is None else min(free, self._config.disk - self.used())
+        """Bytes that images may still take: beyond them a run counts as short of disk, and admits nobody."""
+        rooms = [room_of(self.disk())]
+        if self._config.disk is not None:
+            rooms.append(room_in(self._config.disk, self.used()))
+        return min(room.left - math.ceil(EASE * room.low) for room in rooms)
 
     async def _relieve(self, lacking: int) -> None:
         """Attempts that wait for room come before what is only expected."""
