@@ -49,7 +49,7 @@ from .wanted import Wanted
 PREFETCHES = 2  # at once
 PREFETCH_SECONDS = 0.2
 LONGEST_PREFETCH = 3600.0
-RELIEF_SECONDS = 0.5
+RELIEF_SECONDS = 0.2
 LONGEST_RELIEF = 600.0
 MOST_EXPECTED = 1024
 WARM = 10 * GiB  # that stay on the daemon after a run without a recipe, at most ...
@@ -82,6 +82,7 @@ class Supply:
         self._expected: OrderedDict[str, Expected] = OrderedDict()  # bound: MOST_EXPECTED
         self._prefetching: set[asyncio.Timeout] = set()  # bound: PREFETCHES
         self._stopped = False
+        self._lost = False  # the daemon's disk cannot be seen any more
 
     async def __aenter__(self) -> Supply:
         try:
@@ -145,6 +146,7 @@ class Supply:
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
         async def relieve() -> None:
+            await self._find_disk()
             if (lacking := max(governor.lacking, -self._room())) > 0:
                 await self._relieve(lacking)
 
@@ -155,11 +157,11 @@ class Supply:
         )
 
     def disk(self) -> Disk:
-        now = reread(self._disk.path)
+        now = self._read_disk()
         return Disk(path=now.path, free=now.free, total=now.total, memory=False, names=(STORE,))
 
     def used(self) -> int:
-        now = reread(self._disk.path)
+        now = self._read_disk()
         return max(0, now.total - now.free - self._before)
 
     # Opening.
@@ -177,7 +179,8 @@ class Supply:
         self._keeper.soon = self._soon
         now = reread(self._disk.path)
         self._before = self._keeper.began(now.total - now.free)  # bytes that are not the run's
-        self._threads = self._stack.enter_context(ThreadPoolExecutor(2, "holdwater-contexts"))
+        self._threads = ThreadPoolExecutor(2, "holdwater-contexts")
+        self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         way = Way(path=environment.path, network=recipe.network if recipe else "")
         platform = recipe.platforms[0] if recipe else await self._platform()
         self._stock = Stock(self._client, bases, self._keeper, platform, way, self._room, self._logs)
@@ -241,6 +244,20 @@ class Supply:
         return await loop.run_in_executor(self._threads, read, Path(start.build))
 
     # Room, and what comes next.
+
+    def _read_disk(self) -> DaemonDisk:
+        """As it is now; while the daemon is gone, as it was last."""
+        try:
+            self._disk = reread(self._disk.path)
+        except OSError:
+            self._lost = True
+        return self._disk
+
+    async def _find_disk(self) -> None:
+        """A daemon that was started again is another process, through which its disk is seen."""
+        if self._lost:
+            self._keeper.disk = self._disk = await daemon_disk(self._client)
+            self._lost = False
 
     def _room(self) -> int:
         """Bytes that images may still take: beyond them a run counts as short of disk, and admits nobody."""
