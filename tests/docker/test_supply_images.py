@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests import docker_scene
 from tests.docker_scene import MB, Daemon, Notes, Registry, noise
@@ -50,9 +51,11 @@ async def supplied(
     logs = place / "logs"
     logs.mkdir(exist_ok=True)
     notes = Notes()
-    async with DockerClient(daemon.host) as client:
-        async with Supply(config_of(run, disk, images), environment, client, notes, logs) as supply:
-            yield supply
+    async with (
+        DockerClient(daemon.host) as client,
+        Supply(config_of(run, disk, images), environment, client, notes, logs) as supply,
+    ):
+        yield supply
     assert notes == []
 
 
@@ -89,14 +92,15 @@ async def test_a_local_image_is_used_as_it_is_and_never_removed(
         daemon.docker("rmi", there, "only-here:1")
 
 
+@pytest.mark.parametrize("each", [10 * MB, pytest.param(30 * MB, marks=pytest.mark.proof)])
 async def test_more_images_than_the_budget_holds_are_all_held_in_turn(
-    registry: Registry, tmp_path: Path
+    registry: Registry, tmp_path: Path, each: int
 ) -> None:
-    images = [registry.put(f"turn/{number}", [noise(30 * MB)]) for number in range(12)]
+    images = [registry.put(f"turn-{each}/{number}", [noise(each)]) for number in range(12)]
     foreign = registry.put("turn/foreign", [noise(MB)])
-    with docker_scene.daemon(tmp_path / "docker", 500 * MB) as daemon:
+    with docker_scene.daemon(tmp_path / "docker", 14 * each) as daemon:
         daemon.docker("pull", "--quiet", foreign)
-        before, budget = daemon.free(), 120 * MB
+        before, budget = daemon.free(), 4 * each
         theirs, highest = daemon.images(), 0
         async with supplied(daemon, tmp_path, "turn", budget) as supply:
             kept = (await supply.hold(1000, wants(images[0])))[images[0]]
@@ -107,12 +111,11 @@ async def test_more_images_than_the_budget_holds_are_all_held_in_turn(
                 highest = max(highest, before - daemon.free())
                 assert daemon.docker("image", "inspect", held[image], kept)
                 supply.release(number)
-            assert 30 * MB < highest <= budget
+            assert each < highest <= budget
             assert await supply.need(wants(images[0])) == 0, "it was held all the time"
             assert await supply.need(wants(images[11])) == 0, "the last that was used is there"
-            assert await supply.need(wants(images[1])) > 30 * MB
-        assert theirs <= daemon.images()
-        assert before - daemon.free() < 500 * MB // 20 + MB, "what stays warm"
+            assert await supply.need(wants(images[1])) > each
+        assert daemon.images() == theirs
 
 
 async def test_many_holders_pull_once_and_what_a_container_uses_stays(
@@ -145,6 +148,31 @@ async def test_many_holders_pull_once_and_what_a_container_uses_stays(
         daemon.docker("rm", "uses")
         await supply._relieve(1 << 60)
         assert not names(daemon, "many/one") and not names(daemon, f"{SPACE}/many")
+
+
+async def test_what_two_runs_hold_stays_when_the_one_that_brought_it_ends(
+    daemon: Daemon, registry: Registry, tmp_path: Path
+) -> None:
+    before = daemon.images()
+    image = registry.put("two/one", [noise(41 * MB)])  # more than what may stay warm
+    async with supplied(daemon, tmp_path, "two-b") as second:
+        async with supplied(daemon, tmp_path, "two-a") as first:
+            await first.hold(1, wants(image))
+            held = (await second.hold(1, wants(image)))[image]
+        assert daemon.docker("image", "inspect", held)
+        assert await second.need(wants(image)) == 0
+        assert await second.hold(2, wants(image)) == {image: held}
+    assert daemon.images() == before
+
+
+async def test_a_daemon_that_comes_back_is_found_again(daemon: Daemon, tmp_path: Path) -> None:
+    async with supplied(daemon, tmp_path, "back") as supply:
+        relieve, *_ = supply.duties(Gate(0))  # type: ignore[arg-type]
+        seen = supply.disk()
+        supply._disk = msgspec.structs.replace(supply._disk, path="/proc/0/root/of/a/dead/daemon")
+        assert supply.disk().free == seen.free, "as it was last"
+        await relieve._work()
+        assert supply.disk().path == seen.path
 
 
 async def test_the_plan_makes_what_is_missing_and_its_image_is_pulled(
@@ -346,7 +374,7 @@ async def test_what_a_killed_run_left_is_adopted_by_its_resume_and_removed_by_an
 
     killed()
     async with supplied(daemon, tmp_path, "killed", 60 * MB) as supply:
-        assert supply.used() > 41 * MB, "what it left is in its budget"
+        assert supply.used() >= 41 * MB, "what it left is in its budget"
         began = time.monotonic()
         assert await supply.need(wants(image)) == 0
         await supply.hold(1, wants(image))

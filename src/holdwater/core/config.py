@@ -76,7 +76,9 @@ class RunConfig(Record, frozen=True):
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     keep: Keep = Keep.ALL  # of a closed sample's exchanges, logs and salvaged work
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
-    disk: int | None = None  # the budget for the run directory and scratch together
+    # The budget for the run directory and scratch together; with containers, for what the daemon may take
+    # beyond what was there.
+    disk: int | None = None
     disk_patience: float = 600.0  # seconds without room on the disk before the run stops
     ungoverned: bool = False  # attempts do not wait for their memory
     worker_memory: int = 1 * GiB  # a worker above this is drained and replaced

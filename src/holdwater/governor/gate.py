@@ -104,6 +104,10 @@ class Gate:
         finally:
             self._waiting.pop(attempt, None)
 
+    def beyond(self, disk: int) -> Failure | None:
+        """Why so much disk can never be had, if that is so."""
+        return self._never(Lease(0, disk), self.memory.most, self.disk.most)
+
     def drop(self, attempt: int, failure: Failure) -> bool:
         """Let an attempt that waits go with this failure; whether it did wait."""
         _, granted = self._waiting.pop(attempt, (None, None))

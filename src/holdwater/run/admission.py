@@ -45,12 +45,10 @@ class Admission:
             lease = await self._governor.lease(attempt, asks)
             return lease if isinstance(lease, Failure) else (lease, {})
         wanted = msgspec.msgpack.decode(payload, type=Wanted)
-        need = await self._fetched(attempt.id, self._supply.need(wanted))
-        if isinstance(need, Failure):
-            return need
-        lease = await self._governor.lease(attempt, asks, need)
-        if isinstance(lease, Failure):
-            return lease
+        leased = await self._leased(attempt, asks, wanted, self._supply)
+        if isinstance(leased, Failure):
+            return leased
+        lease, need = leased
         images = await self._fetched(attempt.id, self._supply.hold(attempt.id, wanted))
         self._governor.taken(attempt.id, need)
         return images if isinstance(images, Failure) else (lease, images)
@@ -86,6 +84,22 @@ class Admission:
     def expect_nothing(self) -> None:
         if self._supply is not None:
             self._supply.stop()
+
+    async def _leased(
+        self, attempt: Attempt, asks: Ask, wanted: Wanted, supply: Supplies
+    ) -> tuple[Lease, int] | Failure:
+        """Its lease, and the bytes of it that are for images."""
+        need = await self._fetched(attempt.id, supply.need(wanted))
+        while not isinstance(need, Failure):
+            lease = await self._governor.lease(attempt, asks, need)
+            if isinstance(lease, Failure):
+                return lease
+            now = await self._fetched(attempt.id, supply.need(wanted))
+            if not isinstance(now, Failure) and now <= need:
+                return lease, need
+            self._governor.give(attempt.id)  # what was there when it asked was evicted while it waited
+            need = now
+        return need
 
     async def _fetched(self, attempt: int, work: Coroutine[Any, Any, T]) -> T | Failure:
         """What the supply gives, or why it does not; being let go ends the wait at once."""

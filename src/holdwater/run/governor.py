@@ -93,6 +93,8 @@ class Governor:
         self._refresh()
         if images:
             self._measure_disk()
+            if failure := self._gate.beyond(images):
+                return failure
         memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
         need = Lease(
@@ -142,14 +144,18 @@ class Governor:
 
     def settled(self, verdict: Verdict) -> None:
         """Its lease returns; what it used is learned from."""
-        held = self._held.pop(verdict.attempt, None)
-        self._gate.give(verdict.attempt)
+        held = self.give(verdict.attempt)
         where = verdict.failure.where if verdict.failure else None
         if held is None or where in (Where.INTERRUPTED, Where.BUDGET, Where.WORKER):
             return
         self._sandboxes.add(max(held.peak.sandbox, verdict.peak_memory))
         self._workers.add(held.peak.worker)
         self._disks.add(held.peak.disk)
+
+    def give(self, attempt: int) -> Held | None:
+        """Its lease returns; what it had."""
+        self._gate.give(attempt)
+        return self._held.pop(attempt, None)
 
     @property
     def waiting(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ an attempt asks for its `need` first, and the governor leases that.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from ..core.image import EngineKind, Note, Platform, Recipe
 from ..core.records import GiB, Start
 from ..docker.client import DockerClient, DockerError
 from ..governor.reading import Disk
-from ..governor.room import headroom
+from ..governor.room import EASE, room_in, room_of
 from ..image.docker import causes
 from ..image.docker.context import Context, read
 from ..image.docker.disk import DaemonDisk, daemon_disk, reread
@@ -48,7 +49,7 @@ from .wanted import Wanted
 PREFETCHES = 2  # at once
 PREFETCH_SECONDS = 0.2
 LONGEST_PREFETCH = 3600.0
-RELIEF_SECONDS = 0.5
+RELIEF_SECONDS = 0.2
 LONGEST_RELIEF = 600.0
 MOST_EXPECTED = 1024
 WARM = 10 * GiB  # that stay on the daemon after a run without a recipe, at most ...
@@ -81,6 +82,7 @@ class Supply:
         self._expected: OrderedDict[str, Expected] = OrderedDict()  # bound: MOST_EXPECTED
         self._prefetching: set[asyncio.Timeout] = set()  # bound: PREFETCHES
         self._stopped = False
+        self._lost = False  # the daemon's disk cannot be seen any more
 
     async def __aenter__(self) -> Supply:
         try:
@@ -144,7 +146,8 @@ class Supply:
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
         async def relieve() -> None:
-            if lacking := governor.lacking:
+            await self._find_disk()
+            if (lacking := max(governor.lacking, -self._room())) > 0:
                 await self._relieve(lacking)
 
         prefetch = partial(self._prefetch, governor)
@@ -154,11 +157,11 @@ class Supply:
         )
 
     def disk(self) -> Disk:
-        now = reread(self._disk.path)
+        now = self._read_disk()
         return Disk(path=now.path, free=now.free, total=now.total, memory=False, names=(STORE,))
 
     def used(self) -> int:
-        now = reread(self._disk.path)
+        now = self._read_disk()
         return max(0, now.total - now.free - self._before)
 
     # Opening.
@@ -176,7 +179,8 @@ class Supply:
         self._keeper.soon = self._soon
         now = reread(self._disk.path)
         self._before = self._keeper.began(now.total - now.free)  # bytes that are not the run's
-        self._threads = self._stack.enter_context(ThreadPoolExecutor(2, "holdwater-contexts"))
+        self._threads = ThreadPoolExecutor(2, "holdwater-contexts")
+        self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         way = Way(path=environment.path, network=recipe.network if recipe else "")
         platform = recipe.platforms[0] if recipe else await self._platform()
         self._stock = Stock(self._client, bases, self._keeper, platform, way, self._room, self._logs)
@@ -241,11 +245,26 @@ class Supply:
 
     # Room, and what comes next.
 
+    def _read_disk(self) -> DaemonDisk:
+        """As it is now; while the daemon is gone, as it was last."""
+        try:
+            self._disk = reread(self._disk.path)
+        except OSError:
+            self._lost = True
+        return self._disk
+
+    async def _find_disk(self) -> None:
+        """A daemon that was started again is another process, through which its disk is seen."""
+        if self._lost:
+            self._keeper.disk = self._disk = await daemon_disk(self._client)
+            self._lost = False
+
     def _room(self) -> int:
-        """Bytes that images may still take: of the budget, and of what is free."""
-        now = reread(self._disk.path)
-        free = now.free - headroom(now.total)
-        return free if self._config.disk is None else min(free, self._config.disk - self.used())
+        """Bytes that images may still take: beyond them a run counts as short of disk, and admits nobody."""
+        rooms = [room_of(self.disk())]
+        if self._config.disk is not None:
+            rooms.append(room_in(self._config.disk, self.used()))
+        return min(room.left - math.ceil(EASE * room.low) for room in rooms)
 
     async def _relieve(self, lacking: int) -> None:
         """Attempts that wait for room come before what is only expected."""
