@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdwater.core.errors import SandboxFailed
-from holdwater.core.records import Limits, Network, Start
+from holdwater.core.records import Limits, MiB, Network, Start
 from holdwater.sandbox import marks
 from holdwater.sandbox.probe import Machine, probe
 from holdwater.sandbox.process import ProcessSandbox, ProcessSandboxes
@@ -174,3 +175,15 @@ async def test_what_only_a_container_gives_is_refused_with_a_hint(
             await box.run("true")
 
     assert raised.value.hint == "`--sandbox docker`" and not raised.value.again
+
+
+async def test_a_small_file_is_read_with_little_memory(box: ProcessSandbox) -> None:
+    await box.write("small", "x")
+    tracemalloc.start()
+    try:
+        assert await box.read("small") == b"x"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 4 * MiB

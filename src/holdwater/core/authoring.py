@@ -72,7 +72,9 @@ class GradingSandbox(WholeSandbox, Protocol):
 class KeptSandbox(WholeSandbox, Protocol):
     """What rollout needs of a sandbox: to measure it, to keep its work and to put it back."""
 
-    leftovers: list[str]  # what closing it could not clean
+    @property
+    def leftovers(self) -> list[str]:
+        """What closing it could not clean."""
 
     @property
     def memory(self) -> int:
