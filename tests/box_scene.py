@@ -30,7 +30,7 @@ POOL = "10.213.0.0/16"
 NUMBERS = count(1)  # of runs
 PROGRAMS = (
     *("sh", "sleep", "id", "cat", "ls", "mkdir", "ln", "head", "dd", "kill", "setsid", "env", "rm", "chmod"),
-    *("chown", "touch", "true", "mv", "mkfifo", "git", "bash"),
+    *("chown", "touch", "true", "mv", "mkfifo", "git", "bash", "seq"),
 )
 PYTHON = Path("/usr/bin/python3")
 LEFT_OUT = {

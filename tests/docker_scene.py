@@ -60,6 +60,32 @@ class Daemon:
         self.data = place / "data"
         self.host = f"unix://{sock}"
         self.process = process
+        self._sock = sock
+        self._log = place / "dockerd.log"
+        self._mounts = os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY)
+
+    def kill(self) -> None:
+        """As a crash does: its containers run on until it is there again."""
+        self.process.kill()
+        self.process.wait()
+
+    def start(self) -> None:
+        """The same again, where its mounts are."""
+        enter = [
+            "nsenter",
+            f"--mount=/proc/self/fd/{self._mounts}",
+            "--",
+            "sh",
+            "-c",
+            str(self.process.args[-1]),
+        ]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(enter, stdout=log, stderr=log, pass_fds=[self._mounts])
+        _awaited(lambda: _answers(self._sock), self.process, self._log)
+
+    def close(self) -> None:
+        os.close(self._mounts)
+        _stopped(self.process)
 
     def docker(self, *arguments: str, data: bytes | None = None, check: bool = True) -> str:
         """What others do on the daemon, with a client of theirs."""
@@ -118,9 +144,12 @@ def daemon(
     try:
         with _running(place, short, before, networks) as process:
             found = Daemon(place, short / "docker.sock", process)
-            yield found
-            if networks and process.poll() is None:
-                found.docker("network", "prune", "--force")  # a daemon leaves its bridges behind
+            try:
+                yield found
+                if networks:
+                    found.docker("network", "prune", "--force")  # a daemon leaves its bridges behind
+            finally:
+                found.close()
     finally:
         _unmounted(place)
         _unmounted(short)
@@ -154,12 +183,16 @@ def _running(place: Path, short: Path, before: str, networks: str) -> Iterator[s
         _awaited(lambda: _answers(sock), process, place / "dockerd.log")
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _stopped(process)
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Registry:

@@ -26,6 +26,11 @@ from .container import ASKING
 HEADER = "X-Docker-Container-Path-Stat"
 MOVING = 600.0  # seconds for one file
 OVERHEAD = 64 * 1024  # bytes of an archive beside its file's content
+WRONG = {
+    "too many links": errno.ELOOP,
+    "not a directory": errno.ENOTDIR,
+    "file name too long": errno.ENAMETOOLONG,
+}
 GO_DIRECTORY, GO_LINK, GO_OTHER = 1 << 31, 1 << 27, 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 
 
@@ -72,14 +77,22 @@ class Files:
         try:
             headers = await self.client.head(self.archive, {"path": path}, seconds=ASKING)
         except DockerError as error:
-            if error.status in (
-                400,
-                404,
-            ):  # without a word: whether the container is gone is asked in `known`
-                return None
-            raise
+            if error.status in (400, 404):
+                return None  # whether it is the container that is gone is asked in `known`
+            return await self._refused(path)
         told = msgspec.json.decode(base64.b64decode(headers[HEADER]))
         return Found(path, told["size"], told["mode"], told["mtime"], told["linkTarget"])
+
+    async def _refused(self, path: str) -> None:
+        """Ask again, in a way that is answered with words."""
+        try:
+            async with self.client.reading("GET", self.archive, {"path": path}, silence=ASKING):
+                return
+        except DockerError as error:
+            number = next((number for words, number in WRONG.items() if words in error.message), None)
+            if number is None:
+                raise
+            raise OSError(number, os.strerror(number), path) from error
 
     async def find(self, path: str) -> Found | None:
         """The same, at the end of all links."""
@@ -135,6 +148,8 @@ class Files:
         missing: list[str] = []
         above = posixpath.dirname(path)
         while (found := await self.find(above)) is None:
+            if above == "/":
+                await self.known(above)  # which is not known of a container that is gone
             above, name = posixpath.split(above)
             missing.insert(0, name)
         if not found.is_directory:

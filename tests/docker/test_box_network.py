@@ -1,0 +1,109 @@
+"""What a container reaches: in the mode `gateway` the gateway's address and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from tests.box_scene import IMAGE, NUMBERS, START, sandboxes
+from tests.docker_scene import Daemon
+
+from holdwater.core.records import Limits, Network, Start
+
+CONNECT = """python3 -c "
+import socket, sys
+try:
+    with socket.create_connection(('{host}', {port}), timeout=1) as s: print(s.recv(9).decode())
+except OSError as e: print('no:', e)
+" """
+ISOLATED = ("--internal", "--opt", "com.docker.network.bridge.enable_icc=false")
+
+
+@contextmanager
+def network(daemon: Daemon, name: str, *options: str) -> Iterator[str]:
+    """A network; the address of this machine in it."""
+    daemon.docker("network", "create", *options, name)
+    try:
+        (told,) = json.loads(daemon.docker("network", "inspect", name))
+        yield told["IPAM"]["Config"][0]["Gateway"]
+    finally:
+        daemon.docker("network", "rm", name)
+
+
+@asynccontextmanager
+async def greeting(host: str) -> AsyncIterator[int]:
+    """Someone who listens at this address and says hello; the port."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(greet, host, 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_the_gateway_is_reached_and_nothing_else(netdaemon: Daemon) -> None:
+    run = f"net{next(NUMBERS)}"
+    ours_, theirs_ = f"holdwater-{run}", f"{run}-theirs"
+    with network(netdaemon, ours_, *ISOLATED) as ours, network(netdaemon, theirs_) as theirs:
+        async with (
+            greeting(ours) as port,
+            greeting(theirs) as other,
+            greeting("127.0.0.1") as local,
+            sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes,
+            boxes.open(1, Limits(), None, START) as box,
+            boxes.open(2, Limits(), None, START) as neighbour,
+        ):
+            await neighbour.run("python3 -m http.server 8000 >/dev/null 2>&1 & sleep 1")
+            (told,) = json.loads(netdaemon.docker("inspect", f"holdwater-{run}-2-1"))
+            address = told["NetworkSettings"]["Networks"][ours_]["IPAddress"]
+            places = ((ours, port), (theirs, other), (address, 8000), ("127.0.0.1", local), ("192.0.2.1", 80))
+            itself = await neighbour.run(f"echo > /dev/tcp/{address}/8000")
+            said = {host: (await box.run(CONNECT.format(host=host, port=at))).stdout for host, at in places}
+            routes = (await box.run("cat /proc/net/route")).stdout
+
+    assert itself.ok, "the neighbour serves nothing"
+    assert said.pop(ours) == "hello\n"
+    assert all(one.startswith("no:") for one in said.values()), said
+    assert {row.split("\t")[1] for row in routes.splitlines()[1:]}.isdisjoint({"00000000"}), routes
+
+
+async def test_none_reaches_nothing_and_another_network_can_be_entered_and_left(netdaemon: Daemon) -> None:
+    run = f"net{next(NUMBERS)}"
+    with network(netdaemon, f"holdwater-{run}", *ISOLATED) as ours:
+        async with greeting(ours) as port, sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes:
+            ask = CONNECT.format(host=ours, port=port)
+            async with boxes.open(1, Limits(), None, Start(image=IMAGE, network=Network.NONE)) as box:
+                before = await box.run(ask)
+                await box.reach(Network.GATEWAY)
+                during = await box.run(ask)
+                await box.reach(Network.NONE)
+                after = await box.run(ask)
+                await box.renew()
+                await box.reach(Network.GATEWAY)
+                anew = await box.run(ask)
+
+    assert [told.stdout.strip()[:5] for told in (before, during, after, anew)] == [
+        "no: [",
+        "hello",
+        "no: [",
+        "hello",
+    ]
+
+
+async def test_open_reaches_what_the_machine_does(netdaemon: Daemon) -> None:
+    run = f"net{next(NUMBERS)}"
+    with network(netdaemon, f"holdwater-{run}-open") as ours, network(netdaemon, f"{run}-theirs") as theirs:
+        async with (
+            greeting(ours) as port,
+            greeting(theirs) as other,
+            sandboxes(netdaemon, Network.OPEN, run=run) as boxes,
+            boxes.open(1, Limits(), None, START) as box,
+        ):
+            near = await box.run(CONNECT.format(host=ours, port=port))
+            far = await box.run(CONNECT.format(host=theirs, port=other))
+
+    assert (near.stdout, far.stdout) == ("hello\n", "hello\n")
