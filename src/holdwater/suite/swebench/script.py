@@ -47,6 +47,7 @@ def evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()
     start, end = f"{START} {nonce}", f"{END} {nonce}"
     lines = [
         *HEAD,
+        "{",  # read as a whole before anything of it runs: what it runs could change it
         *parts.before,
         *before,
         f": '{start}'",
@@ -55,6 +56,7 @@ def evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()
         f": '{end}'",
         *parts.after,
         f'exit "${STATUS}"',
+        "}",
     ]
     return Evaluation("\n".join(lines) + "\n", start, end, report if watched else None)
 
