@@ -1,7 +1,7 @@
 """Rows of SWE-bench made for tests: small git repositories, real diffs, real pytest; and patches that cheat.
 
-Every row has its own copy of a repository, so that they can be graded at once; a scene can be played in processes
-(`repos=`) or in containers (`repos=` and `image=`).
+Every row has its own copy of a repository, so that they can be graded at once; a scene can be played in
+processes (`repos=`) or in containers (`repos=` and `image=`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class Benchmark:
 
     def predictions(self, patches: Mapping[str, str | None]) -> Path:
         path = self.place / "predictions.jsonl"
-        rows = [{"instance_id": i, "model_name_or_path": "some/model", "model_patch": p} for i, p in patches.items()]
+        rows = [
+            {"instance_id": i, "model_name_or_path": "some/model", "model_patch": p}
+            for i, p in patches.items()
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
@@ -124,7 +127,7 @@ class Benchmark:
 def cheats(repo: Path) -> dict[str, str]:
     """Patches that leave the fault as it is and look as if they had mended it, by how."""
     at_end = f"def pytest_unconfigure():\n    print({'FAILED elsewhere::x' + chr(10) + PASSED!r})\n"
-    without_odd = "def pytest_collection_modifyitems(items):\n    items[:] = [i for i in items if 'odd' not in i.name]\n"
+    without_odd = "def pytest_collection_modifyitems(items):\n    del items[-1]\n"
     files = {
         "prints-at-import": {"calc.py": said(PASSED) + CODE},
         "prints-an-end": {"calc.py": said(f"{PASSED}+ : '>>>>> End Test Output'\n") + CODE},
@@ -169,7 +172,9 @@ def diff(repo: Path, files: Mapping[str, str]) -> str:
 
 def git(repo: Path, *words: str) -> str:
     named = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "safe.directory=*"]
-    done = subprocess.run(["git", "-C", str(repo), *named, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(repo), *named, *words], capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Predictions graded in real repositories by real pytest: what resolves, what does not, and what only looks so.
+"""Predictions graded in real repositories by real pytest: what resolves, and what only looks as if it did.
 
 The `swebench` package reads what is written here. Where it is missing the tests are skipped, but never in CI.
 """
@@ -61,13 +61,16 @@ class Played:
         self.rows = {row["instance_id"]: row for row in rows}
         self.out = place / "run"
         predictions = self.benchmark.predictions(self.patches)
-        self.summary = grading.grade(predictions, self.benchmark.spec(), out=self.out, workers=0, concurrency=2)
+        self.summary = grading.grade(
+            predictions, self.benchmark.spec(), out=self.out, workers=0, concurrency=2
+        )
         self.report = grading.report(self.out, self.benchmark.spec())
         with Reader(self.out) as reader:
             found = [(row, reader.verdict(row.attempt)) for row in reader.outcomes()]
             self.verdicts: dict[str, Verdict] = {row.instance: verdict for row, verdict in found if verdict}
             self.logs = {
-                row.instance: taken_out_path(reader.directory, row.attempt) / "test_output.txt" for row, _ in found
+                row.instance: taken_out_path(reader.directory, row.attempt) / "test_output.txt"
+                for row, _ in found
             }
             self.kept = {row.instance: patch_path(reader.directory, row.attempt) for row, _ in found}
 
@@ -145,7 +148,7 @@ print(json.dumps(get_predictions_from_file("predictions.jsonl", "", "")))
 
 
 def as_the_reference_prints(log: str) -> str:
-    """Our log as the reference's own script would have printed it: its marks, and the status as it echoes it."""
+    """Our log as the reference's own script would have printed it: its marks, and the status."""
     nonce = log.partition(">>>>> Start Test Output ")[2].partition("'")[0]
     status = log.partition("+ HOLDWATER_STATUS=")[2].partition("\n")[0]
     return log.replace(f" {nonce}'", "'") + f">>>>> Test Exit Code: {status}\n"

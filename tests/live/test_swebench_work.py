@@ -1,4 +1,4 @@
-"""The agent's diff as the patch, however it left the repository; the sanity agents; tests that an agent wrote."""
+"""The agent's diff as the patch, however it left the repository; sanity agents; tests that an agent wrote."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ RESOLVED = hw.Grade(
     metrics={"f2p_passed": 1.0, "f2p_total": 1.0, "p2p_passed": 2.0, "p2p_total": 2.0},
 )
 MEND = "sed -i 's|n // 2|n / 2|' calc.py"
+COMMIT = "git -c user.name=a -c user.email=a@a commit -qam mended"
 WAYS = {  # how an agent leaves what it did
     "plainly": MEND,
-    "committed": f"{MEND}; git -c user.name=a -c user.email=a@a commit -qam mended",
-    "on-another-branch": f"git checkout -qb other; {MEND}; git -c user.name=a -c user.email=a@a commit -qam x",
+    "committed": f"{MEND}; {COMMIT}",
+    "on-another-branch": f"git checkout -qb other; {MEND}; {COMMIT}",
     "with-the-index-locked": f"{MEND}; touch .git/index.lock",
     "with-settings-of-its-own": f"""{MEND}
         git config diff.external false; git config core.fsmonitor 'exit 1'; git config diff.noprefix true
@@ -115,17 +116,17 @@ SHOWS = "import calc\n\n\ndef test_odd():\n    assert calc.halve(3) == 1.5\n"
 
 
 @pytest.mark.parametrize(
-    ("tests", "passes", "metrics"),
+    ("tests", "passes", "shown", "kept", "wrong"),
     [
-        (SHOWS, True, {"fail_to_pass": 1, "pass_to_pass": 0, "to_fail": 0, "tests": 1}),
-        (SHOWS.replace("1.5", "1"), False, {"fail_to_pass": 0, "pass_to_pass": 0, "to_fail": 1, "tests": 1}),
-        (SHOWS.replace("(3) == 1.5", "(4) == 2"), False, {"fail_to_pass": 0, "pass_to_pass": 1, "to_fail": 0, "tests": 1}),
-        (SHOWS + "\n\ndef test_wrong():\n    assert False\n", False, {"fail_to_pass": 1, "pass_to_pass": 0, "to_fail": 1, "tests": 2}),
+        (SHOWS, True, 1, 0, 0),
+        (SHOWS.replace("1.5", "1"), False, 0, 0, 1),
+        (SHOWS.replace("(3) == 1.5", "(4) == 2"), False, 0, 1, 0),
+        (SHOWS + "\n\ndef test_wrong():\n    assert False\n", False, 1, 0, 1),
     ],
     ids=["show the fault", "ask for the fault", "do not show it", "one of them is wrong"],
-)  # fmt: skip
+)
 def test_tests_must_fail_before_and_pass_after(
-    tmp_path: Path, tests: str, passes: bool, metrics: dict[str, float]
+    tmp_path: Path, tests: str, passes: bool, shown: int, kept: int, wrong: int
 ) -> None:
     benchmark = Benchmark(tmp_path)
     benchmark.add("one")
@@ -138,7 +139,8 @@ def test_tests_must_fail_before_and_pass_after(
 
     grade = verdicts_of(tmp_path / "run")["one"].grade
     assert grade is not None
-    assert (grade.passed, grade.metrics) == (passes, metrics)
+    counted = {"fail_to_pass": shown, "pass_to_pass": kept, "to_fail": wrong, "tests": shown + kept + wrong}
+    assert (grade.passed, grade.metrics) == (passes, counted)
 
 
 def test_the_benchmarks_own_tests_show_the_fault(tmp_path: Path) -> None:
@@ -174,7 +176,12 @@ def test_a_patch_cannot_put_its_own_file_in_the_place_of_a_new_test(tmp_path: Pa
     script = benchmark.script(row["base_commit"], new).replace(
         "cacheprovider tests/test_calc.py", f"cacheprovider {NEW}"
     )
-    changed = {"test_patch": new, "eval_script": script, "FAIL_TO_PASS": [f"{NEW}::test_odd"], "PASS_TO_PASS": []}
+    changed = {
+        "test_patch": new,
+        "eval_script": script,
+        "FAIL_TO_PASS": [f"{NEW}::test_odd"],
+        "PASS_TO_PASS": [],
+    }
     benchmark.rows.write_text(json.dumps(row | changed))
     cheat = diff(repo, {NEW: "def test_odd():\n    pass\n"})
 

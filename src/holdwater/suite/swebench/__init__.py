@@ -76,7 +76,7 @@ def _instance(row: Row, options: Options, prompt: Prompt) -> Instance:
         instruction=prompt.fill(row),
         directory=str(_directory(row, options)) if options.repos else None,
         solution=as_command(gold) if gold else None,
-        data={**row.needed(), "gold_patch": gold},
+        data={**row.needed(), "gold_patch": gold or ""},
         limits=Ask(setup=SETUP_SECONDS, grading=options.timeout * timeouts + BESIDE_TESTS),
         start=_start(row, options),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -187,8 +188,6 @@ async def _read(path: str, sandbox: GradingSandbox) -> str:
 
 
 def _copy(source: str, name: str) -> str:
-    from shlex import quote
-
     return f'mkdir -p "$(dirname {quote(name)})" && cp {quote(source)} {quote(name)}'
 
 

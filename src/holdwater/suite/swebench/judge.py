@@ -136,7 +136,9 @@ def _region(log: str, start: str, end: str) -> str | None:
 
 def _resolved(row: dict[str, Any], found: Statuses) -> dict[str, Any]:
     grading = importlib.import_module("swebench.harness.grading")
-    kind = importlib.import_module("swebench.harness.constants").EvalType(row["eval_type"])
+    constants = importlib.import_module("swebench.harness.constants")
+    by_repository = "fail_only" if row["repo"] in constants.FAIL_ONLY_REPOS else "pass_and_fail"
+    kind = constants.EvalType(row["eval_type"] or by_repository)
     expected = {name: row[name] for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     report = grading.get_eval_tests_report(found, expected, eval_type=kind)
     return {"resolved": grading.get_resolution_status(report) == "RESOLVED_FULL", "tests": report}

@@ -68,7 +68,7 @@ def check_classic(repo: str, version_: str) -> None:
         raise ValueError("field `version`: missing, and without it there is no script for the row")
 
 
-async def ask(request: dict[str, Any]) -> dict[str, Any]:
+async def ask(request: dict[str, Any]) -> Any:
     """What the reference says; GradeFailed where it fails or takes too long."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*JUDGE, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -83,7 +83,7 @@ async def ask(request: dict[str, Any]) -> dict[str, Any]:
             await process.wait()
     if process.returncode:
         raise GradeFailed(f"swebench {version()} failed: {_last_line(err)}", kind="reference")
-    return msgspec.json.decode(out, type=dict[str, Any])
+    return msgspec.json.decode(out)
 
 
 def _missing(module: str) -> BadInput:

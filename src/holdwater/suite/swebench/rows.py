@@ -20,7 +20,7 @@ from . import reference
 from .script import markers_in
 
 BATCH = 32  # rows of a Parquet file in memory
-MODIFIERS = ("pass_and_fail", "fail_only")
+EVAL_TYPES = ("pass_and_fail", "fail_only")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +33,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     PASS_TO_PASS: str | list[str] | None = None
     problem_statement: str | None = None
     hints_text: str | None = None
-    patch: str = ""
-    test_patch: str = ""
+    patch: str | None = None
+    test_patch: str | None = None
     version: str | float | None = None
     image_assets: str | dict[str, Any] | None = None
     image: str | None = None
@@ -55,8 +55,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("field `eval_script`: the markers around the test output are missing")
         if (name := self.log_parser or self.parser or "") not in parsers:
             raise ValueError(f"field `log_parser`: unknown to swebench {reference.version()}: `{name[:80]}`")
-        if self.eval_type not in (*MODIFIERS, None):
-            raise ValueError(f"field `eval_type`: one of {', '.join(MODIFIERS)}, not `{self.eval_type[:80]}`")
+        if self.eval_type not in (*EVAL_TYPES, None):
+            raise ValueError(
+                f"field `eval_type`: one of {', '.join(EVAL_TYPES)}, not `{self.eval_type[:80]}`"
+            )
 
     def needed(self) -> dict[str, Any]:
         """What grading needs, as plain data."""
@@ -64,13 +66,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             "repo": self.repo,
             "version": str(self.version or ""),
             "base_commit": self.base_commit,
-            "patch": self.patch,
-            "test_patch": self.test_patch,
+            "patch": self.patch or "",
+            "test_patch": self.test_patch or "",
             "FAIL_TO_PASS": tests("FAIL_TO_PASS", self.FAIL_TO_PASS),
             "PASS_TO_PASS": tests("PASS_TO_PASS", self.PASS_TO_PASS or []),
             "eval_script": self.eval_script,
             "log_parser": self.log_parser or self.parser,
-            "eval_type": self.eval_type or MODIFIERS[0],
+            "eval_type": self.eval_type,
             "assets": [
                 a["path"] for key in ("test_patch", "patch") for a in self._assets(key) if a.get("path")
             ],
