@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,8 @@ from holdwater.suite.swebench.rows import recognised, rows
 from holdwater.suite.swebench.script import evaluation, with_tests
 
 needs_swebench = pytest.mark.skipif(
-    find_spec("swebench") is None or find_spec("jinja2") is None, reason="`swebench` is not installed"
+    find_spec("swebench") is None and os.environ.get("CI") != "true",
+    reason="`swebench` is not installed: `scripts/setup dev`",
 )
 SCRIPT = (
     "cd /testbed\n: '>>>>> Start Test Output'\npytest -rA tests/a.py\n: '>>>>> End Test Output'\ngit status"
@@ -238,11 +240,11 @@ GOOD = {"instance_id": "a", "model_name_or_path": "m", "model_patch": "x"}
 
 
 @pytest.mark.parametrize("content", [[GOOD], {"a": GOOD}])
-async def test_predictions_are_found_by_their_id(tmp_path: Path, content: Any) -> None:
+def test_predictions_are_found_by_their_id(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(content))
 
-    answer = await predictions(path).act(Instance(id="a"), None, None)
+    answer = predictions(path).act(Instance(id="a"), None, None)
 
     assert answer == {"model_patch": "x", "model_name_or_path": "m"}
 

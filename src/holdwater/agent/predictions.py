@@ -61,7 +61,9 @@ def predictions(path: Path) -> Agent:
     def places() -> dict[str, Place]:
         return index(path)
 
-    async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> dict[str, Any]:
+    def act(
+        instance: Instance, sandbox: Sandbox, model: Model | None
+    ) -> dict[str, Any]:  # reads: in a thread
         if instance.id not in places():
             raise AgentFailed(f"`{path.name}` has no prediction for it", kind=NOT_SUBMITTED, again=False)
         found = _at(path, places()[instance.id])

@@ -104,6 +104,7 @@ class Grading:
         made = evaluation(row["eval_script"], secrets.token_hex(8), sandbox.workdir, copies)
         await sandbox.write(SCRIPT, made.text)
         path, timeout = sandbox.artifacts / log, self._options.timeout
+        path.parent.mkdir(parents=True, exist_ok=True)
         line = f"exec bash {SCRIPT} 2>&1 < /dev/null"  # one stream: what is printed stays in its order
         result = await sandbox.run(["bash", "-c", line], timeout=timeout, log=path)
         if result.timed_out:
@@ -112,7 +113,10 @@ class Grading:
             raise GradeFailed("the tests printed more than is kept", kind="output", again=False)
         output = {"log": str(path), "start": made.start, "end": made.end, "status": result.exit_code}
         output["report"] = await _read(made.report, sandbox) if made.report else None
-        return await reference.ask({"do": "grade", "row": row, "output": output, "statuses": statuses})
+        answer: dict[str, Any] = await reference.ask(
+            {"do": "grade", "row": row, "output": output, "statuses": statuses}
+        )
+        return answer
 
     async def _put_assets(self, row: dict[str, Any], sandbox: GradingSandbox) -> list[str]:
         """Binary files that the test patch cannot carry; the commands that put them into their places."""

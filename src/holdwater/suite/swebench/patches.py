@@ -29,7 +29,8 @@ def files_of(patch: str) -> list[str]:
 def as_command(patch: str) -> str:
     """A shell command that applies it in the working directory."""
     word = "EOF_" + sha256(patch.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return f"git apply --whitespace=nowarn - <<'{word}'\n{patch.rstrip(chr(10))}\n{word}\n"
+    end = "" if patch.endswith("\n") else "\n"  # a binary patch ends with an empty line, which has to stay
+    return f"git apply --whitespace=nowarn - <<'{word}'\n{patch}{end}{word}\n"
 
 
 def _both(line: str) -> list[str]:

@@ -30,6 +30,9 @@ g() {
 }
 """
 
+# In a sandbox begun anew. With the directory given, nobody asks whose it is.
+PLAIN_GIT = """g() { git --git-dir=.git --work-tree=. -c core.hooksPath=/dev/null "$@" ; }"""
+
 # The whole working directory as a tree. Nested repositories without a commit make `add -A` give up.
 TREE = """\
 export GIT_INDEX_FILE=.git/holdwater.index
@@ -68,8 +71,7 @@ g diff --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv
 # The ways that the reference tries, in its order; a failed one must leave nothing behind.
 APPLY = f"""\
 command -v git > /dev/null || exit 127
-export GIT_TERMINAL_PROMPT=0
-g() {{ git -c safe.directory='*' -c core.hooksPath=/dev/null "$@" ; }}
+{PLAIN_GIT}
 clean() {{ g checkout -q -- . ; g clean -qfd ; }}
 g apply --verbose {GIVEN} && exit
 clean ; g apply --verbose --3way {GIVEN} && exit
@@ -80,10 +82,10 @@ exit {NOT_APPLIED}
 """
 
 # Files as they are in a commit: what is not in it goes.
-RESTORE = """\
+RESTORE = f"""\
 base=$1 ; shift
-g() { git -c safe.directory='*' -c core.hooksPath=/dev/null "$@" ; }
-g cat-file -e "$base^{commit}" || exit
+{PLAIN_GIT}
+g cat-file -e "$base^{{commit}}" || exit
 for file; do
   rm -rf "./$file" || exit
   if g cat-file -e "$base:$file" 2>/dev/null; then g checkout -q "$base" -- "$file" || exit ; fi
