@@ -12,6 +12,7 @@ import pytest
 from tests.swebench_scene import MENDED, Benchmark, diff, git
 
 import holdwater as hw
+from holdwater.api import grading
 from holdwater.core.records import Instance, Verdict
 from holdwater.ledger.files import patch_path
 from holdwater.ledger.reader import Reader
@@ -165,6 +166,23 @@ def test_tests_that_never_end_are_an_error_in_the_report_and_a_zero(tmp_path: Pa
     grade = verdicts_of(tmp_path / "run")["one"].grade
     assert summary.outcomes == {"failed": 1}
     assert grade is not None and grade.detail == "the tests did not end within 3 s"
+
+
+def test_an_instance_without_a_prediction_was_not_submitted(tmp_path: Path) -> None:
+    benchmark = Benchmark(tmp_path)
+    benchmark.add("one")
+    benchmark.add("two")
+    predictions = benchmark.predictions({"one": None})
+
+    summary = hw.run(benchmark.spec(), f"predictions:{predictions}", out=tmp_path / "run", workers=0)
+
+    report = grading.report(tmp_path / "run")
+    assert summary.outcomes == {"failed": 2}
+    assert (report["total_instances"], report["empty_patch_ids"], report["incomplete_ids"]) == (
+        2,
+        ["one"],
+        ["two"],
+    )
 
 
 def test_a_patch_cannot_put_its_own_file_in_the_place_of_a_new_test(tmp_path: Path) -> None:

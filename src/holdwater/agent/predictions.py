@@ -14,9 +14,8 @@ import msgspec
 
 from ..core.authoring import Agent, Model, Sandbox
 from ..core.errors import AgentFailed, BadInput
+from ..core.failures import NOT_SUBMITTED
 from ..core.records import Instance
-
-NOT_SUBMITTED = "not-submitted"
 
 
 class Prediction(msgspec.Struct, frozen=True):

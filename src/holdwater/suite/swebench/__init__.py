@@ -21,7 +21,7 @@ from .options import Kind, Options, parse
 from .options import absolute as absolute
 from .patches import as_command
 from .prompt import Prompt
-from .rows import Row, check_rows
+from .rows import Row, check_rows, inside
 from .rows import recognised as recognised
 from .rows import rows as read
 from .work import remember, take
@@ -63,6 +63,8 @@ def swebench(spec: str) -> Suite:
 
 def _check(row: Row, options: Options, parsers: frozenset[str]) -> None:
     """What is wrong with a row, as a ValueError."""
+    if options.repos and not inside(row.instance_id):
+        raise ValueError(f"field `instance_id`: no name of a directory: {row.instance_id[:200]!r}")
     if options.repos and not _directory(row, options).is_dir():
         raise ValueError(f"field `instance_id`: no such directory: `{_directory(row, options)}`")
     row.check(parsers)

@@ -116,6 +116,8 @@ class Grading:
         answer: dict[str, Any] = await reference.ask(
             {"do": "grade", "row": row, "output": output, "statuses": statuses}
         )
+        if not answer["begun"]:
+            raise GradeFailed(f"the script did not come to the tests: {told(result)}", kind="script")
         return answer
 
     async def _put_assets(self, row: dict[str, Any], sandbox: GradingSandbox) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import tempfile
 import types
@@ -22,6 +23,8 @@ FAILING = ("FAILED", "ERROR")
 PASSING = ("PASSED", "XFAIL")
 MARK = ">>>>> "  # of every line that the reference takes for its own
 ENVIRONMENT = {"environment": "infra_failure", "ambiguous": "ambiguous_failure"}
+
+BAD = re.compile(r"FAIL|ERROR|\b[FE]\b|[\u2715\u2716\u2717\u2718\u00d7]|not ok|[Ff]ail")  # all ways to say so
 
 Statuses = dict[str, str]
 
@@ -65,6 +68,7 @@ def grade(row: dict[str, Any], output: dict[str, Any], statuses: bool = False) -
         "reason": reason,
         "failure": None if answer["resolved"] else _classified(log),
     }
+    answer["begun"] = output["start"] in log
     return {**answer, "statuses": found} if statuses else answer
 
 
@@ -117,7 +121,7 @@ def _failures_by_line(row: dict[str, Any], region: str, spec: Any) -> set[str]:
     """What the parser calls failed in any line alone: a later line of the same test does not hide it."""
     parse = _parsers()[row["log_parser"]] if row["log_parser"] else _parser_of(row["repo"])
     failed: set[str] = set()
-    for line in set(region.split("\n")):
+    for line in filter(BAD.search, set(region.split("\n"))):
         try:
             failed.update(name for name, status in parse(line, spec).items() if status in FAILING)
         except Exception:  # boundary: a parser of whole logs may make nothing of a line  # noqa: BLE001

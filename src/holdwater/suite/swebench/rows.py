@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -46,8 +46,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, parsers: frozenset[str]) -> None:
         """Raise a ValueError that names the field, if it cannot be graded."""
         check_id(self.instance_id)
-        self.needed()
         _ = self.images
+        for name in self.needed()["assets"]:
+            if not inside(name):
+                raise ValueError(f"field `image_assets`: path leaves the repository: {name[:200]!r}")
         if not self.eval_script:
             reference.check_classic(self.repo, str(self.version or ""))
             return
@@ -131,6 +133,12 @@ def tests(field: str, given: str | list[str]) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"field `{field}`: expected a list of test ids, or one as JSON")
     return found
+
+
+def inside(path: str) -> bool:
+    """Whether a relative path stays below where it begins."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
 def explained(error: Exception) -> str:
