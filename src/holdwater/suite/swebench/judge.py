@@ -96,9 +96,7 @@ def believed(found: Statuses, failures: set[str], report: str | None) -> tuple[S
     none, None where it was not asked.
     """
     passed = {name for name, status in found.items() if status in PASSING}
-    wrong = {
-        name for name in passed if name in failures or any(name.startswith(f"{file}::") for file in failures)
-    }
+    wrong = {name for name in passed if name in failures or name.partition("::")[0] in failures}
     if report is None or not passed:
         return {**found, **dict.fromkeys(wrong, FAILING[0])}, ""
     try:
