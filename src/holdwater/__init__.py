@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
     from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite
     from .core.errors import (
@@ -92,6 +93,7 @@ __all__ = [
     "audit_images",
     "build_images",
     "export",
+    "grade",
     "plan_images",
     "regrade",
     "replay",
@@ -103,7 +105,7 @@ __all__ = [
 
 
 # Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
-_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.images")
+_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.grading", ".api.images")
 
 
 def __getattr__(name: str) -> Any:

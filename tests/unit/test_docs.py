@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_FLAGS = {
     "out",
+    "suite",
     "config",
     "dry-run",
     "json",

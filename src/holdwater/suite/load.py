@@ -1,4 +1,4 @@
-"""Finds a suite by what the user typed: a name, `path.py:name`, `module:name` or `file.jsonl`.
+"""Finds a suite by what the user typed: a name, `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`.
 
 A worker loads the same spec again, so a spec is all that crosses a process boundary.
 """
@@ -11,20 +11,22 @@ from pathlib import Path
 from .. import plugin
 from ..core.authoring import Suite
 from ..core.errors import BadInput
-from ..plugin import Known, absolute
-from . import demo
+from ..plugin import Known
+from . import demo, swebench
 from .jsonl import jsonl
 
 __all__ = ["Known", "absolute", "checked", "known", "load"]
 
 GROUP = "holdwater.suites"
-OTHERS = "`path.py:name`, `module:name` or `file.jsonl`"
+OTHERS = "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE` or `swt:FILE`"
 
 BUILT_IN: dict[str, Callable[[], Suite]] = {"demo": demo.suite}
 
 
 def load(spec: str) -> Suite:
     """The suite that `spec` stands for; BadInput says what is wrong with it."""
+    if _of_swebench(spec):
+        return swebench.swebench(spec)
     if spec.endswith(".jsonl"):
         return jsonl(Path(spec))
     if spec in BUILT_IN:
@@ -45,6 +47,11 @@ def known() -> list[Known]:
     return ours + [brought for brought in plugin.entries(GROUP) if brought.name not in BUILT_IN]
 
 
+def absolute(spec: str) -> str:
+    """The same spec, meaning the same from any directory."""
+    return swebench.absolute(spec) if _of_swebench(spec) else plugin.absolute(spec)
+
+
 def checked(suite: Suite, place: str) -> Suite:
     """`suite`, if it can be run: the mistakes that would otherwise show up in the middle of a run."""
     if not isinstance(suite.name, str) or not suite.name:
@@ -55,6 +62,15 @@ def checked(suite: Suite, place: str) -> Suite:
             hint = f"give the function itself, without calling it: `{field}={field}`"
             raise BadInput(f"`{place}`: `{field}` must be a function, not {type(value).__name__}", hint=hint)
     return suite
+
+
+def _of_swebench(spec: str) -> bool:
+    """By its prefix, or by its file: Parquet, or JSON Lines of which the first row is one of SWE-bench's."""
+    kind, colon, _ = spec.partition(":")
+    if colon and kind in swebench.KINDS:
+        return True
+    path = Path(spec.partition("?")[0])
+    return path.suffix == ".parquet" or (path.suffix == ".jsonl" and swebench.recognised(path))
 
 
 def _made(found: object, spec: str) -> Suite:
