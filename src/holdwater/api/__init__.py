@@ -31,6 +31,7 @@ from ..run.config import (
     POLICY,
     SCRIPTED,
     build,
+    check_variables,
     default_directory,
     environment,
     replaying,
@@ -243,6 +244,7 @@ def prepare(
     for check in (found.check, actor.check):
         if check is not None:
             check()
+    check_variables(found, environment())
     path = Path(out) if out is not None else default_directory(found.name)
     return Prepared(path, config, found, actor, importable)
 

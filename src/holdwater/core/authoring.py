@@ -68,6 +68,10 @@ class GradingSandbox(WholeSandbox, Protocol):
     def artifacts(self) -> Path:
         """A directory of this machine for what a suite takes out: it is kept with the attempt."""
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of holdwater, without the keys of model providers: see `core/variables.py`."""
+
 
 class KeptSandbox(WholeSandbox, Protocol):
     """What rollout needs of a sandbox: to measure it, to keep its work and to put it back."""
@@ -210,6 +214,13 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # (instance, sandbox, answer) -> the agent's work as a patch: taken when its time is over, however that
     # ended, kept as an artifact, and graded in the place of the answer.
     patch: Callable[..., str | Awaitable[str]] | None = None
+    # (instance, sandbox, answer, n) -> the instance as the agent is given it in its turn n, counted from 0;
+    # None: it has acted. `answer` is that of the turn before. Turns share the sandbox and the acting limit;
+    # `limits.acting`, `start.network` and `start.health` of a turn's instance are for that turn.
+    turn: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
+    solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
+    needs: Callable[[], Iterable[tuple[str, str]]] | None = None  # variables that must be set: (name, where)
+    hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
     size: int | None = None
     defaults: Defaults = Defaults()
     description: str = ""
@@ -224,6 +235,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     act: Act
     uses_model: bool = True
+    solves: bool = False  # the oracle: a suite that has a `solve` is asked in its place
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""
 

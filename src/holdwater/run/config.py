@@ -23,6 +23,7 @@ from ..core.config import Keep, RunConfig
 from ..core.errors import BadInput
 from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
+from ..core.variables import NOT_ALL
 from ..gateway.prices import price_of
 from ..rollout.host import unpriced
 from ..rollout.wire import Provider, Upstream
@@ -229,6 +230,13 @@ def check_spending(config: RunConfig) -> None:
     if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
         error = unpriced(config.model)
         raise BadInput(error.message, error.hint)
+
+
+def check_variables(suite: Suite, env: Environment) -> None:
+    """Refuse a suite whose instances ask for a variable that is not set."""
+    for name, place in suite.needs() if suite.needs is not None else ():
+        if name not in env.inherited:
+            raise BadInput(f"{place}: the variable `{name}` is not set", f"set it; {NOT_ALL}")
 
 
 def default_directory(suite: str) -> Path:

@@ -159,6 +159,7 @@ async def _conduct(
         token=ledger.token,
         upstream=given.upstream,
         path=given.environment.path,
+        variables=given.environment.inherited,
     )
     governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
     scheduler.govern(governor, space)
