@@ -244,7 +244,7 @@ def prepare(
     for check in (found.check, actor.check):
         if check is not None:
             check()
-    check_variables(found, environment())
+    check_variables(found, config, environment())
     path = Path(out) if out is not None else default_directory(found.name)
     return Prepared(path, config, found, actor, importable)
 

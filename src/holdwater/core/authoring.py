@@ -202,6 +202,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str | None = None  # `process` or `docker`
 
 
+class Need(NamedTuple):
+    """A variable that must be set before an instance can be tried."""
+
+    instance: str
+    variable: str
+    place: str  # where it is asked for
+
+
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
     """Yields instances lazily, and grades."""
 
@@ -219,7 +227,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # `limits.acting`, `start.network` and `start.health` of a turn's instance are for that turn.
     turn: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
     solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
-    needs: Callable[[], Iterable[tuple[str, str]]] | None = None  # variables that must be set: (name, where)
+    needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
     hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
     size: int | None = None
     defaults: Defaults = Defaults()

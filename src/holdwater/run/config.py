@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import secrets
@@ -232,11 +233,12 @@ def check_spending(config: RunConfig) -> None:
         raise BadInput(error.message, error.hint)
 
 
-def check_variables(suite: Suite, env: Environment) -> None:
-    """Refuse a suite whose instances ask for a variable that is not set."""
-    for name, place in suite.needs() if suite.needs is not None else ():
-        if name not in env.inherited:
-            raise BadInput(f"{place}: the variable `{name}` is not set", f"set it; {NOT_ALL}")
+def check_variables(suite: Suite, config: RunConfig, env: Environment) -> None:
+    """Refuse a suite of which a chosen instance asks for a variable that is not set."""
+    for need in suite.needs() if suite.needs is not None else ():
+        chosen = not config.only or any(fnmatch.fnmatchcase(need.instance, only) for only in config.only)
+        if chosen and need.variable not in env.inherited:
+            raise BadInput(f"{need.place}: the variable `{need.variable}` is not set", f"set it; {NOT_ALL}")
 
 
 def default_directory(suite: str) -> Path:

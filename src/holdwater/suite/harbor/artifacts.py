@@ -33,7 +33,7 @@ class Taken(Record, frozen=True, omit_defaults=False):
 
 async def take(artifacts: Sequence[Artifact], sandbox: GradingSandbox, into: Path) -> list[Taken]:
     """Copy what is there of `artifacts` below `into`, and write down what became of each."""
-    claimed: list[PurePosixPath] = []  # bound: the artifacts of one stage
+    claimed = [PurePosixPath(MANIFEST)]  # bound: the artifacts of one stage
     found: list[Taken] = []
     for artifact in artifacts:
         path = _place(artifact)

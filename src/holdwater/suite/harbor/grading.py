@@ -6,9 +6,7 @@ What a stage is says `stages.py`; which comes next, and the grade of them all, `
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
 from ...core.authoring import GradingSandbox
 from ...core.errors import AgentFailed, GradeFailed, SandboxFailed
@@ -21,6 +19,7 @@ from .stages import AGENT_LOGS, SOLUTION, TESTS, VERIFIER_LOGS, Stage, processes
 
 REWARD_JSON = f"{VERIFIER_LOGS}/reward.json"
 REWARD_TEXT = f"{VERIFIER_LOGS}/reward.txt"
+SCRIPT = "test.sh"
 KEPT_OUTPUT = "test-stdout.txt"
 CLEARING = 60.0  # seconds
 LONGEST_REASON = 1000  # characters of output that a failure quotes
@@ -43,10 +42,11 @@ async def verify(task: Task, stage: Stage, sandbox: GradingSandbox) -> tuple[Rew
     if stage.puts_tests:
         for directory in stage.tests:
             await sandbox.put(directory, TESTS)
+        await _make_runnable(TESTS, SCRIPT, sandbox, root(task))
     said = await _test(task, stage, sandbox)
-    await artifacts.keep(VERIFIER_LOGS, sandbox, kept / "verifier")
     (kept / "verifier").mkdir(parents=True, exist_ok=True)
     (kept / "verifier" / KEPT_OUTPUT).write_text(said, errors="backslashreplace")
+    await artifacts.keep(VERIFIER_LOGS, sandbox, kept / "verifier")
     return await _rewards(sandbox, tail(said, 300)), tail(said)
 
 
@@ -56,7 +56,7 @@ async def solve(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
     if not script.is_file():
         raise AgentFailed(f"the task has no solution: `{script}`", kind="no-solution")
     await sandbox.put(stage.solution, SOLUTION)
-    await _make_executable(script, f"{SOLUTION}/{script.name}", sandbox, root(task))
+    await _make_runnable(SOLUTION, script.name, sandbox, root(task))
     env = {"DEBIAN_FRONTEND": "noninteractive", **filled(task.toml.solution.env, sandbox.variables)}
     result = await sandbox.run(f"{SOLUTION}/{script.name}", env=env)
     if not result.ok:
@@ -94,14 +94,10 @@ async def _collect(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
 
 
 async def _test(task: Task, stage: Stage, sandbox: GradingSandbox) -> str:
-    script = f"{TESTS}/test.sh"
-    source = next((d / "test.sh" for d in reversed(stage.tests) if (d / "test.sh").is_file()), None)
-    if stage.puts_tests and source is not None:
-        await _make_executable(source, script, sandbox, root(task))
     verifier = stage.verifier
     user = str(verifier.user) if verifier.user is not None else _default_user(task, stage)
     env: Mapping[str, str] = filled(verifier.env, sandbox.variables)
-    result = await sandbox.run(script, env=env, timeout=verifier.timeout_sec, user=user)
+    result = await sandbox.run(f"{TESTS}/{SCRIPT}", env=env, timeout=verifier.timeout_sec, user=user)
     if result.timed_out:
         raise GradeFailed(f"the verifier took longer than {verifier.timeout_sec:g} s", kind="timeout")
     return result.output
@@ -112,9 +108,13 @@ def _default_user(task: Task, stage: Stage) -> str | None:
     return root(task) if stage.agent.user is not None and stage.grader is None else None
 
 
-async def _make_executable(source: Path, path: str, sandbox: GradingSandbox, user: str | None) -> None:
-    if not source.stat().st_mode & 0o001:
-        await sandbox.run(f"chmod a+rx {shlex.quote(path)}", timeout=CLEARING, user=user)
+async def _make_runnable(directory: str, script: str, sandbox: GradingSandbox, user: str | None) -> None:
+    """What was put in belongs to whoever acts: it becomes root's, where there is another than that."""
+    line = f"chmod -R a+rX {directory} && chmod a+rx {directory}/{script}"
+    line = line if user is None else f"chown -R 0:0 {directory} && {line}"
+    result = await sandbox.run(line, timeout=CLEARING, user=user)
+    if not result.ok:
+        raise GradeFailed(f"`{directory}` cannot be made ready: {tail(result.output, 300)}", kind="clear")
 
 
 async def _rewards(sandbox: GradingSandbox, said: str) -> Rewards:
@@ -133,5 +133,5 @@ async def _rewards(sandbox: GradingSandbox, said: str) -> Rewards:
 
 _CLEAR = (
     "if [ -L {0} ] || [ ! -d {0} ]; then rm -rf {0}; mkdir -p {0}; fi; "
-    "rm -rf {0}/* {0}/.[!.]* {0}/..?*; chmod a+rwx {0}"
+    "chmod -R u+rwx {0} || true; rm -rf {0}/* {0}/.[!.]* {0}/..?*; chmod a+rwx {0}"
 )

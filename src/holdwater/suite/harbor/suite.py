@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...core.authoring import Defaults, GradingSandbox, Suite
+from ...core.authoring import Defaults, GradingSandbox, Need, Suite
 from ...core.errors import BadInput
 from ...core.records import Ask, Grade, Health, Instance, MiB
 from . import grading, steps, supported
@@ -50,7 +50,11 @@ def harbor(path: Path | str) -> Suite:
         turn=_turn,
         solve=_solve,
         check=check,
-        needs=lambda: (need for task in _tasks(root) for need in supported.needs(task)),
+        needs=lambda: (
+            Need(_name(task, root), variable, place)
+            for task in _tasks(root)
+            for variable, place in supported.needs(task)
+        ),
         hidden=(str(inside),) if inside else (),
         defaults=Defaults(sandbox=_suggested(root)),
         description=f"the Harbor tasks in `{root.name}`",
