@@ -93,10 +93,13 @@ class Daemon:
 
 
 @contextmanager
-def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iterator[Daemon]:
+def daemon(
+    place: Path, size: int | None = None, *, apart: bool = False, networks: str = ""
+) -> Iterator[Daemon]:
     """A daemon below `place`; with `size`, its data on a file system of so many bytes.
 
-    `apart`: that file system is mounted for the daemon alone.
+    `apart`: that file system is mounted for the daemon alone. `networks`: where it may take addresses for
+    networks from; none otherwise.
     """
     needed("dockerd", "docker", "mkfs.ext4", "losetup", "unshare")
     data = place / "data"
@@ -113,8 +116,11 @@ def daemon(place: Path, size: int | None = None, *, apart: bool = False) -> Iter
             before = ""
     short = Path(tempfile.mkdtemp(prefix="hw-"))  # a socket's path has at most 107 characters
     try:
-        with _running(place, short, before) as process:
-            yield Daemon(place, short / "docker.sock", process)
+        with _running(place, short, before, networks) as process:
+            found = Daemon(place, short / "docker.sock", process)
+            yield found
+            if networks and process.poll() is None:
+                found.docker("network", "prune", "--force")  # a daemon leaves its bridges behind
     finally:
         _unmounted(place)
         _unmounted(short)
@@ -131,11 +137,12 @@ def _mounted(command: str) -> None:
 
 
 @contextmanager
-def _running(place: Path, short: Path, before: str) -> Iterator[subprocess.Popen[bytes]]:
+def _running(place: Path, short: Path, before: str, networks: str) -> Iterator[subprocess.Popen[bytes]]:
     sock = short / "docker.sock"
+    net = f"--default-address-pool base={networks},size=24" if networks else "--iptables=false"
     command = (
         f"exec dockerd --data-root {place}/data --exec-root {short}/exec --pidfile {short}/pid "
-        f"-H unix://{sock} --bridge none --iptables=false --ip6tables=false --config-file {place}/none.json"
+        f"-H unix://{sock} --bridge none {net} --ip6tables=false --config-file {place}/none.json"
     )
     (place / "none.json").write_text("{}")
     # A mount name space of its own: one that others make meanwhile would take its mounts along, and with them

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         transcript,
     )
     from .api.images import audit_images, build_images, plan_images
-    from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
+    from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -42,7 +42,18 @@ if TYPE_CHECKING:
         RunFailed,
         SandboxFailed,
     )
-    from .core.records import Ask, CommandResult, Grade, Instance, Limits, Summary, Verdict
+    from .core.records import (
+        Ask,
+        CommandResult,
+        Grade,
+        Health,
+        Instance,
+        Limits,
+        Network,
+        Start,
+        Summary,
+        Verdict,
+    )
 
 __all__ = [
     "Agent",
@@ -53,6 +64,8 @@ __all__ = [
     "Defaults",
     "Grade",
     "GradeFailed",
+    "GradingSandbox",
+    "Health",
     "HoldwaterError",
     "ImageFailed",
     "Instance",
@@ -60,11 +73,13 @@ __all__ = [
     "Limits",
     "Model",
     "ModelFailed",
+    "Network",
     "Options",
     "ResourceExhausted",
     "RunFailed",
     "Sandbox",
     "SandboxFailed",
+    "Start",
     "Suite",
     "Summary",
     "Verdict",

@@ -255,3 +255,6 @@ class Sandboxes(Protocol):
         self, attempt: int, limits: Limits, gateway: Path | None, start: Start
     ) -> AbstractAsyncContextManager[KeptSandbox]:
         """A sandbox for this attempt; nothing is made before it is used."""
+
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
+        """The base URL of the gateway for code in a sandbox that reaches this, or what the run says."""

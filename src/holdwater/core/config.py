@@ -68,6 +68,7 @@ class RunConfig(Record, frozen=True):
     rpm: float | None = None  # requests a minute, over all workers
     tpm: float | None = None  # tokens a minute
     sandbox: SandboxKind = SandboxKind.PROCESS
+    image: str | None = None  # of instances that name none
     images: Recipe | None = None  # the plan by which instances get their images
     mounts: tuple[tuple[str, str], ...] = ()  # (here, there): read-only in every container
     read_only: bool = False  # containers have a root that cannot be written, but for their own directories

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -53,7 +53,11 @@ class DockerClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> DockerClient:
-        connector = aiohttp.UnixConnector(path=self.socket) if self.socket else aiohttp.TCPConnector()
+        # Each command that runs in a container holds a connection: who calls bounds how many there are.
+        unix = bool(self.socket)
+        connector = (
+            aiohttp.UnixConnector(path=self.socket, limit=0) if unix else aiohttp.TCPConnector(limit=0)
+        )
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         try:
             async with self._asked("GET", "/version", {}, {}, PATIENCE) as answer:
@@ -70,14 +74,53 @@ class DockerClient:
         if self._session is not None:
             await self._session.close()
 
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return await self._call("GET", path, query)
+    async def get(self, path: str, query: Mapping[str, str] | None = None, seconds: float = PATIENCE) -> Any:
+        return await self._call("GET", path, query, seconds=seconds)
 
-    async def post(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return await self._call("POST", path, query)
+    async def post(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = PATIENCE,
+    ) -> Any:
+        return await self._call("POST", path, query, body, seconds)
 
-    async def delete(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return await self._call("DELETE", path, query)
+    async def delete(
+        self, path: str, query: Mapping[str, str] | None = None, seconds: float = PATIENCE
+    ) -> Any:
+        return await self._call("DELETE", path, query, seconds=seconds)
+
+    async def head(self, path: str, query: Mapping[str, str], seconds: float = PATIENCE) -> Mapping[str, str]:
+        """The headers of the answer."""
+        async with self._asked("HEAD", self._path(path), query, {}, seconds) as answer:
+            return answer.headers
+
+    async def upload(
+        self, path: str, query: Mapping[str, str], content: bytes | AsyncIterable[bytes], seconds: float
+    ) -> None:
+        """PUT an archive."""
+        kind = {"Content-Type": "application/x-tar"}
+        async with self._asked("PUT", self._path(path), query, kind, seconds, content) as answer:
+            await answer.read()
+
+    @asynccontextmanager
+    async def reading(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        silence: float | None = SILENCE,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The answer as it comes, in pieces: an archive, or what a command prints (`frames.py`).
+
+        `silence`: seconds without a byte after which the daemon counts as gone; None: it may be silent.
+        """
+        headers, data = _encoded(body)
+        asked = self._asked(method, self._path(path), query or {}, headers, None, data, silence)
+        async with asked as answer:
+            yield answer.content.iter_any()
 
     async def found(self, path: str) -> Any | None:
         """What `get` gives; None where the daemon knows of no such thing."""
@@ -112,8 +155,16 @@ class DockerClient:
             pid, _, _ = struct.unpack("3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return pid or None  # 0: it is in a name space that is not seen from here
 
-    async def _call(self, method: str, path: str, query: Mapping[str, str] | None) -> Any:
-        async with self._asked(method, self._path(path), query or {}, {}, PATIENCE) as answer:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = PATIENCE,
+    ) -> Any:
+        headers, data = _encoded(body)
+        async with self._asked(method, self._path(path), query or {}, headers, seconds, data) as answer:
             content = await answer.read()
         return msgspec.json.decode(content) if content.strip() else None
 
@@ -125,12 +176,15 @@ class DockerClient:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         seconds: float | None,
+        data: bytes | AsyncIterable[bytes] | None = None,
+        silence: float | None = SILENCE,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "the client is used outside of its `async with`"
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_read=None if seconds else SILENCE)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_read=None if seconds else silence)
         url = self._url.join(URL(path, encoded=True)).update_query(query)
+        asked = self._session.request(method, url, headers=headers, timeout=timeout, data=data)
         try:
-            async with self._session.request(method, url, headers=headers, timeout=timeout) as answer:
+            async with asked as answer:
                 if answer.status >= 400:
                     raise DockerError(_told(await answer.read()), status=answer.status)
                 yield answer
@@ -156,6 +210,12 @@ class DockerClient:
             f"the docker daemon does not answer: `{self.host}`: {cause}",
             "is it running, and may this user reach it?",
         )
+
+
+def _encoded(body: Mapping[str, Any] | None) -> tuple[dict[str, str], bytes | None]:
+    if body is None:
+        return {}, None
+    return {"Content-Type": "application/json"}, msgspec.json.encode(body)
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -129,6 +129,19 @@ class Gate:
         self.memory.lease(attempt, max(lease, memory))
         return True
 
+    def shrink(self, attempt: int, disk: int) -> None:
+        """So many bytes of its disk are not leased any more."""
+        if (lease := self.disk.leases.get(attempt)) is not None:
+            self.disk.lease(attempt, max(0, lease - disk))
+            self._admit()
+
+    def lend(self, loan: int, disk: int) -> bool:
+        """Disk for something that nobody waits for: at once or not at all. It goes back by `give`."""
+        if self._waiting or self.holds or disk > self.disk.room:
+            return False
+        self.disk.lease(loan, disk)
+        return True
+
     def give(self, attempt: int) -> None:
         """The attempt is over: its bytes are free."""
         self.memory.give(attempt)

@@ -24,10 +24,13 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 MODE = 0o755  # what of a file's mode is taken over
 
 
-def unpack(stream: IO[bytes], into: Path, exclude: Sequence[str] = (), largest: int = LARGEST) -> None:
+def unpack(
+    stream: IO[bytes], into: Path, exclude: Sequence[str] = (), largest: int = LARGEST, strip: int = 0
+) -> None:
     """Write what a tar holds into the directory `into`, which is made if need be. Blocks.
 
-    `exclude`: patterns as in a shell, over whole names and over each part of them.
+    `exclude`: patterns as in a shell, over whole names and over each part of them. `strip`: how many leading
+    parts of a name are left out.
     """
     into.mkdir(parents=True, exist_ok=True)
     room, count = largest, 0
@@ -38,7 +41,7 @@ def unpack(stream: IO[bytes], into: Path, exclude: Sequence[str] = (), largest: 
                 count, room = count + 1, room - member.size
                 if count > MOST or room < 0:
                     raise _refused("more than can be taken out", member.name)
-                steps = steps_of(member.name)
+                steps = steps_of(member.name)[strip:]
                 if steps and not excluded(steps, exclude):
                     _write(tar, member, str(into), steps)
     except tarfile.TarError as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ..core.errors import AttemptError, LimitReached, ResourceExhausted, Sandbox
 from ..core.records import Limits, MiB
 from . import quota, tree
 from .cgroup import Cgroup
-from .command import Command, finish_anyway
+from .command import finish_anyway
 from .quota import Pace
 
 T = TypeVar("T")
@@ -44,6 +44,23 @@ class Counts(msgspec.Struct, frozen=True):
     pids_hits: int = 0
 
 
+class Running(Protocol):
+    """A command that is watched."""
+
+    timed_out: bool
+    stopped: AttemptError | None  # why it was stopped before its end
+    left: int  # processes of the sandbox when it had exited
+
+    @property
+    def pid(self) -> int: ...
+
+    def stop(self, error: AttemptError) -> None:
+        """Have it killed at once; `error` says why."""
+
+    async def kill(self) -> None:
+        """End the whole tree, whatever it does."""
+
+
 class Watch:
     """What one sandbox uses, and whether it may."""
 
@@ -52,7 +69,7 @@ class Watch:
     ) -> None:
         self.limits = limits
         self.group: Cgroup | None = None
-        self.commands: set[Command] = set()  # those that run; bounded by the callers: one each
+        self.commands: set[Running] = set()  # those that run; bounded by the callers: one each
         self.disk = 0
         self.peak_disk = 0
         self._directory = directory
@@ -111,7 +128,7 @@ class Watch:
         return self.group.population() if self.group else 0
 
     @asynccontextmanager
-    async def over(self, command: Command) -> AsyncIterator[None]:
+    async def over(self, command: Running) -> AsyncIterator[None]:
         """Watch while the command runs."""
         self.commands.add(command)
         if self._task is None:
@@ -125,7 +142,7 @@ class Watch:
                 await finish_anyway(_end(task))
                 self.memory = self.group.use() if self.group else 0
 
-    def blame(self, command: Command, code: int, before: Counts) -> AttemptError | None:
+    def blame(self, command: Running, code: int, before: Counts) -> AttemptError | None:
         """Which limit ended the command, if one did."""
         now, limits = self.counts(), self.limits
         if now.oom_kills > before.oom_kills and self.group:
@@ -136,7 +153,7 @@ class Watch:
         if now.pids_hits > before.pids_hits and (code or command.timed_out or left):
             return LimitReached(f"stopped at {limits.pids} processes: sandbox pids", kind="pids")
         if limits.cpu_seconds and code == 128 + signal.SIGXCPU:
-            return _cpu_used_up(limits.cpu_seconds)
+            return cpu_used_up(limits.cpu_seconds)
         return self.cpu_over()
 
     def _blame_memory(self, group: Cgroup) -> ResourceExhausted:
@@ -190,7 +207,7 @@ class Watch:
         most = self.limits.cpu_seconds
         if most is None or self.group is None or self.group.cpu_seconds() - self._cpu_before <= most:
             return None
-        return _cpu_used_up(most)
+        return cpu_used_up(most)
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -266,7 +283,7 @@ def _disk_full(most: int) -> ResourceExhausted:
     return ResourceExhausted(f"killed at {size(most)}: sandbox disk", kind="disk")
 
 
-def _cpu_used_up(seconds: float) -> LimitReached:
+def cpu_used_up(seconds: float) -> LimitReached:
     return LimitReached(f"killed after {seconds:g} s of CPU: sandbox CPU", kind="cpu")
 
 

@@ -1,0 +1,133 @@
+"""One container of an attempt: made and started, connected, held to another limit, restarted, removed.
+
+What is asked for is `spec.py`'s. It is known by its name from the beginning, so that it can be removed
+although nobody heard that it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...core.errors import SandboxFailed
+from ...core.records import Network
+from ...docker.client import DockerClient, DockerError
+from .failures import failure, gone, reported
+from .spec import Wanted, body
+
+MAKING = 120.0  # seconds for the daemon to make or start one: many at once wait for each other
+ASKING = 30.0  # seconds for any other answer
+RESTARTING = 30.0
+LOOK_AGAIN = 0.05  # seconds between two looks at one that is being removed by another
+
+
+class Container:
+    """A container by its name."""
+
+    def __init__(self, client: DockerClient, name: str, networks: dict[Network, str]) -> None:
+        self.client = client
+        self.name = name
+        self.path = f"/containers/{name}"
+        self.id = ""
+        self.pid = 0  # of its first process, where the daemon is
+        self.volumes: tuple[str, ...] = ()  # directories of the daemon's machine
+        self._networks = networks
+        self._network = Network.NONE
+
+    async def make(self, wanted: Wanted, network: Network) -> None:
+        """Create and start it."""
+        await self._create(body(wanted))
+        self._network = network
+        try:
+            await self.client.post(f"{self.path}/start", seconds=MAKING)
+        except DockerError as error:
+            raise _not_started(error, wanted) from error
+        with reported("a container was started"):
+            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+        self.pid = told["State"]["Pid"]
+        self.volumes = tuple(one["Source"] for one in told["Mounts"] if one["Type"] == "volume")
+        if not told["State"]["Running"]:
+            raise _no_sleep(wanted)
+
+    async def _create(self, asked: dict[str, Any]) -> None:
+        with reported("cannot make a container"):
+            try:
+                told = await self._created(asked)
+            except DockerError as error:
+                if error.status != 409:
+                    raise
+                await self.remove(ASKING)  # left by a worker that was killed at the same attempt
+                told = await self._created(asked)
+        self.id = told["Id"]
+
+    async def _created(self, asked: dict[str, Any]) -> Any:
+        return await self.client.post("/containers/create", {"name": self.name}, asked, MAKING)
+
+    async def reach(self, network: Network) -> None:
+        """Leave the network that it is in, for another."""
+        if network is self._network:
+            return
+        with reported("cannot connect a container with another network"):
+            left, joined = self._networks[self._network], self._networks[network]
+            body = {"Container": self.name, "Force": True}
+            await self.client.post(f"/networks/{left}/disconnect", body=body, seconds=ASKING)
+            await self.client.post(
+                f"/networks/{joined}/connect", body={"Container": self.name}, seconds=ASKING
+            )
+        self._network = network
+
+    async def allow(self, memory: int) -> None:
+        """Change the limit on memory: both at once, as neither may pass the other."""
+        body = {"Memory": memory, "MemorySwap": memory}
+        await self.client.post(f"{self.path}/update", body=body, seconds=ASKING)
+
+    async def running(self) -> bool:
+        try:
+            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+        except DockerError as error:
+            if gone(error):
+                return False
+            raise
+        return bool(told["State"]["Running"])
+
+    async def restart(self) -> None:
+        """End everything in it, whatever it does: its files stay."""
+        with reported("cannot end what runs in a container"):
+            await self.client.post(f"{self.path}/restart", {"t": "0"}, seconds=RESTARTING)
+            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+        self.pid = told["State"]["Pid"]
+
+    async def remove(self, seconds: float) -> None:
+        """It is gone when this returns."""
+        await remove(self.client, self.name, seconds)
+
+
+async def remove(client: DockerClient, name: str, seconds: float) -> None:
+    """Kill and remove a container, with the volumes that have no name; one that is gone is fine."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                query = {"force": "true", "v": "true"}
+                await client.delete(f"/containers/{name}", query, seconds=seconds)
+                return
+            except DockerError as error:
+                if error.status == 404:
+                    return
+                if error.status != 409:  # else another is at it
+                    raise
+            await asyncio.sleep(LOOK_AGAIN)
+
+
+def _not_started(error: DockerError, wanted: Wanted) -> Exception:
+    if "executable file not found" in error.message:
+        return _no_sleep(wanted)
+    return failure(error, "cannot start a container")
+
+
+def _no_sleep(wanted: Wanted) -> SandboxFailed:
+    return SandboxFailed(
+        f"the container ended as soon as it was started: `{wanted.start.image}`",
+        "an image needs `sh` and `sleep` on its PATH",
+        kind="missing",
+        again=False,
+    )

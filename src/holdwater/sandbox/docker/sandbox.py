@@ -1,0 +1,341 @@
+"""The container sandbox: a container for each attempt, made when it is first used, removed when it is closed.
+
+It decides what a command sees, carries and may use; `command.py` runs it, `watch.py` keeps it to its limits,
+`files.py` and `trees.py` move files, `work.py` keeps its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+from ...core.containers import Containers
+from ...core.errors import AttemptOver, SandboxFailed
+from ...core.records import CommandResult, Limits, Network, Start
+from ...docker.client import DockerClient
+from .. import marks, quota
+from ..capture import Log
+from ..command import finish_anyway
+from ..process import LONGEST_LINE
+from ..watch import Counts
+from . import trees
+from .command import ContainerCommand, Launch
+from .container import Container
+from .facts import Facts
+from .failures import container_gone, reported
+from .files import Files, Owner, directories, member
+from .life import ContainerLife
+from .spec import Image, Wanted
+from .watch import ContainerWatch
+
+OPENING = 30.0  # seconds
+THREADS = 4
+JOINED = 'l=; for p; do l=$l$p; done; set --; unset p; eval "unset l; $l"'  # a line that came in pieces
+EVERYBODY = 0o777  # directories that are asked for can be written by whoever acts, and whoever grades
+
+
+class DockerSandboxes:
+    """Opens containers of a run; `client` is open as long as they are."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        containers: Containers,
+        network: Network,
+        threads: Executor | None = None,
+    ) -> None:
+        self.client = client
+        self.containers = containers
+        self.network = network
+        self.threads = threads or ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-container")
+        self.facts = Facts(client)
+        self.networks = {one: containers.network(one) for one in Network} | {Network.NONE: "none"}
+        self.search = tuple(f"{there}/bin" for here, there in containers.mounts if Path(here, "bin").is_dir())
+
+    def open(self, attempt: int, limits: Limits, gateway: Path | None, start: Start) -> DockerSandbox:
+        """A sandbox for this attempt; nothing is made before it is used."""
+        return DockerSandbox(self, attempt, limits, start)
+
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
+        """The base URL of the gateway for code in a sandbox: it listens where containers reach it."""
+        return host_url
+
+
+class DockerSandbox:
+    """Where one attempt acts: a `core.authoring.KeptSandbox`."""
+
+    def __init__(self, sandboxes: DockerSandboxes, attempt: int, limits: Limits, start: Start) -> None:
+        self._sandboxes = sandboxes
+        self._attempt = attempt
+        self._start = start
+        self._image = Image(id="")
+        self._network = start.network or sandboxes.network
+        self._watch = ContainerWatch(limits, sandboxes.threads)
+        name = f"holdwater-{sandboxes.containers.run}-{attempt}"
+        self._life = ContainerLife(sandboxes.client, name, self._make, self._watch)
+        self._owners: dict[str, Owner] = {}  # bound: the users of an instance
+        self._commands = 0
+        self._closed = False
+
+    async def __aenter__(self) -> DockerSandbox:
+        await self._look_at_image()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        await finish_anyway(self._life.end())
+
+    @property
+    def leftovers(self) -> list[str]:
+        return self._life.leftovers
+
+    @property
+    def workdir(self) -> str:
+        return self._start.workdir or self._image.workdir or "/"
+
+    @property
+    def memory(self) -> int:
+        return self._watch.memory
+
+    @property
+    def peak_memory(self) -> int:
+        return self._watch.peak_memory
+
+    @property
+    def disk(self) -> int:
+        return self._watch.disk
+
+    @property
+    def peak_disk(self) -> int:
+        return self._watch.peak_disk
+
+    def allow(self, memory: int) -> None:
+        self._watch.allow(memory)
+        self._life.allow()
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
+        log: Path | None = None,
+    ) -> CommandResult:
+        container = await self._container()
+        argv = await self._argv(command, container)
+        launch = self._launch(argv, env or {}, user, workdir)
+        before, since = self._watch.counts(), time.time()
+        kept = Log(log) if log else None
+        try:
+            running = ContainerCommand(container, launch, kept)
+            async with self._watch.over(running):
+                code = await running.finish(timeout)
+        finally:
+            if kept:
+                kept.close()
+        await self._check(running, code, before, since)
+        if kept and kept.error:
+            raise kept.error
+        return CommandResult(
+            exit_code=code,
+            stdout=running.stdout.text(),
+            stderr=running.stderr.text(),
+            seconds=running.seconds,
+            timed_out=running.timed_out,
+            truncated=running.stdout.truncated or running.stderr.truncated,
+        )
+
+    async def read(self, path: str) -> bytes:
+        files = await self._files()
+        with reported(f"cannot read `{path[:300]}`"):
+            return await files.read(self._inside(path))
+
+    async def write(self, path: str, content: str | bytes) -> None:
+        files = await self._files()
+        content = content.encode() if isinstance(content, str) else content
+        await self._watch.admit(len(content))
+        with reported(f"cannot write `{path[:300]}`"):
+            await files.write(self._inside(path), content, await self._owner(files))
+
+    async def put(self, source: Path, path: str) -> None:
+        files = await self._files()
+        if self._watch.limits.disk:
+            loop = asyncio.get_running_loop()
+            await self._watch.admit(
+                await loop.run_in_executor(self._sandboxes.threads, quota.used, str(source))
+            )
+        try:
+            with reported(f"cannot copy `{source}` into the sandbox"):
+                owner = await self._owner(files)
+                await trees.put(files, source, self._inside(path), owner, self._sandboxes.threads)
+        except OSError as e:
+            raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
+
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+        files = await self._files()
+        with reported(f"cannot take `{path[:300]}` out of the sandbox"):
+            await trees.take(files, self._inside(path), into, exclude, self._sandboxes.threads)
+
+    async def renew(self, start: Start | None = None) -> None:
+        self._check_open()
+        await finish_anyway(self._life.end())
+        if self.leftovers:
+            raise SandboxFailed(f"cannot begin anew: {self.leftovers[0]}")
+        self._start = start or self._start
+        self._network = self._start.network or self._sandboxes.network
+        await self._look_at_image()
+
+    async def reach(self, network: Network) -> None:
+        self._check_open()
+        self._network = network
+        if self._life.begun:
+            await (await self._container()).reach(network)
+
+    async def _look_at_image(self) -> None:
+        self._owners.clear()
+        reference = self._start.image
+        self._image = await self._sandboxes.facts.image(reference) if reference else Image(id="")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptOver("the attempt has ended")
+
+    async def _container(self) -> Container:
+        self._check_open()
+        container = await self._life.container()
+        self._check_open()
+        return container
+
+    async def _files(self) -> Files:
+        container = await self._container()
+        return Files(container.client, container.path)
+
+    async def _make(self, name: str) -> Container:
+        if not self._start.image:
+            raise SandboxFailed(
+                "the instance names no image to make a container from",
+                "name one, or `--sandbox process`",
+                kind="start",
+                again=False,
+            )
+        facts = self._sandboxes.facts
+        daemon = await facts.daemon()
+        container = Container(self._sandboxes.client, name, self._sandboxes.networks)
+        try:
+            await container.make(self._wanted(daemon.cpus, facts.quotas), self._network)
+        except SandboxFailed as error:
+            if not facts.quotas or "storage-opt" not in error.message:
+                raise
+            facts.quotas = False  # it is watched instead
+            await container.make(self._wanted(daemon.cpus, False), self._network)
+        self._watch.begin(container, daemon.root)
+        await self._furnish(container)
+        return container
+
+    def _wanted(self, cpus: int, quotas: bool) -> Wanted:
+        containers = self._sandboxes.containers
+        return Wanted(
+            start=self._start,
+            image=self._image,
+            limits=self._watch.limits,
+            network=self._sandboxes.networks[self._network],
+            labels=containers.labels(self._attempt),
+            mounts=containers.mounts,
+            search=self._sandboxes.search,
+            read_only=containers.read_only,
+            cpus=cpus,
+            quota=quotas,
+        )
+
+    async def _furnish(self, container: Container) -> None:
+        """The directories that must be there, for whom they must be."""
+        wanted, files = self._wanted(1, False), Files(container.client, container.path)
+        with reported("cannot make a sandbox's directories"):
+            if wanted.read_only:
+                if not wanted.as_root:
+                    await self._open_up(container, wanted.writable)
+                return
+            made = []
+            for path in self._start.directories:
+                info = member(path.lstrip("/"), await self._owner(files), tarfile.DIRTYPE)
+                info.mode = EVERYBODY
+                made.append((info, b""))
+            if not wanted.as_root and await files.look(wanted.workdir) is None:
+                made += directories(wanted.workdir.strip("/").split("/"), await self._owner(files))
+            if made:
+                await files.put("/", made)
+
+    async def _open_up(self, container: Container, paths: list[str]) -> None:
+        """Volumes of a read-only container are root's: others may write them too."""
+        launch = self._launch(["chmod", "0777", *paths], {}, "0", "/")
+        command = ContainerCommand(container, launch, None)
+        if await command.finish(OPENING):
+            raise SandboxFailed(f"cannot make a sandbox's directories: {command.stderr.text().strip()}")
+
+    async def _owner(self, files: Files) -> Owner:
+        user = self._start.user or self._image.user
+        if user not in self._owners:
+            self._owners[user] = await files.owner(user)
+        return self._owners[user]
+
+    def _inside(self, path: str) -> str:
+        """An absolute path of the container."""
+        if "\0" in path or not path:
+            raise SandboxFailed(f"not a path: `{path[:300]!r}`", kind="path", again=False)
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+    async def _argv(self, command: str | Sequence[str], container: Container) -> list[str]:
+        if not isinstance(command, str):
+            return list(command)
+        with reported("cannot look into a container"):
+            shell = await self._sandboxes.facts.shell(self._image, container.path)
+        if len(command) * 4 <= LONGEST_LINE or len(command.encode(errors="replace")) <= LONGEST_LINE:
+            return [shell, "-c", command]
+        step = LONGEST_LINE // 4  # characters, of up to four bytes
+        pieces = [command[at : at + step] for at in range(0, len(command), step)]
+        return [shell, "-c", JOINED, shell, *pieces]
+
+    def _launch(
+        self, argv: list[str], env: Mapping[str, str], user: str | None, workdir: str | None
+    ) -> Launch:
+        self._commands += 1
+        mark = f"{self._commands:06}"  # none is the beginning of another
+        carried = {
+            marks.RUN: self._sandboxes.containers.run,
+            marks.ATTEMPT: str(self._attempt),
+            marks.COMMAND: mark,
+        }
+        return Launch(
+            argv=argv,
+            env={**self._start.env, **env, **carried},
+            workdir=self._inside(workdir or "."),
+            user=user or self._start.user or self._image.user,
+            mark=f"{marks.COMMAND}={mark}",
+            printed=self._watch.printed,
+            population=self._watch.population,
+            ending=self._watch.restarting,
+        )
+
+    async def _check(self, command: ContainerCommand, code: int, before: Counts, since: float) -> None:
+        """Raise what ended the command, if that was not itself."""
+        self._check_open()
+        error = self._watch.blame(command, code, before)
+        with reported("cannot tell how a command ended"):
+            if error is None and code:
+                error = await self._watch.blame_unseen(since)
+            if error := error or await self._watch.blame_disk(code):
+                if error.kind == "pids":
+                    await command.kill()  # or nothing else could be run
+                raise error
+            if code >= 128 and not await (await self._container()).running():
+                raise container_gone("a command was ended")

@@ -1,0 +1,132 @@
+"""What the daemon is asked for when a container is made. Pure; `container.py` asks.
+
+Everything that holds a sandbox to its limits from outside is here: memory, CPU, processes, capabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...core.records import Limits, MiB, Record, Start
+
+SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container ends by itself
+LEAST_MEMORY = 6 * MiB  # the daemon takes no less
+TAKEN_FIRST = 1000  # by the kernel, when the machine is out of memory: before any worker
+
+# What package managers and test suites need as root. Not among them: NET_RAW (speaks for others on the
+# network), MKNOD (devices), SETPCAP and SETFCAP (hand on what is left), SYS_PTRACE.
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID", "KILL", "NET_BIND_SERVICE"),
+    "SYS_CHROOT",  # test suites of servers; it opens nothing that the container does not have
+    "AUDIT_WRITE",  # without it `su` fails in images with PAM
+)
+
+# The first process sleeps, and reaps what commands leave: a shell that waits for one child reaps any.
+FIRST = ["sh", "-c", 'sleep "$0" & wait $!']
+
+
+class Image(Record, frozen=True):
+    """What of an image matters here."""
+
+    id: str
+    path: str = ""
+    workdir: str = ""
+    user: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One container."""
+
+    start: Start
+    image: Image
+    limits: Limits
+    network: str
+    labels: dict[str, str]
+    mounts: tuple[tuple[str, str], ...] = ()
+    search: tuple[str, ...] = ()  # directories that come first on PATH
+    read_only: bool = False
+    cpus: int = 1  # that the daemon's machine has
+    quota: bool = False  # the disk is limited by the daemon's storage driver
+
+    @property
+    def user(self) -> str:
+        return self.start.user or self.image.user
+
+    @property
+    def as_root(self) -> bool:
+        return self.user.partition(":")[0] in ("", "root", "0")
+
+    @property
+    def workdir(self) -> str:
+        return self.start.workdir or self.image.workdir or "/"
+
+    @property
+    def writable(self) -> list[str]:
+        """Where a container with a read-only root can be written."""
+        return sorted({"/tmp", self.workdir, *self.start.directories} - {"/"})
+
+
+def body(wanted: Wanted) -> dict[str, Any]:
+    """The body of `POST /containers/create`."""
+    limits, start = wanted.limits, wanted.start
+    seconds = limits.setup + limits.acting + limits.grading + start.build_timeout + SLACK
+    asked: dict[str, Any] = {
+        "Image": start.image,
+        "Entrypoint": FIRST,
+        "Cmd": [str(int(seconds))],
+        "User": "0",  # of the first process alone: each command has its own
+        "WorkingDir": wanted.workdir if wanted.as_root else "/",  # the daemon makes it, as root's
+        "Labels": wanted.labels,
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "HostConfig": _host(wanted),
+    }
+    if wanted.search:
+        path = ":".join([*wanted.search, wanted.image.path or "/usr/local/bin:/usr/bin:/bin"])
+        asked["Env"] = [f"PATH={path}"]
+    if wanted.read_only:
+        asked["Volumes"] = {path: {} for path in wanted.writable}
+    return asked
+
+
+def _host(wanted: Wanted) -> dict[str, Any]:
+    limits = wanted.limits
+    ulimits = [_ulimit("core", 0)]
+    host: dict[str, Any] = {
+        "AutoRemove": True,
+        "NetworkMode": wanted.network,
+        "PidsLimit": limits.pids,
+        "OomScoreAdj": TAKEN_FIRST,
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": wanted.read_only,
+        "LogConfig": {"Type": "none"},
+        "Mounts": [_mount(here, there) for here, there in wanted.mounts],
+        "Ulimits": ulimits,
+    }
+    if limits.held_to:
+        host["Memory"] = host["MemorySwap"] = max(LEAST_MEMORY, limits.held_to)
+    if limits.cpus:
+        host["NanoCpus"] = int(1e9 * max(0.01, min(limits.cpus, wanted.cpus)))
+    if limits.disk:
+        ulimits.append(_ulimit("fsize", limits.disk))  # no file is larger than the whole may be
+        if wanted.quota:
+            host["StorageOpt"] = {"size": str(limits.disk)}
+    return host
+
+
+def _ulimit(name: str, most: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": most, "Hard": most}
+
+
+def _mount(here: str, there: str) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": here,
+        "Target": there,
+        "ReadOnly": True,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
