@@ -169,13 +169,13 @@ def test_each_step_has_its_own_instruction_and_no_tests_of_the_one_before(place)
 
 def test_a_step_below_its_least_reward_is_the_last(place):
     write(place / "tree")
-    turns = []
+    steps = []
 
-    row = play(place / "tree", lambda *given: turns.append(given[0]), only=["processes/final"])[
+    row = play(place / "tree", lambda *given: steps.append(given[0]), only=["processes/final"])[
         "processes/final"
     ]
 
-    assert len(turns) == 1
+    assert len(steps) == 1
     assert (row["score"], row["detail"]) == (0.0, 'first: {"reward":0.0}')
 
 
@@ -276,13 +276,13 @@ def test_the_oracle_is_told_of_a_solution_that_fails(place):
     assert "status 4: broken" in row["failure"]
 
 
-def test_a_turn_that_raises_is_the_suites_failure_and_no_zero(place):
-    def turn(instance, sandbox, answer, number):
+def test_a_step_that_raises_is_the_suites_failure_and_no_zero(place):
+    def step(instance, sandbox, answer, number):
         if number:
             raise ValueError("not today")
         return instance
 
-    suite = hw.Suite(name="s", instances=lambda: [hw.Instance(id="i")], grade=lambda *a: False, turn=turn)
+    suite = hw.Suite(name="s", instances=lambda: [hw.Instance(id="i")], grade=lambda *a: False, step=step)
 
     hw.run(suite, agent=lambda *given: None, out=place / "run", workers=0, retries=0)
 

@@ -222,10 +222,10 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # (instance, sandbox, answer) -> the agent's work as a patch: taken when its time is over, however that
     # ended, kept as an artifact, and graded in the place of the answer.
     patch: Callable[..., str | Awaitable[str]] | None = None
-    # (instance, sandbox, answer, n) -> the instance as the agent is given it in its turn n, counted from 0;
-    # None: it has acted. `answer` is that of the turn before. Turns share the sandbox and the acting limit;
-    # `limits.acting`, `start.network` and `start.health` of a turn's instance are for that turn.
-    turn: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
+    # (instance, sandbox, answer, n) -> the instance as the agent is given it in its step n, counted from 0;
+    # None: it has acted. `answer` is that of the step before. Steps share the sandbox and the acting limit;
+    # `limits.acting`, `start.network` and `start.health` of a step's instance are for that step.
+    step: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
     solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
     needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
     hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see

@@ -49,7 +49,7 @@ from .limit import PhaseLimit
 from .logs import attempt_log
 from .place import Log, Paths, Place
 from .scope import Note, Scope
-from .turns import make_ready, next_turn, own_limit
+from .steps import make_ready, next_step, own_limit
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
 
@@ -283,13 +283,13 @@ class _Work:
         return min(self.limits.acting, self.limits.working + waited)
 
     async def act(self) -> None:
-        """The agent's turn, or turns; for a regrade, what an earlier attempt left is put back instead."""
+        """The agent's turn, in steps or in one; for a regrade, what an earlier attempt left is put back instead."""
         if (earlier := self.life.job.attempt.regrades) is not None:
             await self._put_back(earlier)
-        elif self.place.suite.turn is None:
+        elif self.place.suite.step is None:
             await self._act_on(self.life.instance)
         else:
-            await self._take_turns(self.place.suite.turn)
+            await self._take_steps(self.place.suite.step)
 
     async def _act_on(self, instance: Instance) -> None:
         solve = self.place.suite.solve if self.place.agent.solves else None
@@ -298,10 +298,10 @@ class _Work:
         else:
             self.life.answer = await self._call(self.place.agent.act, instance, self.view, self.model)
 
-    async def _take_turns(self, turn: Callable[..., Any]) -> None:
-        """The agent's turns; between them what is left of it reaches neither sandbox nor model."""
+    async def _take_steps(self, step: Callable[..., Any]) -> None:
+        """The agent's steps; between them what is left of it reaches neither sandbox nor model."""
         life, number = self.life, 0
-        while instance := await next_turn(self._call, turn, life.instance, self.view, life.answer, number):
+        while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
             assert self.view is not None
             await make_ready(instance, self.opened, self.view)
             self.model = self._modelled(instance)

@@ -1,4 +1,4 @@
-"""A task's turns and its grade. What the steps were rewarded with lies with the attempt's artifacts.
+"""A task's steps and its grade. What the steps were rewarded with lies with the attempt's artifacts.
 
 A regrade has no steps to go through again: the last one's verifier judges what the agent left in the end.
 """
@@ -19,7 +19,7 @@ from .reading import Task
 from .rewards import Rewards, combined, grade_of, short_of
 from .stages import Stage, instruction, stages
 
-STEP = "step"  # in the data of a turn's instance: which stage it is
+STEP = "step"  # in the data of an instance: which stage it is at
 FILE = "steps.json"
 
 
@@ -31,12 +31,12 @@ class Done(Record, frozen=True, omit_defaults=False):
 
 
 async def next_step(task: Task, instance: Instance, sandbox: GradingSandbox, number: int) -> Instance | None:
-    """The instance for turn `number`, its sandbox ready. None after the last, or after too low a reward."""
+    """The instance for step `number`, its sandbox ready. None after the last, or after too low a reward."""
     planned, done = stages(task), _done(sandbox)
     if number == len(planned):
         return None
     if not task.toml.steps:
-        return _turn(instance, planned[0], number)
+        return _at_stage(instance, planned[0], number)
     if number:
         before = planned[number - 1]
         rewards, _ = await verify(task, before, sandbox)
@@ -48,7 +48,7 @@ async def next_step(task: Task, instance: Instance, sandbox: GradingSandbox, num
     stage = planned[number]
     _remember(sandbox, [*done, Done(stage.name)])
     await _set_up(stage, sandbox)
-    return _turn(instance, stage, number)
+    return _at_stage(instance, stage, number)
 
 
 async def grade(task: Task, sandbox: GradingSandbox) -> Grade:
@@ -69,7 +69,7 @@ async def grade(task: Task, sandbox: GradingSandbox) -> Grade:
     return grade_of(combined(found, task.toml.multi_step_reward_strategy), "\n".join([*lines, said]).strip())
 
 
-def _turn(instance: Instance, stage: Stage, number: int) -> Instance:
+def _at_stage(instance: Instance, stage: Stage, number: int) -> Instance:
     start = msgspec.structs.replace(instance.start, network=stage.reaches, health=stage.health)
     return msgspec.structs.replace(
         instance,

@@ -47,7 +47,7 @@ def harbor(path: Path | str) -> Suite:
         name=root.name or "harbor",
         instances=instances,
         grade=_grade,
-        turn=_turn,
+        step=_step,
         solve=_solve,
         check=check,
         needs=lambda: (
@@ -157,7 +157,7 @@ def _of(instance: Instance) -> Task:
     return read(directory, str(directory / NAME))
 
 
-async def _turn(instance: Instance, sandbox: GradingSandbox, answer: Any, number: int) -> Instance | None:
+async def _step(instance: Instance, sandbox: GradingSandbox, answer: Any, number: int) -> Instance | None:
     return await steps.next_step(_of(instance), instance, sandbox, number)
 
 

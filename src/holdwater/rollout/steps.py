@@ -1,4 +1,4 @@
-"""An agent that acts several times in one sandbox: what a suite's `turn` says, and each turn's own terms.
+"""An agent that acts in steps in one sandbox: what a suite's `step` says, and each step's own terms.
 
 The loop is `attempt.py`'s.
 """
@@ -17,10 +17,10 @@ from .limit import PhaseLimit
 from .views import SandboxView
 
 
-async def next_turn(turn: Callable[..., Awaitable[Any]], *arguments: Any) -> Instance | None:
+async def next_step(step: Callable[..., Awaitable[Any]], *arguments: Any) -> Instance | None:
     """What the suite gives the agent next. What its code raises is its own failure, never the agent's."""
     try:
-        following = await turn(*arguments)
+        following = await step(*arguments)
     except (AttemptError, MemoryError):
         raise
     except Exception as error:  # boundary: the suite's code
@@ -28,13 +28,13 @@ async def next_turn(turn: Callable[..., Awaitable[Any]], *arguments: Any) -> Ins
         raise GradeFailed(message, kind="exception") from error
     if following is not None and not isinstance(following, Instance):
         raise GradeFailed(
-            f"the turn function returned {type(following).__name__}: expected `Instance` or None", kind="type"
+            f"the step function returned {type(following).__name__}: expected `Instance` or None", kind="type"
         )
     return following
 
 
 async def make_ready(instance: Instance, sandbox: KeptSandbox, view: SandboxView) -> None:
-    """The sandbox as this turn wants it."""
+    """The sandbox as this step wants it."""
     if instance.start.network is not None:
         await sandbox.reach(instance.start.network)
     if instance.start.health is not None:
@@ -42,6 +42,6 @@ async def make_ready(instance: Instance, sandbox: KeptSandbox, view: SandboxView
 
 
 def own_limit(instance: Instance) -> AbstractAsyncContextManager[None]:
-    """The time that this turn may take, beside the limit for them all."""
+    """The time that this step may take, beside the limit for them all."""
     seconds = instance.limits.acting
     return nullcontext() if seconds is None else PhaseLimit(lambda: seconds, Phase.ACTING)
