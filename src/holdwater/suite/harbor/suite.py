@@ -105,8 +105,8 @@ def _instance(task: Task, root: Path) -> Instance:
     planned = stages(task)
     refused = supported.refusal(task)
     source = furnished(task)
-    data = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
     try:
+        data = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
         asked = instruction(planned[0])
         if refused:
             return Instance(id=_name(task, root), instruction=asked, data=data, refused=refused)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from ...core.errors import BadInput
 from .reading import NAME
 
 BLOCK = 1 << 20
@@ -15,11 +16,14 @@ BLOCK = 1 << 20
 
 def find(root: Path, *, last_first: bool = False) -> Iterator[Path]:
     """The directories with a `task.toml` at or below `root`, in their order; links are not followed."""
-    if (root / NAME).is_file():
-        yield root
-        return
-    with os.scandir(root) as entries:
-        names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
+    try:
+        if (root / NAME).is_file():
+            yield root
+            return
+        with os.scandir(root) as found:
+            names = [e.name for e in found if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        raise BadInput(f"cannot read `{root}`: {error.strerror}") from None
     for name in sorted(names, reverse=last_first):
         yield from find(root / name, last_first=last_first)
 
