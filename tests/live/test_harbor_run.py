@@ -189,7 +189,23 @@ def test_a_step_that_takes_too_long_is_graded_on_what_it_left(place):
 
     row = play(place / "tree", hang)["one"]
 
-    assert (row["where"], row["score"], row["detail"]) == ("limit", 0.75, 'slow: {"reward":0.75}')
+    assert (row["where"], row["score"]) == ("limit", 0.375)
+    assert row["detail"] == 'slow: {"reward":0.75}\nnever: the agent did not come to it'
+
+
+@pytest.mark.parametrize("strategy", ["mean", "final"])
+def test_an_agent_that_fails_in_a_step_has_not_passed_those_to_come(place, strategy):
+    """Given a first step that is done, and an agent that raises at the end of it."""
+    toml = f"multi_step_reward_strategy = '{strategy}'\n[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'\n"
+    files = {f"steps__{name}__instruction_md": name for name in ("a", "b")}
+    task(place / "tree" / "one", toml, tests__test_sh="reward 1", **files)
+
+    def fail(instance, sandbox, model):
+        raise RuntimeError("at the end")
+
+    row = play(place / "tree", fail)["one"]
+
+    assert (row["where"], row["score"], row["passed"]) == ("agent", 0.5 if strategy == "mean" else 0.0, False)
 
 
 def test_a_regrade_of_steps_judges_what_was_left_by_the_last_ones_verifier(place):

@@ -283,7 +283,7 @@ class _Work:
         return min(self.limits.acting, self.limits.working + waited)
 
     async def act(self) -> None:
-        """The agent's turn, in steps or in one; for a regrade, what an earlier attempt left is put back instead."""
+        """The agent's time, in steps or in one; for a regrade, an earlier attempt's work is put back."""
         if (earlier := self.life.job.attempt.regrades) is not None:
             await self._put_back(earlier)
         elif self.place.suite.step is None:

@@ -102,21 +102,23 @@ def _check(toml: Toml) -> None:
     if toml.task is not None and ".." in toml.task.name:
         raise Wrong("task.name", f"must not contain `..`: `{toml.task.name}`")
     _check_environment("environment", toml.environment)
-    sections: list[tuple[str, Agent | Verifier]] = [("agent", toml.agent), ("verifier", toml.verifier)]
+    _check_phases("", toml.agent, toml.verifier)
+    _check_artifacts("artifacts", toml.artifacts)
     seen: set[str] = set()  # bound: the steps of one task
     for n, step in enumerate(toml.steps):
         _check_step(f"steps.{n}", step, seen)
-        sections += [(f"steps.{n}.agent", step.agent), (f"steps.{n}.verifier", step.verifier)]
-    for key, section in sections:
-        _check_hosts(key, section.network_mode, section.allowed_hosts)
-    for key, verifier in [("verifier", toml.verifier)] + [
-        (f"steps.{n}.verifier", step.verifier) for n, step in enumerate(toml.steps)
-    ]:
-        if verifier.environment is not None:
-            _check_environment(f"{key}.environment", verifier.environment)
-            if verifier.environment_mode is Mode.SHARED:
-                raise Wrong(f"{key}.environment_mode", f"`shared`, although there is a `{key}.environment`")
-    _check_artifacts("artifacts", toml.artifacts)
+        _check_phases(f"steps.{n}.", step.agent, step.verifier)
+
+
+def _check_phases(above: str, agent: Agent, verifier: Verifier) -> None:
+    _check_hosts(f"{above}agent", agent.network_mode, agent.allowed_hosts)
+    _check_hosts(f"{above}verifier", verifier.network_mode, verifier.allowed_hosts)
+    if verifier.environment is None:
+        return
+    key = f"{above}verifier.environment"
+    _check_environment(key, verifier.environment)
+    if verifier.environment_mode is Mode.SHARED:
+        raise Wrong(f"{key}_mode", f"`shared`, although there is a `{key}`")
 
 
 def _check_environment(key: str, environment: Environment) -> None:

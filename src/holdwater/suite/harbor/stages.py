@@ -38,9 +38,7 @@ class Stage(Record, frozen=True):
     bundled: bool = False  # ... and whether its image has the tests
     workdir: Path | None = None  # put into the working directory first
     health: Health | None = None
-    least: dict[str, float] = msgspec.field(
-        default_factory=dict
-    )  # rewards below which no further step is taken
+    least: dict[str, float] = msgspec.field(default_factory=dict)  # below this no further step is taken
 
     @property
     def puts_tests(self) -> bool:

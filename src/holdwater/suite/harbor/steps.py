@@ -66,6 +66,10 @@ async def grade(task: Task, sandbox: GradingSandbox) -> Grade:
         _remember(sandbox, done)
     found = [one.rewards for one in done if one.rewards is not None]
     lines = [f"{one.step}: {msgspec.json.encode(one.rewards).decode()}" for one in done]
+    if not short_of(found[-1], planned[len(done) - 1].least):  # else no further step was due
+        for stage in planned[len(done) :]:
+            found.append(dict.fromkeys(found[0], 0.0))
+            lines.append(f"{stage.name}: the agent did not come to it")
     return grade_of(combined(found, task.toml.multi_step_reward_strategy), "\n".join([*lines, said]).strip())
 
 

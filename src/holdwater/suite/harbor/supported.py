@@ -8,7 +8,7 @@ from pathlib import Path
 from ...core.errors import BadInput
 from ...core.variables import asked
 from .reading import Task
-from .records import SCHEMA, Environment, NetworkMode, System
+from .records import SCHEMA, Environment, NetworkMode, System, Toml
 from .stages import Stage, instruction, mode_of, stages
 
 MAIN = "main"  # the service that a task's own container is
@@ -54,23 +54,20 @@ def needs(task: Task) -> Iterator[tuple[str, str]]:
     if refusal(task):
         return
     toml = task.toml
-    tables = [("environment", toml.environment.env), ("verifier", toml.verifier.env)]
-    tables.append(("solution", toml.solution.env))
+    tables = [(key, environment.env) for key, environment in _environments(toml)]
+    tables += [("verifier", toml.verifier.env), ("solution", toml.solution.env)]
     tables += [(f"steps.{n}.verifier", step.verifier.env) for n, step in enumerate(toml.steps)]
-    if toml.verifier.environment is not None:
-        tables.append(("verifier.environment", toml.verifier.environment.env))
     for key, env in tables:
         for name, variable in asked(env):
             yield variable, f"{task.place}: field `{key}.env.{name}`"
 
 
 def _refusals(task: Task) -> Iterator[str]:
-    directory, toml = Path(task.directory), task.toml
+    directory = Path(task.directory)
     if (directory / "environment" / "docker-compose.yaml").is_file():
         yield "`environment/docker-compose.yaml`: services beside the task's own container are not supported"
-    yield from _machines("environment", toml.environment)
-    if toml.verifier.environment is not None:
-        yield from _machines("verifier.environment", toml.verifier.environment)
+    for key, environment in _environments(task.toml):
+        yield from _machines(key, environment)
     found = stages(task)
     for stage in found:
         yield from _services(stage)
@@ -80,6 +77,15 @@ def _refusals(task: Task) -> Iterator[str]:
         if stage.grader is not None:
             mode = f"field `verifier.environment_mode` of step `{stage.name}`"
             yield f"{mode}: only the last step's can be separate"
+
+
+def _environments(toml: Toml) -> Iterator[tuple[str, Environment]]:
+    yield "environment", toml.environment
+    verifiers = [("verifier", toml.verifier)]
+    verifiers += [(f"steps.{n}.verifier", step.verifier) for n, step in enumerate(toml.steps)]
+    for key, verifier in verifiers:
+        if verifier.environment is not None:
+            yield f"{key}.environment", verifier.environment
 
 
 def _machines(key: str, environment: Environment) -> Iterator[str]:
