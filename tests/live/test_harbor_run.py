@@ -304,3 +304,34 @@ def test_a_step_that_raises_is_the_suites_failure_and_no_zero(place):
 
     row = attempts(place / "run")["i"]
     assert (row["where"], "not today" in row["failure"]) == ("grade", True)
+
+
+CALL = """
+import json, sys, urllib.request
+url, key = sys.argv[1:]
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+reply = urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20)
+print(json.load(reply)["choices"][0]["message"]["content"])
+"""
+
+
+def test_the_model_is_reached_from_whichever_network_a_task_says(place):
+    """Given an agent that calls its model from inside the sandbox, in steps of both kinds too."""
+    both = "[[steps]]\nname = 'a'\nagent.network_mode = 'no-network'\n[[steps]]\nname = 'b'\n"
+    files = {f"steps__{name}__instruction_md": name for name in ("a", "b")}
+    task(place / "tree" / "both", both, tests__test_sh="reward 1", **files)
+    task(place / "tree" / "offline", "[environment]\nnetwork_mode = 'no-network'\n")
+    task(place / "tree" / "public")
+    heard = []
+
+    async def call(instance, sandbox, model):
+        result = await sandbox.run(["/usr/bin/env", "python3", "-c", CALL, model.sandbox_url, model.key])
+        heard.append(result.output.strip())
+
+    def policy(request):
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}}]}
+
+    play(place / "tree", call, model="m", policy=policy)
+
+    assert heard == ["hello"] * 4
