@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -101,6 +101,7 @@ class World:
     token = 7
     salvaging = 10.0
     gateway = None
+    variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)
@@ -134,7 +135,7 @@ class World:
     ) -> AsyncIterator[FakeSession]:
         yield self.session_
 
-    def model(self, session: FakeSession | None) -> None:
+    def model(self, session: FakeSession | None, network: Network | None) -> None:
         return None
 
     def watch_disk(self) -> Callable[[], bool]:

@@ -85,8 +85,7 @@ def test_an_unknown_name_lists_the_known_and_guesses() -> None:
 
     presets = "`claude-code`, `codex`, `opencode`, `gemini-cli`, `aider`, `mini-swe-agent`"
     assert error.message == (
-        "unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `gold`, `empty`, `command`, "
-        + presets
+        "unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `gold`, `empty`, `command`, " + presets
     )
     assert error.hint == "did you mean `oracle`?"
 

@@ -31,6 +31,7 @@ from ..run.config import (
     POLICY,
     SCRIPTED,
     build,
+    check_variables,
     default_directory,
     environment,
     replaying,
@@ -242,6 +243,7 @@ def prepare(
     importable = isinstance(suite, str) and isinstance(chosen, str)
     config = build(found, actor, names, settings(options))
     _check(found, actor, config)
+    check_variables(found, config, environment())
     path = Path(out) if out is not None else default_directory(found.name)
     return Prepared(path, config, found, actor, importable)
 

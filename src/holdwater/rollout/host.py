@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from ..core.authoring import Agent, Enclose, Model, Recording, Sandboxes, Sessio
 from ..core.config import RunConfig
 from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Limits, Verdict
+from ..core.records import Limits, Network, Verdict
 from ..docker.client import DockerClient
 from ..gateway.client import ChatClient, connect
 from ..gateway.rate import Rate
@@ -87,6 +87,7 @@ class Host:
         self.worker = welcome.worker
         self.on_end: Callable[[], None] = _nothing  # called when an attempt has ended
         self.gateway: Path | None = None
+        self.variables: Mapping[str, str] = welcome.variables
         scratch = Path(config.scratch) if config.scratch else self._directory.scratch
         self._disks = DiskWatch(self._reserve, {self._directory.path, scratch})
         self._scratch = scratch
@@ -134,7 +135,7 @@ class Host:
             scratch=self._scratch,
             run=config.id,
             network=config.network,
-            hide=(self._directory.path,),
+            hide=(self._directory.path, *map(Path, self.suite.hidden)),
             path=self._welcome.path,
             show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
         )
@@ -280,12 +281,12 @@ class Host:
             raise unpriced(self._welcome.config.model)
         return self._server.session(attempt, log, limits, recording)
 
-    def model(self, session: Session | None) -> Model | None:
+    def model(self, session: Session | None, network: Network | None) -> Model | None:
         if session is None:
             return None
         url = self._server.url
         name = self._welcome.config.model or ""
-        inside = self._server.outside_url or self.sandboxes.gateway_url(url)
+        inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
         return ChatClient(self._http, url, inside, session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:

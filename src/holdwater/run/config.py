@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import secrets
@@ -23,6 +24,7 @@ from ..core.config import Keep, RunConfig, SandboxKind
 from ..core.errors import BadInput
 from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
+from ..core.variables import NOT_ALL
 from ..gateway.prices import price_of
 from ..rollout.host import unpriced
 from ..rollout.wire import Provider, Upstream
@@ -244,6 +246,14 @@ def check_spending(config: RunConfig) -> None:
     if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
         error = unpriced(config.model)
         raise BadInput(error.message, error.hint)
+
+
+def check_variables(suite: Suite, config: RunConfig, env: Environment) -> None:
+    """Refuse a suite of which a chosen instance asks for a variable that is not set."""
+    for need in suite.needs() if suite.needs is not None else ():
+        chosen = not config.only or any(fnmatch.fnmatchcase(need.instance, only) for only in config.only)
+        if chosen and need.variable not in env.inherited:
+            raise BadInput(f"{need.place}: the variable `{need.variable}` is not set", f"set it; {NOT_ALL}")
 
 
 def default_directory(suite: str) -> Path:

@@ -193,6 +193,7 @@ async def _schedule(
         token=ledger.token,
         upstream=given.upstream,
         path=given.environment.path,
+        variables=given.environment.inherited,
         containers=provision.containers if provision else None,
     )
     levers = Levers(

@@ -64,7 +64,7 @@ class DockerSandboxes:
         """A sandbox for this attempt; nothing is made before it is used."""
         return DockerSandbox(self, attempt, limits, start)
 
-    def gateway_url(self, host_url: str) -> str:
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
         """The base URL of the gateway for code in a sandbox: it listens where containers reach it."""
         return host_url
 
