@@ -375,8 +375,14 @@ class Conduct(RuleBasedStateMachine):
             deaths = sum(1 for r in results if r.where is Where.WORKER)
             assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 1
             rounds = Counter(row.attempt.round for row in rows if row.result and not blameless(row.result))
-            assert all(count <= self.policy.retries + 1 for count in rounds.values())
+            assert all(count <= self.tries for count in rounds.values())
             assert self.interrupted[key] <= self.policy.preemptions
+
+    @property
+    def tries(self) -> int:
+        """In a round: the first, the retries, and those by which an attempt grows to the largest."""
+        grows = LARGEST_SCALE.bit_length() - 1 if self.policy.retries else 0
+        return 1 + self.policy.retries + grows
 
     @invariant()
     def its_twin_is_equal(self) -> None:
