@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         transcript,
     )
     from .api.images import audit_images, build_images, plan_images
-    from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
+    from .core.authoring import Agent, Defaults, Model, Sandbox, Suite, Tried
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -67,6 +67,7 @@ __all__ = [
     "SandboxFailed",
     "Suite",
     "Summary",
+    "Tried",
     "Verdict",
     "__version__",
     "aregrade",

@@ -99,6 +99,7 @@ class World:
     token = 7
     salvaging = 10.0
     gateway = None
+    critic = None
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)

@@ -78,7 +78,7 @@ def policies(draw: st.DrawFn) -> Policy:
         concurrency=draw(st.integers(1, 5)),
         attempts=draw(st.integers(1, 3)),
         retries=draw(st.integers(0, 3)),
-        critic=draw(st.sampled_from(Critic)),
+        critic=draw(st.sampled_from([*Critic, "command:true"])),
         backoff=draw(st.sampled_from([0.0, 1.0, 7.0])),
         losses_before_alone=draw(st.integers(1, 2)),
         alone_at_once=draw(st.integers(1, 2)),
@@ -94,6 +94,8 @@ verdicts = st.builds(
     after=st.sampled_from([0.0, 0.0, 100.0]),
     passed=st.sampled_from([True, False, None]),
     score=st.sampled_from([None, 0.25, 0.5]),
+    patched=st.booleans(),
+    enough=st.sampled_from([None, True, False]),
 )
 
 

@@ -12,12 +12,14 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
+from ..core.authoring import Critique
 from ..core.budget import RunBudget
 from ..core.config import Critic, Keep, Network, RunConfig
 from ..core.errors import BadInput
 from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
+from ..rollout.critic import own_critic, spec_of
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
 CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
@@ -34,7 +36,7 @@ class Options(TypedDict, total=False):
     attempts: int | None
     retries: int | None
     samples: int | None
-    critic: Critic | str | None
+    critic: Critic | Critique | str | None
     only: Sequence[str] | None
     limit: int | None
     shard: str | None
@@ -142,7 +144,10 @@ def settings(options: Options) -> dict[str, Any]:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
     if "concurrency" in said:
         said["concurrency"] = _slots(said["concurrency"])
-    for name, kind in (("critic", Critic), ("network", Network), ("keep", Keep)):
+    if "critic" in said:
+        own_critic(said["critic"])  # refuses what is none
+        said["critic"] = spec_of(said["critic"])
+    for name, kind in (("network", Network), ("keep", Keep)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
     if "shard" in said:
