@@ -213,7 +213,10 @@ def export(
     format: str = "jsonl",
     everything: bool = False,
 ) -> str:
-    """Stream a part of a run to `out`: a file, or for `atif` a directory. What is left out, in words."""
+    """Stream a run, or a part of it, to `out`: a file, or a directory where the format is one.
+
+    Directories are `atif`, `openhands`, `harbor`, and `swebench` to a path. What is left out, in words.
+    """
     return export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
 
 

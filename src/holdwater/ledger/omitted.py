@@ -1,4 +1,4 @@
-"""What an export has to leave out: exchanges that are not kept. It counts, so that it can be said."""
+"""What an export has to leave out: exchanges that are not kept, samples without a place. It counts them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Omitted:
         self._reader = reader
         self._count = 0
         self._keep = ""
+        self.samples = 0  # beyond the first, where a format has one row for an instance
 
     def omits(self, attempt: int) -> bool:
         """Whether its exchanges are not kept; counted if so."""
@@ -25,6 +26,9 @@ class Omitted:
     @property
     def told(self) -> str:
         """In words; empty when there were none."""
-        if not self._count:
-            return ""
-        return f"left out: the exchanges of {self._count} attempts are {not_kept(self._keep)}"
+        words = []
+        if self._count:
+            words.append(f"the exchanges of {self._count} attempts are {not_kept(self._keep)}")
+        if self.samples:
+            words.append(f"{self.samples} samples beyond the first of their instance")
+        return f"left out: {'; '.join(words)}" if words else ""
