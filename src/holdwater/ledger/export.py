@@ -57,7 +57,7 @@ def export(
         if isinstance(out, Path):
             DIRECTORIES[format](reader, out, omitted)
         elif format == "swebench":
-            write_predictions(reader, out)
+            omitted.patches = write_predictions(reader, out)
         elif what == "trajectories":
             write_conversations(reader, everything, out, omitted)
         elif what == "exchanges":
@@ -69,7 +69,7 @@ def export(
 
 def _write_swebench(reader: Reader, into: Path, omitted: Omitted) -> None:
     with whole_file(into / "predictions.jsonl") as predictions:
-        write_predictions(reader, predictions)
+        omitted.patches = write_predictions(reader, predictions)
     with whole_file(into / "report.json") as file:
         file.write(msgspec.json.format(_json(report(reader))) + b"\n")
 

@@ -36,7 +36,7 @@ def write_openhands(reader: Reader, into: Path, omitted: Omitted) -> None:
             patch = patch_of(reader, one.row.attempt)
             _write_row(reader, one, patch, omitted, rows if one.scored or patch else errors)
     with whole_file(into / "output.swebench.jsonl") as predictions:
-        write_predictions(reader, predictions)
+        omitted.patches = write_predictions(reader, predictions)
     for name, content in (
         ("output.report.json", report(reader)),
         ("metadata.json", _metadata(reader, into)),

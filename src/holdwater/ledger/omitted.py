@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..core.policy import not_kept
 from .reader import Reader
 
+LEFT_OUT = "left out: "
+
 
 class Omitted:
     """Attempts that were asked for and whose exchanges are not kept."""
@@ -14,6 +16,7 @@ class Omitted:
         self._count = 0
         self._keep = ""
         self.samples = 0  # beyond the first, where a format has one row for an instance
+        self.patches = ""  # what `export_swebench.py` says of those that it leaves out
 
     def omits(self, attempt: int) -> bool:
         """Whether its exchanges are not kept; counted if so."""
@@ -31,4 +34,6 @@ class Omitted:
             words.append(f"the exchanges of {self._count} attempts are {not_kept(self._keep)}")
         if self.samples:
             words.append(f"{self.samples} samples beyond the first of their instance")
-        return f"left out: {'; '.join(words)}" if words else ""
+        if self.patches:
+            words.append(self.patches.removeprefix(LEFT_OUT))
+        return LEFT_OUT + "; ".join(words) if words else ""
