@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.checking import Checked, acheck, check
     from .api.images import audit_images, build_images, plan_images
     from .core.authoring import Agent, Defaults, Model, Sandbox, Suite, Tried
     from .core.errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "AgentFailed",
     "Ask",
     "BadInput",
+    "Checked",
     "CommandResult",
     "Defaults",
     "Grade",
@@ -70,6 +72,7 @@ __all__ = [
     "Tried",
     "Verdict",
     "__version__",
+    "acheck",
     "aregrade",
     "areplay",
     "aresume",
@@ -77,6 +80,7 @@ __all__ = [
     "audit",
     "audit_images",
     "build_images",
+    "check",
     "export",
     "plan_images",
     "regrade",
@@ -89,7 +93,7 @@ __all__ = [
 
 
 # Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
-_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.images")
+_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.images", ".api.checking")
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").g
 OTHER_FLAGS = {
     "out",
     "config",
+    "dir",
     "dry-run",
     "json",
     "quiet",
