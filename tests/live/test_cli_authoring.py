@@ -60,10 +60,7 @@ def test_the_command_prints_one_document_and_fails_when_something_is_wrong(tmp_p
     assert done.returncode == 1
     assert found["nop_passed"] == [{"id": "easy", "why": "score 1"}]
     assert {"suite", "instances", "good", "oracle_failed", "nop_passed", "infrastructure"} <= set(found)
-    assert [line.split()[:2] for line in done.stderr.splitlines()] == [
-        ["check:", "oracle"],
-        ["check:", "nop"],
-    ]
+    assert "check: oracle in" in done.stderr and "check: nop in" in done.stderr
 
 
 def test_a_check_of_what_is_good_succeeds(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..core.errors import LedgerCorrupt
 from ..core.records import Instance, Usage, Verdict
 from .files import patch_path
 from .omitted import Omitted
@@ -35,7 +36,9 @@ class Chosen(NamedTuple):
 def chosen(reader: Reader) -> Iterator[Chosen]:
     """Every closed sample, in the order of planning."""
     for outcome in reader.outcomes():
-        row = next(row for row in reader.attempts(outcome.row) if row.attempt == outcome.attempt)
+        row = next((row for row in reader.attempts(outcome.row) if row.attempt == outcome.attempt), None)
+        if row is None:
+            raise LedgerCorrupt(f"the ledger has no attempt {outcome.attempt}")
         payload = reader.payload(outcome.row)
         verdict = row.verdict or Verdict(attempt=row.attempt, token=row.token)
         acted = verdict if row.regrades is None else reader.verdict(talked(reader, row.attempt)) or verdict

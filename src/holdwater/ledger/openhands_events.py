@@ -122,7 +122,7 @@ class Events:
         return [{"type": "text", "text": p} if isinstance(p, str) else self._medium(p) for p in parts]
 
     def _medium(self, media: Media) -> dict[str, Any]:
-        if media.type.startswith("image/") or (media.url and not media.type):
+        if media.type.partition("/")[0] == "image":
             return {"type": "image", "image_urls": [self._url(media)]}
         return {"type": "text", "text": f"[{media.type or 'media'}: {media.url or media.blob}]"}
 
