@@ -102,6 +102,7 @@ class World:
     salvaging = 10.0
     gateway = None
     variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
+    critic = None
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.authoring import KeptSandbox, Session
+from ..core.authoring import KeptSandbox, Session, Tried
 from ..core.errors import (
     AgentFailed,
     AttemptError,
@@ -71,6 +71,7 @@ class Life:
         self.answer: Any = None
         self.salvage: Salvage | None = None
         self.patch: int | None = None  # bytes
+        self.enough: bool | None = None
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
@@ -150,6 +151,7 @@ class Life:
             peak_memory=peak,
             saved=session.saved if session else NO_USAGE,
             patch=self.patch,
+            enough=self.enough,
         )
 
 
@@ -171,8 +173,10 @@ async def live(life: Life, place: Place) -> Verdict:
                     work.dismiss()
                 if life.ready:
                     await work.keep()
+                    await work.ask(before=True)
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
+                    await work.ask(before=False)
                 work.end()
                 full = was_full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
@@ -352,6 +356,25 @@ class _Work:
         content = self.patch.encode("utf-8", "surrogateescape")
         await self.life.calls.call(replace_file, self.paths.patch(self.life.job.attempt.id), content)
         self.life.patch = len(content)
+
+    async def ask(self, *, before: bool) -> None:
+        """Ask a critic of the user's own, `before` grading or after it; that it fails changes no verdict."""
+        critic, life = self.place.critic, self.life
+        regraded = life.job.attempt.regrades is not None
+        if critic is None or critic.before != before or regraded or not _worth_grading(life.failure):
+            return
+        answer, grade = life.answer, life.grade
+        tried = Tried(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=life.usage)
+
+        async def asked() -> None:
+            life.enough = False  # until it says otherwise
+            life.enough = await critic.satisfied(self._call, life.instance, self.view, tried)
+
+        failure = await life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, asked)
+        if failure is not None and failure.where is Where.INTERRUPTED:
+            life.failure = failure
+        elif failure is not None:
+            life.note("critic.failed", failure.message)
 
     async def judge(self) -> None:
         """Grade what is there. A grade that could not be had hides a failure that would be scored."""
