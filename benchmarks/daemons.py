@@ -55,8 +55,11 @@ def registry(place: Path) -> Iterator[int]:
 
 
 @contextmanager
-def daemon(place: Path, size: int) -> Iterator[tuple[str, Path]]:
-    """A `dockerd` whose data root is a file system of its own of `size` bytes; its host and that root."""
+def daemon(place: Path, size: int, *, networks: bool = False) -> Iterator[tuple[str, Path]]:
+    """A `dockerd` whose data root is a file system of its own of `size` bytes; its host and that root.
+
+    `networks`: it can make them; to be used in a network name space of one's own.
+    """
     program = shutil.which("dockerd")
     if program is None or os.geteuid() != 0:
         raise Missing("`dockerd` is not installed, or we are not root")
@@ -68,7 +71,8 @@ def daemon(place: Path, size: int) -> Iterator[tuple[str, Path]]:
     subprocess.run(["mount", "-o", "loop", str(disk), str(root)], check=True)
     host = f"unix://{place}/docker.sock"
     words = ["--data-root", root, "--exec-root", place / "exec", "--pidfile", place / "pid", "-H", host]
-    words += ["--bridge", "none", "--iptables=false", "--ip6tables=false", "--storage-driver", "overlay2"]
+    words += ["--bridge", "none", "--ip6tables=false", "--storage-driver", "overlay2"]
+    words += ["--default-address-pool", "base=10.231.0.0/16,size=24"] if networks else ["--iptables=false"]
     try:
         with running(
             [program, *map(str, words)], place / "log", lambda: docker(host, "info", check=False) == 0

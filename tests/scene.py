@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,20 @@ MARK = "HOLDWATER_RUN"
 class Command:
     """A `holdwater` command in a process group of its own; its output goes to files, so it never blocks."""
 
-    def __init__(self, place: Path, *words: str) -> None:
+    def __init__(
+        self, place: Path, *words: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         number = len(list(place.glob("*.out")))
         self._out, self._err = place / f"{number:03d}.out", place / f"{number:03d}.err"
         self.words = words
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdwater.cli", *words],
+                [*before, sys.executable, "-m", "holdwater.cli", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": str(SOURCE)},
+                env={**os.environ, "PYTHONPATH": str(SOURCE), **(env or {})},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -93,8 +95,10 @@ class Command:
 class Scene:
     """A run directory, the suite file that it is about, and every command that was started on it."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.place = place
+        self.before = before  # what commands are started with
+        self.env = env
         self.out = place / "run"
         self.file = place / "suite.py"
         self._commands: list[Command] = []
@@ -109,7 +113,7 @@ class Scene:
         return "--agent", f"{self.file}:{name}"
 
     def start(self, *words: str) -> Command:
-        command = Command(self.place / "commands", *words)
+        command = Command(self.place / "commands", *words, before=self.before, env=self.env)
         self._commands.append(command)
         return command
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
-    from .core.authoring import Agent, Defaults, Model, Sandbox, Suite
+    from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -42,7 +43,18 @@ if TYPE_CHECKING:
         RunFailed,
         SandboxFailed,
     )
-    from .core.records import Ask, CommandResult, Grade, Instance, Limits, Summary, Verdict
+    from .core.records import (
+        Ask,
+        CommandResult,
+        Grade,
+        Health,
+        Instance,
+        Limits,
+        Network,
+        Start,
+        Summary,
+        Verdict,
+    )
 
 __all__ = [
     "Agent",
@@ -53,6 +65,8 @@ __all__ = [
     "Defaults",
     "Grade",
     "GradeFailed",
+    "GradingSandbox",
+    "Health",
     "HoldwaterError",
     "ImageFailed",
     "Instance",
@@ -60,11 +74,13 @@ __all__ = [
     "Limits",
     "Model",
     "ModelFailed",
+    "Network",
     "Options",
     "ResourceExhausted",
     "RunFailed",
     "Sandbox",
     "SandboxFailed",
+    "Start",
     "Suite",
     "Summary",
     "Verdict",
@@ -77,6 +93,7 @@ __all__ = [
     "audit_images",
     "build_images",
     "export",
+    "grade",
     "plan_images",
     "regrade",
     "replay",
@@ -88,7 +105,7 @@ __all__ = [
 
 
 # Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
-_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.images")
+_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.grading", ".api.images")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests import box_scene, docker_scene
+from tests import box_scene, docker_scene, ground_scene
 from tests.docker_scene import MB, Daemon, Registry
+from tests.ground_scene import Ground
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,12 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with docker_scene.daemon(tmp_path_factory.mktemp("docker"), 800 * MB) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with ground_scene.ground(tmp_path_factory.mktemp("ground")) as found:
         yield found
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -24,10 +24,12 @@ from holdwater.core.records import (
     Attempt,
     Failure,
     Grade,
+    Health,
     Instance,
     Limits,
     MiB,
     Phase,
+    Start,
     Usage,
     Verdict,
     Where,
@@ -99,6 +101,7 @@ class World:
     token = 7
     salvaging = 10.0
     gateway = None
+    variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)
@@ -132,7 +135,7 @@ class World:
     ) -> AsyncIterator[FakeSession]:
         yield self.session_
 
-    def model(self, session: FakeSession | None) -> None:
+    def model(self, session: FakeSession | None, network: Network | None) -> None:
         return None
 
     def watch_disk(self) -> Callable[[], bool]:
@@ -613,3 +616,88 @@ def test_what_a_grade_function_may_return(result, grade):
 def test_what_a_grade_function_may_not_return(result):
     with pytest.raises(GradeFailed):
         as_grade(result)
+
+
+# A suite that asks for a patch.
+
+
+def patched(world: World, graded: list[Any]) -> World:
+    async def patch(instance: Instance, sandbox: Any, answer: Any) -> str:
+        return str((await sandbox.run("cat made")).stdout)
+
+    def grade(instance: Instance, sandbox: Any, answer: Any) -> bool:
+        graded.append(answer)
+        return answer == "work"
+
+    world.suite = msgspec.structs.replace(world.suite, patch=patch, grade=grade)
+    return world
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error", "too late"])
+async def test_the_patch_is_taken_kept_and_graded_however_acting_ends(world, ends):
+    async def late(instance: Instance, sandbox: Any, model: Any) -> None:
+        await sandbox.write("made", "work")
+        await hang()
+
+    acts = {"well": writing(), "with an error": writing(ValueError("no")), "too late": late}
+    graded: list[Any] = []
+    patched(world, graded).does(acts[ends])
+    world.limits = msgspec.structs.replace(world.limits, acting=0.5)
+
+    verdict = await world.verdict()
+
+    assert graded == ["work"] and verdict.grade == Grade(passed=True, score=1.0)
+    assert verdict.patch == 4 and world.files.patch(verdict.attempt).read_text() == "work"
+
+
+async def test_a_regrade_grades_the_patch_that_was_kept(world):
+    graded: list[Any] = []
+    first = await patched(world, graded).does(writing()).verdict()
+
+    again = await live(world.life(answer=first.answer, regrades=first.attempt), world)
+
+    assert graded == ["work", "work"]
+    assert (again.failure, again.patch) == (None, 4)
+    assert world.files.patch(again.attempt).read_text() == "work"
+
+
+async def test_a_patch_that_cannot_be_taken_is_no_zero(world):
+    world.suite = msgspec.structs.replace(world.suite, patch=raising(OSError("gone")))
+
+    verdict = await world.does(writing()).verdict()
+
+    assert verdict.failure is not None and verdict.failure.where is Where.GRADE
+    assert (verdict.grade, verdict.patch) == (None, None)
+    assert [kind for kind, _ in world.notes] == ["salvage.failed"]
+
+
+async def test_a_renewed_sandbox_is_as_the_agent_found_it(world):
+    seen: list[str] = []
+
+    async def grade(instance: Instance, sandbox: Any, answer: Any) -> bool:
+        await sandbox.renew()
+        seen.append((await sandbox.run("ls; cat given")).stdout)
+        await sandbox.renew(Start())
+        seen.append((await sandbox.run("ls")).stdout)
+        return True
+
+    verdict = await world.does(writing()).grades(grade).verdict(Instance(id="i", files={"given": "file"}))
+
+    assert seen == ["given\nfile", ""] and verdict.failure is None
+
+
+# Health.
+
+
+async def test_nobody_acts_before_the_sandbox_is_healthy(world, tmp_path):
+    health = Health(
+        command=f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3", interval=0.01
+    )
+    world.does(writing())
+
+    verdict = await world.verdict(Instance(id="i", start=Start(health=health)))
+    sick = await world.verdict(Instance(id="i", start=Start(health=Health(command="false", interval=0.01))))
+
+    assert (verdict.failure, (tmp_path / "tries").read_text()) == (None, "x\nx\nx\n")
+    assert sick.failure is not None and (sick.failure.where, sick.failure.kind) == (Where.SANDBOX, "health")
+    assert sick.salvage is None

@@ -44,7 +44,7 @@ def refusal(spec: str) -> BadInput:
 
 
 def test_the_built_in_ones_are_known_by_name() -> None:
-    assert [k.name for k in known()][:4] == ["bash", "oracle", "nop", "command"]
+    assert [k.name for k in known()][:6] == ["bash", "oracle", "nop", "gold", "empty", "command"]
     assert [load(name).uses_model for name in ("bash", "oracle", "nop")] == [True, False, False]
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_name_lists_the_known_and_guesses() -> None:
 
     presets = "`claude-code`, `codex`, `opencode`, `gemini-cli`, `aider`, `mini-swe-agent`"
     assert error.message == (
-        f"unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `command`, {presets}"
+        "unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `gold`, `empty`, `command`, " + presets
     )
     assert error.hint == "did you mean `oracle`?"
 

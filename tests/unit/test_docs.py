@@ -14,12 +14,14 @@ from holdwater.api import Options
 from holdwater.cli import VERBS
 from holdwater.cli.run import Flags
 from holdwater.core.failures import RULES, Again
-from holdwater.core.records import Instance, Where
+from holdwater.core.records import Where
+from holdwater.suite.jsonl import Row
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_FLAGS = {
     "out",
+    "suite",
     "config",
     "dry-run",
     "json",
@@ -106,4 +108,4 @@ def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:
 def test_the_manual_names_every_field_of_a_jsonl_row() -> None:
     text = (ROOT / "docs" / "suites.md").read_text()
 
-    assert {field for field in Instance.__struct_fields__ if f"| `{field}` |" not in text} == set()
+    assert {field for field in Row.__struct_fields__ if f"| `{field}` |" not in text} == set()

@@ -190,3 +190,28 @@ def test_everyone_is_served_in_order_and_the_sum_never_exceeds_the_limit(steps):
         assert all(task.done() and task.result() is None for task in tasks)
 
     asyncio.run(play())
+
+
+async def test_disk_is_lent_only_where_nobody_waits_and_there_is_room():
+    gate = gate_of(100)
+    gate.disk.measured((Bound("disk", 100 * MiB, 0, "here"),), {})
+    assert gate.lend(-1, 60 * MiB) and not gate.lend(-2, 60 * MiB)
+
+    waiting = await asked(gate, 1, lease(1, 60))
+    assert not waiting.done() and not gate.lend(-2, 1), "what is there belongs to who waits"
+    gate.give(-1)
+    assert await waiting is None and gate.lend(-2, 30 * MiB)
+
+
+async def test_what_has_become_use_of_the_disk_is_leased_no_more():
+    gate = gate_of(100)
+    gate.disk.measured((Bound("disk", 100 * MiB, 0, "here"),), {})
+    await gate.take(1, lease(1, 80))
+    second = await asked(gate, 2, lease(1, 30))
+
+    gate.disk.measured((Bound("disk", 100 * MiB, 40 * MiB, "here"),), {})
+    assert not second.done() and gate.disk.room < 0, "what it brought counts twice for a moment"
+    gate.shrink(1, 60 * MiB)
+
+    assert await second is None and gate.disk.leases == {1: 20 * MiB, 2: 30 * MiB}
+    assert gate.beyond(95 * MiB) is not None and gate.beyond(90 * MiB) is None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdwater.core.config import RunConfig, SandboxKind
 from holdwater.core.errors import BadInput
 from holdwater.core.image import (
     Blueprint,
@@ -18,9 +20,11 @@ from holdwater.core.image import (
     key_of,
     labels_of,
 )
-from holdwater.core.records import GiB, Instance
-from holdwater.image.naming import as_tag, base_of, filled, image_of
+from holdwater.core.records import GiB, Instance, Start
+from holdwater.image.naming import as_tag, base_of, filled, image_of, named
 from holdwater.image.recipe import read
+from holdwater.run.config import check
+from holdwater.run.options import settings
 
 WHOLE = """
 [bases]
@@ -177,6 +181,32 @@ def test_a_suite_names_its_bases_by_a_template_or_itself() -> None:
         base_of(Instance(id="x"), None, "instance 3 of suite `s`")
     with pytest.raises(BadInput, match=r"has no `data\.version`"):
         base_of(one, "{data.version}", "instance 3 of suite `s`")
+
+
+def test_an_instance_of_a_run_has_its_own_image_before_any_other() -> None:
+    bare, data = Instance(id="x"), Instance(id="x", data={"image": "told/in:data"})
+    own = Instance(id="x", start=Start(image="its/own"), data=data.data)
+    built = Instance(id="x", start=Start(build="/tasks/x"), data=data.data)
+
+    def image(one: Instance, suite: str | None = None, template: str | None = None) -> str | None:
+        return named(one, (lambda instance: suite) if suite is not None else None, template, "").start.image
+
+    assert base_of(own, None, "") == "its/own"
+    assert image(own, "suite", "template") == "its/own"
+    assert image(data, "suite", "template") == image(built, "suite") == "suite"
+    assert image(data, "", "r/{id}") == image(built, None, "r/{id}") == "r/x"
+    assert image(data) == "told/in:data"
+    assert image(built) is image(bare) is None and named(built, None, None, "") is built
+
+
+def test_a_plan_of_images_is_for_containers(place: Path) -> None:
+    said = settings({"images": written(place, SMALL)})
+    config = RunConfig(id="r", suite="s", agent="a", created=0.0, version="0", images=said["images"])
+
+    assert said["images"].repository == "r/a"
+    check(msgspec.structs.replace(config, sandbox=SandboxKind.DOCKER))
+    with pytest.raises(BadInput, match="`--images` goes with `--sandbox docker`"):
+        check(config)
 
 
 def test_a_name_is_data_in_tags_and_repositories(place: Path) -> None:

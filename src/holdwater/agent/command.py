@@ -11,7 +11,7 @@ import string
 from collections.abc import Mapping
 
 from ..core.authoring import Agent, Model, Sandbox
-from ..core.errors import AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
+from ..core.errors import AGENT_MISSING, AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Instance
 
 OF_THE_MODEL = ("model", "model_url", "model_key")
@@ -162,4 +162,4 @@ async def _is_there(program: str, sandbox: Sandbox) -> bool:
 
 def _missing(program: str, install: str) -> RunFailed:
     hint = f"`{install}`" if install else "install it, or give its absolute path"
-    return RunFailed(f"the agent's program is missing: `{program}`", hint=hint, kind="agent-missing")
+    return RunFailed(f"the agent's program is missing: `{program}`", hint=hint, kind=AGENT_MISSING)

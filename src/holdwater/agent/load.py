@@ -1,4 +1,4 @@
-"""Finds an agent by what the user typed: a name, `command:PROGRAM ...`, `path.py:name` or `module:name`.
+"""Finds an agent by what the user typed: a name, `command:PROGRAM ...`, `predictions:FILE`, `path.py:name`...
 
 The name of a preset may be followed by arguments for its program. A worker loads the same spec again, so a
 spec is all that crosses a process boundary.
@@ -17,6 +17,7 @@ from .bash import bash
 from .command import command
 from .nop import nop
 from .oracle import oracle
+from .predictions import empty, gold, predictions
 from .presets import PRESETS, preset
 from .python import python
 
@@ -24,7 +25,8 @@ __all__ = ["Known", "absolute", "known", "load"]
 
 GROUP = "holdwater.agents"
 COMMAND = "command"
-OTHERS = "`command:PROGRAM ...`, `path.py:name` or `module:name`"
+PREDICTIONS = "predictions"
+OTHERS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
 
 
 class KnownPreset(Known, frozen=True):
@@ -34,7 +36,13 @@ class KnownPreset(Known, frozen=True):
     install: str = ""
 
 
-BUILT_IN: dict[str, Callable[[], Agent]] = {"bash": bash, "oracle": oracle, "nop": nop}
+BUILT_IN: dict[str, Callable[[], Agent]] = {
+    "bash": bash,
+    "oracle": oracle,
+    "nop": nop,
+    "gold": gold,
+    "empty": empty,
+}
 
 
 def load(spec: str) -> Agent:
@@ -47,6 +55,8 @@ def load(spec: str) -> Agent:
     head, colon, template = spec.partition(":")
     if head == COMMAND:
         return command(template)
+    if head == PREDICTIONS:
+        return predictions(Path(template))
     if colon:
         return _made(plugin.find(spec), spec)
     if spec.endswith(".py"):
@@ -72,6 +82,8 @@ def known() -> list[Known]:
 
 def absolute(spec: str) -> str:
     """The same spec, meaning the same from any directory."""
+    if spec.startswith(f"{PREDICTIONS}:"):
+        return f"{PREDICTIONS}:{Path(spec.partition(':')[2]).absolute()}"
     foreign = spec.startswith(f"{COMMAND}:") or spec.partition(" ")[0] in PRESETS
     return spec if foreign else plugin.absolute(spec)
 

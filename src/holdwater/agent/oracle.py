@@ -10,7 +10,7 @@ LONGEST_REASON = 1000  # characters of output that a failure quotes
 
 
 async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
-    """Run the instance's own `solution`."""
+    """Run the instance's own `solution`. A suite that knows another way is asked instead: `Suite.solve`."""
     if not instance.solution:
         raise AgentFailed(
             "the instance has no solution", hint="give it a `solution` command", kind="no-solution"
@@ -22,4 +22,10 @@ async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None
 
 
 def oracle() -> Agent:
-    return Agent(name="oracle", act=act, uses_model=False, description="runs the instance's own solution")
+    return Agent(
+        name="oracle",
+        act=act,
+        uses_model=False,
+        solves=True,
+        description="runs the instance's own solution",
+    )

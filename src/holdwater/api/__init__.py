@@ -16,8 +16,8 @@ from ..agent.load import absolute as absolute_agent
 from ..agent.load import load as load_agent
 from ..agent.python import python as python_agent
 from ..core.authoring import Act, Agent, Suite
-from ..core.config import RunConfig
-from ..core.errors import BadInput
+from ..core.config import RunConfig, SandboxKind
+from ..core.errors import AGENT_MISSING, BadInput, RunFailed
 from ..core.records import Summary, Verdict
 from ..gateway.upstreams.policy import Policy
 from ..ledger.audit import Audit
@@ -31,11 +31,13 @@ from ..run.config import (
     POLICY,
     SCRIPTED,
     build,
+    check_variables,
     default_directory,
     environment,
     replaying,
     upstream_of,
 )
+from ..run.dock import check_daemon
 from ..run.execute import create
 from ..run.feed import Feed
 from ..run.options import Budgets as Budgets
@@ -240,9 +242,8 @@ def prepare(
     )
     importable = isinstance(suite, str) and isinstance(chosen, str)
     config = build(found, actor, names, settings(options))
-    for check in (found.check, actor.check):
-        if check is not None:
-            check()
+    _check(found, actor, config)
+    check_variables(found, config, environment())
     path = Path(out) if out is not None else default_directory(found.name)
     return Prepared(path, config, found, actor, importable)
 
@@ -250,12 +251,26 @@ def prepare(
 async def start(prepared: Prepared, around: Around) -> Summary:
     """Make the run directory of a prepared run and conduct it."""
     policy = around.get("policy")
+    if prepared.config.sandbox is SandboxKind.DOCKER:
+        await check_daemon(environment())
     async with _upstream(prepared.config, policy) as upstream:
         directory = create(prepared.path, prepared.config)
         given = given_to(prepared.suite, prepared.agent, around)
         importable = prepared.importable and policy is None
         given = msgspec.structs.replace(given, importable=importable, upstream=upstream)
         return await conducted(directory, given, around)
+
+
+def _check(suite: Suite, agent: Agent, config: RunConfig) -> None:
+    """What suite and agent refuse themselves; a program that is missing here may be in the containers."""
+    if suite.check is not None:
+        suite.check()
+    try:
+        if agent.check is not None:
+            agent.check()
+    except RunFailed as error:
+        if error.kind != AGENT_MISSING or config.sandbox is SandboxKind.PROCESS:
+            raise
 
 
 def _agent(agent: Agent | Act | str) -> Agent:

@@ -19,6 +19,7 @@ VERBS = {
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
     "replay": "Run a run again with its recorded replies, without a model",
+    "grade": "Grade predictions that someone made",
     "regrade": "Grade a run's work again without running the agent",
     "images": "Plan, build, show and audit the images that sandboxes start from",
     "prune": "Make old runs smaller, or remove them; says first what would go",

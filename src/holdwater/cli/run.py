@@ -116,8 +116,24 @@ class Flags:
     workers: Annotated[
         int | None, _in(MACHINE, "Processes that host them; 0: none but this one (one a core)")
     ] = None
+    sandbox: Annotated[
+        str | None, _in(MACHINE, "Where agents act: `process` or `docker` (what the suite suggests)")
+    ] = None
+    image: Annotated[
+        str | None, _in(MACHINE, "With `docker`: the image for instances that name none, as `debian:12`")
+    ] = None
+    mount: Annotated[
+        list[str] | None,
+        _in(MACHINE, "With `docker`: `tools:/opt/tools`, read-only, its `bin` on PATH; may be repeated"),
+    ] = None
+    sandbox_read_only: Annotated[
+        bool | None, _in(MACHINE, "With `docker`: nothing but the working directory can be written")
+    ] = None
     network: Annotated[
-        str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `host`")
+        str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `open`")
+    ] = None
+    images: Annotated[
+        str | None, _in(MACHINE, "With containers: an `images.toml` by which instances get their images")
     ] = None
     scratch: Annotated[
         str | None, _in(MACHINE, "Where sandboxes keep their files; the run directory otherwise")

@@ -68,11 +68,17 @@ class GradingSandbox(WholeSandbox, Protocol):
     def artifacts(self) -> Path:
         """A directory of this machine for what a suite takes out: it is kept with the attempt."""
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of holdwater, without the keys of model providers: see `core/variables.py`."""
+
 
 class KeptSandbox(WholeSandbox, Protocol):
     """What rollout needs of a sandbox: to measure it, to keep its work and to put it back."""
 
-    leftovers: list[str]  # what closing it could not clean
+    @property
+    def leftovers(self) -> list[str]:
+        """What closing it could not clean."""
 
     @property
     def memory(self) -> int:
@@ -198,6 +204,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str | None = None  # `process` or `docker`
 
 
+class Need(NamedTuple):
+    """A variable that must be set before an instance can be tried."""
+
+    instance: str
+    variable: str
+    place: str  # where it is asked for
+
+
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
     """Yields instances lazily, and grades."""
 
@@ -210,6 +224,13 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # (instance, sandbox, answer) -> the agent's work as a patch: taken when its time is over, however that
     # ended, kept as an artifact, and graded in the place of the answer.
     patch: Callable[..., str | Awaitable[str]] | None = None
+    # (instance, sandbox, answer, n) -> the instance as the agent is given it in its step n, counted from 0;
+    # None: it has acted. `answer` is that of the step before. Steps share the sandbox and the acting limit;
+    # `limits.acting`, `start.network` and `start.health` of a step's instance are for that step.
+    step: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
+    solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
+    needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
+    hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
     size: int | None = None
     defaults: Defaults = Defaults()
     description: str = ""
@@ -224,6 +245,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     act: Act
     uses_model: bool = True
+    solves: bool = False  # the oracle: a suite that has a `solve` is asked in its place
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""
 
@@ -235,3 +257,6 @@ class Sandboxes(Protocol):
         self, attempt: int, limits: Limits, gateway: Path | None, start: Start
     ) -> AbstractAsyncContextManager[KeptSandbox]:
         """A sandbox for this attempt; nothing is made before it is used."""
+
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
+        """The base URL of the gateway for code in a sandbox that reaches this, or what the run says."""

@@ -68,6 +68,7 @@ class RunConfig(Record, frozen=True):
     rpm: float | None = None  # requests a minute, over all workers
     tpm: float | None = None  # tokens a minute
     sandbox: SandboxKind = SandboxKind.PROCESS
+    image: str | None = None  # of instances that name none
     images: Recipe | None = None  # the plan by which instances get their images
     mounts: tuple[tuple[str, str], ...] = ()  # (here, there): read-only in every container
     read_only: bool = False  # containers have a root that cannot be written, but for their own directories
@@ -75,7 +76,9 @@ class RunConfig(Record, frozen=True):
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     keep: Keep = Keep.ALL  # of a closed sample's exchanges, logs and salvaged work
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise
-    disk: int | None = None  # the budget for the run directory and scratch together
+    # The budget for the run directory and scratch together; with containers, for what the daemon may take
+    # beyond what was there.
+    disk: int | None = None
     disk_patience: float = 600.0  # seconds without room on the disk before the run stops
     ungoverned: bool = False  # attempts do not wait for their memory
     worker_memory: int = 1 * GiB  # a worker above this is drained and replaced

@@ -9,6 +9,7 @@ from .records import Network, Record
 
 RUN_LABEL = "io.holdwater.run"  # the run's id: on every container and network
 ATTEMPT_LABEL = "io.holdwater.attempt"
+CONTAINER_PORTS = range(41410, 41540)  # where gateways listen for containers: one port for each worker
 HOME_LABEL = "io.holdwater.home"  # whose runs these are: only their orphans are removed
 
 

@@ -112,6 +112,9 @@ class GradeFailed(AttemptError):
     kind = "grade"
 
 
+AGENT_MISSING = "agent-missing"  # the kind of failure of an agent whose program is not there
+
+
 class RunFailed(AttemptError):
     """A failure that will hit every instance: a bad key, a missing model, a missing binary, a full disk."""
 

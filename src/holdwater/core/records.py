@@ -50,7 +50,7 @@ class Start(Record, frozen=True):
     build_timeout: float = 600.0  # seconds
     workdir: str | None = None  # absolute; the image's own otherwise
     user: str | None = None  # name or number, for every command that says nothing else
-    env: dict[str, str] = {}
+    env: dict[str, str] = {}  # `${NAME}` and `${NAME:-default}` are filled in when it starts
     directories: tuple[str, ...] = ()  # absolute: these are there, and can be written
     network: Network | None = None  # the run's otherwise
     health: Health | None = None
@@ -137,6 +137,7 @@ class Instance(Record, frozen=True):
     limits: Ask = Ask()
     start: Start = Start()
     grader: Start | None = None  # what grading begins anew from, where that is another image
+    refused: str = ""  # why it cannot be tried here: it fails with this at once, and for good
 
     def __post_init__(self) -> None:
         check_id(self.id)

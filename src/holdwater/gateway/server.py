@@ -1,11 +1,12 @@
 """The listener: finds the session of each call by its key and refuses what has none.
 
-It listens on a unix socket, for sandboxes, and on 127.0.0.1, for code in the worker. A call's own way is in
-`relay.py`, its attempt's in `sessions.py`.
+It listens on a unix socket, for sandboxes, on 127.0.0.1, for code in the worker, and on the address of a
+network of containers where there is one. A call's own way is in `relay.py`, its attempt's in `sessions.py`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket as sockets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +19,8 @@ from typing import Self
 from aiohttp import web
 
 from ..core.authoring import ExchangeLog, Recording
-from ..core.errors import AttemptOver, BadInput, LimitReached
+from ..core.containers import CONTAINER_PORTS
+from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.records import Limits, MiB
 from .body import Admission
 from .incoming import Unreadable
@@ -63,6 +65,7 @@ class Gateway:
         self.socket = socket
         self.model = model
         self.url = ""
+        self.outside_url = ""  # for containers
         self.sessions: dict[str, Session] = {}  # by key; an entry lives as long as its scope
         self.relay = Relay(upstream, model, Admission(admitted_bytes), body_cap, keep_alive, terms.sampling)
         self.calls = 0  # that came so far
@@ -94,6 +97,7 @@ class Gateway:
             tcp = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
             await tcp.start()
             self.url = f"http://127.0.0.1:{runner.addresses[-1][1]}/v1"
+            self._runner = runner
             self._stack = stack.pop_all()
         return self
 
@@ -101,6 +105,23 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    async def listen_on(self, address: str) -> None:
+        """Take a port of ours on the network of containers: what stands before it lets these through."""
+        for port in CONTAINER_PORTS:
+            try:
+                await web.TCPSite(self._runner, address, port, backlog=1024).start()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise RunFailed(
+                    f"cannot listen for containers: `{address}`: {error.strerror}",
+                    "their network is not on this machine: run holdwater where the docker daemon is",
+                    kind="gateway",
+                ) from error
+            self.outside_url = f"http://{address}:{port}/v1"
+            return
+        raise RunFailed(f"no free port for containers: `{address}`", kind="gateway")
 
     @asynccontextmanager
     async def session(

@@ -104,6 +104,10 @@ class Gate:
         finally:
             self._waiting.pop(attempt, None)
 
+    def beyond(self, disk: int) -> Failure | None:
+        """Why so much disk can never be had, if that is so."""
+        return self._never(Lease(0, disk), self.memory.most, self.disk.most)
+
     def drop(self, attempt: int, failure: Failure) -> bool:
         """Let an attempt that waits go with this failure; whether it did wait."""
         _, granted = self._waiting.pop(attempt, (None, None))
@@ -127,6 +131,19 @@ class Gate:
         if lease is None or memory - lease > self.memory.room:
             return False
         self.memory.lease(attempt, max(lease, memory))
+        return True
+
+    def shrink(self, attempt: int, disk: int) -> None:
+        """So many bytes of its disk are not leased any more."""
+        if (lease := self.disk.leases.get(attempt)) is not None:
+            self.disk.lease(attempt, max(0, lease - disk))
+            self._admit()
+
+    def lend(self, loan: int, disk: int) -> bool:
+        """Disk for something that nobody waits for: at once or not at all. It goes back by `give`."""
+        if self._waiting or self.holds or disk > self.disk.room:
+            return False
+        self.disk.lease(loan, disk)
         return True
 
     def give(self, attempt: int) -> None:

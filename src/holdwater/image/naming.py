@@ -6,7 +6,10 @@ A name from outside is data: what a reference cannot hold is replaced, and never
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from ..core.errors import BadInput
 from ..core.image import Image, Recipe
@@ -33,6 +36,8 @@ def base_of(instance: Instance, template: str | None, place: str) -> str:
     """The base of a suite's instance: as the template says, or as the instance itself does."""
     if template is not None:
         return filled(template, instance, place)
+    if instance.start.image:
+        return instance.start.image
     for key in IMAGE_KEYS:
         if isinstance(found := instance.data.get(key), str) and found:
             return found
@@ -40,6 +45,21 @@ def base_of(instance: Instance, template: str | None, place: str) -> str:
         f"{place} (`{instance.id[:200]}`) names no image",
         "give `bases.template`, or put the reference into the instance's `data` as `image`",
     )
+
+
+def named(
+    instance: Instance, own: Callable[[Instance], str] | None, template: str | None, place: str
+) -> Instance:
+    """The instance with its image in its `start`: its own, the suite's, the template's, or its data's."""
+    if instance.start.image:
+        return instance
+    image = own(instance) if own is not None else ""
+    if not image and template is not None:
+        image = filled(template, instance, place)
+    if not image and instance.start.build is None:
+        told = (instance.data.get(key) for key in IMAGE_KEYS)
+        image = next((one for one in told if isinstance(one, str) and one), "")
+    return replace(instance, start=replace(instance.start, image=image)) if image else instance
 
 
 def filled(template: str, instance: Instance, place: str) -> str:

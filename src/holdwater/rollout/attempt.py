@@ -24,7 +24,6 @@ from ..core.errors import (
     let_go,
 )
 from ..core.failures import DISK, RULES, Scored, disk_full, interrupted
-from ..core.policy import verdict_kind
 from ..core.records import (
     NO_USAGE,
     Failure,
@@ -39,15 +38,18 @@ from ..core.records import (
     Verdict,
     Where,
 )
+from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
 from .calls import Calls
 from .disks import Hurt
+from .ends import in_doubt, leased, model_first, unwritable
 from .foreign import as_grade, as_json, as_patch
 from .health import healthy
 from .limit import PhaseLimit
 from .logs import attempt_log
 from .place import Log, Paths, Place
 from .scope import Note, Scope
+from .steps import make_ready, next_step, own_limit
 from .views import ModelView, SandboxView, for_caller
 from .wire import Job
 
@@ -154,7 +156,7 @@ class Life:
 async def live(life: Life, place: Place) -> Verdict:
     """Live the attempt to its verdict. Every exchange is on disk when this returns."""
     attempt, instance = life.job.attempt, life.instance
-    limits = _leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job)
+    limits = leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
     was_full = place.watch_disk()
@@ -165,7 +167,7 @@ async def live(life: Life, place: Place) -> Verdict:
                 life.failure = await life.stage(Phase.SETUP, lambda: limits.setup, SandboxFailed, work.set_up)
                 if life.failure is None:
                     life.failure = await life.stage(Phase.ACTING, work.acting_seconds, AgentFailed, work.act)
-                    life.failure = _model_first(life.failure, work.session)
+                    life.failure = model_first(life.failure, work.session)
                     work.dismiss()
                 if life.ready:
                     await work.keep()
@@ -179,20 +181,14 @@ async def live(life: Life, place: Place) -> Verdict:
         if work.session is not None and work.session.drifted:
             life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
         await work.sync()
-        if life.found_full or no_space(sink.error) or ((full or was_full()) and _in_doubt(life)):
+        doubtful = (full or was_full()) and in_doubt(life.failure, life.grade)
+        if life.found_full or no_space(sink.error) or doubtful:
             life.failure = disk_full()
         elif sink.error is not None:
-            life.failure = as_failure(_unwritable(sink.error), RunFailed, life.phase)
+            life.failure = as_failure(unwritable(sink.error), RunFailed, life.phase)
     finally:
         log.close()
     return life.verdict(place.token, work.session, log.count, work.peak)
-
-
-def _leased(limits: Limits, job: Job) -> Limits:
-    """The limits with what was leased: of memory, and of disk where nobody said how much."""
-    if job.lease:
-        limits = msgspec.structs.replace(limits, **{"memory" if limits.memory else "lease": job.lease})
-    return limits if limits.disk or not job.quota else msgspec.structs.replace(limits, disk=job.quota)
 
 
 class _Work:
@@ -223,6 +219,8 @@ class _Work:
     async def set_up(self) -> None:
         life, place = self.life, self.place
         attempt, instance = life.job.attempt, life.instance
+        if instance.refused:
+            raise SandboxFailed(instance.refused, kind="refused", again=False)
         sandbox = place.sandboxes.open(attempt.id, self.limits, place.gateway, self._at(instance.start))
         self.sandbox = life.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
         earlier = life.job.earlier
@@ -232,18 +230,24 @@ class _Work:
             "gateway session", place.enclose("session", session)
         )
         self.view = self._seen()
-        self.model = ModelView(place.model(self.session), seed=attempt.sample * 1000 + attempt.round)
+        self.model = self._modelled(instance)
         await self._furnish(instance, self.view)
         await self.opened.mark()
         life.ready = True
 
     def _seen(self) -> SandboxView:
-        return SandboxView(self.opened, self.paths, self.life.hurt, self._renew)
+        return SandboxView(self.opened, self.paths, self.life.hurt, self._renew, self.place.variables)
+
+    def _modelled(self, instance: Instance) -> ModelView:
+        attempt = self.life.job.attempt
+        model = self.place.model(self.session, instance.start.network)
+        return ModelView(model, seed=attempt.sample * 1000 + attempt.round)
 
     def _at(self, start: Start) -> Start:
-        """The same with the image that is there for it."""
-        image = self.life.job.images.get(start.key)
-        return start if image is None else msgspec.structs.replace(start, image=image)
+        """The same with the image that is there for it, and what its environment asks for."""
+        image = self.life.job.images.get(start.key, start.image)
+        env = filled(start.env, self.place.variables)
+        return msgspec.structs.replace(start, image=image, env=env)
 
     async def _renew(self, start: Start | None, view: SandboxView) -> None:
         """The sandbox from the beginning: as the agent found it, where nothing else is said."""
@@ -251,6 +255,8 @@ class _Work:
         await self.opened.renew(self._at(start or instance.start))
         if start is None:
             await self._furnish(instance, view)
+        elif start.health is not None:
+            await healthy(view, start.health)
 
     async def _furnish(self, instance: Instance, sandbox: SandboxView) -> None:
         """Put into the sandbox what the instance comes with."""
@@ -277,12 +283,36 @@ class _Work:
         return min(self.limits.acting, self.limits.working + waited)
 
     async def act(self) -> None:
-        """The agent's turn; for a regrade, what an earlier attempt left is put back instead."""
-        earlier = self.life.job.attempt.regrades
-        if earlier is None:
-            answer = await self._call(self.place.agent.act, self.life.instance, self.view, self.model)
-            self.life.answer = answer
-            return
+        """The agent's time, in steps or in one; for a regrade, an earlier attempt's work is put back."""
+        if (earlier := self.life.job.attempt.regrades) is not None:
+            await self._put_back(earlier)
+        elif self.place.suite.step is None:
+            await self._act_on(self.life.instance)
+        else:
+            await self._take_steps(self.place.suite.step)
+
+    async def _act_on(self, instance: Instance) -> None:
+        solve = self.place.suite.solve if self.place.agent.solves else None
+        if solve is not None:
+            self.life.answer = await self._call(solve, instance, self.view)
+        else:
+            self.life.answer = await self._call(self.place.agent.act, instance, self.view, self.model)
+
+    async def _take_steps(self, step: Callable[..., Any]) -> None:
+        """The agent's steps; between them what is left of it reaches neither sandbox nor model."""
+        life, number = self.life, 0
+        while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
+            assert self.view is not None
+            await make_ready(instance, self.opened, self.view)
+            self.model = self._modelled(instance)
+            async with own_limit(instance):
+                await self._act_on(instance)
+            self.dismiss()
+            for view in self.dismissed:
+                await view.quiet()
+            number += 1
+
+    async def _put_back(self, earlier: int) -> None:
         if (patch := self.paths.patch(earlier)).exists():
             self.patch = patch.read_text(encoding="utf-8", errors="surrogateescape")
         elif (source := self.paths.salvage(earlier)).exists():
@@ -364,23 +394,3 @@ class _Work:
 
 def _worth_grading(failure: Failure | None) -> bool:
     return failure is None or RULES[failure.where].scored is not Scored.NO
-
-
-def _model_first(failure: Failure | None, session: Session | None) -> Failure | None:
-    """When the last model call failed, that is why the agent ended: never a zero for the agent."""
-    cause = session.failure if session else None
-    blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
-    return cause if cause is not None and blames_agent else failure
-
-
-def _in_doubt(life: Life) -> bool:
-    """What ended badly beside a full disk cannot be told from what it broke; a pass is a pass."""
-    failure = life.failure
-    if failure is not None and failure.where in (Where.RUN, Where.INTERRUPTED):
-        return False
-    return verdict_kind(failure, life.grade.passed if life.grade else None) != "passed"
-
-
-def _unwritable(error: OSError) -> RunFailed:
-    """A failed write is the run's failure, never an agent's."""
-    return RunFailed(f"the run directory cannot be written: {error.strerror}", kind="record")

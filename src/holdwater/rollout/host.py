@@ -10,17 +10,18 @@ import asyncio
 import shutil
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
-from ..core.authoring import Agent, Enclose, Model, Recording, Session, Suite
+from ..core.authoring import Agent, Enclose, Model, Recording, Sandboxes, Session, Suite
 from ..core.config import RunConfig
 from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Limits, Verdict
+from ..core.records import Limits, Network, Verdict
+from ..docker.client import DockerClient
 from ..gateway.client import ChatClient, connect
 from ..gateway.rate import Rate
 from ..gateway.routes import DIALECTS
@@ -36,6 +37,7 @@ from ..ledger.files import log_path, output_path, patch_path, salvage_path, take
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
+from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import Life, live
@@ -85,22 +87,20 @@ class Host:
         self.worker = welcome.worker
         self.on_end: Callable[[], None] = _nothing  # called when an attempt has ended
         self.gateway: Path | None = None
+        self.variables: Mapping[str, str] = welcome.variables
         scratch = Path(config.scratch) if config.scratch else self._directory.scratch
         self._disks = DiskWatch(self._reserve, {self._directory.path, scratch})
-        self.sandboxes = ProcessSandboxes(
-            scratch=scratch,
-            run=config.id,
-            network=config.network,
-            hide=(self._directory.path,),
-            path=welcome.path,
-            show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
-        )
+        self._scratch = scratch
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Host]:
         """The gateway listens and the journal is open while this block runs."""
         welcome = self._welcome
-        with closing(Journal(self._directory, welcome.worker, welcome.token)) as self._journal:
+        async with AsyncExitStack() as stack:
+            self._journal = stack.enter_context(
+                closing(Journal(self._directory, welcome.worker, welcome.token))
+            )
+            self.sandboxes = await self._sandboxes(stack)
             if welcome.upstream is None and self._policy is None and welcome.config.replays is None:
                 yield self
                 return
@@ -120,9 +120,25 @@ class Host:
                 ):
                     self._server.on_failed_cleanup = self._left
                     self.gateway = self._server.socket
+                    if welcome.containers is not None and welcome.containers.gateway:
+                        await self._server.listen_on(welcome.containers.gateway)
                     yield self
             finally:
                 shutil.rmtree(place, ignore_errors=True)
+
+    async def _sandboxes(self, stack: AsyncExitStack) -> Sandboxes:
+        config, containers = self._welcome.config, self._welcome.containers
+        if containers is not None:
+            client = await stack.enter_async_context(DockerClient(containers.host))
+            return DockerSandboxes(client, containers, config.network)
+        return ProcessSandboxes(
+            scratch=self._scratch,
+            run=config.id,
+            network=config.network,
+            hide=(self._directory.path, *map(Path, self.suite.hidden)),
+            path=self._welcome.path,
+            show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
+        )
 
     @asynccontextmanager
     async def _upstream(self) -> AsyncIterator[GatewayUpstream]:
@@ -265,12 +281,13 @@ class Host:
             raise unpriced(self._welcome.config.model)
         return self._server.session(attempt, log, limits, recording)
 
-    def model(self, session: Session | None) -> Model | None:
+    def model(self, session: Session | None, network: Network | None) -> Model | None:
         if session is None:
             return None
         url = self._server.url
         name = self._welcome.config.model or ""
-        return ChatClient(self._http, url, self.sandboxes.gateway_url(url), session.key, name)
+        inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
+        return ChatClient(self._http, url, inside, session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:
         return self._disks.since()

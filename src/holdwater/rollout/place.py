@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
-from ..core.records import Limits
+from ..core.records import Limits, Network
 
 
 class Log(ExchangeLog, Protocol):
@@ -31,6 +31,7 @@ class Place(Protocol):
     enclose: Enclose
     token: int
     gateway: Path | None
+    variables: Mapping[str, str]
 
     @property
     def sandboxes(self) -> Sandboxes: ...
@@ -46,7 +47,8 @@ class Place(Protocol):
         self, attempt: int, log: Log, limits: Limits, recording: Recording | None
     ) -> AbstractAsyncContextManager[Session | None]: ...
 
-    def model(self, session: Session | None) -> Model | None: ...
+    def model(self, session: Session | None, network: Network | None) -> Model | None:
+        """The model for an agent whose sandbox reaches `network`; None: what the run says."""
 
     def watch_disk(self) -> Callable[[], bool]:
         """Whether, since this was called, a disk that attempts write to was full."""

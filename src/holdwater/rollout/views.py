@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..core.authoring import Model, WholeSandbox
@@ -60,9 +61,17 @@ Renew = Callable[[Start | None, "SandboxView"], Awaitable[None]]
 class SandboxView(_View):
     """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
 
-    def __init__(self, sandbox: WholeSandbox, paths: Paths, hurt: Hurt, renew: Renew) -> None:
+    def __init__(
+        self,
+        sandbox: WholeSandbox,
+        paths: Paths,
+        hurt: Hurt,
+        renew: Renew,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self._sandbox = sandbox
+        self.variables = variables
         self._paths = paths
         self._hurt = hurt
         self._renew = renew
@@ -199,6 +208,10 @@ class BlockingSandbox:
     @property
     def artifacts(self) -> Path:
         return self._view.artifacts
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return self._view.variables
 
 
 class BlockingModel:

@@ -48,6 +48,7 @@ class Welcome(Message, frozen=True):
     token: int
     upstream: Upstream | None = None
     path: str = ""
+    variables: dict[str, str] = msgspec.field(default_factory=dict)  # what instances may ask for
     containers: Containers | None = None  # where sandboxes are containers
     # Variables that are for the worker's own allocator -> what they were before: what it starts gets that.
     lent: dict[str, str | None] = msgspec.field(default_factory=dict)

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import uvloop
 
@@ -80,17 +80,18 @@ async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
         loop.call_soon_threadsafe(emit, Said(line=line))  # it may come from any thread
 
     with routed(say):
-        try:
-            host = Host(welcome, emit, None, None)
-        except HoldwaterError as error:
-            emit(Unfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
-            await writer.drain()
-            return
-        upkeep = Upkeep(host, emit, give_back)
-        async with host.opened(), asyncio.TaskGroup() as group:
-            emit(Ready(allocator=in_force()))
-            async with upkeep.kept(group):
-                await _attend(host, messages, upkeep, group)
+        async with AsyncExitStack() as stack:
+            try:
+                host = await stack.enter_async_context(Host(welcome, emit, None, None).opened())
+            except HoldwaterError as error:
+                emit(Unfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
+                await writer.drain()
+                return
+            upkeep = Upkeep(host, emit, give_back)
+            async with asyncio.TaskGroup() as group:
+                emit(Ready(allocator=in_force()))
+                async with upkeep.kept(group):
+                    await _attend(host, messages, upkeep, group)
 
 
 async def _attend(

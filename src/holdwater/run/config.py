@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import secrets
@@ -19,10 +20,11 @@ import msgspec
 
 from ..core.authoring import Agent, Suite
 from ..core.budget import RunBudget
-from ..core.config import Keep, RunConfig
+from ..core.config import Keep, RunConfig, SandboxKind
 from ..core.errors import BadInput
 from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
+from ..core.variables import NOT_ALL
 from ..gateway.prices import price_of
 from ..rollout.host import unpriced
 from ..rollout.wire import Provider, Upstream
@@ -137,6 +139,7 @@ def build(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str,
     said = {name: value for name, value in options.items() if value is not None}
     said.setdefault("attempts", suggested.attempts or 1)
     said.setdefault("workers", os.cpu_count() or 1)
+    said.setdefault("sandbox", SandboxKind(suggested.sandbox or SandboxKind.PROCESS))
     limits = said.pop("limits", Limits())
     if suggested.timeout is not None and limits.acting == Limits().acting:
         limits = msgspec.structs.replace(limits, acting=suggested.timeout)
@@ -197,6 +200,7 @@ def check(config: RunConfig) -> None:
             f"`--base-url` must hold no key and no query: `{address.hostname or ''}{address.path}`",
             "the key belongs into `OPENAI_API_KEY`: what is in the URL would be kept in the run's files",
         )
+    check_containers(config)
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
@@ -205,6 +209,19 @@ def check(config: RunConfig) -> None:
         if value is not None and value <= 0:
             raise BadInput(f"`--sandbox-{name.replace('_', '-')}` must be more than 0: {value:g}")
     check_spending(config)
+
+
+def check_containers(config: RunConfig) -> None:
+    """Refuse what only containers have, where there are none."""
+    given = {
+        "--image": config.image,
+        "--images": config.images,
+        "--mount": config.mounts,
+        "--sandbox-read-only": config.read_only,
+    }
+    for flag, value in given.items():
+        if value and config.sandbox is not SandboxKind.DOCKER:
+            raise BadInput(f"`{flag}` is for containers", "add `--sandbox docker`")
 
 
 def check_spending(config: RunConfig) -> None:
@@ -229,6 +246,14 @@ def check_spending(config: RunConfig) -> None:
     if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
         error = unpriced(config.model)
         raise BadInput(error.message, error.hint)
+
+
+def check_variables(suite: Suite, config: RunConfig, env: Environment) -> None:
+    """Refuse a suite of which a chosen instance asks for a variable that is not set."""
+    for need in suite.needs() if suite.needs is not None else ():
+        chosen = not config.only or any(fnmatch.fnmatchcase(need.instance, only) for only in config.only)
+        if chosen and need.variable not in env.inherited:
+            raise BadInput(f"{need.place}: the variable `{need.variable}` is not set", f"set it; {NOT_ALL}")
 
 
 def default_directory(suite: str) -> Path:

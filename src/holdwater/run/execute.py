@@ -9,16 +9,23 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ..core.authoring import Agent, Enclose, Suite
 from ..core.budget import RunBudget
-from ..core.config import RunConfig
+from ..core.config import RunConfig, SandboxKind
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.records import Summary
@@ -43,6 +50,7 @@ from .inline import InlineFleet
 from .local import LocalFleet
 from .log import RunLog
 from .observers import Observer, Observers
+from .provision import Provision
 from .replay import earlier_in
 from .retention import Retention
 from .scheduler import Scheduler, interruption
@@ -144,36 +152,64 @@ async def _conduct(
     say: Callable[[str], None],
     signals: Signals,
 ) -> None:
-    directory = ledger.directory
-    meter = Meter(_places(directory, config), config.memory, given.environment.memory_request)
+    meter = Meter(_places(ledger.directory, config), config.memory, given.environment.memory_request)
     timeline = Timeline(ledger, space)
-    with signals.answered(current().cancel):
-        feed = await timeline.during(meter, _feed(config, ledger, space, given))
-    observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
-    earlier = earlier_in(config, ledger)
-    scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
+    async with AsyncExitStack() as stack:
+        with signals.answered(current().cancel):
+            provision = await timeline.during(meter, _provision(config, ledger, given, stack))
+            if provision is not None:
+                space.keep_in(provision.supply)
+            feed = await timeline.during(meter, _feed(config, ledger, space, given))
+        observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
+        earlier = earlier_in(config, ledger)
+        scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
+        governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
+        scheduler.govern(governor, space, provision)
+        try:
+            await _schedule(config, scheduler, governor, _Around(given, space, timeline, provision), signals)
+        finally:
+            for missed in observers.close():
+                await ledger.note("observer.behind", missed)
+
+
+class _Around(NamedTuple):
+    """What surrounds the schedule of a run."""
+
+    given: Conduct
+    space: Space
+    timeline: Timeline
+    provision: Provision | None
+
+
+async def _schedule(
+    config: RunConfig, scheduler: Scheduler, governor: Governor, around: _Around, signals: Signals
+) -> None:
+    """Run until everything is settled, with all that has to be done beside it."""
+    given, space, ledger, provision = around.given, around.space, scheduler.ledger, around.provision
     welcome = Welcome(
         config=config,
-        directory=str(directory.path.absolute()),
+        directory=str(ledger.directory.path.absolute()),
         worker=0,
         token=ledger.token,
         upstream=given.upstream,
         path=given.environment.path,
+        variables=given.environment.inherited,
+        containers=provision.containers if provision else None,
     )
-    governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
-    scheduler.govern(governor, space)
     levers = Levers(
         governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
     )
     watch = BudgetWatch(config, ledger)
-    retention = Retention(config, directory, ledger)
+    retention = Retention(config, ledger.directory, ledger)
     if given.feed is None:
         await watch.begin()
     async with _fleet(welcome, scheduler.hear, given) as fleet:
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
         further = given.works.duties(governor) if given.works else ()
-        duties = (governor.duty(fleet), timeline.duty(scheduler, governor, lag), budget, *further)
+        if provision is not None:
+            further = provision.duties(scheduler, governor)
+        duties = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget, *further)
         answered = signals.answered(scheduler.drain, scheduler.leave)
         with lag, answered, space.begun(levers) as watches:
             try:
@@ -181,8 +217,16 @@ async def _conduct(
                 await retention.finish()
             finally:
                 await retention.close()
-                for missed in observers.close():
-                    await ledger.note("observer.behind", missed)
+
+
+async def _provision(
+    config: RunConfig, ledger: Ledger, given: Conduct, stack: AsyncExitStack
+) -> Provision | None:
+    """What containers need, where sandboxes are containers."""
+    if config.sandbox is not SandboxKind.DOCKER or given.works is not None:
+        return None
+    logs = ledger.directory.logs
+    return await stack.enter_async_context(Provision(config, given.environment, ledger, logs))
 
 
 async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct) -> Feed:

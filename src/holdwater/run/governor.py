@@ -69,6 +69,7 @@ class Governor:
         self._reclaim = Reclaim()
         self._read_at = self._looked = time.monotonic()
         self._news = 0
+        self._loans = 0  # the last that was lent: below the numbers of attempts
         self._pause = 0  # looks until someone may be preempted again
         self._last: tuple[str, int] | None = None  # the step taken last, and the use before it
         self.census = Census(workers=0)
@@ -82,16 +83,23 @@ class Governor:
 
     # What the scheduler asks for.
 
-    async def lease(self, attempt: Attempt, asks: Ask) -> Lease | Failure:
-        """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had."""
+    async def lease(self, attempt: Attempt, asks: Ask, images: int = 0) -> Lease | Failure:
+        """Wait for what an attempt needs: its lease (nothing, if ungoverned), or why it cannot be had.
+
+        `images`: bytes of disk that come before its sandbox is there; `taken` ends their lease.
+        """
         if self._config.ungoverned:
             return await self._gate.take(attempt.id, Lease(0)) or Lease(0)
         self._refresh()
+        if images:
+            self._measure_disk()
+            if failure := self._gate.beyond(images):
+                return failure
         memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
         disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
         need = Lease(
             memory=self._memory(memory, attempt.scale),
-            disk=disk or min(self._disks.need, max(0, self._gate.disk.all_of_it) // QUARTER),
+            disk=images + (disk or min(self._disks.need, max(0, self._gate.disk.all_of_it) // QUARTER)),
             firm=memory is not None or disk is not None,
         )
         self._held[attempt.id] = Held(memory)
@@ -104,7 +112,7 @@ class Governor:
         """What follows from a lease for the sandbox: bytes of memory and of disk."""
         if attempt not in self._held:
             return 0, 0
-        quota = max(lease.disk, self._gate.disk.room // QUARTER)
+        quota = max(self._gate.disk.leases.get(attempt, lease.disk), self._gate.disk.room // QUARTER)
         held = self._held[attempt]
         held.allowed = held.declared or max(FLOOR, lease.memory + self._bonus)
         return held.allowed, quota
@@ -114,20 +122,40 @@ class Governor:
         """What is free is lent in equal parts, beyond the leases, until someone leases it."""
         return max(0, self._gate.memory.room) // (len(self._gate.memory.leases) + 1)
 
+    def taken(self, attempt: int, disk: int) -> None:
+        """So many bytes of its lease are on the disk now, and stay when it ends: they are measured there."""
+        if disk:
+            self._measure_disk()
+            self._gate.shrink(attempt, disk)
+
+    def lend(self, disk: int) -> int | None:
+        """Disk that no attempt waits for, at once or not at all: the number that `repay` takes."""
+        self._measure_disk()
+        self._loans -= 1
+        return self._loans if self._gate.lend(self._loans, disk) else None
+
+    def repay(self, loan: int) -> None:
+        self._measure_disk()
+        self._gate.give(loan)
+
     def drop(self, attempt: int, reason: str) -> bool:
         """Let an attempt that waits go; whether it did wait."""
         return self._gate.drop(attempt, interrupted(reason))
 
     def settled(self, verdict: Verdict) -> None:
         """Its lease returns; what it used is learned from."""
-        held = self._held.pop(verdict.attempt, None)
-        self._gate.give(verdict.attempt)
+        held = self.give(verdict.attempt)
         where = verdict.failure.where if verdict.failure else None
         if held is None or where in (Where.INTERRUPTED, Where.BUDGET, Where.WORKER):
             return
         self._sandboxes.add(max(held.peak.sandbox, verdict.peak_memory))
         self._workers.add(held.peak.worker)
         self._disks.add(held.peak.disk)
+
+    def give(self, attempt: int) -> Held | None:
+        """Its lease returns; what it had."""
+        self._gate.give(attempt)
+        return self._held.pop(attempt, None)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -188,7 +216,7 @@ class Governor:
         if self._config.ungoverned:
             return
         self._gate.memory.measured(reading.holding, {a: use.memory for a, use in census.uses.items()})
-        self._gate.disk.measured((self._disk(),), {a: use.disk for a, use in census.uses.items()})
+        self._measure_disk()
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
         self._gate.measured()
@@ -203,6 +231,11 @@ class Governor:
         self.reading = self._meter.read(self.own)
         used = {attempt: use.memory for attempt, use in self.census.uses.items()}
         self._gate.memory.measured(self.reading.holding, used)
+
+    def _measure_disk(self) -> None:
+        if not self._config.ungoverned:
+            uses = self.census.uses.items()
+            self._gate.disk.measured((self._disk(),), {attempt: use.disk for attempt, use in uses})
 
     def _in_memory(self, census: Census) -> int:
         """Bytes that sandboxes have written to a file system that is memory in truth."""

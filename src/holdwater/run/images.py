@@ -6,7 +6,6 @@ Attempts are made in `assembly.py`; what engines do is in `image/`. `plan` looks
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,32 +17,28 @@ from ..core.authoring import Agent, Suite
 from ..core.config import RunConfig
 from ..core.errors import AttemptError, BadInput
 from ..core.image import Blueprint, Engine, EngineKind, Foreseen, Image, Recipe, Unforeseen
-from ..core.records import Ask, GiB, Instance, MiB
+from ..core.records import Ask, Instance, MiB
 from ..image import naming
-from ..image.layer.cache import LayerCache
-from ..image.layer.prepare import prepare
 from ..image.registry.append import RegistryEngine
 from ..image.registry.client import Registries
 from ..image.registry.credentials import Credentials
 from ..image.registry.lookup import RegistryBases
-from ..image.registry.pick import pick
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..suite.load import load as load_suite
 from .assembly import ImageFleet, image_in, instance_of
+from .blueprint import blueprint_of
 from .config import Environment
 from .daemon import Daemon
 from .feed import Feed, RunFeed
 from .fleet import Emit
 from .governor import Governor
+from .notes import Notes
 from .source import Source
 from .space import Space
 
-LAYER_CACHE = 10 * GiB
 MEMORY = 8 * MiB  # for the pieces of what passes through while an image is made
 AT_ONCE = 16  # images that are looked up at once for a plan
-MOST_NOTES = 1000  # that wait to be written down
-NOTE_SECONDS = 1.0
 RELIEF_SECONDS = 0.5
 LONGEST_RELIEF = 600.0
 
@@ -59,8 +54,7 @@ class ImageWorks:
         self._environment = environment
         self._logs = logs
         self._stack = AsyncExitStack()
-        self._ledger: Ledger | None = None
-        self._notes: deque[tuple[str, str]] = deque(maxlen=MOST_NOTES)  # that are not written down yet
+        self.note = Notes()  # engines and their clean-up say at any time what counts
         self.daemon: Daemon | None = None
         self.engine: Engine
 
@@ -76,11 +70,13 @@ class ImageWorks:
         try:
             await self._stack.aclose()
         finally:
-            await self._write_notes()
+            await self.note.write()
 
     async def set_up(self, space: Space | None = None) -> None:
         """The layer, the engine, and for a daemon what is left of earlier builds and what is free."""
-        self.blueprint = await self._blueprint()
+        log = self._logs / "layer.log"
+        found = blueprint_of(self.recipe, self.registries, self._environment, log)
+        self.blueprint = await self._stack.enter_async_context(found)
         if self.recipe.chosen is EngineKind.REGISTRY:
             engine = RegistryEngine(self.blueprint, self.registries, self.note)
             self.engine = await self._stack.enter_async_context(engine)
@@ -94,7 +90,7 @@ class ImageWorks:
             space.keep_in(self.daemon)
 
     async def feed(self, ledger: Ledger, resumed: bool) -> Feed:
-        self._ledger = ledger
+        self.note.ledger = ledger
         source = ImageSource(self.suite, self._config, self.engine if self.daemon else None)
         await ledger.expect(source.total)
         return RunFeed(self._config, ledger, source, resumed=resumed)
@@ -103,16 +99,15 @@ class ImageWorks:
         return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit)
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
-        notes = Duty("notes", NOTE_SECONDS, self._write_notes)
         daemon = self.daemon
         if daemon is None:
-            return (notes,)
+            return (self.note.duty(),)
 
         async def relieve() -> None:
             if lacking := governor.lacking:
                 await daemon.make_room(lacking)
 
-        return notes, Duty("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
+        return self.note.duty(), Duty("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
 
     async def foreseen(self) -> AsyncIterator[Foreseen | Unforeseen]:
         """What would be done for each image; those of which it cannot be told come with the reason."""
@@ -128,34 +123,6 @@ class ImageWorks:
             source.close()
         if source.error is not None:
             raise source.error
-
-    def note(self, kind: str, message: str) -> None:
-        """Something happened that counts; engines and their clean-up say so at any time."""
-        self._notes.append((kind, message))
-
-    async def _write_notes(self) -> None:
-        while self._ledger is not None and self._notes:
-            await self._ledger.note(*self._notes.popleft())
-
-    async def _blueprint(self) -> Blueprint:
-        recipe, edits = self.recipe, self.recipe.edits
-        if recipe.agent is None:
-            return Blueprint(edits=edits, steps=recipe.steps, platforms=recipe.platforms)
-        cache = LayerCache(self._environment.cache / "layers", LAYER_CACHE)
-        await self._stack.enter_async_context(cache)
-
-        async def fetch(place: str, into: Path) -> str:
-            image, _, path = place.rpartition(":")
-            return await pick(self.registries, image, path, into, recipe.platforms[0])
-
-        packaged = await prepare(recipe.agent, cache, self._logs / "layer.log", fetch)
-        env = {**packaged.env, **edits.env}
-        return Blueprint(
-            layers=(packaged.layer,),
-            edits=msgspec.structs.replace(edits, env=env),
-            steps=recipe.steps,
-            platforms=recipe.platforms,
-        )
 
 
 class ImageSource(Source):

@@ -5,7 +5,7 @@ The flags of the command are the same words; `config.py` adds what the suite sug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -13,11 +13,12 @@ from typing import Any, TypedDict, cast
 import msgspec
 
 from ..core.budget import RunBudget
-from ..core.config import Critic, Keep, Network, RunConfig
+from ..core.config import Critic, Keep, Network, RunConfig, SandboxKind
 from ..core.errors import BadInput
 from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
+from ..image.recipe import read as read_recipe
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
 CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
@@ -48,7 +49,12 @@ class Options(TypedDict, total=False):
     sandbox_cpu_seconds: float | None
     sandbox_pids: int | None
     sandbox_output: int | str | None
+    sandbox: SandboxKind | str | None
+    image: str | None
+    mount: Sequence[str] | None
+    sandbox_read_only: bool | None
     network: Network | str | None
+    images: str | Path | None
     scratch: str | Path | None
     keep: Keep | str | None
     memory: int | str | None
@@ -140,22 +146,13 @@ def settings(options: Options) -> dict[str, Any]:
     for name in ("memory", "disk", "worker_memory", "largest_request"):
         if name in said:
             said[name] = _size(said[name], f"--{name.replace('_', '-')}")
-    if "concurrency" in said:
-        said["concurrency"] = _slots(said["concurrency"])
-    for name, kind in (("critic", Critic), ("network", Network), ("keep", Keep)):
+    for option, field in (("mount", "mounts"), ("sandbox_read_only", "read_only")):
+        if option in said:
+            said[field] = said.pop(option)
+    for name, kind in (("critic", Critic), ("network", Network), ("keep", Keep), ("sandbox", SandboxKind)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
-    if "shard" in said:
-        said["shard"] = parse_shard(said["shard"])
-    if "sampling" in said:
-        said["sampling"] = parse_sampling(said["sampling"])
-    if "prices" in said:
-        said["prices"] = read_prices(Path(said["prices"]))
-    if "only" in said:
-        said["only"] = tuple(said["only"])
-    if "scratch" in said:
-        said["scratch"] = str(Path(said["scratch"]).absolute())
-    return said
+    return {name: READ[name](value) if name in READ else value for name, value in said.items()}
 
 
 def _budget(said: Mapping[str, Any]) -> RunBudget:
@@ -188,6 +185,16 @@ def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
         raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
 
 
+def _mount(text: str) -> tuple[str, str]:
+    """`HERE:THERE`: a path of this machine, and where it is in a container."""
+    here, colon, there = text.rpartition(":")
+    if not colon or not here or not there.startswith("/"):
+        raise BadInput(f"`--mount` must look like `tools:/opt/tools`: `{text}`")
+    if not Path(here).exists():
+        raise BadInput(f"`--mount`: no such file or directory: `{here}`")
+    return str(Path(here).resolve()), there
+
+
 def _slots(value: int | str) -> int | None:
     if isinstance(value, int):
         return value
@@ -196,6 +203,18 @@ def _slots(value: int | str) -> int | None:
     if not value.strip().isdigit():
         raise BadInput(f"`--concurrency` must be a number or `auto`: `{value}`")
     return int(value)
+
+
+READ: dict[str, Callable[[Any], Any]] = {  # what people write -> what is kept
+    "concurrency": _slots,
+    "shard": parse_shard,
+    "sampling": parse_sampling,
+    "prices": lambda path: read_prices(Path(path)),
+    "images": lambda path: read_recipe(Path(path)),
+    "only": tuple,
+    "mounts": lambda texts: tuple(_mount(text) for text in texts),
+    "scratch": lambda path: str(Path(path).absolute()),
+}
 
 
 def _size(value: int | str | None, flag: str) -> int | None:

@@ -6,7 +6,7 @@ It holds O(open samples). What to do next is decided in `core/plan.py`; who host
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from ..core.plan import (
     Exhausted,
     Finish,
     Interrupt,
+    Opened,
     Plan,
     Preempt,
     Pull,
@@ -32,17 +33,19 @@ from ..core.plan import (
     Woke,
 )
 from ..core.policy import Policy, Result
-from ..core.records import Ask, Attempt, Failure, Verdict, Where
+from ..core.records import Attempt, Failure, Verdict, Where
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..rollout.scope import CANCEL_SECONDS
 from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
+from .admission import Admission, Asks
 from .feed import Feed
 from .fleet import Fleet, News
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
 from .space import Space
+from .wanted import Supplies
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
@@ -63,7 +66,7 @@ class Scheduler:
         say: Callable[[str], None],
     ) -> None:
         self._config = config
-        self._ledger = ledger
+        self.ledger = self._ledger = ledger
         self._feed = feed
         self._observers = observers
         self._earlier = earlier
@@ -84,16 +87,21 @@ class Scheduler:
     def plan(self) -> Plan:
         return self._plan
 
+    def living(self) -> Collection[int]:
+        """Attempts that are not settled."""
+        return self._attempts.keys()
+
     @property
     def running(self) -> int:
         """Attempts that have what they need."""
-        return self._plan.running - len(self._governor.waiting)
+        return self._plan.running - len(self._admission.waiting)
 
     @property
     def waiting(self) -> dict[str, int]:
         """Why the others wait."""
-        leases = len(self._governor.waiting)
-        return {**self._plan.waiting, **({self._governor.binds: leases} if leases else {})}
+        waiting = {**self._plan.waiting, self._governor.binds: len(self._governor.waiting)}
+        waiting["image"] = len(self._admission.waiting) - len(self._governor.waiting)
+        return {why: count for why, count in waiting.items() if count}
 
     @property
     def binds(self) -> str:
@@ -114,10 +122,11 @@ class Scheduler:
         self._reason = reason
         return Interrupt(attempt=attempt) in commands
 
-    def govern(self, governor: Governor, space: Space) -> None:
-        """Who grants memory, and who watches the disk; before `run`."""
+    def govern(self, governor: Governor, space: Space, supply: Supplies | None = None) -> None:
+        """Who grants memory, who watches the disk, and who brings images; before `run`."""
         self._governor = governor
         self._space = space
+        self._admission = Admission(governor, supply)
 
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
@@ -169,12 +178,14 @@ class Scheduler:
         self._say(f"draining: {grace}, a second signal leaves at once\n")
         self._loop.call_later(self._config.grace, self.abort)
         self._take(Drain())
-        for attempt in self._governor.waiting:
-            self._governor.drop(attempt, self._reason)
+        for attempt in self._admission.waiting:
+            self._admission.let_go(attempt, self._reason)
+        self._admission.expect_nothing()
 
     def abort(self) -> None:
         """Interrupt what runs, and end when it has settled, or a little later."""
         self._space.hurry()
+        self._admission.expect_nothing()
         if not self._finished.is_set():
             self._loop.call_later(ABORT_SECONDS, self._finished.set)
             self._take(Abort())
@@ -217,6 +228,7 @@ class Scheduler:
         async with self._pulling:
             while count > 0 and (opened := await self._feed.take(count)):
                 count -= len(opened)
+                await self._expect([event for event in opened if event.last is None])
                 for event in opened:
                     self._take(event)
         if count > 0:
@@ -226,40 +238,55 @@ class Scheduler:
     async def _start(self, attempt: Attempt) -> None:
         """Written before it starts, when its memory is there; its time begins when a worker has it."""
         payload = await self._ledger.payload(attempt.instance)
-        asks = msgspec.msgpack.decode(payload, type=_Asks).limits
-        lease = await self._governor.lease(attempt, asks)
-        if isinstance(lease, Failure) and lease.where is Where.INTERRUPTED:
-            self._forget(attempt.id)
+        granted = await self._admission.granted(attempt, payload)
+        if isinstance(granted, Failure) and granted.where is Where.INTERRUPTED:
+            self._forget(attempt.id, granted)
             return
         await self._ledger.begin(attempt)
-        if isinstance(lease, Failure):
-            self._refuse(attempt, lease)
+        if isinstance(granted, Failure):
+            self._refuse(attempt, granted)
             return
+        lease, images = granted
         earlier = await self._earlier(attempt, payload)
         if isinstance(earlier, Failure):
             self._refuse(attempt, earlier)
             return
         answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
         memory, quota = self._governor.limits(attempt.id, lease)
-        job = Job(attempt=attempt, payload=payload, answer=answer, lease=memory, quota=quota, earlier=earlier)
+        job = Job(
+            attempt=attempt,
+            payload=payload,
+            answer=answer,
+            lease=memory,
+            quota=quota,
+            earlier=earlier,
+            images=images,
+        )
         self._unstarted.discard(attempt.id)
         if attempt.id in self._attempts:
             await self._fleet.start(job)
             self._due[attempt.id] = self._loop.time() + self._longest(job)
+
+    async def _expect(self, opened: Sequence[Opened]) -> None:
+        """Samples that were opened ahead: their images can come while others run."""
+        if self._admission.supplied:
+            for event in opened:
+                self._admission.expect(await self._ledger.payload(event.instance))
 
     def _refuse(self, attempt: Attempt, failure: Failure) -> None:
         """An attempt that cannot be started has its verdict all the same."""
         self._unstarted.discard(attempt.id)
         self.hear(Done(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure)))
 
-    def _forget(self, attempt: int) -> None:
-        """An attempt that waited for its memory and is let go: it never was, so nothing is written."""
+    def _forget(self, attempt: int, failure: Failure) -> None:
+        """An attempt that waited for its memory or its images and is let go: nothing is written of it."""
         self._unstarted.discard(attempt)
         self._attempts.pop(attempt, None)
+        self._admission.settled(Verdict(attempt=attempt, token=self._ledger.token, failure=failure))
         self._take(Settled(result=Result(attempt=attempt, where=Where.INTERRUPTED)))
 
     def _interrupt(self, attempt: int) -> None:
-        if self._governor.drop(attempt, self._reason):
+        if self._admission.let_go(attempt, self._reason):
             return
         if attempt not in self._unstarted:
             self._fleet.interrupt(attempt, self._reason)
@@ -274,7 +301,7 @@ class Scheduler:
         self._due.pop(verdict.attempt, None)  # it ended, however long a full disk puts off the commit
         committed = await self._ledger.settle(verdict)
         self._space.settled(verdict)
-        self._governor.settled(verdict)
+        self._admission.settled(verdict)
         self._attempts.pop(verdict.attempt, None)
         if not committed:
             return
@@ -297,7 +324,7 @@ class Scheduler:
 
     def _longest(self, job: Job) -> float:
         """The seconds after which nothing of the attempt can be running by its own limits."""
-        asks = msgspec.msgpack.decode(job.payload, type=_Asks).limits
+        asks = msgspec.msgpack.decode(job.payload, type=Asks).limits
         config, limits = self._config, self._config.limits.under(asks)
         closes = CLOSES * (config.closing + CANCEL_SECONDS)
         phases = limits.setup + limits.acting + config.salvaging + limits.grading
@@ -321,12 +348,6 @@ class Scheduler:
 
 def interruption() -> Interrupted:
     return Interrupted("interrupted", "`holdwater resume` continues the run")
-
-
-class _Asks(msgspec.Struct):
-    """The part of an instance that the conductor reads."""
-
-    limits: Ask = Ask()
 
 
 def _first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any
 
 from ..core.authoring import Suite
-from ..core.config import RunConfig
+from ..core.config import RunConfig, SandboxKind
 from ..core.errors import BadInput, HoldwaterError, SuiteFailed
 from ..core.records import Instance
+from ..image.naming import named
 
 
 class Source:
@@ -87,7 +88,19 @@ class Source:
         self._chosen += 1
         if self._limit_reached():
             self._over = True
-        return item, place
+        instance = self._named(item, place)
+        return None if instance is None else (instance, place)
+
+    def _named(self, instance: Instance, place: str) -> Instance | None:
+        """With its image, where it needs one."""
+        if self._config.sandbox is not SandboxKind.DOCKER:
+            return instance
+        template = self._config.images.template if self._config.images else None
+        try:
+            return named(instance, self._suite.image, template, place)
+        except Exception as error:  # boundary: the suite's own naming, whatever it raises  # noqa: BLE001
+            self._fail_with(error, self._position)
+            return None
 
     def _limit_reached(self) -> bool:
         return self._config.limit is not None and self._chosen >= self._config.limit

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from ..core.errors import SandboxFailed
 
 LARGEST_READ = 256 * 1024 * 1024  # a file is handed over whole: what is larger does not belong into memory
+PIECE = 1024 * 1024  # bytes that are read at once
 STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a pipe without a partner must not hold us
 
@@ -24,13 +25,15 @@ def size(root: str, steps: Sequence[str]) -> int:
 
 
 def read(root: str, steps: Sequence[str]) -> bytes:
-    with open_file(root, steps, os.O_RDONLY) as fd, os.fdopen(fd, "rb", closefd=False) as file:
-        content = file.read(LARGEST_READ + 1)
-    if len(content) > LARGEST_READ:
-        raise SandboxFailed(
-            f"larger than {LARGEST_READ} bytes: `{'/'.join(steps)}`", kind="size", again=False
-        )
-    return content
+    with open_file(root, steps, os.O_RDONLY) as fd:
+        pieces, length = [], 0
+        while piece := os.read(fd, PIECE):  # a read of the most that it could be would take that much at once
+            pieces.append(piece)
+            length += len(piece)
+            if length > LARGEST_READ:
+                name = "/".join(steps)
+                raise SandboxFailed(f"larger than {LARGEST_READ} bytes: `{name}`", kind="size", again=False)
+    return b"".join(pieces)
 
 
 def write(root: str, steps: Sequence[str], content: bytes) -> None:

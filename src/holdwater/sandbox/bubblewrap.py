@@ -57,7 +57,7 @@ class View(Record, frozen=True):
 
 def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Sequence[str]) -> list[str]:
     """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
-    shown = view.shown
+    shown = [path for path in view.shown if not _below(path, hide)]
     masks = [path for path in hide if not _replaced(path) or _below(path, shown)]
     arguments = [bwrap, *base(view.shares_network, view.own), "--json-status-fd", str(status)]
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]

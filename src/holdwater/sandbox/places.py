@@ -21,7 +21,8 @@ class Places:
 
     def __init__(self, workdir: str, mounts: Mapping[str, str], roots: Mapping[str, str]) -> None:
         self.workdir = workdir
-        self.roots = roots  # what can be read and written from outside: path inside -> of this machine
+        # What can be read and written from outside: path inside -> of this machine; inner ones first.
+        self.roots = dict(sorted(roots.items(), key=lambda root: len(root[0]), reverse=True))
         self._mounts = sorted(
             mounts.items(), key=lambda mount: len(mount[0]), reverse=True
         )  # inner ones first

@@ -87,7 +87,10 @@ class ProcessSandboxes:
         unmet = [
             (not start.processes, "its own image"),
             (bool(start.user), f"the user `{start.user}`"),
-            (bool(start.directories) and not self.machine.bwrap, "directories of its own, or bubblewrap"),
+            (
+                bool(start.directories or start.workdir) and not self.machine.bwrap,
+                "directories of its own, or bubblewrap",
+            ),
             (start.network is Network.NONE and not self.machine.bwrap, "no network, or bubblewrap"),
         ]
         if wanted := next((what for lacking, what in unmet if lacking), ""):
@@ -108,9 +111,9 @@ class ProcessSandboxes:
 
         return found
 
-    def gateway_url(self, host_url: str) -> str:
-        """The base URL of the gateway for code in a sandbox."""
-        if self.machine.bwrap and self.network is Network.GATEWAY:
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
+        """The base URL of the gateway for code in a sandbox, of this network or the run's."""
+        if self.machine.bwrap and (network or self.network) is Network.GATEWAY:
             return f"http://127.0.0.1:{bubblewrap.PORT}/v1"
         return host_url
 
@@ -162,7 +165,7 @@ class ProcessSandbox:
 
     @property
     def workdir(self) -> str:
-        return bubblewrap.WORK if self._sandboxes.machine.bwrap else self._work
+        return self._start.workdir or bubblewrap.WORK if self._sandboxes.machine.bwrap else self._work
 
     @property
     def memory(self) -> int:
@@ -298,7 +301,8 @@ class ProcessSandbox:
     def _own(self) -> dict[str, str]:
         """The directories of its own that the instance asks for: path inside -> of this machine."""
         own = self._directory / "own"
-        return {path: str(own / str(n)) for n, path in enumerate(self._start.directories)}
+        work = {self._start.workdir: self._work} if self._start.workdir else {}
+        return work | {path: str(own / str(n)) for n, path in enumerate(self._start.directories)}
 
     def _directory_of(self, workdir: str | None) -> str:
         """Where a command is started, as it is called where it is started."""
@@ -335,7 +339,7 @@ class ProcessSandbox:
         if self._directory.exists() and (left := remove_tree(self._directory)):
             raise SandboxFailed(f"left by an earlier attempt, and cannot be removed: {left}")
         try:
-            for directory in (self._work, self._home, self._tmp, *self._own.values()):
+            for directory in dict.fromkeys((self._work, self._home, self._tmp, *self._own.values())):
                 Path(directory).mkdir(parents=True)
         except OSError as e:
             failure = RunFailed if e.errno in FULL else SandboxFailed

@@ -125,7 +125,7 @@ def _refuse_duplicates(path: Path, suspects: set[int]) -> None:
 
 def _rows(path: Path) -> Iterator[tuple[int, Instance]]:
     decode = _ROWS.decode
-    for number, line in _lines(path):
+    for number, line in lines(path):
         try:
             instance = _instance(decode(line), path.parent)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Instance]]:
         yield number, instance
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers; a line is never read beyond its bound."""
     try:
         with path.open("rb") as file:

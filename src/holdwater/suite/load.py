@@ -1,4 +1,4 @@
-"""Finds a suite by what the user typed: a name, `path.py:name`, `module:name` or `file.jsonl`.
+"""Finds a suite by what the user typed: a name, a file, a directory, `path.py:name` or `module:name`.
 
 A worker loads the same spec again, so a spec is all that crosses a process boundary.
 """
@@ -11,24 +11,32 @@ from pathlib import Path
 from .. import plugin
 from ..core.authoring import Suite
 from ..core.errors import BadInput
-from ..plugin import Known, absolute
-from . import demo
+from ..plugin import Known
+from . import demo, swebench
+from .harbor import harbor
 from .jsonl import jsonl
 
 __all__ = ["Known", "absolute", "checked", "known", "load"]
 
 GROUP = "holdwater.suites"
-OTHERS = "`path.py:name`, `module:name` or `file.jsonl`"
+HARBOR = "harbor:"
+OTHERS = (
+    "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks"
+)
 
 BUILT_IN: dict[str, Callable[[], Suite]] = {"demo": demo.suite}
 
 
 def load(spec: str) -> Suite:
     """The suite that `spec` stands for; BadInput says what is wrong with it."""
+    if _of_swebench(spec):
+        return swebench.swebench(spec)
     if spec.endswith(".jsonl"):
         return jsonl(Path(spec))
     if spec in BUILT_IN:
         return BUILT_IN[spec]()
+    if _is_tree(spec):
+        return harbor(Path(spec.removeprefix(HARBOR)))
     if ":" in spec:
         return _made(plugin.find(spec), spec)
     if spec.endswith(".py"):
@@ -37,6 +45,16 @@ def load(spec: str) -> Suite:
     if found is None:
         raise plugin.unknown("suite", spec, known(), OTHERS)
     return _made(found, spec)
+
+
+def absolute(spec: str) -> str:
+    """The same spec, meaning the same from any directory."""
+    if _of_swebench(spec):
+        return swebench.absolute(spec)
+    if spec in BUILT_IN or not _is_tree(spec):
+        return plugin.absolute(spec)
+    path = Path(spec.removeprefix(HARBOR)).absolute()
+    return f"{HARBOR}{path}"
 
 
 def known() -> list[Known]:
@@ -49,12 +67,28 @@ def checked(suite: Suite, place: str) -> Suite:
     """`suite`, if it can be run: the mistakes that would otherwise show up in the middle of a run."""
     if not isinstance(suite.name, str) or not suite.name:
         raise BadInput(f"`{place}`: `name` must be a text that is not empty")
-    for field in ("instances", "grade", "setup", "check", "image"):
+    for field in ("instances", "grade", "setup", "check", "image", "patch", "step", "solve", "needs"):
         value = getattr(suite, field)
         if not callable(value) and (value is not None or field == "instances"):
             hint = f"give the function itself, without calling it: `{field}={field}`"
             raise BadInput(f"`{place}`: `{field}` must be a function, not {type(value).__name__}", hint=hint)
     return suite
+
+
+def _of_swebench(spec: str) -> bool:
+    """By its prefix, or by its file: Parquet, or JSON Lines of which the first row is one of SWE-bench's."""
+    kind, colon, _ = spec.partition(":")
+    if colon and kind in swebench.KINDS:
+        return True
+    path = Path(spec.partition("?")[0])
+    return path.suffix == ".parquet" or (path.suffix == ".jsonl" and swebench.recognised(path))
+
+
+def _is_tree(spec: str) -> bool:
+    """Whether it is a directory of tasks; a name that is installed stays that name."""
+    if spec.startswith(HARBOR):
+        return True
+    return Path(spec).is_dir() and ("/" in spec or spec not in {e.name for e in plugin.entries(GROUP)})
 
 
 def _made(found: object, spec: str) -> Suite:

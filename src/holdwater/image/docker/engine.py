@@ -23,6 +23,7 @@ from . import causes
 from .bases import Base, BaseLayer, Bases, pinned
 from .janitor import Janitor
 from .making import Bench, Making, Way, outcome
+from .pulling import missing
 from .shelter import sheltered
 
 __all__ = ["Base", "BaseLayer", "Bases", "DockerEngine", "Way"]
@@ -85,7 +86,10 @@ class DockerEngine:
         present = found is not None and found[1] == key
         if not present:
             self._janitor.expect(base.digest, base.diff_ids)
-        download, unpacked = (0, 0) if present else await self._missing(image, base)
+        download, unpacked = 0, 0
+        if not present:
+            pulled = pinned(image.base, base.digest)
+            download, unpacked = await missing(self._client, self._janitor, pulled, base)
         agent = 0 if present else sum(layer.unpacked for layer in self._blueprint.layers)
         return Foreseen(
             name=image.name,
@@ -127,11 +131,3 @@ class DockerEngine:
         finally:
             work = self._janitor.settle(making.tags)
             await sheltered(work, CLEANING, self._note, f"after `{making.image.name}`")
-
-    async def _missing(self, image: Image, base: Base) -> tuple[int, int]:
-        """Bytes to download, and bytes that they take unpacked, of what the daemon does not have."""
-        if await self._client.found(f"/images/{pinned(image.base, base.digest)}/json") is not None:
-            return 0, 0
-        lacking = base.layers[self._janitor.held(base.diff_ids) :]
-        download = sum(layer.size for layer in lacking)
-        return download, round(base.unpacked * download / base.size) if base.size else 0

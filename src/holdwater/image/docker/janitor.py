@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -89,10 +89,11 @@ class Janitor:
         self._busy: Counter[str] = Counter()  # bound: images that are being made
         self._planned: Counter[str] = Counter()  # bound: the layers of the plan's bases
         self._expected: set[str] = set()  # bound: the plan's bases
+        self._spared = {WARM}  # journals that no sweep looks at
         self._builds = 0
         self._clean = False  # nothing of the run is left on the daemon but what stays warm
 
-    async def __aenter__(self) -> Janitor:
+    async def __aenter__(self) -> Self:
         self._state.mkdir(parents=True, exist_ok=True)
         await self.sweep()
         try:
@@ -221,7 +222,7 @@ class Janitor:
     async def sweep(self) -> None:
         """Remove what dead runs of this machine left."""
         for path in sorted(self._state.glob("*" + SUFFIX)):
-            if path.name != WARM and (dead := taken(path)) is not None:
+            if path.name not in self._spared and (dead := taken(path)) is not None:
                 try:
                     await self._tried(f"what run `{path.stem}` left", partial(self._bury, dead))
                 finally:
@@ -232,7 +233,8 @@ class Janitor:
         found, traces = [Left(kind="tag", name=tag) for tag in await self._tags("")], list[Trace]()
         for path in sorted(self._state.glob("*" + SUFFIX)):
             told = read(path)
-            found += [Left(kind="base", name=base.reference, size=base.size) for base in told.bases.values()]
+            bases = [base for base in told.bases.values() if not base.reference.startswith(f"{SPACE}/")]
+            found += [Left(kind="base", name=base.reference, size=base.size) for base in bases]
             found += [Left(kind="tag", name=name) for name in told.names]
             traces += told.traces.values()
         records = ours(await self._cache.listed(), traces)

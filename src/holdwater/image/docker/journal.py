@@ -53,7 +53,13 @@ class Ended(Record, frozen=True, tag="ended"):
     whole: bool
 
 
-Line = Pulled | Named | Gone | Begun | Ended
+class Found(Record, frozen=True, tag="found"):
+    """Bytes that were used on the daemon's disk when the run began: what came since may be its own."""
+
+    used: int
+
+
+Line = Pulled | Named | Gone | Begun | Ended | Found
 
 
 class Told(msgspec.Struct):
@@ -62,6 +68,7 @@ class Told(msgspec.Struct):
     bases: dict[str, Holding] = msgspec.field(default_factory=dict)
     names: dict[str, None] = msgspec.field(default_factory=dict)
     traces: dict[int, Trace] = msgspec.field(default_factory=dict)  # bound: builds apart from each other
+    found: int | None = None
 
     def take(self, line: Line) -> None:
         match line:
@@ -74,6 +81,8 @@ class Told(msgspec.Struct):
                 self.names.pop(reference, None)
             case Begun(build, trace):
                 self.traces[build] = trace
+            case Found(used):
+                self.found = used
             case Ended(build, at, whole):
                 if build in self.traces:
                     self._end(build, msgspec.structs.replace(self.traces[build], ended=at, whole=whole))

@@ -9,7 +9,6 @@ import os
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,12 +18,11 @@ from ...core.records import Record
 from ...docker.build import Build, BuildFailed, Docker
 from ...docker.client import DaemonGone, DockerClient, DockerError
 from . import causes
-from .bases import Base, Bases, host_of, pinned
+from .bases import Base, Bases, pinned
 from .dockerfile import Dockerfile, assembly, base_phase
 from .janitor import Janitor
+from .pulling import Puller
 from .traces import Trace, commands_of
-
-NO_AUTH = "e30="  # `{}`: daemons want the header in any case
 
 
 class Way(Record, frozen=True):
@@ -82,6 +80,7 @@ class Making:
         self._bench = bench
         self._client = bench.client
         self._janitor = bench.janitor
+        self._puller = Puller(bench.client, bench.bases, bench.platform)
         self._blueprint = bench.blueprint
         self._base = base
         self._key = key
@@ -120,21 +119,8 @@ class Making:
             return await self._pushed(final)
 
     async def _pull(self, reference: str) -> None:
-        name, _, digest = reference.partition("@")
-        sizes = {layer.digest.partition(":")[2][:12]: layer.size for layer in self._base.layers}
-        query = {"fromImage": name, "tag": digest, "platform": str(self._bench.platform)}
         doing = f"`{self.image.name}`: base `{self.image.base}` cannot be pulled"
-        seen: dict[str, int] = {}  # bound: the base's layers
-        try:
-            async for message in self._client.stream("/images/create", query, await self._auth(name)):
-                if (one := message.get("id", "")) in sizes:
-                    seen[one] = _fetched(message, seen.get(one, 0), sizes[one])
-                    self._progress.disk(sum(seen.values()))
-        except DaemonGone:
-            raise
-        except DockerError as error:
-            raise causes.of_transfer(doing, error.message) from error
-        self._downloaded = sum(seen.values())
+        self._downloaded = await self._puller.pull(reference, self._base, doing, self._progress.disk)
 
     async def _built(self, phase: str, what: Dockerfile, tag: str) -> None:
         """Build under a trace, so that what it leaves can be told by it."""
@@ -180,7 +166,7 @@ class Making:
             try:
                 query = {"tag": self._key}
                 async for told in self._client.stream(
-                    f"/images/{repository}/push", query, await self._auth(repository)
+                    f"/images/{repository}/push", query, await self._puller.auth(repository)
                 ):
                     digest = (told.get("aux") or {}).get("Digest") or digest
                     mounted += str(told.get("status", "")).startswith("Mounted from")
@@ -218,19 +204,6 @@ class Making:
     async def _size(self, reference: str) -> int:
         told = await self._client.get(f"/images/{reference}/json")
         return int(told["Size"])
-
-    async def _auth(self, name: str) -> dict[str, str]:
-        return {"X-Registry-Auth": await self._bench.bases.auth(host_of(name)) or NO_AUTH}
-
-
-def _fetched(message: dict[str, Any], before: int, size: int) -> int:
-    """Bytes of a layer that are here by now."""
-    status = message.get("status")
-    if status in ("Download complete", "Pull complete", "Verifying Checksum"):
-        return size
-    if status == "Downloading":
-        return min(size, int((message.get("progressDetail") or {}).get("current") or before))
-    return before
 
 
 def outcome(image: Image, base: Base, key: str, how: How, *, digest: str) -> Made:

@@ -31,7 +31,7 @@ from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner, directories, member
 from .life import ContainerLife
-from .spec import Image, Wanted
+from .spec import Image, Wanted, workdir
 from .watch import ContainerWatch
 from .work import Work
 
@@ -64,7 +64,7 @@ class DockerSandboxes:
         """A sandbox for this attempt; nothing is made before it is used."""
         return DockerSandbox(self, attempt, limits, start)
 
-    def gateway_url(self, host_url: str) -> str:
+    def gateway_url(self, host_url: str, network: Network | None = None) -> str:
         """The base URL of the gateway for code in a sandbox: it listens where containers reach it."""
         return host_url
 
@@ -102,7 +102,7 @@ class DockerSandbox:
 
     @property
     def workdir(self) -> str:
-        return self._start.workdir or self._image.workdir or "/"
+        return workdir(self._start, self._image)
 
     @property
     def memory(self) -> int:

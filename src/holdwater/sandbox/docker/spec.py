@@ -11,6 +11,7 @@ import msgspec
 
 from ...core.records import Limits, MiB, Record, Start
 
+WORK = "/work"  # of a container whose image names none
 SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container ends by itself
 LEAST_MEMORY = 6 * MiB  # the daemon takes no less
 TAKEN_FIRST = 1000  # by the kernel, when the machine is out of memory: before any worker
@@ -34,6 +35,11 @@ class Image(Record, frozen=True):
     path: str = ""
     workdir: str = ""
     user: str = ""
+
+
+def workdir(start: Start, image: Image) -> str:
+    """Where commands are started: a directory of its own where neither says, and never the root."""
+    return start.workdir or image.workdir.rstrip("/") or WORK
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -60,7 +66,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def workdir(self) -> str:
-        return self.start.workdir or self.image.workdir or "/"
+        return workdir(self.start, self.image)
 
     @property
     def writable(self) -> list[str]:

@@ -1,0 +1,37 @@
+"""What an attempt begins with and how its end is read: decisions of `attempt.py` that wait for nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.authoring import Session
+from ..core.errors import RunFailed
+from ..core.policy import verdict_kind
+from ..core.records import Failure, Grade, Limits, Where
+from .wire import Job
+
+
+def leased(limits: Limits, job: Job) -> Limits:
+    """The limits with what was leased: of memory, and of disk where nobody said how much."""
+    if job.lease:
+        limits = msgspec.structs.replace(limits, **{"memory" if limits.memory else "lease": job.lease})
+    return limits if limits.disk or not job.quota else msgspec.structs.replace(limits, disk=job.quota)
+
+
+def model_first(failure: Failure | None, session: Session | None) -> Failure | None:
+    """When the last model call failed, that is why the agent ended: never a zero for the agent."""
+    cause = session.failure if session else None
+    blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
+    return cause if cause is not None and blames_agent else failure
+
+
+def in_doubt(failure: Failure | None, grade: Grade | None) -> bool:
+    """What ended badly beside a full disk cannot be told from what it broke; a pass is a pass."""
+    if failure is not None and failure.where in (Where.RUN, Where.INTERRUPTED):
+        return False
+    return verdict_kind(failure, grade.passed if grade else None) != "passed"
+
+
+def unwritable(error: OSError) -> RunFailed:
+    """A failed write is the run's failure, never an agent's."""
+    return RunFailed(f"the run directory cannot be written: {error.strerror}", kind="record")

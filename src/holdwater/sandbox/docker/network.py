@@ -1,0 +1,60 @@
+"""The networks of a run's containers: one that leads to the gateway alone, one that is open, where asked for.
+
+Never one a sandbox: a daemon has some thirty to give. What keeps containers from other services of this
+machine is in `fence.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.containers import Containers
+from ...core.errors import RunFailed
+from ...core.records import Network
+from ...docker.client import DockerClient, DockerError
+
+BRIDGE = "com.docker.network.bridge."
+
+
+class Bridge:
+    """A network of this run: its interface on this machine, and this machine's address in it."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        options = found.get("Options") or {}
+        self.interface = str(options.get(f"{BRIDGE}name") or f"br-{found['Id'][:12]}")
+        ranges = (found.get("IPAM") or {}).get("Config") or []
+        self.address = next(
+            (str(one["Gateway"]).partition("/")[0] for one in ranges if one.get("Gateway")), ""
+        )
+
+
+async def make(client: DockerClient, containers: Containers, kind: Network) -> Bridge:
+    """The run's network of this kind, made where it is not there."""
+    name = containers.network(kind)
+    found = await client.found(f"/networks/{name}")
+    if found is None:
+        try:
+            await client.post("/networks/create", body=_asked(name, containers, kind))
+        except DockerError as error:
+            if error.status != 409:  # else another process of this run was first
+                raise _refused(error) from error
+        found = await client.get(f"/networks/{name}")
+    return Bridge(found)
+
+
+def _asked(name: str, containers: Containers, kind: Network) -> dict[str, Any]:
+    return {
+        "Name": name,
+        "CheckDuplicate": True,
+        "Driver": "bridge",
+        "Internal": kind is not Network.OPEN,
+        "Options": {f"{BRIDGE}enable_icc": "false"},
+        "Labels": containers.labels(),
+    }
+
+
+def _refused(error: DockerError) -> RunFailed:
+    hint = error.hint
+    if "address pool" in error.message:
+        hint = "the daemon has no address range left: `docker network ls` shows who has them"
+    return RunFailed(f"cannot make a network for the sandboxes: {error.message}", hint, kind="network")

@@ -1,0 +1,130 @@
+"""Attempts wait for their images before they start: with a real ledger, governor and scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from tests.supply_scene import conducted
+
+from holdwater.core.errors import ImageFailed, Interrupted
+from holdwater.core.records import Instance, Start
+from holdwater.rollout.wire import Job
+from holdwater.run.governor import Governor
+from holdwater.run.scheduler import Scheduler
+from holdwater.run.wanted import Wanted
+
+
+class Pantry:
+    """A supply that has everything at once, but for what a test keeps back."""
+
+    def __init__(self, *broken: str, shut: bool = False) -> None:
+        self.open = asyncio.Event()
+        if not shut:
+            self.open.set()
+        self.asked = asyncio.Event()  # by two
+        self.held: set[int] = set()
+        self.seen: Counter[str] = Counter()
+        self.expected: list[str] = []
+        self.stopped = False
+        self._broken = broken
+
+    async def need(self, wanted: Wanted) -> int:
+        return 1
+
+    async def hold(self, attempt: int, wanted: Wanted) -> dict[str, str]:
+        self.seen[wanted.id] += 1
+        if self.seen.total() == 2:
+            self.asked.set()
+        await self.open.wait()
+        if wanted.id in self._broken:
+            raise ImageFailed(f"`{wanted.start.image}` cannot be pulled")
+        self.held.add(attempt)
+        return {start.key: f"local/{start.key}" for start in wanted.starts}
+
+    def release(self, attempt: int) -> None:
+        self.held.discard(attempt)
+
+    def expect(self, wanted: Wanted) -> None:
+        self.expected.append(wanted.id)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def instances(count: int) -> list[Instance]:
+    return [
+        Instance(id=f"i{number}", start=Start(image=f"image-{number}"), grader=Start(image="grades"))
+        for number in range(count)
+    ]
+
+
+async def test_an_attempt_has_its_images_until_it_is_settled(tmp_path: Path) -> None:
+    pantry = Pantry()
+    held: list[bool] = []
+
+    async def act(job: Job) -> None:
+        held.append(job.attempt.id in pantry.held)
+
+    found = await conducted(tmp_path / "run", instances(12), pantry, act, concurrency=3)
+
+    assert found.summary.outcomes == {"passed": 12} and found.error is None
+    assert [job.images for job in found.jobs[:2]] == [
+        {"grades": "local/grades", "image-0": "local/image-0"},
+        {"grades": "local/grades", "image-1": "local/image-1"},
+    ]
+    assert held == [True] * 12 and pantry.held == set()
+    assert pantry.expected == [f"i{number}" for number in range(12)]
+
+
+async def test_an_image_that_cannot_be_had_is_its_attempts_failure_and_tried_again(tmp_path: Path) -> None:
+    pantry = Pantry("i1")
+
+    found = await conducted(tmp_path / "run", instances(3), pantry, concurrency=3, retries=2)
+
+    assert found.summary.outcomes == {"passed": 2, "image": 1}
+    assert pantry.seen == {"i0": 1, "i1": 3, "i2": 1} and len(found.jobs) == 2
+    assert pantry.held == set()
+
+
+async def test_a_drain_ends_the_wait_for_images_at_once_and_nothing_is_written_of_it(tmp_path: Path) -> None:
+    pantry = Pantry(shut=True)
+    seen: list[dict[str, int]] = []
+
+    def begun(scheduler: Scheduler, governor: Governor) -> None:
+        async def drained() -> None:
+            await pantry.asked.wait()
+            seen.append(scheduler.waiting)
+            assert scheduler.running == 0
+            scheduler.drain()
+
+        tasks.append(asyncio.get_running_loop().create_task(drained()))
+
+    tasks: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(10):
+        found = await conducted(tmp_path / "run", instances(4), pantry, begun=begun, concurrency=2)
+        await tasks[0]
+
+    assert isinstance(found.error, Interrupted)
+    assert seen and seen[0]["image"] == 2
+    assert (found.summary.attempts, found.jobs, pantry.held, pantry.stopped) == (0, [], set(), True)
+
+
+async def test_a_stop_ends_it_too(tmp_path: Path) -> None:
+    pantry = Pantry(shut=True)
+    tasks: list[asyncio.Task[None]] = []
+
+    def begun(scheduler: Scheduler, governor: Governor) -> None:
+        async def stopped() -> None:
+            await pantry.asked.wait()
+            scheduler.stop(ImageFailed("no daemon"))
+
+        tasks.append(asyncio.get_running_loop().create_task(stopped()))
+
+    async with asyncio.timeout(10):
+        found = await conducted(tmp_path / "run", instances(2), pantry, begun=begun, concurrency=2)
+        await tasks[0]
+
+    assert found.error is not None and found.error.message == "no daemon"
+    assert pantry.held == set() and found.jobs == []

@@ -1,0 +1,189 @@
+"""Copying into and out of a sandbox, and beginning anew: no link of an agent's leads anyone astray."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdwater.core.errors import SandboxFailed
+from holdwater.core.records import Limits, MiB, Network, Start
+from holdwater.sandbox import marks
+from holdwater.sandbox.probe import Machine, probe
+from holdwater.sandbox.process import ProcessSandbox, ProcessSandboxes
+from holdwater.sandbox.unpack import unpack
+
+RUN = f"moving test {os.getpid()}"
+
+
+def machine(kind: str) -> Machine:
+    if kind == "plain":
+        return Machine(why_not="not wanted")
+    if not probe().works:
+        assert os.environ.get("CI") != "true"
+        pytest.skip(f"bubblewrap does not work here: {probe().why_not}")
+    return probe()
+
+
+@pytest.fixture(params=["plain", "bubblewrap"])
+async def box(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    boxes = ProcessSandboxes(tmp_path / "scratch", RUN, Network.GATEWAY, machine=machine(request.param))
+    async with boxes.open(1, Limits(), None) as sandbox:
+        yield sandbox
+
+
+async def test_a_tree_goes_in_and_comes_out_as_it_was(box: ProcessSandbox, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    (given / "deep" / "empty").mkdir(parents=True)
+    (given / "deep" / "tool").write_bytes(b"#!/bin/sh\necho run\n")
+    (given / "deep" / "tool").chmod(0o755)
+    (given / "link").symlink_to("deep/tool")
+
+    await box.put(given, f"{box.workdir}/there")
+    ran = await box.run("there/link")
+    await box.take("there", tmp_path / "back", exclude=["empty"])
+    await box.take("there/deep/tool", tmp_path / "single")
+
+    assert ran.stdout == "run\n"
+    back = tmp_path / "back"
+    assert (back / "link").readlink() == Path("deep/tool") and (back / "deep" / "tool").stat().st_mode & 0o111
+    assert not (back / "deep" / "empty").exists()
+    assert (tmp_path / "single").read_bytes() == (given / "deep" / "tool").read_bytes()
+
+
+async def test_what_is_put_never_goes_through_a_link_of_the_agents(
+    box: ProcessSandbox, tmp_path: Path
+) -> None:
+    outside, given = tmp_path / "outside", tmp_path / "given"
+    for place in (outside, given / "inner"):
+        place.mkdir(parents=True)
+    (given / "inner" / "test.sh").write_text("theirs")
+    (given / "file").write_text("theirs")
+    (outside / "kept").write_text("mine")
+    await box.run(f"mkdir t; ln -s {outside} t/inner; ln -s {outside}/kept t/file")
+
+    with pytest.raises(SandboxFailed):
+        await box.put(given, "t")
+
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert (outside / "kept").read_text() == "mine"
+
+
+@pytest.mark.parametrize("made", ["ln -s /etc/passwd out/x", "ln -s ../../x out/x", "mkfifo out/x"])
+async def test_links_that_lead_out_and_pipes_do_not_come_out(
+    box: ProcessSandbox, tmp_path: Path, made: str
+) -> None:
+    await box.run(f"mkdir out; {made}")
+
+    with pytest.raises(SandboxFailed, match="refused"):
+        await box.take("out", tmp_path / "back")
+
+
+def member(name: str, **fields: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../x")],
+        [member("/x")],
+        [member("a/../../x")],
+        [member("x", type=tarfile.SYMTYPE, linkname="/etc")],
+        [member("a/x", type=tarfile.SYMTYPE, linkname="../../y")],
+        [member("x", type=tarfile.LNKTYPE, linkname="/etc/passwd")],
+        [member("x", type=tarfile.CHRTYPE, devmajor=1, devminor=3)],
+        [member("x", type=tarfile.BLKTYPE)],
+        [member("x", type=tarfile.FIFOTYPE)],
+        [member("d", type=tarfile.SYMTYPE, linkname="e"), member("d/x")],
+        [member("big", size=2000)],
+    ],
+    ids=lambda members: (
+        f"{members[-1].name}-{members[-1].type.decode()}" if isinstance(members, list) else None
+    ),
+)
+def test_members_of_an_archive_that_lead_out_are_refused(
+    tmp_path: Path, members: list[tarfile.TarInfo]
+) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for one in members:
+            tar.addfile(one, io.BytesIO(bytes(one.size)))
+    buffer.seek(0)
+
+    with pytest.raises(SandboxFailed, match="refused"):
+        unpack(buffer, tmp_path / "into", largest=1000)
+
+    assert not (tmp_path / "x").exists()
+
+
+async def test_a_renewed_sandbox_has_nothing_of_the_old_one(box: ProcessSandbox) -> None:
+    await box.write("old", "old")
+    await box.run("setsid sleep 1000 >/dev/null 2>&1 &")
+
+    await box.renew()
+
+    assert marks.carrying({marks.RUN: RUN}) == []
+    assert (await box.run("ls -A")).stdout == ""
+
+
+async def test_a_command_starts_where_it_is_told(box: ProcessSandbox) -> None:
+    await box.write("deep/down/file", "x")
+
+    assert (await box.run("ls", workdir=f"{box.workdir}/deep/down")).stdout == "file\n"
+    assert (await box.run(["ls"], workdir="deep")).stdout == "down\n"
+
+
+async def test_directories_of_its_own_are_mounted_where_they_are_asked_for(tmp_path: Path) -> None:
+    boxes = ProcessSandboxes(tmp_path / "scratch", RUN, Network.GATEWAY, machine=machine("bubblewrap"))
+    start = Start(directories=("/logs/verifier", "/tests"), env={"TOLD": "yes"})
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.sh").write_text("echo $TOLD >/logs/verifier/reward.txt; touch /elsewhere")
+    async with boxes.open(1, Limits(), None, start) as box:
+        await box.put(tmp_path / "tests", "/tests")
+        result = await box.run("sh /tests/test.sh")
+
+        assert "Read-only file system" in result.stderr
+        assert await box.read("/logs/verifier/reward.txt") == b"yes\n"
+        with pytest.raises(SandboxFailed, match="not below"):
+            await box.read("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        (Start(processes=False), "its own image"),
+        (Start(user="agent"), "the user `agent`"),
+        (Start(directories=("/tests",)), "directories"),
+    ],
+)
+async def test_what_only_a_container_gives_is_refused_with_a_hint(
+    tmp_path: Path, start: Start, why: str
+) -> None:
+    boxes = ProcessSandboxes(tmp_path / "scratch", RUN, Network.GATEWAY, machine=machine("plain"))
+    async with boxes.open(1, Limits(), None, start) as box:
+        with pytest.raises(SandboxFailed, match=why) as raised:
+            await box.run("true")
+
+    assert raised.value.hint == "`--sandbox docker`" and not raised.value.again
+
+
+async def test_a_small_file_is_read_with_little_memory(box: ProcessSandbox) -> None:
+    await box.write("small", "x")
+    tracemalloc.start()
+    try:
+        assert await box.read("small") == b"x"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 4 * MiB
