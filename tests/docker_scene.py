@@ -68,6 +68,8 @@ class Daemon:
         """As a crash does: its containers run on until it is there again."""
         self.process.kill()
         self.process.wait()
+        # Its containerd goes with it, and may be a zombie for long: that would count as one that runs.
+        (self._sock.parent / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def start(self) -> None:
         """The same again, where its mounts are."""

@@ -1,4 +1,4 @@
-"""A daemon that dies, a container that another removes, what killed runs leave: not the agent's fault."""
+"""A daemon that dies, a container that something else removes, what killed runs leave: nobody's zero."""
 
 from __future__ import annotations
 

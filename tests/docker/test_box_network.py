@@ -1,4 +1,4 @@
-"""What a container reaches: in the mode `gateway` the gateway's address and nothing else."""
+"""What a container reaches, by the network that it is in. What else this machine serves is `fence.py`'s part."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ async def greeting(host: str) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_gateway_is_reached_and_nothing_else(netdaemon: Daemon) -> None:
+async def test_the_gateway_is_reached_and_neither_neighbours_nor_the_world(netdaemon: Daemon) -> None:
     run = f"net{next(NUMBERS)}"
-    ours_, theirs_ = f"holdwater-{run}", f"{run}-theirs"
-    with network(netdaemon, ours_, *ISOLATED) as ours, network(netdaemon, theirs_) as theirs:
+    name = f"holdwater-{run}"
+    with network(netdaemon, name, *ISOLATED) as ours:
         async with (
             greeting(ours) as port,
-            greeting(theirs) as other,
             greeting("127.0.0.1") as local,
             sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes,
             boxes.open(1, Limits(), None, START) as box,
             boxes.open(2, Limits(), None, START) as neighbour,
         ):
-            await neighbour.run("python3 -m http.server 8000 >/dev/null 2>&1 & sleep 1")
+            await neighbour.run("python3 -m http.server 8000 >/dev/null 2>&1 &")
+            await neighbour.run(
+                "until (echo > /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done", timeout=20
+            )
             (told,) = json.loads(netdaemon.docker("inspect", f"holdwater-{run}-2-1"))
-            address = told["NetworkSettings"]["Networks"][ours_]["IPAddress"]
-            places = ((ours, port), (theirs, other), (address, 8000), ("127.0.0.1", local), ("192.0.2.1", 80))
+            address = told["NetworkSettings"]["Networks"][name]["IPAddress"]
+            places = ((ours, port), (address, 8000), ("127.0.0.1", local), ("192.0.2.1", 80))
             itself = await neighbour.run(f"echo > /dev/tcp/{address}/8000")
             said = {host: (await box.run(CONNECT.format(host=host, port=at))).stdout for host, at in places}
-            routes = (await box.run("cat /proc/net/route")).stdout
 
     assert itself.ok, "the neighbour serves nothing"
     assert said.pop(ours) == "hello\n"
     assert all(one.startswith("no:") for one in said.values()), said
-    assert {row.split("\t")[1] for row in routes.splitlines()[1:]}.isdisjoint({"00000000"}), routes
 
 
 async def test_none_reaches_nothing_and_another_network_can_be_entered_and_left(netdaemon: Daemon) -> None:

@@ -45,7 +45,7 @@ def failure(error: DockerError, doing: str) -> AttemptError:
 
 def gone(error: DockerError) -> bool:
     """Whether the container is not there any more, or does not run."""
-    return error.status in (404, 409) and any(words in error.message for words in GONE)
+    return error.status in (404, 409, 500) and any(words in error.message for words in GONE)
 
 
 def container_gone(doing: str) -> SandboxFailed:

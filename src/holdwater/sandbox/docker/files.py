@@ -108,7 +108,9 @@ class Files:
         """The same, or FileNotFoundError."""
         found = await self.find(path)
         if found is None:
-            await self.client.get(posixpath.dirname(self.archive) + "/json", seconds=ASKING)
+            told = await self.client.get(posixpath.dirname(self.archive) + "/json", seconds=ASKING)
+            if not told["State"]["Running"]:
+                raise DockerError("the container is not running", status=409)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
