@@ -51,6 +51,7 @@ RULES: dict[Where, Rule] = {
 
 POISON = "poison"
 DISK = "disk"
+NOT_SUBMITTED = "not-submitted"  # predictions that leave an instance out
 
 
 def worker_lost(attempt: Attempt, reason: str) -> Failure:

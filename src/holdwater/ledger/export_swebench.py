@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.failures import NOT_SUBMITTED
 from ..core.policy import not_kept
 from ..core.records import Verdict
 from .files import patch_path
 from .reader import OutcomeRow, Reader
 
 SCHEMA = 2
-NOT_SUBMITTED = "not-submitted"
 COUNTED = (
     "completed",
     "resolved",
