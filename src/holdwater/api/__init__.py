@@ -172,9 +172,11 @@ def replay(
     only: Sequence[str] = (),
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
+    critic: Critique | None = None,
 ) -> Summary:
     """Run what was tried in a run again, with its recorded replies in the place of a model."""
-    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent))
+    around: Around = {"critic": critic}
+    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent, around=around))
 
 
 async def areplay(
@@ -192,7 +194,10 @@ async def areplay(
     actor = _agent(agent or config.agent)
     again = replayed(suite or load_suite(config.suite), source.path)
     where = Path(out) if out is not None else default_directory(f"{again.name}-replay")
-    prepared = Prepared(where, config, again, actor, importable=suite is None and agent is None)
+    critic = (around or {}).get("critic")
+    own_critic(critic or config.critic)
+    importable = suite is None and agent is None and critic is None
+    prepared = Prepared(where, config, again, actor, importable, critic)
     return await start(prepared, around or {})
 
 
