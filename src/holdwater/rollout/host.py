@@ -40,9 +40,10 @@ from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
-from .attempt import Life, live
+from .attempt import live
 from .critic import own_critic
 from .disks import DiskWatch
+from .life import Life
 from .place import Log, Paths
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 
