@@ -79,7 +79,8 @@ class Files:
         except DockerError as error:
             if error.status in (400, 404):
                 return None  # whether it is the container that is gone is asked in `known`
-            return await self._refused(path)
+            await self._refused(path)
+            return None
         told = msgspec.json.decode(base64.b64decode(headers[HEADER]))
         return Found(path, told["size"], told["mode"], told["mtime"], told["linkTarget"])
 

@@ -26,7 +26,7 @@ from ..process import LONGEST_LINE
 from ..watch import Counts
 from . import trees, work
 from .command import ContainerCommand, Launch
-from .container import Container
+from .container import Container, no_sleep
 from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner, directories, member
@@ -135,14 +135,17 @@ class DockerSandbox:
         log: Path | None = None,
     ) -> CommandResult:
         container = await self._container()
-        argv = await self._argv(command, container)
-        launch = self._launch(argv, env or {}, user, workdir)
         before, since = self._watch.counts(), time.time()
         kept = Log(log) if log else None
         try:
-            running = ContainerCommand(container, launch, kept)
+            argv = await self._argv(command, container)
+            running = ContainerCommand(container, self._launch(argv, env or {}, user, workdir), kept)
             async with self._watch.over(running):
                 code = await running.finish(timeout)
+        except SandboxFailed as error:
+            if error.kind == "daemon" and await container.ended_at_once():
+                raise no_sleep() from error
+            raise
         finally:
             if kept:
                 kept.close()
