@@ -80,7 +80,8 @@ class DockerSandbox:
         self._network = start.network or sandboxes.network
         self._watch = ContainerWatch(limits, sandboxes.threads)
         name = f"holdwater-{sandboxes.containers.run}-{attempt}"
-        self._life = ContainerLife(sandboxes.client, name, self._make, self._watch)
+        self._life = ContainerLife(sandboxes.client, name, self._watch)
+        self.leftovers = self._life.leftovers  # what closing could not clean
         self._work: Work | None = None
         self._owners: dict[str, Owner] = {}  # bound: the users of an instance
         self._commands = 0
@@ -95,10 +96,6 @@ class DockerSandbox:
     ) -> None:
         self._closed = True
         await finish_anyway(self._life.end())
-
-    @property
-    def leftovers(self) -> list[str]:
-        return self._life.leftovers
 
     @property
     def workdir(self) -> str:
@@ -259,7 +256,7 @@ class DockerSandbox:
 
     async def _container(self) -> Container:
         self._check_open()
-        container = await self._life.container()
+        container = await self._life.container(self._make)
         self._check_open()
         return container
 
