@@ -1,4 +1,4 @@
-"""What a container reaches, by the network that it is in. What else this machine serves: `fence.py`."""
+"""What a container reaches, by the network that it is in. What this machine serves beside is `fence.py`'s."""
 
 from __future__ import annotations
 

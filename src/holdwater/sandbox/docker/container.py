@@ -7,7 +7,10 @@ although nobody heard that it was made.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
+
+import msgspec
 
 from ...core.errors import SandboxFailed
 from ...core.records import Network
@@ -18,6 +21,7 @@ from .spec import Wanted, body
 MAKING = 120.0  # seconds for the daemon to make or start one: many at once wait for each other
 ASKING = 30.0  # seconds for any other answer
 RESTARTING = 30.0
+NOT_FOUND = "127"  # a shell's status when there is no such program
 LOOK_AGAIN = 0.05  # seconds between two looks at one that is being removed by another
 
 
@@ -33,21 +37,23 @@ class Container:
         self.volumes: tuple[str, ...] = ()  # directories of the daemon's machine
         self._networks = networks
         self._network = Network.NONE
+        self._started = 0.0
 
     async def make(self, wanted: Wanted, network: Network) -> None:
         """Create and start it."""
         await self._create(body(wanted))
         self._network = network
+        self._started = time.time() - 1.0  # the daemon's clock may be another
         try:
             await self.client.post(f"{self.path}/start", seconds=MAKING)
         except DockerError as error:
-            raise _not_started(error, wanted) from error
+            if "executable file not found" in error.message:
+                raise no_sleep() from error
+            raise failure(error, "cannot start a container") from error
         with reported("a container was started"):
             told = await self.client.get(f"{self.path}/json", seconds=ASKING)
         self.pid = told["State"]["Pid"]
         self.volumes = tuple(one["Source"] for one in told["Mounts"] if one["Type"] == "volume")
-        if not told["State"]["Running"]:
-            raise _no_sleep(wanted)
 
     async def _create(self, asked: dict[str, Any]) -> None:
         with reported("cannot make a container"):
@@ -90,6 +96,22 @@ class Container:
             raise
         return bool(told["State"]["Running"])
 
+    async def events(self, kind: str, since: float) -> list[dict[str, Any]]:
+        """What of this kind happened to it, as far back as the daemon remembers."""
+        filters = msgspec.json.encode({"container": [self.id], "event": [kind]}).decode()
+        query = {"since": f"{since:.3f}", "until": f"{time.time():.3f}", "filters": filters}
+        async with self.client.reading("GET", "/events", query, silence=ASKING) as pieces:
+            told = b"".join([piece async for piece in pieces])  # bound: the daemon keeps 256 events
+        return [msgspec.json.decode(line) for line in told.splitlines() if line.strip()]
+
+    async def ended_at_once(self) -> bool:
+        """Whether its first process could not go on for want of a program."""
+        try:
+            told = await self.events("die", self._started)
+        except DockerError:
+            return False
+        return any(one.get("Actor", {}).get("Attributes", {}).get("exitCode") == NOT_FOUND for one in told)
+
     async def restart(self) -> None:
         """End everything in it, whatever it does: its files stay."""
         with reported("cannot end what runs in a container"):
@@ -118,15 +140,9 @@ async def remove(client: DockerClient, name: str, seconds: float) -> None:
             await asyncio.sleep(LOOK_AGAIN)
 
 
-def _not_started(error: DockerError, wanted: Wanted) -> Exception:
-    if "executable file not found" in error.message:
-        return _no_sleep(wanted)
-    return failure(error, "cannot start a container")
-
-
-def _no_sleep(wanted: Wanted) -> SandboxFailed:
+def no_sleep() -> SandboxFailed:
     return SandboxFailed(
-        f"the container ended as soon as it was started: `{wanted.start.image}`",
+        "the container ended as soon as it was started",
         "an image needs `sh` and `sleep` on its PATH",
         kind="missing",
         again=False,

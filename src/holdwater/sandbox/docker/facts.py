@@ -64,9 +64,12 @@ class Facts:
         try:
             await self._client.head(f"{container}/archive", {"path": path})
         except DockerError as error:
-            if error.status == 404:
-                return False
-            raise
+            if error.status != 404:
+                raise
+            told = await self._client.get(f"{container}/json")
+            if not told["State"]["Running"]:  # it is gone, and says nothing of its image
+                raise DockerError("the container is not running", status=409) from error
+            return False
         return True
 
 

@@ -16,9 +16,10 @@ GONE = (
     "No such container",
     "is not running",
     "No such exec",
-    "marked for removal",
     "is dead",
     "is restarting",
+    "marked for removal",
+    "RWLayer of container",  # it is being removed just now
 )
 NOT_FOUND = ("executable file not found", "no such file or directory")
 

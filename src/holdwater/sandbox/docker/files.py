@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import posixpath
-import stat
 import tarfile
 import time
 from collections.abc import Sequence
@@ -140,7 +139,7 @@ class Files:
         found = await self.find(path)
         if found is not None and not found.is_file:
             raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
-        mode = stat.S_IMODE(found.mode & 0o777) if found else 0o644
+        mode = found.mode & 0o777 if found else 0o644
         place, above = (posixpath.dirname(found.path), []) if found else await self.place(path)
         info = member("/".join([*above, posixpath.basename(found.path if found else path)]), owner)
         info.size, info.mode = len(content), mode

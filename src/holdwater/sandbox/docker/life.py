@@ -7,7 +7,8 @@ that none is left half made that nobody knows of. What it is made from is decide
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ...core.errors import AttemptError
 from ...docker.client import DockerClient, DockerError
@@ -18,17 +19,16 @@ from .watch import ContainerWatch
 CLOSING = 10.0  # seconds
 SLACK = 1.25  # times what a container uses: a lower limit than this is not set
 
-Make = Callable[[str], Awaitable[Container]]  # takes its name
+Make = Callable[[str], Coroutine[Any, Any, Container]]  # takes its name
 
 
 class ContainerLife:
     """At most one container at a time."""
 
-    def __init__(self, client: DockerClient, name: str, make: Make, watch: ContainerWatch) -> None:
+    def __init__(self, client: DockerClient, name: str, watch: ContainerWatch) -> None:
         self.leftovers: list[str] = []  # what could not be removed, a handful at most
         self._client = client
         self._prefix = name
-        self._make = make
         self._watch = watch
         self._count = 0
         self._making: asyncio.Task[Container] | None = None  # awaited by `end`
@@ -38,11 +38,11 @@ class ContainerLife:
     def begun(self) -> bool:
         return self._making is not None
 
-    async def container(self) -> Container:
+    async def container(self, make: Make) -> Container:
         """The container; it is made if there is none."""
         if self._making is None:
             self._count += 1
-            self._making = asyncio.ensure_future(self._make(f"{self._prefix}-{self._count}"))
+            self._making = asyncio.ensure_future(make(f"{self._prefix}-{self._count}"))
         return await asyncio.shield(self._making)
 
     def allow(self) -> None:

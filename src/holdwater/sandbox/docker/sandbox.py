@@ -26,7 +26,7 @@ from ..process import LONGEST_LINE
 from ..watch import Counts
 from . import trees, work
 from .command import ContainerCommand, Launch
-from .container import Container
+from .container import Container, no_sleep
 from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner, directories, member
@@ -80,7 +80,8 @@ class DockerSandbox:
         self._network = start.network or sandboxes.network
         self._watch = ContainerWatch(limits, sandboxes.threads)
         name = f"holdwater-{sandboxes.containers.run}-{attempt}"
-        self._life = ContainerLife(sandboxes.client, name, self._make, self._watch)
+        self._life = ContainerLife(sandboxes.client, name, self._watch)
+        self.leftovers = self._life.leftovers  # what closing could not clean
         self._work: Work | None = None
         self._owners: dict[str, Owner] = {}  # bound: the users of an instance
         self._commands = 0
@@ -95,10 +96,6 @@ class DockerSandbox:
     ) -> None:
         self._closed = True
         await finish_anyway(self._life.end())
-
-    @property
-    def leftovers(self) -> list[str]:
-        return self._life.leftovers
 
     @property
     def workdir(self) -> str:
@@ -135,14 +132,17 @@ class DockerSandbox:
         log: Path | None = None,
     ) -> CommandResult:
         container = await self._container()
-        argv = await self._argv(command, container)
-        launch = self._launch(argv, env or {}, user, workdir)
         before, since = self._watch.counts(), time.time()
         kept = Log(log) if log else None
         try:
-            running = ContainerCommand(container, launch, kept)
+            argv = await self._argv(command, container)
+            running = ContainerCommand(container, self._launch(argv, env or {}, user, workdir), kept)
             async with self._watch.over(running):
                 code = await running.finish(timeout)
+        except SandboxFailed as error:
+            if error.kind == "daemon" and await container.ended_at_once():
+                raise no_sleep() from error
+            raise
         finally:
             if kept:
                 kept.close()
@@ -256,7 +256,7 @@ class DockerSandbox:
 
     async def _container(self) -> Container:
         self._check_open()
-        container = await self._life.container()
+        container = await self._life.container(self._make)
         self._check_open()
         return container
 

@@ -77,7 +77,7 @@ class Wanted(msgspec.Struct, frozen=True):
 def body(wanted: Wanted) -> dict[str, Any]:
     """The body of `POST /containers/create`."""
     limits, start = wanted.limits, wanted.start
-    seconds = limits.setup + limits.acting + limits.grading + start.build_timeout + SLACK
+    seconds = limits.setup + limits.acting + limits.grading + SLACK
     asked: dict[str, Any] = {
         "Image": start.image,
         "Entrypoint": FIRST,

@@ -66,11 +66,8 @@ class ContainerWatch(Watch):
         container, limit = self._container, self.limits.held_to
         if self.group or container is None or limit is None:
             return None
-        filters = msgspec.json.encode({"container": [container.id], "event": ["oom"]}).decode()
-        query = {"since": f"{since:.3f}", "until": f"{time.time():.3f}", "filters": filters}
-        async with container.client.reading("GET", "/events", query, silence=ASKING) as pieces:
-            told = b"".join([piece async for piece in pieces])  # bound: the daemon keeps 256 events
-        return ResourceExhausted(f"killed at {size(limit)}: sandbox memory") if told.strip() else None
+        told = await container.events("oom", since)
+        return ResourceExhausted(f"killed at {size(limit)}: sandbox memory") if told else None
 
     def cpu_over(self) -> LimitReached | None:
         most = self.limits.cpu_seconds
