@@ -7,6 +7,7 @@ Where there is no daemon or no root it is a visible skip, except in CI.
 from __future__ import annotations
 
 import base64
+import ctypes
 import gzip
 import hashlib
 import io
@@ -23,6 +24,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ class Daemon:
         self._sock = sock
         self._log = place / "dockerd.log"
         self._mounts = os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY)
+        self._net = os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY)
 
     def kill(self) -> None:
         """As a crash does: its containers run on until it is there again."""
@@ -72,21 +75,33 @@ class Daemon:
         (self._sock.parent / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def start(self) -> None:
-        """The same again, where its mounts are."""
+        """The same again, where its mounts and networks are."""
         enter = [
             "nsenter",
             f"--mount=/proc/self/fd/{self._mounts}",
+            f"--net=/proc/self/fd/{self._net}",
             "--",
             "sh",
             "-c",
             str(self.process.args[-1]),
         ]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(enter, stdout=log, stderr=log, pass_fds=[self._mounts])
+            self.process = subprocess.Popen(enter, stdout=log, stderr=log, pass_fds=[self._mounts, self._net])
         _awaited(lambda: _answers(self._sock), self.process, self._log)
+
+    def listener(self, host: str) -> socket.socket:
+        """A socket that listens at this address, where the daemon's networks are."""
+
+        def listen() -> socket.socket:
+            assert ctypes.CDLL(None, use_errno=True).setns(self._net, 0) == 0, os.strerror(ctypes.get_errno())
+            return socket.create_server((host, 0))
+
+        with ThreadPoolExecutor(1) as thread:  # a thread can be elsewhere than its process
+            return thread.submit(listen).result()
 
     def close(self) -> None:
         os.close(self._mounts)
+        os.close(self._net)
         _stopped(self.process)
 
     def docker(self, *arguments: str, data: bytes | None = None, check: bool = True) -> str:
@@ -127,7 +142,7 @@ def daemon(
     """A daemon below `place`; with `size`, its data on a file system of so many bytes.
 
     `apart`: that file system is mounted for the daemon alone. `networks`: where it may take addresses for
-    networks from; none otherwise.
+    networks from, in a name space of its own; none otherwise.
     """
     needed("dockerd", "docker", "mkfs.ext4", "losetup", "unshare")
     data = place / "data"
@@ -148,8 +163,6 @@ def daemon(
             found = Daemon(place, short / "docker.sock", process)
             try:
                 yield found
-                if networks:
-                    found.docker("network", "prune", "--force")  # a daemon leaves its bridges behind
             finally:
                 found.close()
     finally:
@@ -178,7 +191,9 @@ def _running(place: Path, short: Path, before: str, networks: str) -> Iterator[s
     (place / "none.json").write_text("{}")
     # A mount name space of its own: one that others make meanwhile would take its mounts along, and with them
     # hold what it has removed.
-    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", before + command]
+    own = ["--net"] if networks else []
+    before = f"ip link set lo up && {before}" if networks else before
+    apart = ["unshare", *own, "--mount", "--propagation", "private", "sh", "-c", before + command]
     with (place / "dockerd.log").open("wb") as log:
         process = subprocess.Popen(apart, stdout=log, stderr=log)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.docker_scene import PATIENCE, _answers, _awaited, _client, _mounted, _unmounted, needed
-from tests.scene import Scene
+from tests.scene import Scene, until
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / ".clients"
@@ -69,6 +69,35 @@ class Ground:
     def scene(self, place: Path) -> Scene:
         env = {"DOCKER_HOST": self.host, "HOLDWATER_CACHE": str(place / "cache")}
         return Scene(place, self.before, env)
+
+    @contextmanager
+    def registry(self) -> Iterator[str]:
+        """A real registry in the daemon's network, with the image in it; its address."""
+        needed("docker-registry")
+        host = "127.0.0.1:5000"
+        told = {
+            "version": 0.1,
+            "log": {"level": "error"},
+            "storage": {"filesystem": {"rootdirectory": str(self.place / "registry")}},
+            "http": {"addr": host},
+        }
+        (self.place / "registry.yml").write_text(json.dumps(told))
+        words = [*self.before, "docker-registry", "serve", str(self.place / "registry.yml")]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            ask = ("python3", "-c", f"import urllib.request as u; u.urlopen('http://{host}/v2/')")
+            until(
+                "the registry",
+                lambda: subprocess.run([*self.before, *ask], capture_output=True).returncode == 0,
+            )
+            self.docker("tag", IMAGE, f"{host}/{IMAGE}")
+            self.docker("push", "--quiet", f"{host}/{IMAGE}")
+            self.docker("rmi", f"{host}/{IMAGE}")
+            yield host
+        finally:
+            process.kill()
+            process.wait()
+            shutil.rmtree(self.place / "registry", ignore_errors=True)
 
     def left(self) -> dict[str, Any]:
         """Everything that a run could leave."""

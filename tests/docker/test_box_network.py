@@ -33,7 +33,7 @@ def network(daemon: Daemon, name: str, *options: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def greeting(host: str) -> AsyncIterator[int]:
+async def greeting(daemon: Daemon, host: str) -> AsyncIterator[int]:
     """Someone who listens at this address and says hello; the port."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +41,7 @@ async def greeting(host: str) -> AsyncIterator[int]:
         writer.close()
         await writer.wait_closed()
 
-    async with await asyncio.start_server(greet, host, 0) as server:
+    async with await asyncio.start_server(greet, sock=daemon.listener(host)) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -50,8 +50,8 @@ async def test_the_gateway_is_reached_and_neither_neighbours_nor_the_world(netda
     name = f"holdwater-{run}"
     with network(netdaemon, name, *ISOLATED) as ours:
         async with (
-            greeting(ours) as port,
-            greeting("127.0.0.1") as local,
+            greeting(netdaemon, ours) as port,
+            greeting(netdaemon, "127.0.0.1") as local,
             sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes,
             boxes.open(1, Limits(), None, START) as box,
             boxes.open(2, Limits(), None, START) as neighbour,
@@ -74,7 +74,7 @@ async def test_the_gateway_is_reached_and_neither_neighbours_nor_the_world(netda
 async def test_none_reaches_nothing_and_another_network_can_be_entered_and_left(netdaemon: Daemon) -> None:
     run = f"net{next(NUMBERS)}"
     with network(netdaemon, f"holdwater-{run}", *ISOLATED) as ours:
-        async with greeting(ours) as port, sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes:
+        async with greeting(netdaemon, ours) as port, sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes:
             ask = CONNECT.format(host=ours, port=port)
             async with boxes.open(1, Limits(), None, Start(image=IMAGE, network=Network.NONE)) as box:
                 before = await box.run(ask)
@@ -98,8 +98,8 @@ async def test_open_reaches_what_the_machine_does(netdaemon: Daemon) -> None:
     run = f"net{next(NUMBERS)}"
     with network(netdaemon, f"holdwater-{run}-open") as ours, network(netdaemon, f"{run}-theirs") as theirs:
         async with (
-            greeting(ours) as port,
-            greeting(theirs) as other,
+            greeting(netdaemon, ours) as port,
+            greeting(netdaemon, theirs) as other,
             sandboxes(netdaemon, Network.OPEN, run=run) as boxes,
             boxes.open(1, Limits(), None, START) as box,
         ):

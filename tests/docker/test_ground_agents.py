@@ -97,6 +97,40 @@ def test_an_agent_mends_a_bug_and_others_read_what_it_did(
     read_back(scene.out, tmp_path, patch)
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_an_agent_that_the_plan_puts_into_the_image_does_the_same(
+    scene: Scene, ground: Ground, tmp_path: Path
+) -> None:
+    benchmark = Benchmark(tmp_path / "benchmark", python="python3")
+    benchmark.add("mended")
+    images = ground.images()
+    with ground.registry() as registry, model(ground, "mini-swe-agent") as url:
+        recipe = tmp_path / "images.toml"
+        recipe.write_text(
+            f'[bases]\nimages = ["{registry}/{IMAGE}"]\n[target]\nrepository = "{registry}/agents"\n'
+            '[agent]\npackage = "mini-swe-agent==2.4.6"\n'
+        )
+        words = [
+            "--agent",
+            "mini-swe-agent",
+            "--sandbox",
+            "docker",
+            "--images",
+            str(recipe),
+            "--retries",
+            "0",
+        ]
+        words += ["--model", "scripted-model", "--base-url", url, "--sandbox-memory", "2GiB"]
+        spec = benchmark.spec(image=f"{registry}/{IMAGE}")
+        command = scene.start("run", spec, "--out", str(scene.out), "--json", *words)
+        assert command.wait(500) == 0, (command, logs(scene))
+
+    assert scene.outcomes() == {"mended": "passed"}, logs(scene)
+    ground.assert_clean()
+    assert images <= ground.images()
+
+
 def read_back(run: Path, place: Path, patch: str) -> None:
     """What is exported of the run, by those whose formats these are."""
     export(run, place / "openhands", "openhands")
