@@ -28,9 +28,10 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.checking import Checked, acheck, check
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
-    from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite
+    from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite, Tried
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -61,6 +62,7 @@ __all__ = [
     "AgentFailed",
     "Ask",
     "BadInput",
+    "Checked",
     "CommandResult",
     "Defaults",
     "Grade",
@@ -83,8 +85,10 @@ __all__ = [
     "Start",
     "Suite",
     "Summary",
+    "Tried",
     "Verdict",
     "__version__",
+    "acheck",
     "aregrade",
     "areplay",
     "aresume",
@@ -92,6 +96,7 @@ __all__ = [
     "audit",
     "audit_images",
     "build_images",
+    "check",
     "export",
     "grade",
     "plan_images",
@@ -105,7 +110,15 @@ __all__ = [
 
 
 # Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
-_HOMES = (".core.records", ".core.errors", ".core.authoring", ".api", ".api.grading", ".api.images")
+_HOMES = (
+    ".core.records",
+    ".core.errors",
+    ".core.authoring",
+    ".api",
+    ".api.grading",
+    ".api.images",
+    ".api.checking",
+)
 
 
 def __getattr__(name: str) -> Any:

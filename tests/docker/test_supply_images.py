@@ -214,6 +214,18 @@ def _suffix(registry: Registry, name: str) -> str:
     return next(one.rpartition("-")[2] for one in found if one.startswith(f"plan/{name}/task-"))
 
 
+DOCKERFILE = r"""
+FROM scratch
+ADD root.tar /
+# what a task does
+RUN echo one > /one && \
+    # in several lines
+    echo two > /two
+COPY said \
+  /said
+"""
+
+
 async def test_a_dockerfile_is_built_once_and_again_when_it_changes(
     daemon: Daemon, root: bytes, tmp_path: Path
 ) -> None:
@@ -223,8 +235,9 @@ async def test_a_dockerfile_is_built_once_and_again_when_it_changes(
         place.mkdir()
         (place / "root.tar").write_bytes(root)
         (place / "said").write_text("first")
-        (place / "Dockerfile").write_text("FROM scratch\nADD root.tar /\nCOPY said \\\n  /said\n")
-    async with supplied(daemon, tmp_path, "built") as supply:
+        (place / "Dockerfile").write_text(DOCKERFILE)
+    recipe = Recipe(path="images.toml", repository="r/a", network="none", cache=0)  # there is no bridge
+    async with supplied(daemon, tmp_path, "built", images=recipe) as supply:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(supply.hold(number, wants(build=places[number % 2]))) for number in range(6)

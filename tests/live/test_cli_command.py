@@ -67,7 +67,9 @@ def test_the_overview_names_every_verb() -> None:
     assert {"run", "resume", "show", "audit", "export", "regrade", "suites", "agents", "doctor"} <= named
 
 
-@pytest.mark.parametrize("verb", ["show", "audit", "export", "prune", "suites", "agents", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["show", "audit", "export", "check", "init", "prune", "suites", "agents", "doctor"]
+)
 def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
     done = holdwater(verb, "--help")
 

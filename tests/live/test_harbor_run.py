@@ -1,5 +1,6 @@
 """Harbor tasks in process sandboxes, from the directory to the verdict."""
 
+import asyncio
 import io
 import json
 import os
@@ -185,7 +186,8 @@ def test_a_step_that_takes_too_long_is_graded_on_what_it_left(place):
     task(place / "tree" / "one", toml, tests__test_sh="[ -e done ] && reward 0.75", **files)
 
     async def hang(instance, sandbox, model):
-        await sandbox.run("touch done; sleep 60")
+        await sandbox.write("done", "")
+        await asyncio.Event().wait()
 
     row = play(place / "tree", hang)["one"]
 

@@ -34,8 +34,9 @@ from holdwater.core.records import (
     Verdict,
     Where,
 )
-from holdwater.rollout.attempt import Life, live
+from holdwater.rollout.attempt import live
 from holdwater.rollout.foreign import LONGEST_ANSWER, as_grade
+from holdwater.rollout.life import Life
 from holdwater.rollout.wire import Job
 from holdwater.sandbox.probe import Machine
 from holdwater.sandbox.process import ProcessSandboxes
@@ -102,6 +103,7 @@ class World:
     salvaging = 10.0
     gateway = None
     variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
+    critic = None
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)

@@ -175,6 +175,6 @@ async def test_a_blocking_view_raises_on_the_loop_instead_of_stopping_it(tmp_pat
     def outer(sandbox: BlockingSandbox) -> object:
         return inner(sandbox)
 
-    view = SandboxView(None, lambda: tmp_path / "out", Hurt())
+    view = SandboxView(None, lambda: tmp_path / "out", Hurt(), None)
     with pytest.raises(RuntimeError, match="async def"):
         await Calls("t").call(outer, *for_caller(outer, view))

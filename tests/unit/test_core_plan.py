@@ -78,7 +78,7 @@ def policies(draw: st.DrawFn) -> Policy:
         concurrency=draw(st.integers(1, 5)),
         attempts=draw(st.integers(1, 3)),
         retries=draw(st.integers(0, 3)),
-        critic=draw(st.sampled_from(Critic)),
+        critic=draw(st.sampled_from([*Critic, "command:true"])),
         backoff=draw(st.sampled_from([0.0, 1.0, 7.0])),
         losses_before_alone=draw(st.integers(1, 2)),
         alone_at_once=draw(st.integers(1, 2)),
@@ -94,6 +94,8 @@ verdicts = st.builds(
     after=st.sampled_from([0.0, 0.0, 100.0]),
     passed=st.sampled_from([True, False, None]),
     score=st.sampled_from([None, 0.25, 0.5]),
+    patched=st.booleans(),
+    enough=st.sampled_from([None, True, False]),
 )
 
 
@@ -375,8 +377,14 @@ class Conduct(RuleBasedStateMachine):
             deaths = sum(1 for r in results if r.where is Where.WORKER)
             assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 1
             rounds = Counter(row.attempt.round for row in rows if row.result and not blameless(row.result))
-            assert all(count <= self.policy.retries + 1 for count in rounds.values())
+            assert all(count <= self.tries for count in rounds.values())
             assert self.interrupted[key] <= self.policy.preemptions
+
+    @property
+    def tries(self) -> int:
+        """In a round: the first, the retries, and those by which an attempt grows to the largest."""
+        grows = LARGEST_SCALE.bit_length() - 1 if self.policy.retries else 0
+        return 1 + self.policy.retries + grows
 
     @invariant()
     def its_twin_is_equal(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from holdwater.core.errors import (
     SandboxFailed,
     as_failure,
 )
-from holdwater.core.failures import POISON, RULES, interrupted, worker_lost
+from holdwater.core.failures import POISON, RULES, Scored, interrupted, worker_lost
 from holdwater.core.plan import Close, Opened, Plan, Settled, Start, Wake, Woke
 from holdwater.core.policy import (
     LONGEST_BACKOFF,
@@ -35,7 +36,7 @@ from holdwater.core.policy import (
     satisfied,
     verdict_kind,
 )
-from holdwater.core.records import Attempt, Failure, Grade, Outcome, Phase, Verdict, Where
+from holdwater.core.records import Attempt, Failure, Grade, Outcome, Phase, Salvage, Verdict, Where
 
 PATIENT = Policy(concurrency=1, attempts=2, retries=2, backoff=0.0)
 ATTEMPTS = Next(round=2, retries=0, scale=1)
@@ -193,6 +194,48 @@ def test_the_finished_critic_is_satisfied_by_an_end_without_a_failure():
 
     assert satisfied(failed, Critic.FINISHED) and not satisfied(failed, Critic.GRADE)
     assert satisfied(late, Critic.GRADE) and not satisfied(late, Critic.FINISHED)
+
+
+@given(
+    where=st.sampled_from([None, *Where]),
+    passed=st.sampled_from([True, False, None]),
+    patch=st.sampled_from([None, 0, 7]),
+    salvaged=st.booleans(),
+    enough=st.sampled_from([None, True, False]),
+)
+def test_what_satisfies_each_critic(where, passed, patch, salvaged, enough):
+    verdict = Verdict(
+        attempt=1,
+        token=1,
+        failure=None if where is None else Failure(where=where, kind="x", message="x"),
+        grade=None if passed is None else Grade(passed=passed, score=float(passed)),
+        salvage=Salvage(name="x", files=1, bytes=1) if salvaged else None,
+        patch=patch,
+        enough=enough,
+    )
+    result = Result.of(msgspec.msgpack.decode(msgspec.msgpack.encode(verdict), type=Verdict))
+    ended_well = where is None
+    work = patch == 7 or (patch is None and salvaged)
+    # A failure that is nobody's fault satisfies nobody, whatever was left: it has to be tried again.
+    scored = where in (None, Where.AGENT, Where.LIMIT) or (passed and RULES[where].scored is not Scored.NO)
+    expected = {
+        "grade": bool(scored and passed),
+        "finished": ended_well,
+        "finished-with-patch": ended_well and work,
+        "patch": bool(scored and work),
+        "command:true": bool(scored and enough),
+        "suite.py:critic": bool(scored and enough),
+    }
+
+    assert {critic: satisfied(result, critic) for critic in expected} == expected
+
+
+def test_a_run_of_an_earlier_version_keeps_its_critic():
+    written = b'{"id":"x","suite":"s","agent":"a","created":1.0,"version":"0","critic":"finished"}'
+    config = msgspec.json.decode(written, type=RunConfig)
+
+    assert Policy.of(config).critic == Critic.FINISHED
+    assert msgspec.json.decode(msgspec.json.encode(config), type=RunConfig) == config
 
 
 @given(attempt=st.integers(1, 10**9), retries=st.integers(0, 5000), after=st.floats(0, 1000))

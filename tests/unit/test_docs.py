@@ -23,6 +23,7 @@ OTHER_FLAGS = {
     "out",
     "suite",
     "config",
+    "dir",
     "dry-run",
     "json",
     "quiet",

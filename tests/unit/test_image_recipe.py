@@ -205,7 +205,7 @@ def test_a_plan_of_images_is_for_containers(place: Path) -> None:
 
     assert said["images"].repository == "r/a"
     check(msgspec.structs.replace(config, sandbox=SandboxKind.DOCKER))
-    with pytest.raises(BadInput, match="`--images` goes with `--sandbox docker`"):
+    with pytest.raises(BadInput, match="`--images` is for containers"):
         check(config)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from ..agent.load import absolute as absolute_agent
 from ..agent.load import load as load_agent
 from ..agent.python import python as python_agent
-from ..core.authoring import Act, Agent, Suite
+from ..core.authoring import Act, Agent, Critique, Suite
 from ..core.config import RunConfig, SandboxKind
 from ..core.errors import AGENT_MISSING, BadInput, RunFailed
 from ..core.records import Summary, Verdict
@@ -26,6 +26,7 @@ from ..ledger.directory import RunDirectory
 from ..ledger.export import export as export_run
 from ..ledger.reader import Reader
 from ..ledger.trajectory import Turn, conversation_of, find_attempt, turns
+from ..rollout.critic import own_critic
 from ..rollout.wire import Provider, Upstream
 from ..run.config import (
     POLICY,
@@ -60,6 +61,7 @@ class Prepared(msgspec.Struct, frozen=True):
     suite: Suite
     agent: Agent
     importable: bool
+    critic: Critique | None = None  # a function that workers do not find by its name
 
 
 def run(
@@ -99,12 +101,13 @@ def resume(
     *,
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
+    critic: Critique | None = None,
     accept_changes: bool = False,
     policy: Policy | None = None,
     **budgets: Unpack[Budgets],
 ) -> Summary:
     """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
-    around: Around = {"policy": policy}
+    around: Around = {"policy": policy, "critic": critic}
     return wait(
         aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **budgets)
     )
@@ -130,7 +133,8 @@ async def aresume(
     if config.replays is not None:
         found = replayed(found, Path(config.replays))
     given = given_to(found, _agent(agent or config.agent), around or {})
-    importable = suite is None and agent is None
+    own_critic(given.critic or config.critic)  # refuses what is none before anything is started
+    importable = suite is None and agent is None and given.critic is None
     given = msgspec.structs.replace(
         given,
         resumed=True,
@@ -168,9 +172,11 @@ def replay(
     only: Sequence[str] = (),
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
+    critic: Critique | None = None,
 ) -> Summary:
     """Run what was tried in a run again, with its recorded replies in the place of a model."""
-    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent))
+    around: Around = {"critic": critic}
+    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent, around=around))
 
 
 async def areplay(
@@ -188,7 +194,10 @@ async def areplay(
     actor = _agent(agent or config.agent)
     again = replayed(suite or load_suite(config.suite), source.path)
     where = Path(out) if out is not None else default_directory(f"{again.name}-replay")
-    prepared = Prepared(where, config, again, actor, importable=suite is None and agent is None)
+    critic = (around or {}).get("critic")
+    own_critic(critic or config.critic)
+    importable = suite is None and agent is None and critic is None
+    prepared = Prepared(where, config, again, actor, importable, critic)
     return await start(prepared, around or {})
 
 
@@ -211,7 +220,10 @@ def export(
     format: str = "jsonl",
     everything: bool = False,
 ) -> str:
-    """Stream a part of a run to `out`: a file, or for `atif` a directory. What is left out, in words."""
+    """Stream a run, or a part of it, to `out`: a file, or a directory where the format is one.
+
+    Directories are `atif`, `openhands`, `harbor`, and `swebench` to a path. What is left out, in words.
+    """
     return export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
 
 
@@ -245,7 +257,9 @@ def prepare(
     _check(found, actor, config)
     check_variables(found, config, environment())
     path = Path(out) if out is not None else default_directory(found.name)
-    return Prepared(path, config, found, actor, importable)
+    critic = options.get("critic")
+    own = critic if critic is not None and not isinstance(critic, str) else None
+    return Prepared(path, config, found, actor, importable and own is None, own)
 
 
 async def start(prepared: Prepared, around: Around) -> Summary:
@@ -257,7 +271,9 @@ async def start(prepared: Prepared, around: Around) -> Summary:
         directory = create(prepared.path, prepared.config)
         given = given_to(prepared.suite, prepared.agent, around)
         importable = prepared.importable and policy is None
-        given = msgspec.structs.replace(given, importable=importable, upstream=upstream)
+        given = msgspec.structs.replace(
+            given, importable=importable, upstream=upstream, critic=prepared.critic or given.critic
+        )
         return await conducted(directory, given, around)
 
 

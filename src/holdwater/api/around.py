@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 
 import uvloop
 
-from ..core.authoring import Agent, Enclose, Suite
+from ..core.authoring import Agent, Critique, Enclose, Suite
 from ..core.records import Summary, Verdict
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
@@ -31,6 +31,7 @@ class Around(TypedDict, total=False):
     duties: Sequence[Any]
     enclose: Enclose | None  # what surrounds each thing that an attempt in this process opens
     policy: Policy | None  # what answers model calls
+    critic: Critique | None  # a function that a run which goes on was given
 
 
 async def conducted(directory: RunDirectory, given: Conduct, around: Around) -> Summary:
@@ -52,6 +53,7 @@ def given_to(suite: Suite, agent: Agent, around: Around) -> Conduct:
         duties=around.get("duties", ()),
         enclose=around.get("enclose"),
         policy=around.get("policy"),
+        critic=around.get("critic"),
     )
 
 

@@ -21,6 +21,8 @@ VERBS = {
     "replay": "Run a run again with its recorded replies, without a model",
     "grade": "Grade predictions that someone made",
     "regrade": "Grade a run's work again without running the agent",
+    "check": "Run oracle and nop on every instance of a suite, and name those that are wrong",
+    "init": "Write a suite or an agent to begin with, and its test",
     "images": "Plan, build, show and audit the images that sandboxes start from",
     "prune": "Make old runs smaller, or remove them; says first what would go",
     "suites": "List the suites that are known here",

@@ -1,4 +1,4 @@
-"""What `run`, `resume` and `regrade` share: a claimed console, the live display, the closing page."""
+"""What `run`, `resume`, `regrade` and `check` share: a claimed console, the display, the closing page."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: bool, quiet: bool) -> int:
     """Do `work` in front of the user; the exit status."""
+    console = Console.current or Console.claim()
+    summary = watched(work, quiet=quiet)
+    _close(summary, console, json=json, quiet=quiet)
+    console.flush()
+    return leave(summary.exit_status or 0)
+
+
+def watched(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, quiet: bool) -> Summary:
+    """Do `work` with the live display, without a word at its end."""
     from ..api import complete
 
     console = Console.current or Console.claim()
@@ -31,18 +40,15 @@ def conducted(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, json: b
 
     around: Around = {"say": lambda line: console.say(line.rstrip("\n")), "signals": True, "begun": begun}
     try:
-        summary = complete(work(around))
+        return complete(work(around))
     finally:
         for display in displays:
             display.stop()
             if display.failed:
                 console.say(f"note: the live display ended early: {display.failed}")
-    _close(summary, console, json=json, quiet=quiet)
-    console.flush()
-    return _leave(summary.exit_status or 0)
 
 
-def _leave(status: int) -> int:
+def leave(status: int) -> int:
     """Threads that agents left behind in this process would keep it from exiting: nothing waits for them."""
     main = threading.main_thread()
     if any(thread is not main and not thread.daemon for thread in threading.enumerate()):

@@ -51,6 +51,7 @@ def examine() -> list[Finding]:
         *probe.findings(),
         on_packaging(),
         on_docker(),
+        on_fence(),
     ]
 
 
@@ -229,10 +230,24 @@ def on_docker() -> Finding:
     try:
         disk, command = complete(look(environment()))
     except HoldwaterError as error:
-        note = "images with steps of their own cannot be built; in a registry they can. "
+        note = "no sandbox can be a container, and no image with steps of its own can be built. "
         return Finding(what="docker", value=error.message, note=f"{note}hint: start a docker daemon")
     free = f"{size(disk.free)} free of {size(disk.total)} at `{disk.path}`"
     return Finding(what="docker", value=f"builds go through `{command}`; {free}")
+
+
+def on_fence() -> Finding:
+    from ..sandbox.docker.fence import why_not
+    from ..sandbox.probe import Finding
+
+    if not (why := why_not()):
+        return Finding(what="containers", value="reach the gateway and nothing else of this machine")
+    return Finding(
+        what="containers",
+        value=f"no fence: {why}",
+        note="services of this machine that listen on all its addresses can be reached from containers. "
+        "hint: run as root, with the package `iptables`",
+    )
 
 
 def page(found: list[Finding]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`holdwater export`: a run's rows and trajectories, streamed. A file appears whole or not at all."""
+"""`holdwater export`: a run as rows, or as what other programs read. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .console import Console
 from .flags import Flag, find_run
 
 What = Literal["outcomes", "attempts", "exchanges", "trajectories"]
-Format = Literal["jsonl", "csv", "atif", "openai-jsonl"]
+Format = Literal["jsonl", "csv", "atif", "openai-jsonl", "openhands", "swebench", "harbor"]
+HINT = "for example `--out exported/`"
+LINES = (".jsonl", ".json")  # what a file of predictions is called; any other name is a directory's
 
 
 def export(
@@ -26,12 +28,13 @@ def export(
     format: Format = "jsonl",
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     all: Flag = False,
+    json: Flag = False,
 ) -> int:
-    """Write a run's outcomes, attempts, exchanges or trajectories.
+    """Write a run's outcomes, attempts, exchanges or trajectories, or the whole of it for another program.
 
     For example: `holdwater export latest --what attempts --format csv --out attempts.csv`,
-    `holdwater export latest --format atif --out trajectories/`, or
-    `holdwater export latest --format openai-jsonl --out tuning.jsonl`.
+    `holdwater export latest --format openai-jsonl --out tuning.jsonl`, or
+    `holdwater export latest --format openhands --out eval/ --json`.
 
     Parameters
     ----------
@@ -41,22 +44,40 @@ def export(
         What to write: outcomes, or with a format that is made for them trajectories, if nothing is said.
     format
         `jsonl`; `csv` for outcomes and attempts; for trajectories `atif`, a file an attempt with its media
-        beside it, or `openai-jsonl`, a conversation a line for fine-tuning.
+        beside it, or `openai-jsonl`, a conversation a line for fine-tuning; for all there is `openhands`
+        (`output.jsonl` and its companions), `swebench` (predictions, and in a directory the report too) or
+        `harbor` (a job for its viewer).
     out
-        A file to write (for `atif` a directory); it replaces an earlier one when it is whole. Otherwise
-        stdout.
+        A file to write (for `atif`, `openhands` and `harbor` a directory); it replaces an earlier one when it
+        is whole. Otherwise stdout.
     all
         With `openai-jsonl`: every attempt, not only the chosen ones that passed.
+    json
+        Print where it is, as a line of JSON: `{"output_json": ...}` for `openhands`, else `{"output": ...}`.
     """
+    from ..ledger.export import DIRECTORIES
     from ..ledger.export import export as write
 
-    if format == "atif":
-        if out is None:
-            raise BadInput("`--format atif` needs `--out`", "a directory, for example `--out trajectories/`")
-        return told(write(find_run(run), what, format, out, everything=all))
-    with Console().stream() if out is None else whole_file(out) as target:
-        omitted = write(find_run(run), what, format, target, everything=all)
+    if out is None and (json or format in DIRECTORIES.keys() - {"swebench"}):
+        raise BadInput(f"`{'--json' if json else f'--format {format}'}` needs `--out`", HINT)
+    path = find_run(run)
+    if out is not None and format in DIRECTORIES and not (format == "swebench" and out.suffix in LINES):
+        omitted = write(path, what, format, out, everything=all)
+    else:
+        with Console().stream() if out is None else whole_file(out) as target:
+            omitted = write(path, what, format, target, everything=all)
+    if json and out is not None:
+        tell_place(format, out)
     return told(omitted)
+
+
+def tell_place(format: Format, out: Path) -> None:
+    """One line, as programs that run benchmarks end with."""
+    import msgspec
+
+    place = {"output_json": str(out / "output.jsonl")} if format == "openhands" else {"output": str(out)}
+    with Console().stream() as stdout:
+        stdout.write(msgspec.json.encode(place) + b"\n")
 
 
 def told(omitted: str) -> int:

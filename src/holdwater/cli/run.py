@@ -52,7 +52,12 @@ class Flags:
         None
     )
     critic: Annotated[
-        str | None, _in(TRYING, "`grade`: it passed (default); `finished`: it ended without a failure")
+        str | None,
+        _in(
+            TRYING,
+            "`grade`: it passed (default); `finished`; `finished-with-patch`; `patch`; `command:LINE`; "
+            "`path.py:name`",
+        ),
     ] = None
     retries: Annotated[int | None, _in(TRYING, "Further tries after an infrastructure failure (2)")] = None
     samples: Annotated[int | None, _in(TRYING, "Independent samples of each instance, for pass@k (1)")] = None

@@ -12,7 +12,19 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from .records import CommandResult, Exchange, Failure, Grade, Instance, Limits, Network, Salvage, Start, Usage
+from .records import (
+    NO_USAGE,
+    CommandResult,
+    Exchange,
+    Failure,
+    Grade,
+    Instance,
+    Limits,
+    Network,
+    Salvage,
+    Start,
+    Usage,
+)
 
 
 @runtime_checkable
@@ -237,6 +249,19 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Act = Callable[..., Any]  # (instance, sandbox, model) -> answer, plain or async
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What a critic is shown of an attempt that has been graded."""
+
+    answer: Any = None
+    patch: str | None = None  # None: the suite takes none, or it could not be taken
+    failure: Failure | None = None
+    grade: Grade | None = None
+    usage: Usage = NO_USAGE
+
+
+Critique = Callable[[Instance, Tried], bool | Awaitable[bool]]  # is it good enough?
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,10 +26,12 @@ class SandboxKind(StrEnum):
 
 
 class Critic(StrEnum):
-    """Who says that a sample needs no further attempt."""
+    """Who says, by the verdict alone, that a sample needs no further attempt. Others are the user's own."""
 
     GRADE = "grade"  # it passed
     FINISHED = "finished"  # it ended without a failure
+    FINISHED_WITH_PATCH = "finished-with-patch"  # the same, and left work
+    PATCH = "patch"  # it left work, however it ended
 
 
 class Keep(StrEnum):
@@ -55,7 +57,7 @@ class RunConfig(Record, frozen=True):
     attempts: int = 1
     retries: int = 2
     samples: int = 1
-    critic: Critic = Critic.GRADE
+    critic: str = Critic.GRADE  # a `Critic`, `command:LINE`, `path.py:name` or `module:name`
     only: tuple[str, ...] = ()  # glob patterns over ids
     replays: str | None = None  # the directory of the run whose recorded replies are given again
     limit: int | None = None

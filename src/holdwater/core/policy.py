@@ -21,7 +21,7 @@ class Policy(Record, frozen=True):
     concurrency: int
     attempts: int = 1
     retries: int = 2
-    critic: Critic = Critic.GRADE
+    critic: str = Critic.GRADE
     backoff: float = 1.0
     losses_before_alone: int = 2
     alone_at_once: int = 2
@@ -49,6 +49,8 @@ class Result(Record, frozen=True):
     after: float = 0.0
     passed: bool | None = None
     score: float | None = None
+    patched: bool = False  # it left a patch that is not empty; where the suite takes none, work
+    enough: bool | None = None  # what a critic of the user's own says
 
     @classmethod
     def of(cls, verdict: Verdict) -> Result:
@@ -61,6 +63,8 @@ class Result(Record, frozen=True):
             after=failure.after if failure else 0.0,
             passed=grade.passed if grade else None,
             score=grade.score if grade else None,
+            patched=verdict.salvage is not None if verdict.patch is None else verdict.patch > 0,
+            enough=verdict.enough,
         )
 
     @property
@@ -107,11 +111,19 @@ def _retries_left(rule: Rule, spent: Spent, policy: Policy) -> bool:
     return rule.again is Again.RETRIES and (grows or spent.retries < policy.retries)
 
 
-def satisfied(result: Result, critic: Critic) -> bool:
-    """Whether the critic asks for no further attempt."""
-    if critic is Critic.FINISHED:
-        return result.where is None
-    return outcome_kind(result, spent=False) == "passed"
+def satisfied(result: Result, critic: str) -> bool:
+    """Whether the critic asks for no further attempt. What cannot be scored yet satisfies nobody."""
+    kind = outcome_kind(result, spent=False)
+    if kind not in ("passed", "failed"):
+        return False
+    finished = result.where is None
+    by_verdict: dict[str, bool] = {
+        Critic.GRADE: kind == "passed",
+        Critic.FINISHED: finished,
+        Critic.FINISHED_WITH_PATCH: finished and result.patched,
+        Critic.PATCH: result.patched,
+    }
+    return by_verdict.get(critic, bool(result.enough))
 
 
 def outcome_kind(result: Result, *, spent: bool) -> str:

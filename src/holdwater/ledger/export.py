@@ -1,13 +1,13 @@
 """A run as lines: outcomes, attempts or exchanges, as JSON Lines or CSV. Streams; holds one exchange at most.
 
-It reads the ledger and nothing else. Trajectories for other programs are in `export_atif.py` (a directory)
-and `export_openai.py` (lines); the tables that people read are in the CLI.
+It reads the ledger and nothing else. What other programs read is written by `export_*.py`, one format each;
+the tables that people read are in the CLI.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,35 +18,46 @@ from ..core.records import Exchange, Record, Times, Usage, Verdict
 from .blobs import Blobs
 from .exchanges import read_exchanges
 from .export_atif import write_trajectories
+from .export_harbor import write_job
 from .export_openai import write_conversations
+from .export_openhands import write_openhands
+from .export_swebench import report, write_predictions
 from .media import resolve
 from .omitted import Omitted
 from .reader import AttemptRow, OutcomeRow, Reader
+from .whole import whole_file
 
 KINDS = ("outcomes", "attempts", "exchanges", "trajectories")
+RUN = "run"  # a format of its own for all there is
 FORMATS = {  # format -> what can be written so, first what it is if nobody says
     "jsonl": ("outcomes", "attempts", "exchanges"),
     "csv": ("outcomes", "attempts"),
     "openai-jsonl": ("trajectories",),
     "atif": ("trajectories",),
+    "openhands": (RUN,),
+    "swebench": (RUN,),
+    "harbor": (RUN,),
 }
+FILES = ("jsonl", "csv", "openai-jsonl", "swebench")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is run by spreadsheets
 
 
 def export(
     path: Path | str, what: str | None, format: str, out: BinaryIO | Path, *, everything: bool = False
 ) -> str:
-    """Write `what` of the run to `out`: a directory for `atif`, a file for the others; what is left out.
+    """Write `what` of the run to `out`, a file or for `DIRECTORIES` a directory; what is left out.
 
     `everything`: with `openai-jsonl`, every attempt and not only those that were chosen and passed.
     """
     what = _checked(what, format, everything)
-    if isinstance(out, Path) != (format == "atif"):
-        raise BadInput(f"`{format}` is written to a {'directory' if format == 'atif' else 'file'}")
+    if format not in (DIRECTORIES if isinstance(out, Path) else FILES):
+        raise BadInput(f"`{format}` is written to a {'file' if isinstance(out, Path) else 'directory'}")
     with Reader(path) as reader:
         omitted = Omitted(reader)
         if isinstance(out, Path):
-            write_trajectories(reader, out, omitted)
+            DIRECTORIES[format](reader, out, omitted)
+        elif format == "swebench":
+            omitted.patches = write_predictions(reader, out)
         elif what == "trajectories":
             write_conversations(reader, everything, out, omitted)
         elif what == "exchanges":
@@ -54,6 +65,21 @@ def export(
         else:
             _write_rows(reader, what, format, out)
         return omitted.told
+
+
+def _write_swebench(reader: Reader, into: Path, omitted: Omitted) -> None:
+    with whole_file(into / "predictions.jsonl") as predictions:
+        omitted.patches = write_predictions(reader, predictions)
+    with whole_file(into / "report.json") as file:
+        file.write(msgspec.json.format(_json(report(reader))) + b"\n")
+
+
+DIRECTORIES: dict[str, Callable[[Reader, Path, Omitted], object]] = {
+    "atif": write_trajectories,
+    "openhands": write_openhands,
+    "swebench": _write_swebench,
+    "harbor": write_job,
+}
 
 
 def _checked(what: str | None, format: str, everything: bool) -> str:

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import msgspec
 from blake3 import blake3
 
-from ..core.errors import HoldwaterError
 from ..core.records import Usage
 from . import dialects
 from .blobs import Blobs
@@ -26,6 +25,7 @@ from .message import Media, Message, ToolCall
 from .omitted import Omitted
 from .reader import AttemptRow, Reader
 from .trajectory import Thread, Tree, Turn, thread_turns
+from .whole import whole_file
 
 SCHEMA = "ATIF-v1.8"
 MEDIA = "media"
@@ -42,29 +42,21 @@ def write_trajectories(reader: Reader, into: Path, omitted: Omitted) -> int:
             continue
         tree = Tree(reader.directory, row.attempt)
         if len(tree):
-            path = into / f"{row.attempt:06d}-{_slug(row.instance)}.json"
-            try:
-                _write_whole(path, reader, row, tree)
-            except OSError as error:
-                raise HoldwaterError(f"cannot write `{path}`: {error.strerror}") from None
+            write_trajectory(into / f"{row.attempt:06d}-{slug(row.instance)}.json", reader, row, tree)
             written += 1
     return written
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     """An id is data: of it, what can stand in a file's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "instance"
 
 
-def _write_whole(path: Path, reader: Reader, row: AttemptRow, tree: Tree) -> None:
-    (path.parent / MEDIA).mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    try:
-        with new.open("wb") as out:
-            _Writer(reader, row, tree, path.parent, out).write()
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+def write_trajectory(path: Path, reader: Reader, row: AttemptRow, tree: Tree) -> None:
+    """One attempt's file, and its media beside it."""
+    with whole_file(path) as out:
+        (path.parent / MEDIA).mkdir(exist_ok=True)
+        _Writer(reader, row, tree, path.parent, out).write()
 
 
 class _Writer:

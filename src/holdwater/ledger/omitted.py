@@ -1,9 +1,11 @@
-"""What an export has to leave out: exchanges that are not kept. It counts, so that it can be said."""
+"""What an export has to leave out: exchanges that are not kept, samples without a place. It counts them."""
 
 from __future__ import annotations
 
 from ..core.policy import not_kept
 from .reader import Reader
+
+LEFT_OUT = "left out: "
 
 
 class Omitted:
@@ -13,6 +15,8 @@ class Omitted:
         self._reader = reader
         self._count = 0
         self._keep = ""
+        self.samples = 0  # beyond the first, where a format has one row for an instance
+        self.patches = ""  # what `export_swebench.py` says of those that it leaves out
 
     def omits(self, attempt: int) -> bool:
         """Whether its exchanges are not kept; counted if so."""
@@ -25,6 +29,11 @@ class Omitted:
     @property
     def told(self) -> str:
         """In words; empty when there were none."""
-        if not self._count:
-            return ""
-        return f"left out: the exchanges of {self._count} attempts are {not_kept(self._keep)}"
+        words = []
+        if self._count:
+            words.append(f"the exchanges of {self._count} attempts are {not_kept(self._keep)}")
+        if self.samples:
+            words.append(f"{self.samples} samples beyond the first of their instance")
+        if self.patches:
+            words.append(self.patches.removeprefix(LEFT_OUT))
+        return LEFT_OUT + "; ".join(words) if words else ""

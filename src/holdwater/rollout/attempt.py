@@ -1,156 +1,45 @@
 """The life of one attempt: set-up, acting, salvage, grading, closing, and one verdict whatever happens.
 
-`live` is the story; `Life` remembers what has happened so far. What surrounds it is a `place.Place`.
+`live` is the story; `life.Life` remembers what has happened so far. What surrounds it is a `place.Place`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..core.authoring import KeptSandbox, Session
+from ..core.authoring import KeptSandbox, Session, Tried
 from ..core.errors import (
     AgentFailed,
-    AttemptError,
     DiskFull,
     GradeFailed,
     RunFailed,
     SandboxFailed,
     as_failure,
-    let_go,
 )
-from ..core.failures import DISK, RULES, Scored, disk_full, interrupted
+from ..core.failures import RULES, Scored, disk_full
 from ..core.records import (
-    NO_USAGE,
     Failure,
-    Grade,
     Instance,
     Limits,
     Phase,
-    Salvage,
     Start,
-    Times,
-    Usage,
     Verdict,
     Where,
 )
 from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
-from .calls import Calls
-from .disks import Hurt
 from .ends import in_doubt, leased, model_first, unwritable
-from .foreign import as_grade, as_json, as_patch
+from .foreign import as_grade, as_patch
 from .health import healthy
-from .limit import PhaseLimit
+from .life import Life
 from .logs import attempt_log
 from .place import Log, Paths, Place
-from .scope import Note, Scope
 from .steps import make_ready, next_step, own_limit
 from .views import ModelView, SandboxView, for_caller
-from .wire import Job
-
-
-class Life:
-    """What is known of an attempt while it lives."""
-
-    def __init__(self, job: Job, note: Note, closing: float) -> None:
-        self.job = job
-        self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
-        self.phase = Phase.SETUP
-        self.since = asyncio.get_running_loop().time()
-        self.calls = Calls(f"attempt-{job.attempt.id}")
-        self.scope = Scope(note, closing)
-        self.note = note
-        self.ready = False  # set-up is over: there is something to grade
-        self.failure: Failure | None = None
-        self.grade: Grade | None = None
-        self.answer: Any = None
-        self.salvage: Salvage | None = None
-        self.patch: int | None = None  # bytes
-        self.session: Session | None = None
-        self.sandbox: KeptSandbox | None = None
-        self.seconds: dict[Phase, float] = {}
-        self.hurt = Hurt()
-        self._task: asyncio.Task[Any] | None = asyncio.current_task()
-        self._reason: str | None = None
-
-    @property
-    def tainted(self) -> bool:
-        """Whether something of the attempt still runs in this process."""
-        return self.calls.alive > 0 or self.scope.stuck > 0
-
-    @property
-    def usage(self) -> Usage:
-        """What its model calls have used so far."""
-        return self.session.usage if self.session else Usage()
-
-    @property
-    def found_full(self) -> bool:
-        """Whether a write of its own failed on a full disk of the run's: it cannot come to a verdict."""
-        failures = (self.failure, self.session.failure if self.session else None)
-        told = any(f is not None and f.where is Where.RUN and f.kind == DISK for f in failures)
-        return told or self.hurt.by_disk
-
-    def interrupt(self, reason: str) -> None:
-        """End it soon, with the verdict `interrupted`."""
-        if self._reason is None and self._task is not None and self.phase is not Phase.CLOSING:
-            self._reason = reason
-            self._task.cancel()
-
-    async def stage(
-        self,
-        phase: Phase,
-        allowed: Callable[[], float],
-        otherwise: type[AttemptError],
-        work: Callable[[], Awaitable[None]],
-    ) -> Failure | None:
-        """Do `work` as `phase`, for as long as is `allowed`; how it failed, if it did."""
-        loop = asyncio.get_running_loop()
-        self.phase, self.since = phase, loop.time()
-        try:
-            async with PhaseLimit(allowed, phase):
-                await work()
-        except asyncio.CancelledError as error:
-            if self._reason is None:
-                raise
-            if self._task is not None:
-                self._task.uncancel()
-            let_go(error)
-            return interrupted(self._reason)
-        except Exception as error:  # boundary: a bad attempt is data  # noqa: BLE001
-            failure = as_failure(error, otherwise, phase)
-            let_go(error)
-            # Only acting has a limit that is the agent's to keep: elsewhere one must never become a zero.
-            late = failure.where is Where.LIMIT and phase is not Phase.ACTING
-            return msgspec.structs.replace(failure, where=otherwise.where) if late else failure
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + loop.time() - self.since
-        return None
-
-    def verdict(self, token: int, session: Session | None, exchanges: int, peak: int) -> Verdict:
-        return Verdict(
-            attempt=self.job.attempt.id,
-            token=token,
-            failure=self.failure,
-            grade=self.grade,
-            answer=as_json(self.answer),
-            usage=session.usage if session else Usage(),
-            times=Times(
-                setup=self.seconds.get(Phase.SETUP, 0.0),
-                acting=self.seconds.get(Phase.ACTING, 0.0),
-                grading=self.seconds.get(Phase.GRADING, 0.0),
-                waited=session.waited if session else 0.0,
-            ),
-            salvage=self.salvage,
-            exchanges=exchanges,
-            peak_memory=peak,
-            saved=session.saved if session else NO_USAGE,
-            patch=self.patch,
-        )
 
 
 async def live(life: Life, place: Place) -> Verdict:
@@ -171,8 +60,10 @@ async def live(life: Life, place: Place) -> Verdict:
                     work.dismiss()
                 if life.ready:
                     await work.keep()
+                    await work.ask(before=True)
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
+                    await work.ask(before=False)
                 work.end()
                 full = was_full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
@@ -352,6 +243,25 @@ class _Work:
         content = self.patch.encode("utf-8", "surrogateescape")
         await self.life.calls.call(replace_file, self.paths.patch(self.life.job.attempt.id), content)
         self.life.patch = len(content)
+
+    async def ask(self, *, before: bool) -> None:
+        """Ask a critic of the user's own, `before` grading or after it; that it fails changes no verdict."""
+        critic, life = self.place.critic, self.life
+        regraded = life.job.attempt.regrades is not None
+        if critic is None or critic.before != before or regraded or not _worth_grading(life.failure):
+            return
+        answer, grade = life.answer, life.grade
+        tried = Tried(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=life.usage)
+
+        async def asked() -> None:
+            life.enough = False  # until it says otherwise
+            life.enough = await critic.satisfied(self._call, life.instance, self.view, tried)
+
+        failure = await life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, asked)
+        if failure is not None and failure.where is Where.INTERRUPTED:
+            life.failure = failure
+        elif failure is not None:
+            life.note("critic.failed", failure.message)
 
     async def judge(self) -> None:
         """Grade what is there. A grade that could not be had hides a failure that would be scored."""

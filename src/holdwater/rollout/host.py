@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
-from ..core.authoring import Agent, Enclose, Model, Recording, Sandboxes, Session, Suite
+from ..core.authoring import Agent, Critique, Enclose, Model, Recording, Sandboxes, Session, Suite
 from ..core.config import RunConfig
 from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
@@ -40,8 +40,10 @@ from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
-from .attempt import Life, live
+from .attempt import live
+from .critic import own_critic
 from .disks import DiskWatch
+from .life import Life
 from .place import Log, Paths
 from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
 
@@ -67,6 +69,7 @@ class Host:
         agent: Agent | None,
         enclose: Enclose | None = None,
         policy: Policy | None = None,
+        critic: Critique | None = None,
     ) -> None:
         config = welcome.config
         self._welcome = welcome
@@ -79,6 +82,7 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
+        self.critic = own_critic(critic or config.critic)
         self.limits: Limits = config.limits
         self.salvaging = config.salvaging
         self._closing = config.closing

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
 from ..core.records import Limits, Network
+from .critic import OwnCritic
 
 
 class Log(ExchangeLog, Protocol):
@@ -26,6 +27,7 @@ class Place(Protocol):
 
     suite: Suite
     agent: Agent
+    critic: OwnCritic | None
     limits: Limits
     salvaging: float
     enclose: Enclose

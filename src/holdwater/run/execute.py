@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, Enclose, Suite
+from ..core.authoring import Agent, Critique, Enclose, Suite
 from ..core.budget import RunBudget
-from ..core.config import RunConfig, SandboxKind
+from ..core.config import Critic, RunConfig, SandboxKind
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.records import Summary
@@ -79,6 +79,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     duties: Sequence[Duty] = ()
     enclose: Enclose | None = None  # for attempts that live in this process
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
+    critic: Critique | None = None  # a function, in the place of what the run names
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
@@ -117,6 +118,8 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     config = directory.read_config()
     if given.budget is not None:
         config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
+    if given.feed is not None:
+        config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
     signals = Signals()
     with (
         directory.lock(),
@@ -250,7 +253,7 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
             yield fleet
     elif welcome.config.workers == 0 or not given.importable:
         async with InlineFleet(
-            welcome, emit, given.suite, given.agent, given.enclose, given.policy
+            welcome, emit, given.suite, given.agent, given.enclose, given.policy, given.critic
         ) as inline:
             yield inline
     else:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from ..core.authoring import Agent, Enclose, Suite
+from ..core.authoring import Agent, Critique, Enclose, Suite
 from ..gateway.upstreams.policy import Policy
 from ..rollout.host import Host
 from ..rollout.scope import abandon
@@ -34,9 +34,10 @@ class InlineFleet:
         agent: Agent,
         enclose: Enclose | None = None,
         policy: Policy | None = None,
+        critic: Critique | None = None,
     ) -> None:
         self._emit = emit
-        self._host = Host(welcome, self._hear, suite, agent, enclose, policy)
+        self._host = Host(welcome, self._hear, suite, agent, enclose, policy, critic)
         self._stack = AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency
 

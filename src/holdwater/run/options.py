@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
+from ..core.authoring import Critique
 from ..core.budget import RunBudget
 from ..core.config import Critic, Keep, Network, RunConfig, SandboxKind
 from ..core.errors import BadInput
@@ -19,6 +20,7 @@ from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
 from ..image.recipe import read as read_recipe
+from ..rollout.critic import own_critic, spec_of
 from .config import check_spending, parse_bytes, parse_sampling, parse_shard
 
 CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
@@ -35,7 +37,7 @@ class Options(TypedDict, total=False):
     attempts: int | None
     retries: int | None
     samples: int | None
-    critic: Critic | str | None
+    critic: Critic | Critique | str | None
     only: Sequence[str] | None
     limit: int | None
     shard: str | None
@@ -149,7 +151,7 @@ def settings(options: Options) -> dict[str, Any]:
     for option, field in (("mount", "mounts"), ("sandbox_read_only", "read_only")):
         if option in said:
             said[field] = said.pop(option)
-    for name, kind in (("critic", Critic), ("network", Network), ("keep", Keep), ("sandbox", SandboxKind)):
+    for name, kind in (("network", Network), ("keep", Keep), ("sandbox", SandboxKind)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
     return {name: READ[name](value) if name in READ else value for name, value in said.items()}
@@ -205,7 +207,13 @@ def _slots(value: int | str) -> int | None:
     return int(value)
 
 
+def _critic(said: Critique | str) -> str:
+    own_critic(said)  # refuses what is none
+    return spec_of(said)
+
+
 READ: dict[str, Callable[[Any], Any]] = {  # what people write -> what is kept
+    "critic": _critic,
     "concurrency": _slots,
     "shard": parse_shard,
     "sampling": parse_sampling,

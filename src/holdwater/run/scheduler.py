@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.config import RunConfig
+from ..core.config import Critic, RunConfig
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
 from ..core.failures import interrupted, worker_lost
 from ..core.plan import (
@@ -327,7 +327,8 @@ class Scheduler:
         asks = msgspec.msgpack.decode(job.payload, type=Asks).limits
         config, limits = self._config, self._config.limits.under(asks)
         closes = CLOSES * (config.closing + CANCEL_SECONDS)
-        phases = limits.setup + limits.acting + config.salvaging + limits.grading
+        asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
+        phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
         return phases + closes + config.patience
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:

@@ -20,10 +20,10 @@ from types import TracebackType
 import msgspec
 
 from ..core.config import RunConfig
-from ..core.errors import AttemptError, BadInput, ImageFailed
+from ..core.errors import AttemptError, BadInput, ImageFailed, RunStopped
 from ..core.image import EngineKind, Note, Platform, Recipe
 from ..core.records import GiB, Start
-from ..docker.client import DockerClient, DockerError
+from ..docker.client import DaemonGone, DockerClient, DockerError
 from ..governor.reading import Disk
 from ..governor.room import EASE, room_in, room_of
 from ..image.docker import causes
@@ -51,6 +51,8 @@ PREFETCH_SECONDS = 0.2
 LONGEST_PREFETCH = 3600.0
 RELIEF_SECONDS = 0.2
 LONGEST_RELIEF = 600.0
+VAIN_SECONDS = 2.0  # before room is looked for again where there was none, unless something is released
+GONE_PAUSE = 5.0  # seconds before an attempt is tried again whose daemon did not answer
 MOST_EXPECTED = 1024
 WARM = 10 * GiB  # that stay on the daemon after a run without a recipe, at most ...
 WARM_PART = 20  # ... and of its disk no more than this part
@@ -83,6 +85,7 @@ class Supply:
         self._prefetching: set[asyncio.Timeout] = set()  # bound: PREFETCHES
         self._stopped = False
         self._lost = False  # the daemon's disk cannot be seen any more
+        self._relieve_at = 0.0  # when room is looked for again
 
     async def __aenter__(self) -> Supply:
         try:
@@ -128,6 +131,7 @@ class Supply:
     def release(self, attempt: int) -> None:
         if (held := self._held.pop(attempt, None)) is not None:
             held.close()
+            self._relieve_at = 0.0
 
     def expect(self, wanted: Wanted) -> None:
         if self._stopped or not wanted.starts:
@@ -221,7 +225,9 @@ class Supply:
                 raise
             return await self._built(start, held)  # where it does not exist, it can be built
         except DockerError as error:
-            raise causes.of_daemon(f"`{start.key}`: {error.message}", error.hint) from error
+            failure = causes.of_daemon(f"`{start.key}`: {error.message}", error.hint)
+            failure.after = GONE_PAUSE if isinstance(error, DaemonGone) else 0.0
+            raise failure from error
         except BadInput as error:
             raise ImageFailed(error.message, error.hint, kind="name", again=False) from error
 
@@ -256,7 +262,10 @@ class Supply:
     async def _find_disk(self) -> None:
         """A daemon that was started again is another process, through which its disk is seen."""
         if self._lost:
-            self._keeper.disk = self._disk = await daemon_disk(self._client)
+            try:
+                self._keeper.disk = self._disk = await daemon_disk(self._client)
+            except (DockerError, RunStopped):
+                return  # it is not back yet
             self._lost = False
 
     def _room(self) -> int:
@@ -269,8 +278,12 @@ class Supply:
     async def _relieve(self, lacking: int) -> None:
         """Attempts that wait for room come before what is only expected."""
         self._end_prefetches()
-        wanted = self.disk().free + lacking
-        await self._keeper.evict(lambda: self.disk().free >= wanted)
+        loop, wanted = asyncio.get_running_loop(), self.disk().free + lacking
+        if loop.time() >= self._relieve_at:
+            self._relieve_at = loop.time() + VAIN_SECONDS
+            await self._keeper.evict(lambda: self.disk().free >= wanted)
+            if self.disk().free >= wanted:
+                self._relieve_at = 0.0
 
     async def _prefetch(self, governor: Governor) -> None:
         """Bring the next image that will be wanted, if there is room for it that nobody waits for."""

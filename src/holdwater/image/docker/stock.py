@@ -73,7 +73,10 @@ class Stock:
     async def lacks(self, reference: str) -> int:
         """Bytes that pulling it would take."""
         base = await self._bases.base(reference, self._platform)
-        return await self._lacks(pinned(reference, base.digest), base)
+        source = pinned(reference, base.digest)
+        if source in self._flights or await self.local(self._tag(source)):
+            return 0  # or whoever brings it has leased it
+        return sum(await missing(self._client, self._keeper, source, base))
 
     async def lacks_built(self, context: Context) -> int:
         """The same for building it, as far as can be told."""
@@ -109,11 +112,6 @@ class Stock:
 
     def _tag(self, source: str) -> str:
         return self._keeper.tag(sha256(source.encode()).hexdigest()[:32])
-
-    async def _lacks(self, source: str, base: Base) -> int:
-        if source in self._flights or await self.local(self._tag(source)):
-            return 0
-        return sum(await missing(self._client, self._keeper, source, base))
 
     async def _pull(self, reference: str, source: str, base: Base) -> None:
         await self._make_room(reference, sum(await missing(self._client, self._keeper, source, base)))

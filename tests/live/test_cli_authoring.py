@@ -1,0 +1,134 @@
+"""`holdwater init` and `holdwater check`, as an author of a suite meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdwater as hw
+from holdwater.api.checking import Fault
+from holdwater.cli import main
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def instances() -> list[hw.Instance]:
+    return [
+        hw.Instance(id="good", solution="echo done > out.txt"),
+        hw.Instance(id="hard", solution="echo almost > out.txt"),
+        hw.Instance(id="easy", solution="true", files={"out.txt": "done\n"}),
+        hw.Instance(id="unsolved"),
+        hw.Instance(id="broken", setup="exit 3", solution="echo done > out.txt"),
+    ]
+
+
+async def grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: Any) -> hw.Grade:
+    done = (await sandbox.run("grep -qx done out.txt")).ok
+    return hw.Grade(passed=done, score=float(done), detail="" if done else "`out.txt` does not say `done`")
+
+
+suite = hw.Suite(name="mixed", instances=instances, grade=grade)
+
+
+def test_a_check_names_what_is_wrong_and_why(tmp_path: Path) -> None:
+    found = hw.check(suite, out=tmp_path, retries=0)
+
+    assert (found.suite, found.instances, found.good, found.ok) == ("mixed", 5, 1, False)
+    assert found.oracle_failed == (
+        Fault("hard", "`out.txt` does not say `done`"),
+        Fault("unsolved", "the instance has no solution"),
+    )
+    assert found.nop_passed == (Fault("easy", "score 1"),)
+    assert [fault.id for fault in found.infrastructure] == ["broken", "broken"]
+    assert found.infrastructure[0].why.startswith("oracle: sandbox: set-up command exited with 3")
+    assert found.infrastructure[1].why.startswith("nop: sandbox: ")
+    assert found.runs == (str(tmp_path / "oracle"), str(tmp_path / "nop"))
+
+
+def test_the_command_prints_one_document_and_fails_when_something_is_wrong(tmp_path: Path) -> None:
+    words = ("check", f"{__file__}:suite", "--out", str(tmp_path / "run"), "--retries", "0", "--json")
+
+    done = holdwater(*words)
+
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["nop_passed"] == [{"id": "easy", "why": "score 1"}]
+    assert {"suite", "instances", "good", "oracle_failed", "nop_passed", "infrastructure"} <= set(found)
+    assert "check: oracle in" in done.stderr and "check: nop in" in done.stderr
+
+
+def test_a_check_of_what_is_good_succeeds(tmp_path: Path) -> None:
+    words = ("check", f"{__file__}:suite", "--only", "good", "--out", str(tmp_path / "run"), "--workers", "0")
+
+    done = holdwater(*words)
+
+    assert (done.returncode, done.stdout) == (0, "mixed: 1 instances, 1 good\n")
+
+
+def test_a_check_takes_no_agent(tmp_path: Path) -> None:
+    done = holdwater("check", "demo", "--agent", "bash", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "takes no agent" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "module"), [("suite", "my_puzzles"), ("agent", "my_puzzles")])
+def test_what_init_writes_passes_its_own_test_and_is_not_overwritten(
+    tmp_path: Path, kind: str, module: str
+) -> None:
+    made = holdwater("init", kind, "my-puzzles", "--json", cwd=tmp_path)
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{module}.py"],
+        cwd=tmp_path / "my-puzzles",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    again = holdwater("init", kind, "my-puzzles", cwd=tmp_path)
+
+    document = json.loads(made.stdout)
+    assert [Path(file).name for file in document["files"]] == [
+        f"{module}.py",
+        f"test_{module}.py",
+        f"{module}.md",
+    ]
+    assert document["next"][1] == f"pytest test_{module}.py"
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+
+
+def test_init_says_what_to_do_next(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "suite", "puzzles", "--dir", str(tmp_path / "here")]) == 0
+
+    said = capfd.readouterr().out
+    assert said.splitlines()[0] == f"wrote {tmp_path}/here/puzzles.py"
+    assert "holdwater check puzzles.py:suite" in said
+
+
+@pytest.mark.parametrize("name", ["../x", "1st", "a b", "", "class", "x" * 65, "a/b", "$x", "é"])
+def test_what_is_no_name_is_refused(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "agent", name, "--dir", str(tmp_path)]) == 2
+
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().err.startswith("error: ")
+
+
+def holdwater(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdwater.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=90, env=environment(), cwd=cwd, check=False
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE)}
