@@ -99,6 +99,14 @@ async def test_a_command_that_ignores_the_signal_is_killed(box: DockerSandbox) -
     assert "bash" not in (await box.run(["sh", "-c", PROCESSES])).stdout
 
 
+async def test_a_timeout_may_come_before_the_start(box: DockerSandbox) -> None:
+    await box.run("true")
+    results = [await box.run("sleep 77", timeout=seconds) for seconds in (0.0, 0.005, 0.05)]
+
+    assert [result.timed_out for result in results] == [True] * 3
+    assert "sleep\x0077" not in (await box.run("cat /proc/[0-9]*/cmdline")).stdout
+
+
 async def test_the_tree_of_another_user_is_ended_too(box: DockerSandbox) -> None:
     result = await box.run("id -u; id -g; setsid sleep 77 & sleep 78", timeout=0.5, user="agent")
 

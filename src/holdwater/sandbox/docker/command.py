@@ -7,6 +7,7 @@ timeout, a limit or its caller, its whole tree is ended. What it carries is deci
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,17 +23,13 @@ from .container import ASKING, Container
 from .ending import Ending
 from .failures import not_started, reported
 
-FIRST_PULSE = (
-    0.25  # seconds of silence until the daemon is asked whether it still runs, twice as many each time,
-)
+FIRST_PULSE = 0.25  # seconds of silence until the daemon is asked whether it still runs, doubled each time
 PULSE = 10.0  # up to this
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 KILLING = 10.0  # seconds for the tree to be found and killed
 GONE = (0.5, 1.0, 5.0)  # seconds for killed processes to be gone, each time that they are killed
-FIRST_LOOK = (
-    0.005  # seconds between looks at a command that prints nothing more, twice as long each time, up to
-)
-LAST_LOOK = 0.5
+FIRST_LOOK = 0.005  # seconds between looks at a command that has closed its output, doubled each time
+LAST_LOOK = 0.5  # up to this
 SAID = "cannot run a command"
 
 
@@ -87,6 +84,8 @@ class ContainerCommand:
             self.seconds = time.monotonic() - started
             self.left = self._launch.population()
             await finish_anyway(_ended(following))
+        if following.cancelled():
+            return 128 + signal.SIGKILL  # it was stopped before it was started
         with reported(SAID):
             return self._exit_code(following.result())
 

@@ -126,18 +126,18 @@ class Container:
 
 async def remove(client: DockerClient, name: str, seconds: float) -> None:
     """Kill and remove a container, with the volumes that have no name; one that is gone is fine."""
-    async with asyncio.timeout(seconds):
-        while True:
-            try:
-                query = {"force": "true", "v": "true"}
-                await client.delete(f"/containers/{name}", query, seconds=seconds)
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            query = {"force": "true", "v": "true"}
+            await client.delete(f"/containers/{name}", query, seconds=seconds)
+            return
+        except DockerError as error:
+            if error.status == 404:
                 return
-            except DockerError as error:
-                if error.status == 404:
-                    return
-                if error.status != 409:  # else another is at it
-                    raise
-            await asyncio.sleep(LOOK_AGAIN)
+            if error.status != 409 or time.monotonic() > until:  # else another is at it
+                raise
+        await asyncio.sleep(LOOK_AGAIN)
 
 
 def no_sleep() -> SandboxFailed:
