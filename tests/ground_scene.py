@@ -54,6 +54,8 @@ class Ground:
         if process is not None:
             process.send_signal(number)
             process.wait(PATIENCE)
+            # Its containerd goes with it, and may be a zombie for long: that would count as one that runs.
+            (self._short / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def docker(self, *words: str) -> str:
         done = subprocess.run(

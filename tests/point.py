@@ -93,7 +93,7 @@ def play(
 async def left_behind_is_gone(seconds: float = 5.0) -> None:
     """Give what a run left behind the time to end on its loop, now that nothing holds it up."""
     until = time.monotonic() + seconds
-    while gc.collect() >= 0 and "holdwater.rollout.attempt.Life" in living() and time.monotonic() < until:
+    while gc.collect() >= 0 and "holdwater.rollout.life.Life" in living() and time.monotonic() < until:
         await asyncio.sleep(0.05)
 
 

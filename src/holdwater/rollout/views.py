@@ -123,6 +123,10 @@ class SandboxView(_View):
         self._alive()
         return self._paths.artifacts()
 
+    def end(self) -> None:
+        super().end()
+        self._renew = _over  # what renews it knows this view: nothing of an attempt is to wait for a collection
+
     def _alive(self) -> WholeSandbox:
         if self._over:
             raise AttemptOver("the attempt is over, its sandbox is closed")
@@ -162,6 +166,10 @@ class ModelView(_View):
         if self._model is None:
             raise ModelFailed("this run has no model", "give one with `--model`", kind="none", again=False)
         return self._model
+
+
+async def _over(start: Start | None, view: SandboxView) -> None:
+    raise AttemptOver("the attempt is over, its sandbox is closed")
 
 
 class BlockingSandbox:

@@ -16,13 +16,14 @@ from typing import Any
 
 SCOPED = frozenset(
     {
-        "holdwater.rollout.attempt.Life",
+        "holdwater.rollout.life.Life",
         "holdwater.rollout.host.Host",
         "holdwater.rollout.logs.Sink",
         "holdwater.rollout.scope.Scope",
         "holdwater.gateway.sessions.Session",
         "holdwater.ledger.exchanges.AttemptLog",
         "holdwater.run.scheduler.Scheduler",
+        "holdwater.sandbox.docker.sandbox.DockerSandbox",
         "holdwater.sandbox.process.ProcessSandbox",
     }
 )
