@@ -59,7 +59,7 @@ EXPECTED = {  # the kind of a sandbox -> how its instance ends, and for which fa
     "files": ("failed", "resource"),
     "prints": ("failed", "limit"),
 }
-SMALL = {"count": 10, "at_once": 5, "seconds": 3.0}
+SMALL = {"count": 10, "at_once": 5, "seconds": 2.0}
 FULL = {"count": 60, "at_once": 20, "seconds": 10.0}
 SIZES = [
     pytest.param(SMALL, id="small"),

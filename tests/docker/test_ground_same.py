@@ -70,6 +70,7 @@ def test_every_end_of_an_attempt_is_the_same_in_both(scenes: tuple[Scene, Scene]
     ground.assert_clean()
 
 
+@pytest.mark.proof
 def test_the_demo_ends_the_same_in_both(scenes: tuple[Scene, Scene], ground: Ground) -> None:
     told = []
     for scene, flags in zip(scenes, ((), ("--sandbox", "docker", "--image", IMAGE)), strict=True):

@@ -125,7 +125,7 @@ class SandboxView(_View):
 
     def end(self) -> None:
         super().end()
-        self._renew = _over  # what renews it knows this view: nothing of an attempt is to wait for a collection
+        self._renew = _over  # what renews it knows this view: a cycle, which only a collection would free
 
     def _alive(self) -> WholeSandbox:
         if self._over:
