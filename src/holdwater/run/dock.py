@@ -99,6 +99,13 @@ class Dock:
             os.close(self._fd)
             self._file(self._config.id).unlink(missing_ok=True)
 
+    async def empty(self) -> None:
+        """No attempt lives any more: what is left of their containers goes, as it holds images."""
+        try:
+            self._told(await reap(self.client, self.containers, ()))
+        except DockerError as error:
+            self._note("cleanup.failed", f"containers of the run: {error.message}")
+
     async def provide(self, starts: Sequence[Start]) -> None:
         """The networks that these need."""
         for start in starts:

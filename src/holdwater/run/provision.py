@@ -42,6 +42,7 @@ class Provision:
             self._dock = await stack.enter_async_context(Dock(self._config, self._environment, self._note))
             supply = Supply(self._config, self._environment, self._dock.client, self._note, self._logs)
             self.supply = await stack.enter_async_context(supply)
+            stack.push_async_callback(self._dock.empty)
             self._stack = stack.pop_all()
         return self
 

@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..core.errors import SandboxFailed
+from ..core.errors import RunFailed, SandboxFailed
+from .remove import FULL
 
 LARGEST_READ = 256 * 1024 * 1024  # a file is handed over whole: what is larger does not belong into memory
 PIECE = 1024 * 1024  # bytes that are read at once
@@ -79,3 +80,14 @@ def _open_step(step: str, parent: int, make: bool) -> int:
             raise
         os.mkdir(step, dir_fd=parent)
         return os.open(step, STEP, dir_fd=parent)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """File errors name the path that the caller gave, not the step at which it went wrong."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in FULL:
+            raise RunFailed(f"the disk is full: `{path}`", kind="disk") from e
+        raise OSError(e.errno, e.strerror, path) from e

@@ -10,24 +10,22 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import msgspec
-
 from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Network, Salvage, Start
 from . import beneath, bubblewrap, changes, copying, marks, quota
+from .beneath import naming
 from .capture import Log
 from .cgroup import Cgroup, prefix
 from .command import Command, Launch, adopt_orphans, finish_anyway
 from .entrance import entrance
-from .places import Places
+from .layout import Layout, check
 from .probe import SYSTEM_PATH, Machine, probe
 from .remove import FULL, remove_tree
 from .watch import Counts, Watch
@@ -82,25 +80,6 @@ class ProcessSandboxes:
         """A sandbox for this attempt; nothing is made before it is used."""
         return ProcessSandbox(self, attempt, limits, gateway if self.machine.bwrap else None, start)
 
-    def check(self, start: Start) -> None:
-        """Refuse what only a container can give."""
-        unmet = [
-            (not start.processes, "its own image"),
-            (bool(start.user), f"the user `{start.user}`"),
-            (
-                bool(start.directories or start.workdir) and not self.machine.bwrap,
-                "directories of its own, or bubblewrap",
-            ),
-            (start.network is Network.NONE and not self.machine.bwrap, "no network, or bubblewrap"),
-        ]
-        if wanted := next((what for lacking, what in unmet if lacking), ""):
-            raise SandboxFailed(
-                f"the instance needs a container, for {wanted}",
-                "`--sandbox docker`",
-                kind="start",
-                again=False,
-            )
-
     def tree_of(self, attempt: int) -> Callable[[list[int]], list[int]]:
         """Finds the processes of an attempt, given its commands. It blocks, and holds no sandbox."""
 
@@ -142,12 +121,8 @@ class ProcessSandbox:
         self._sandboxes = sandboxes
         self._attempt = attempt
         self._gateway = gateway
-        self._start = start
-        self._network = start.network or sandboxes.network
         self._directory = sandboxes.scratch / str(attempt)
-        self._work = str(self._directory / "work")  # of this machine, as all directories here
-        self._home = str(self._directory / "home")
-        self._tmp = str(self._directory / "tmp")
+        self._lay_out(start, start.network)
         self._made = False
         self._closed = False
         self._commands = 0
@@ -165,7 +140,7 @@ class ProcessSandbox:
 
     @property
     def workdir(self) -> str:
-        return self._start.workdir or bubblewrap.WORK if self._sandboxes.machine.bwrap else self._work
+        return self._layout.workdir
 
     @property
     def memory(self) -> int:
@@ -197,9 +172,9 @@ class ProcessSandbox:
         log: Path | None = None,
     ) -> CommandResult:
         if user is not None:
-            self._sandboxes.check(Start(user=user))
+            check(Start(user=user), self._confined)
         self._prepare()
-        launch = self._launch(command, env or {}, self._directory_of(workdir))
+        launch = self._launch(command, env or {}, self._layout.started_in(workdir))
         before = self._watch.counts()
         kept = Log(log) if log else None
         try:
@@ -223,8 +198,8 @@ class ProcessSandbox:
 
     async def read(self, path: str) -> bytes:
         self._check_open()
-        with _naming(path):
-            place = self._places.place(path)
+        with naming(path):
+            place = self._layout.places.place(path)
             if beneath.size(*place) <= SMALL:
                 return beneath.read(*place)
             return await self._in_thread(beneath.read, *place)
@@ -233,8 +208,8 @@ class ProcessSandbox:
         self._prepare()
         content = content.encode() if isinstance(content, str) else content
         await self._watch.admit(len(content))
-        with _naming(path):
-            place = self._places.place(path)
+        with naming(path):
+            place = self._layout.places.place(path)
             if len(content) <= SMALL:
                 beneath.write(*place, content)
             else:
@@ -245,14 +220,14 @@ class ProcessSandbox:
         if self._watch.limits.disk:
             await self._watch.admit(await self._in_thread(quota.used, str(source)))
         try:
-            await self._in_thread(copying.put, source, *self._places.place(path))
+            await self._in_thread(copying.put, source, *self._layout.places.place(path))
         except OSError as e:
             raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
 
     async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
         self._prepare()
-        with _naming(path):
-            await self._in_thread(copying.take, *self._places.place(path), into, exclude)
+        with naming(path):
+            await self._in_thread(copying.take, *self._layout.places.place(path), into, exclude)
 
     async def renew(self, start: Start | None = None) -> None:
         self._check_open()
@@ -261,29 +236,27 @@ class ProcessSandbox:
             await finish_anyway(self._close())
         if self.leftovers:
             raise SandboxFailed(f"cannot begin anew: {self.leftovers[0]}")
-        self._start = start or self._start
-        self._network = self._start.network or self._sandboxes.network
-        self._forget_view()
+        start = start or self._layout.start
+        self._lay_out(start, start.network)
 
     async def reach(self, network: Network) -> None:
-        self._sandboxes.check(Start(network=network))
-        self._network = network
-        self._forget_view()
+        check(Start(network=network), self._confined)
+        self._lay_out(self._layout.start, network)
 
     async def mark(self) -> None:
         if self._made:
             await self._watch.begin_phase()
-            await self._in_thread(changes.mark, self._work, self._manifest)
+            await self._in_thread(changes.mark, self._layout.work, self._manifest)
 
     async def salvage(self, into: Path) -> Salvage | None:
         if not self._made:
             return None
         await self._watch.begin_phase()
-        return await self._in_thread(changes.salvage, self._work, self._manifest, into)
+        return await self._in_thread(changes.salvage, self._layout.work, self._manifest, into)
 
     async def restore(self, source: Path) -> None:
         self._prepare()
-        await self._in_thread(changes.restore, self._work, source)
+        await self._in_thread(changes.restore, self._layout.work, source)
         await self._watch.measure_disk()
         if error := self._watch.disk_over():
             raise error
@@ -292,35 +265,14 @@ class ProcessSandbox:
     def _manifest(self) -> Path:
         return self._directory / "manifest"
 
-    @cached_property
-    def _places(self) -> Places:
-        roots = {self.workdir: self._work, **self._own}
-        return Places(self.workdir, self._view.mounts if self._sandboxes.machine.bwrap else {}, roots)
+    def _lay_out(self, start: Start, network: Network | None) -> None:
+        sandboxes = self._sandboxes
+        reached = network or sandboxes.network
+        self._layout = Layout(self._directory, start, reached, self._confined, sandboxes.show)
 
     @property
-    def _own(self) -> dict[str, str]:
-        """The directories of its own that the instance asks for: path inside -> of this machine."""
-        own = self._directory / "own"
-        work = {self._start.workdir: self._work} if self._start.workdir else {}
-        return work | {path: str(own / str(n)) for n, path in enumerate(self._start.directories)}
-
-    def _directory_of(self, workdir: str | None) -> str:
-        """Where a command is started, as it is called where it is started."""
-        if workdir is None:
-            return self.workdir
-        root, steps = self._places.place(workdir)
-        if self._sandboxes.machine.bwrap:
-            inside = next(path for path, host in self._places.roots.items() if host == root)
-            return "/".join([inside, *steps])
-        return "/".join([root, *steps])
-
-    def _forget_view(self) -> None:
-        for name in ("_view", "_places"):
-            self.__dict__.pop(name, None)
-
-    @property
-    def _home_inside(self) -> str:
-        return bubblewrap.HOME if self._sandboxes.machine.bwrap else self._home
+    def _confined(self) -> bool:
+        return bool(self._sandboxes.machine.bwrap)
 
     @property
     def _marks(self) -> dict[str, str]:
@@ -335,11 +287,11 @@ class ProcessSandbox:
         self._check_open()
         if self._made:
             return
-        self._sandboxes.check(self._start)
+        check(self._layout.start, self._confined)
         if self._directory.exists() and (left := remove_tree(self._directory)):
             raise SandboxFailed(f"left by an earlier attempt, and cannot be removed: {left}")
         try:
-            for directory in dict.fromkeys((self._work, self._home, self._tmp, *self._own.values())):
+            for directory in self._layout.all:
                 Path(directory).mkdir(parents=True)
         except OSError as e:
             failure = RunFailed if e.errno in FULL else SandboxFailed
@@ -356,10 +308,9 @@ class ProcessSandbox:
         carried = {**self._marks, marks.COMMAND: str(self._commands)}
         environment = {
             "PATH": self._sandboxes.path,
-            "HOME": self._home_inside,
             "LANG": "C.UTF-8",
-            "TMPDIR": "/tmp" if bwrap else self._tmp,
-            **self._start.env,
+            **self._layout.inside,
+            **self._layout.start.env,
             **env,
             **carried,
         }
@@ -369,36 +320,24 @@ class ProcessSandbox:
             else self._program(command, environment["PATH"])
         )
 
-        watch = self._watch
+        watch, layout = self._watch, self._layout
 
         def complete(status: int) -> list[str]:
             enter = entrance(watch.group, watch.limits, self._sandboxes.machine.root)
             if not bwrap:
                 return [*enter, *argv]
             hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
-            view = msgspec.structs.replace(self._view, workdir=workdir)
+            view = layout.view(self._gateway, workdir)
             return [*enter, *bubblewrap.confine(bwrap, view, hidden, status, argv)]
 
         return Launch(
             argv=complete,
             env=environment,
-            cwd=self._work if bwrap else workdir,
+            cwd=layout.work if bwrap else workdir,
             marks=carried,
             confined=bool(bwrap),
             printed=watch.printed,
             population=watch.population,
-        )
-
-    @cached_property
-    def _view(self) -> bubblewrap.View:
-        return bubblewrap.View(
-            work=self._work,
-            home=self._home,
-            tmp=self._tmp,
-            show=self._sandboxes.show,
-            own=self._own,
-            shares_network=self._network is Network.OPEN,
-            gateway=str(self._gateway) if self._gateway and self._network is Network.GATEWAY else None,
         )
 
     def _shell_line(self, line: str) -> list[str]:
@@ -406,12 +345,12 @@ class ProcessSandbox:
         if len(line.encode(errors="replace")) <= LONGEST_LINE:
             return [shell, "-c", line]
         name = f".line-{self._commands}"
-        Path(self._home, name).write_text(line)
-        return [shell, f"{self._home_inside}/{name}"]
+        Path(self._layout.home, name).write_text(line)
+        return [shell, f"{self._layout.inside['HOME']}/{name}"]
 
     def _program(self, argv: Sequence[str], path: str) -> list[str]:
         """`argv`, if its program is there: an own error, not a status that the program could have given."""
-        if not self._places.has_program(argv[0], path):
+        if not self._layout.places.has_program(argv[0], path):
             raise SandboxFailed(f"no such program in the sandbox: `{argv[0]}`", kind="missing", again=False)
         return list(argv)
 
@@ -457,14 +396,3 @@ class ProcessSandbox:
                 self.leftovers.append(f"control group not removed: {group.directories[0]}")
                 break
             time.sleep(0.002)
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """File errors name the path that the caller gave, not the step at which it went wrong."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno in FULL:
-            raise RunFailed(f"the disk is full: `{path}`", kind="disk") from e
-        raise OSError(e.errno, e.strerror, path) from e
