@@ -16,6 +16,7 @@ from tests.ground_scene import CLIENTS, IMAGE, ROOT, Ground
 from tests.live.test_export_formats import READ_HARBOR, READ_OPENHANDS
 from tests.readers import read_by_others
 from tests.scene import SOURCE, Scene
+from tests.scripted_fixer import MEND
 from tests.swebench_scene import Benchmark
 
 AGENTS = {"claude-code": "claude", "mini-swe-agent": "mini"}
@@ -97,34 +98,27 @@ def test_an_agent_mends_a_bug_and_others_read_what_it_did(
     read_back(scene.out, tmp_path, patch)
 
 
-@pytest.mark.proof
-@pytest.mark.timeout(600)
-def test_an_agent_that_the_plan_puts_into_the_image_does_the_same(
+def test_an_agent_that_the_plan_puts_into_the_image_is_found_there(
     scene: Scene, ground: Ground, tmp_path: Path
 ) -> None:
     benchmark = Benchmark(tmp_path / "benchmark", python="python3")
     benchmark.add("mended")
+    tool = tmp_path / "tool" / "bin" / "mend"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(f"#!/bin/sh\n{MEND}\n")
+    tool.chmod(0o755)
     images = ground.images()
-    with ground.registry() as registry, model(ground, "mini-swe-agent") as url:
+    with ground.registry() as registry:
         recipe = tmp_path / "images.toml"
         recipe.write_text(
             f'[bases]\nimages = ["{registry}/{IMAGE}"]\n[target]\nrepository = "{registry}/agents"\n'
-            '[agent]\npackage = "mini-swe-agent==2.4.6"\n'
+            '[agent]\ndirectory = "tool"\nprefix = "/opt/tool"\n'
+            'env = {PATH = "/opt/tool/bin:/usr/bin:/bin"}\n'
         )
-        words = [
-            "--agent",
-            "mini-swe-agent",
-            "--sandbox",
-            "docker",
-            "--images",
-            str(recipe),
-            "--retries",
-            "0",
-        ]
-        words += ["--model", "scripted-model", "--base-url", url, "--sandbox-memory", "2GiB"]
+        words = ["--command", "mend", "--sandbox", "docker", "--images", str(recipe), "--retries", "0"]
         spec = benchmark.spec(image=f"{registry}/{IMAGE}")
         command = scene.start("run", spec, "--out", str(scene.out), "--json", *words)
-        assert command.wait(500) == 0, (command, logs(scene))
+        assert command.wait(100) == 0, (command, logs(scene))
 
     assert scene.outcomes() == {"mended": "passed"}, logs(scene)
     ground.assert_clean()

@@ -121,8 +121,9 @@ class Space:
 
     def bound(self) -> Bound:
         """The tightest limit on disk: the budget, or what a file system has."""
-        if self._store is not None:
-            self._disks = self._read_disks()  # a store is filled and emptied faster than we look
+        if self._store is not None:  # it is filled and emptied faster than we look
+            self.used = self._store.used()
+            self._disks = (*self._own, self._store.disk())
         bounds = [Bound(DISK, d.total, d.total - d.free, f"`{d.path}`") for d in self._disks if d.total]
         if self._budget is not None:
             bounds.append(Bound(DISK, self._budget, self.used, "`--disk`"))
@@ -170,11 +171,11 @@ class Space:
         self._hold()
 
     def _read_disks(self) -> tuple[Disk, ...]:
-        disks = read_disks(self._places, Path("/proc"))
+        self._own = read_disks(self._places, Path("/proc"))
         if self._store is None:
-            return disks
+            return self._own
         self.used = self._store.used()
-        return (*disks, self._store.disk())
+        return (*self._own, self._store.disk())
 
     def _hold(self) -> None:
         (self._run.release if self.level is Level.AMPLE else self._run.hold)(DISK)
