@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from holdwater.core.errors import ImageFailed
@@ -166,6 +167,7 @@ def daemon(
             finally:
                 found.close()
     finally:
+        _orphans_ended(short)
         _unmounted(place)
         _unmounted(short)
         shutil.rmtree(short)
@@ -464,6 +466,17 @@ def _serves(found: Registry) -> bool:
     except OSError:
         return False
     return True
+
+
+def _orphans_ended(short: Path) -> None:
+    """What a daemon that was killed left of its containers: known by the daemon's own directory."""
+    for process in psutil.process_iter():
+        try:
+            if any(str(short) in word for word in process.cmdline()):
+                for one in (*process.children(recursive=True), process):
+                    one.kill()
+        except psutil.Error:
+            continue  # it is gone
 
 
 def _unmounted(place: Path) -> None:

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docker_scene import PATIENCE, _answers, _awaited, _client, _mounted, _unmounted, needed
+from tests.docker_scene import (
+    PATIENCE,
+    _answers,
+    _awaited,
+    _client,
+    _mounted,
+    _orphans_ended,
+    _unmounted,
+    needed,
+)
 from tests.scene import Scene, until
 
 ROOT = Path(__file__).parents[1]
@@ -165,6 +174,7 @@ def ground(place: Path) -> Iterator[Ground]:
     finally:
         holder.kill()
         holder.communicate()
+        _orphans_ended(short)
         _unmounted(place)
         _unmounted(short)
         shutil.rmtree(short, ignore_errors=True)
