@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
+
+from ..core.records import CommandResult
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
 KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of all that an attempt's commands print
@@ -42,6 +45,27 @@ class Capture:
             return (self._head + self._tail).decode(errors="replace")
         left_out = f"\n[... {self.total - 2 * KEPT} bytes left out ...]\n"
         return self._head.decode(errors="replace") + left_out + self._tail[-KEPT:].decode(errors="replace")
+
+
+class Captured(Protocol):
+    """A command that has ended."""
+
+    stdout: Capture
+    stderr: Capture
+    seconds: float
+    timed_out: bool
+
+
+def result_of(command: Captured, code: int) -> CommandResult:
+    """How a command ended, with what is kept of its output."""
+    return CommandResult(
+        exit_code=code,
+        stdout=command.stdout.text(),
+        stderr=command.stderr.text(),
+        seconds=command.seconds,
+        timed_out=command.timed_out,
+        truncated=command.stdout.truncated or command.stderr.truncated,
+    )
 
 
 class Log:

@@ -21,7 +21,7 @@ from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Network, Salvage, Start
 from . import beneath, bubblewrap, changes, copying, marks, quota
 from .beneath import naming
-from .capture import Log
+from .capture import Log, result_of
 from .cgroup import Cgroup, prefix
 from .command import Command, Launch, adopt_orphans, finish_anyway
 from .entrance import entrance
@@ -187,14 +187,7 @@ class ProcessSandbox:
         await self._check(running, code, before)
         if kept and kept.error:
             raise kept.error
-        return CommandResult(
-            exit_code=code,
-            stdout=running.stdout.text(),
-            stderr=running.stderr.text(),
-            seconds=running.seconds,
-            timed_out=running.timed_out,
-            truncated=running.stdout.truncated or running.stderr.truncated,
-        )
+        return result_of(running, code)
 
     async def read(self, path: str) -> bytes:
         self._check_open()

@@ -20,7 +20,7 @@ from ...core.errors import AttemptOver, SandboxFailed
 from ...core.records import CommandResult, Limits, Network, Salvage, Start
 from ...docker.client import DockerClient
 from .. import marks, quota
-from ..capture import Log
+from ..capture import Log, result_of
 from ..command import finish_anyway
 from ..process import LONGEST_LINE
 from ..watch import Counts
@@ -149,14 +149,7 @@ class DockerSandbox:
         await self._check(running, code, before, since)
         if kept and kept.error:
             raise kept.error
-        return CommandResult(
-            exit_code=code,
-            stdout=running.stdout.text(),
-            stderr=running.stderr.text(),
-            seconds=running.seconds,
-            timed_out=running.timed_out,
-            truncated=running.stdout.truncated or running.stderr.truncated,
-        )
+        return result_of(running, code)
 
     async def read(self, path: str) -> bytes:
         files = await self._files()
