@@ -18,7 +18,7 @@ import pytest
 from holdwater.core.authoring import Agent, Suite
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, GradeFailed, ModelFailed, ResourceExhausted, RunFailed
-from holdwater.core.failures import disk_full
+from holdwater.core.failures import disk_full, interrupted
 from holdwater.core.records import (
     Ask,
     Attempt,
@@ -420,8 +420,8 @@ async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
     async with asyncio.TaskGroup() as group:
         task = group.create_task(attempt())
         await reached.wait()
-        lives[0].interrupt("a signal")
-        lives[0].interrupt("another one")
+        lives[0].interrupt(interrupted("a signal"))
+        lives[0].interrupt(interrupted("another one"))
 
     verdict = task.result()
     assert verdict.failure is not None

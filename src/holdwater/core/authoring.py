@@ -204,6 +204,7 @@ Enclose = Callable[[str, AbstractAsyncContextManager[Any]], AbstractAsyncContext
 
 Instances = Iterable[Instance] | AsyncIterable[Instance]
 GradeResult = bool | int | float | Grade
+GroupGrades = Sequence[GradeResult | None] | None  # in the order of the members; None: all keep their own
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +242,9 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # `limits.acting`, `start.network` and `start.health` of a step's instance are for that step.
     step: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
     solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
+    # (instance, members) -> a grade for each, None where its own stays: scores a group when its last member
+    # has been graded. Members are `GroupMember`s, alive until this returns.
+    group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
     needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
     hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
     size: int | None = None
@@ -248,7 +252,65 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
-Act = Callable[..., Any]  # (instance, sandbox, model) -> answer, plain or async
+# (instance, sandbox, model) -> answer, plain or async; one with a parameter `attempt` is given a `Parent`.
+Act = Callable[..., Any]
+
+
+class Born(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child attempt came to."""
+
+    answer: Any = None
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+
+
+class Parent(Protocol):
+    """An attempt that can have children. They spend its lease and its budget, and end before it does."""
+
+    async def child(
+        self,
+        agent: str | Act | Agent,
+        instruction: str | None = None,
+        *,
+        name: str = "",
+        sandbox: bool = True,
+        model: bool = True,
+        timeout: float | None = None,
+    ) -> Born:
+        """Have `agent` act in this attempt's sandbox and with its model, as far as these are lent.
+
+        Its model calls are in this attempt's record, under its name. What it raises is the result's failure.
+        """
+
+
+class GroupMember(Parent, Protocol):
+    """A member of a group that is being scored: everything of it is still there."""
+
+    @property
+    def number(self) -> int:
+        """0, 1, 2, ... among those that are scored."""
+
+    @property
+    def answer(self) -> Any: ...
+
+    @property
+    def grade(self) -> Grade | None:
+        """Its own, by the suite's `grade`."""
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def sandbox(self) -> GradingSandbox: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    def exchanges(self) -> Iterable[Exchange]:
+        """What is in its record, from disk, one at a time."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):

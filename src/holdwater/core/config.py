@@ -42,6 +42,18 @@ class Keep(StrEnum):
     NONE = "none"
 
 
+class Serving(Record, frozen=True):
+    """How clients are served."""
+
+    listen: str = "127.0.0.1:8400"  # HOST:PORT, or unix:PATH
+    queue: int = 4096  # rollouts that may be open at once, waiting ones and undelivered ones included
+    largest_order: int = 64 * MiB  # bytes of a body
+    grace: float = 3.0  # seconds that a client has to come back before its work is cancelled
+    return_grace: float = 60.0  # the same after the server itself was gone
+    policy: str | None = None  # `path.py:name` or `module:name` of the function that answers model calls
+    least_workers: int = 1
+
+
 class RunConfig(Record, frozen=True):
     """A run: a suite, an agent, a model, budgets. No secrets: keys come from the environment each time."""
 
@@ -94,6 +106,7 @@ class RunConfig(Record, frozen=True):
     closing: float = 15.0  # seconds for each thing that an attempt closes
     patience: float = 30.0  # seconds beyond all its limits before an attempt counts as hung
     recipe: Recipe | None = None  # of a build of images, which is a run too
+    serving: Serving | None = None  # of a run whose samples are ordered by clients
 
     @property
     def slots(self) -> int:

@@ -46,6 +46,7 @@ RULES: dict[Where, Rule] = {
     Where.WORKER: Rule(again=Again.FREE, scored=Scored.NO, exit_status=1),
     Where.BUDGET: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=1),
     Where.INTERRUPTED: Rule(again=Again.FREE, scored=Scored.NO, exit_status=3),
+    Where.CANCELLED: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=0),
     Where.RUN: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=4),
 }
 

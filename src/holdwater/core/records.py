@@ -169,6 +169,7 @@ class Where(StrEnum):
     WORKER = "worker"
     BUDGET = "budget"
     INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
     RUN = "run"
 
 
@@ -179,6 +180,7 @@ class Phase(StrEnum):
     ACTING = "acting"
     SALVAGE = "salvage"
     GRADING = "grading"
+    SCORING = "scoring"  # with its group: waiting for the others, then scored together
     CLOSING = "closing"
 
 
@@ -266,6 +268,17 @@ class Attempt(Record, frozen=True):
     scale: int = 1  # how many times the resources that the instance asked for
     alone: bool = False  # a suspect: has a worker to itself
     regrades: int | None = None  # the attempt whose salvaged work is graded again
+    group: int | None = None  # the order whose members are scored together
+
+
+class Child(Record, frozen=True):
+    """A child attempt: it borrowed its parent's sandbox or model, spent its lease and ended before it."""
+
+    name: str
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    exchanges: int = 0  # in its parent's record
+    seconds: float = 0.0
 
 
 class Verdict(Record, frozen=True):
@@ -284,6 +297,8 @@ class Verdict(Record, frozen=True):
     saved: Usage = NO_USAGE  # what it did not use again: calls that were answered from the record
     patch: int | None = None  # bytes of the patch in `artifacts/`; None: the suite asks for none
     enough: bool | None = None  # what a critic of the user's own says; None: there is none
+    children: tuple[Child, ...] = ()
+    together: bool = False  # its grade comes from scoring its group
 
 
 class Outcome(Record, frozen=True):
@@ -315,6 +330,8 @@ class Exchange(Record, frozen=True):
     seconds: float = 0.0
     identity: str = ""  # the same for the same request in whatever attempt
     saved: Usage = NO_USAGE  # in the place of `usage`, where an earlier attempt's reply was given again
+    version: str = ""  # of the policy that answered, where it says
+    by: str = ""  # the child attempt that asked; empty: the attempt itself
 
 
 class CommandResult(Record, frozen=True):

@@ -20,7 +20,7 @@ from ..core.authoring import Agent, Critique, Enclose, Model, Recording, Sandbox
 from ..core.config import RunConfig
 from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Limits, Network, Verdict
+from ..core.records import Failure, Limits, Network, Verdict
 from ..docker.client import DockerClient
 from ..gateway.client import ChatClient, connect
 from ..gateway.rate import Rate
@@ -172,10 +172,10 @@ class Host:
         """Begin to live an attempt; its verdict comes by `emit`."""
         self._tasks[job.attempt.id] = group.create_task(self._host(job))
 
-    def interrupt(self, attempt: int, reason: str) -> None:
-        """End an attempt with the verdict `interrupted`."""
+    def interrupt(self, attempt: int, failure: Failure) -> None:
+        """End an attempt with this failure."""
         if (life := self._living.get(attempt)) is not None:
-            life.interrupt(reason)
+            life.interrupt(failure)
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
 
@@ -184,7 +184,7 @@ class Host:
         self._disks.look()
         for life in self._living.values():
             if life.found_full:
-                life.interrupt("the run's disk was full")
+                life.interrupt(interrupted("the run's disk was full"))
 
     def allow(self, attempt: int, memory: int) -> None:
         """The attempt may use more memory from now on."""
@@ -194,7 +194,7 @@ class Host:
 
     def give_up(self, attempt: int) -> asyncio.Task[None]:
         """Count an attempt as gone, whatever it still does; its task."""
-        self._living.pop(attempt).interrupt("it overran all its limits")
+        self._living.pop(attempt).interrupt(interrupted("it overran all its limits"))
         return self._tasks.pop(attempt)
 
     @property

@@ -10,7 +10,7 @@ import msgspec
 
 from ..core.authoring import KeptSandbox, Session
 from ..core.errors import AttemptError, as_failure, let_go
-from ..core.failures import DISK, interrupted
+from ..core.failures import DISK, RULES, Scored
 from ..core.records import NO_USAGE, Failure, Grade, Instance, Phase, Salvage, Times, Usage, Verdict, Where
 from .calls import Calls
 from .disks import Hurt
@@ -43,7 +43,7 @@ class Life:
         self.seconds: dict[Phase, float] = {}
         self.hurt = Hurt()
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
-        self._reason: str | None = None
+        self._ending: Failure | None = None
 
     @property
     def tainted(self) -> bool:
@@ -62,10 +62,12 @@ class Life:
         told = any(f is not None and f.where is Where.RUN and f.kind == DISK for f in failures)
         return told or self.hurt.by_disk
 
-    def interrupt(self, reason: str) -> None:
-        """End it soon, with the verdict `interrupted`."""
-        if self._reason is None and self._task is not None and self.phase is not Phase.CLOSING:
-            self._reason = reason
+    def interrupt(self, failure: Failure) -> None:
+        """End it soon with this failure. One that is scored ends its acting alone: it is graded then."""
+        if RULES[failure.where].scored is Scored.YES and self.phase not in (Phase.SETUP, Phase.ACTING):
+            return
+        if self._ending is None and self._task is not None and self.phase is not Phase.CLOSING:
+            self._ending = failure
             self._task.cancel()
 
     async def stage(
@@ -82,12 +84,15 @@ class Life:
             async with PhaseLimit(allowed, phase):
                 await work()
         except asyncio.CancelledError as error:
-            if self._reason is None:
+            if self._ending is None:
                 raise
             if self._task is not None:
                 self._task.uncancel()
             let_go(error)
-            return interrupted(self._reason)
+            ending = self._ending
+            if RULES[ending.where].scored is Scored.YES:
+                self._ending = None  # it goes on, to be graded, and may be ended once more
+            return ending
         except Exception as error:  # boundary: a bad attempt is data  # noqa: BLE001
             failure = as_failure(error, otherwise, phase)
             let_go(error)

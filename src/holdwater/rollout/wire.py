@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ..core.config import RunConfig
 from ..core.containers import Containers
-from ..core.records import Attempt, Phase, Record, Usage, Verdict
+from ..core.records import Ask, Attempt, Failure, Phase, Record, Usage, Verdict
+from ..core.serving import Answer, ModelChoice, Steer
 
 LARGEST_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
@@ -37,6 +38,16 @@ class Upstream(Record, frozen=True):
 
     everywhere: Provider | None = None
     spoken: dict[str, Provider] = msgspec.field(default_factory=dict)
+
+
+class Offer(Record, frozen=True):
+    """What an order brings for its attempts, beside the instance."""
+
+    model: ModelChoice = ModelChoice()
+    key: str | None = None  # of its endpoint: in no file
+    sampling: dict[str, Any] = msgspec.field(default_factory=dict)  # beside what the run imposes
+    limits: Ask = Ask()
+    followed: bool = False  # turns are reported as they come (`Progress`)
 
 
 class Welcome(Message, frozen=True):
@@ -64,13 +75,44 @@ class Job(Message, frozen=True):
     quota: int = 0  # bytes of disk that its sandbox may use; 0: as its limits say
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
     images: dict[str, str] = msgspec.field(default_factory=dict)  # `Start.key` -> what the daemon has for it
+    offer: Offer | None = None  # None: as the run says
 
 
 class Cancel(Message, frozen=True):
-    """End the attempt with the verdict `interrupted`."""
+    """End the attempt with this failure. One that is scored ends its acting alone: it is graded."""
 
     attempt: int
-    reason: str
+    failure: Failure
+
+
+class Score(Message, frozen=True):
+    """Nobody is left to wait for: score the group's members that are here, or settle each by itself."""
+
+    group: int
+    together: bool
+
+
+class Steered(Message, frozen=True):
+    """The run's model is another one from now on."""
+
+    to: Steer
+    key: str | None = None  # in no file
+
+
+class Take(Message, frozen=True):
+    """Say what is asked in a held call."""
+
+    attempt: int
+    call: int
+    whole: bool = False  # all of it: whoever answers has nothing of what came before
+
+
+class Answered(Message, frozen=True):
+    """Somebody answers a held call."""
+
+    attempt: int
+    call: int
+    answer: Answer
 
 
 class Allow(Message, frozen=True):
@@ -129,6 +171,47 @@ class Done(Message, frozen=True):
     tainted: bool = False  # something of the attempt still runs in this process
 
 
+class Arrived(Message, frozen=True):
+    """The attempt has been graded and waits for its group."""
+
+    attempt: int
+
+
+class Progress(Message, frozen=True):
+    """So many turns of a followed attempt are in the record."""
+
+    attempt: int
+    turns: int
+    usage: Usage = Usage()
+
+
+class Held(Message, frozen=True):
+    """A call of the attempt waits for whoever answers in the place of a model."""
+
+    attempt: int
+    call: int  # 1, 2, 3, ... within the attempt
+
+
+class Unheld(Message, frozen=True):
+    """Nobody waits for the answer any more: its client went away, or its attempt is over."""
+
+    attempt: int
+    call: int
+
+
+class Asked(Message, frozen=True):
+    """What is asked in a held call: `core.serving.Called`, its parent by number."""
+
+    attempt: int
+    call: int
+    dialect: str = ""  # empty: the call is not held any more
+    append: tuple[bytes, ...] = ()
+    parent: int | None = None
+    keep: int = 0
+    head: bytes | None = None
+    streamed: bool = False
+
+
 class Noted(Message, frozen=True):
     """A counted event: a failed clean-up, a failed duty."""
 
@@ -149,8 +232,8 @@ class Broken(Message, frozen=True):
     message: str
 
 
-ToWorker = Welcome | Job | Cancel | Allow | Trim | Leave
-ToConductor = Ready | Unfit | Beat | Done | Noted | Said | Broken
+ToWorker = Welcome | Job | Cancel | Allow | Trim | Leave | Score | Steered | Take | Answered
+ToConductor = Ready | Unfit | Beat | Done | Noted | Said | Broken | Arrived | Progress | Held | Unheld | Asked
 
 _encoder = msgspec.msgpack.Encoder()
 

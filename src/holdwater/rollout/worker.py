@@ -102,8 +102,8 @@ async def _attend(
         match message:
             case Job():
                 host.start(message, group)
-            case Cancel(attempt=attempt, reason=reason):
-                host.interrupt(attempt, reason)
+            case Cancel(attempt=attempt, failure=failure):
+                host.interrupt(attempt, failure)
             case Allow(attempt=attempt, memory=memory):
                 host.allow(attempt, memory)
             case Trim():

@@ -66,7 +66,7 @@ class ImageFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for attempt in list(self._living):
-            self.interrupt(attempt, "the run is over")
+            self.interrupt(attempt, interrupted("the run is over"))
         if tasks := [one.task for one in self._living.values() if one.task is not None]:
             await asyncio.wait(tasks, timeout=LEAVE_SECONDS)
 
@@ -75,10 +75,10 @@ class ImageFleet:
         image = image_in(_images.decode(job.payload))
         living.task = asyncio.get_running_loop().create_task(self._make(living, image))
 
-    def interrupt(self, attempt: int, reason: str) -> None:
+    def interrupt(self, attempt: int, failure: Failure) -> None:
         living = self._living.get(attempt)
         if living is not None and living.task is not None and not living.reason:
-            living.reason = reason
+            living.reason = failure.message
             living.task.cancel()
 
     def give_up(self, attempt: int) -> str:

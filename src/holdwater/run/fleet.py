@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..core.records import Record, Usage
+from ..core.records import Failure, Record, Usage
 from ..rollout.wire import Broken, Done, Job, Living, Noted, Said, Unfit
 
 News = Done | Noted | Said | Broken | Unfit
@@ -60,8 +60,8 @@ class Fleet(Protocol):
     async def start(self, job: Job) -> None:
         """Hand the attempt to a worker; waits until one can take it."""
 
-    def interrupt(self, attempt: int, reason: str) -> None:
-        """End the attempt with the verdict `interrupted`."""
+    def interrupt(self, attempt: int, failure: Failure) -> None:
+        """End the attempt with this failure."""
 
     def give_up(self, attempt: int) -> str:
         """Stop waiting for an attempt that overran its limits; where it hangs. Its worker takes no more."""

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from ..core.authoring import Agent, Critique, Enclose, Suite
+from ..core.failures import interrupted
+from ..core.records import Failure
 from ..gateway.upstreams.policy import Policy
 from ..rollout.host import Host
 from ..rollout.scope import abandon
@@ -49,7 +51,7 @@ class InlineFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for living in self._host.living():
-            self._host.interrupt(living.attempt, "the run is over")
+            self._host.interrupt(living.attempt, interrupted("the run is over"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_SECONDS)
         for living in self._host.living():
@@ -66,8 +68,8 @@ class InlineFleet:
         task.add_done_callback(self._ended)
         return task
 
-    def interrupt(self, attempt: int, reason: str) -> None:
-        self._host.interrupt(attempt, reason)
+    def interrupt(self, attempt: int, failure: Failure) -> None:
+        self._host.interrupt(attempt, failure)
 
     def give_up(self, attempt: int) -> str:
         for living in self._host.living():

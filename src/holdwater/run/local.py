@@ -37,7 +37,7 @@ class LocalFleet:
         self._config = welcome.config
         self._emit = emit
         self._workers: dict[int, WorkerProcess] = {}  # bound: 2 x workers, and suspects
-        self._waiting: dict[int, str | None] = {}  # attempts without a worker yet -> why they must end
+        self._waiting: dict[int, Failure | None] = {}  # attempts without a worker yet -> why they must end
         self._changed = asyncio.Condition()
         self._numbers = 0
         self._stillborn = 0
@@ -74,19 +74,19 @@ class LocalFleet:
         attempt = job.attempt
         self._waiting[attempt.id] = None
         worker = await (self._solo(attempt) if attempt.alone else self._shared(attempt))
-        reason = self._waiting.pop(attempt.id)
+        failure = self._waiting.pop(attempt.id)
         if worker is None:
-            self._finish(attempt, interrupted(reason or "no worker was left"))
+            self._finish(attempt, failure or interrupted("no worker was left"))
             return
         worker.host(job)
 
-    def interrupt(self, attempt: int, reason: str) -> None:
+    def interrupt(self, attempt: int, failure: Failure) -> None:
         if attempt in self._waiting:
-            self._waiting[attempt] = reason
+            self._waiting[attempt] = failure
             self._group.create_task(self._wake())
         for worker in self._workers.values():
             if attempt in worker.attempts:
-                worker.send(Cancel(attempt=attempt, reason=reason))
+                worker.send(Cancel(attempt=attempt, failure=failure))
 
     def give_up(self, attempt: int) -> str:
         for worker in self._workers.values():
@@ -255,7 +255,8 @@ class LocalFleet:
         draining = [w for w in self._workers.values() if w.draining and not w.solo and w.attempts]
         if len(draining) > max(1, self._config.workers):
             for attempt in draining[0].attempts:
-                draining[0].send(Cancel(attempt=attempt, reason="its worker is being replaced"))
+                failure = interrupted("its worker is being replaced")
+                draining[0].send(Cancel(attempt=attempt, failure=failure))
 
     async def _patrol(self) -> None:
         """Each second: who hangs, who is too fat, who has hosted enough."""

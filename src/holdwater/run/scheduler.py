@@ -289,7 +289,7 @@ class Scheduler:
         if self._admission.let_go(attempt, self._reason):
             return
         if attempt not in self._unstarted:
-            self._fleet.interrupt(attempt, self._reason)
+            self._fleet.interrupt(attempt, interrupted(self._reason))
             return
         self._unstarted.discard(attempt)  # told once: a stop and its verdict both interrupt what runs
         del self._attempts[attempt]  # it is being written, and will not be started

@@ -1,0 +1,1 @@
+"""The client of a server: rollouts and groups, asked for from async code or plain code."""
