@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from ..core.errors import HoldwaterError
+from ..core.errors import Refused as Refused
 from ..core.records import Usage
 from ..core.serving import Answer, Called, Health, Order, Result, Stats, Steer
-
-
-class Refused(HoldwaterError):
-    """An order, or something about one, that is not taken; `code` is the `Problem`'s."""
-
-    def __init__(self, code: str, message: str, hint: str = "", after: float = 0.0) -> None:
-        super().__init__(message, hint)
-        self.code = code  # `busy`, `draining`, `conflict`, `unknown`, `invalid`, `gone`
-        self.after = after
 
 
 class MemberState:
