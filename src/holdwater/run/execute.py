@@ -43,6 +43,7 @@ from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .config import Environment
+from .desk import Desk
 from .feed import Feed, RunFeed, compare
 from .fleet import Emit, Governed
 from .governor import Governor
@@ -83,6 +84,8 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
+    config: RunConfig | None = None  # in the place of the run's own: a server that goes on
+    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # where a server's clients come in
 
 
 class Works(Protocol):
@@ -115,7 +118,7 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
-    config = directory.read_config()
+    config = given.config or directory.read_config()
     if given.budget is not None:
         config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     if given.feed is not None:
