@@ -57,6 +57,7 @@ class Order(Record, frozen=True):
     limits: Ask = Ask()
     trajectory: Trajectories = Trajectories.NODES
     detached: bool = False  # it goes on when its client is gone; the result waits
+    turns: bool = False  # `Turned` is told as turns come
 
     def __post_init__(self) -> None:
         if not self.key or len(self.key) > LONGEST_KEY or not self.key.isprintable():

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ..core.config import RunConfig
 from ..core.errors import BadInput, HoldwaterError
-from ..core.plan import Opened
+from ..core.events import Opened
 from ..core.records import Instance
 from ..ledger.ledger import Ledger, Planned, Standing
 from .source import Source
