@@ -18,7 +18,29 @@ from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
 from ..ledger.directory import RunDirectory
 from ..rollout.duty import Duty
-from ..rollout.wire import Allow, Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Trim, Unfit, Welcome
+from ..rollout.wire import (
+    Allow,
+    Answered,
+    Arrived,
+    Asked,
+    Beat,
+    Broken,
+    Cancel,
+    Done,
+    Held,
+    Job,
+    Noted,
+    Progress,
+    Ready,
+    Said,
+    Score,
+    Steered,
+    Take,
+    Trim,
+    Unfit,
+    Unheld,
+    Welcome,
+)
 from ..sandbox.sweep import sweep_attempts
 from .fleet import Census, Emit
 from .process import WorkerProcess
@@ -42,6 +64,7 @@ class LocalFleet:
         self._numbers = 0
         self._stillborn = 0
         self.news = 0
+        self._steered: Steered | None = None  # the last: for workers that start later
         self._assembled = False  # all workers have been ready at once
         self._closing = False
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdwater-sweep")
@@ -136,6 +159,26 @@ class LocalFleet:
         self._retire(worker, f"holds {left} of ended attempts, and memory is short", later=not at_once)
         return f"worker {worker.number} is replaced, which holds {left} of ended attempts"
 
+    # What is said to attempts.
+
+    def send(self, attempt: int, message: Take | Answered) -> bool:
+        for worker in self._workers.values():
+            if attempt in worker.attempts:
+                worker.send(message)
+                return True
+        return False
+
+    def score(self, group: int, together: bool) -> None:
+        for worker in self._workers.values():
+            if any(attempt.group == group for attempt in worker.attempts.values()):
+                worker.send(Score(group=group, together=together))
+
+    def steer(self, message: Steered) -> None:
+        self._steered = message
+        for worker in self._workers.values():
+            if worker.ready:
+                worker.send(message)
+
     # Who hosts an attempt.
 
     async def _shared(self, attempt: Attempt) -> WorkerProcess | None:
@@ -183,6 +226,8 @@ class LocalFleet:
             match message:
                 case Ready():
                     worker.ready, self._stillborn = True, 0
+                    if self._steered is not None:
+                        worker.send(self._steered)
                     await self._wake()
                 case Beat():
                     self.news += 1
@@ -195,6 +240,9 @@ class LocalFleet:
                     self._emit(message)
                 case Noted() | Said() | Broken():
                     self._emit(message)
+                case Arrived() | Progress() | Held() | Unheld() | Asked():
+                    if message.attempt in worker.attempts:  # else it was given up, and has its verdict
+                        self._emit(message)
         reason = await worker.buried()
         del self._workers[worker.number]
         await self._mourn(worker, reason)
