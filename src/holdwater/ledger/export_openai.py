@@ -27,7 +27,7 @@ def write_conversations(reader: Reader, everything: bool, out: BinaryIO, omitted
         if omitted.omits(attempt):
             continue
         tree = Tree(reader.directory, attempt)
-        last = _last_answered(tree)
+        last = last_answered(tree)
         if last:
             _write(tree, last, out)
 
@@ -41,7 +41,7 @@ def _attempts(reader: Reader, everything: bool) -> Iterator[int]:
             yield talked(reader, outcome.attempt)
 
 
-def _last_answered(tree: Tree) -> int:
+def last_answered(tree: Tree) -> int:
     """The last turn of the trajectory that ends with the model's word; 0 where there is none."""
     for thread in tree.threads()[:1]:
         for number in reversed(thread.numbers):
@@ -52,15 +52,26 @@ def _last_answered(tree: Tree) -> int:
 
 
 def _write(tree: Tree, number: int, out: BinaryIO) -> None:
-    pairing = Pairing()
     out.write(b'{"messages":[')
     separator = b""
+    for message in chat_messages(tree, number):
+        out.write(separator + _encode(message))
+        separator = b","
+    tools = chat_tools(tree, number)
+    out.write(b'],"tools":%s}\n' % _encode(tools) if tools else b"]}\n")
+
+
+def chat_messages(tree: Tree, number: int) -> Iterator[dict[str, Any]]:
+    """A request and its reply as Chat Completions has them."""
+    pairing = Pairing()
     for message in _messages(tree, number):
         if message.role != "unknown":
-            out.write(separator + _encode(chat_message(pairing.named(message))))
-            separator = b","
-    tools = list(dialects.dialect(tree.exchange(number).dialect).tools(tree.head(number)))
-    out.write(b'],"tools":%s}\n' % _encode(tools) if tools else b"]}\n")
+            yield chat_message(pairing.named(message))
+
+
+def chat_tools(tree: Tree, number: int) -> list[dict[str, Any]]:
+    """The tools of a request in the same form."""
+    return list(dialects.dialect(tree.exchange(number).dialect).tools(tree.head(number)))
 
 
 def _messages(tree: Tree, number: int) -> Iterator[Message]:
