@@ -131,6 +131,10 @@ class Plan:
         return len(self._state.open)
 
     @property
+    def draining(self) -> bool:
+        return self._state.draining
+
+    @property
     def complete(self) -> bool:
         """Whether every sample there is has been closed."""
         return self._state.exhausted and not self._state.open

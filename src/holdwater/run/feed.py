@@ -110,6 +110,18 @@ class RunFeed:
         return rows
 
 
+class NoFeed:
+    """The samples of a server are ordered: nothing is pulled."""
+
+    error: HoldwaterError | None = None
+
+    async def take(self, count: int) -> list[Opened]:
+        return []
+
+    def close(self) -> None:
+        return
+
+
 def planned(instance: Instance, place: str) -> Planned:
     """An instance as it is written to the ledger."""
     try:

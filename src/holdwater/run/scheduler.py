@@ -183,6 +183,14 @@ class Scheduler:
         """Nobody wants the sample any more."""
         self._take(Withdrawn(instance=instance, sample=sample, failure=failure))
 
+    @property
+    def draining(self) -> bool:
+        return self._plan.draining
+
+    def finish(self) -> None:
+        """Start nothing more; the run has ended well when what runs is over."""
+        self._take(Drain())
+
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
         self._fleet = fleet
