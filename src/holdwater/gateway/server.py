@@ -136,13 +136,25 @@ class Gateway:
         What `recording` knows is answered from it.
         """
         session = Session(attempt, log, self._executor, limits, self._terms, recording)
+        async with self._served(session):
+            yield session
+
+    @asynccontextmanager
+    async def lend(self, session: Session, by: str) -> AsyncIterator[Session]:
+        """A session with a key of its own for a borrower of that name: see `Session.lent`."""
+        with session.lent(by) as borrower:
+            async with self._served(borrower):
+                yield borrower
+
+    @asynccontextmanager
+    async def _served(self, session: Session) -> AsyncIterator[None]:
         self.sessions[session.key] = session
         try:
-            yield session
+            yield
         finally:
             del self.sessions[session.key]
             if not await session.close():
-                self.on_failed_cleanup(f"calls of attempt {attempt} did not end when it closed")
+                self.on_failed_cleanup(f"calls of attempt {session.attempt} did not end when it closed")
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = route(request)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Critique, Enclose, Model, Recording, Sandboxes, Session, Suite
 from ..core.config import RunConfig
-from ..core.errors import DiskFull, HoldwaterError, RunFailed
+from ..core.errors import AttemptOver, DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Exchange, Failure, Limits, Network, Verdict
 from ..docker.client import DockerClient
@@ -293,6 +293,12 @@ class Host:
         if limits.cost is not None and self._welcome.config.price is None:
             raise unpriced(self._welcome.config.model)
         return self._server.session(attempt, log, limits, recording)
+
+    def lend(self, session: Session, by: str) -> AbstractAsyncContextManager[Session]:
+        """A session for a borrower of that name, which writes to the same record and is closed first."""
+        if (lender := self._server.sessions.get(session.key)) is None:
+            raise AttemptOver("the attempt is over")
+        return self._server.lend(lender, by)
 
     def model(self, session: Session | None, network: Network | None) -> Model | None:
         if session is None:
