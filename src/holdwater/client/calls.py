@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.serving import Called
+from ..core.serving import KEPT_CALLS, Called
 from .patience import Garbled, Lost
 
-TIPS = 32  # conversations of a rollout that are remembered: as many as the gateway's recorder has
-CONTINUED = 4  # calls that were gone on with: another one that was under way then may go on with them too
 LONGEST_HAVE = 4000  # bytes of a header; what is not named in it comes whole
 
 _MESSAGES = {"chat": "messages", "messages": "messages", "responses": "input", "gemini": "contents"}
@@ -59,25 +57,24 @@ class Conversations:
 
     def __init__(self, order: str) -> None:
         self._order = order
-        self._members: dict[int, _Member] = {}  # bound: the order's size and what is replaced
+        # By rollout, then by call, the newest last; bound: the order's size, and KEPT_CALLS.
+        self._members: dict[int, dict[str, Call]] = {}
 
     def take(self, event: Called) -> Call:
         """The whole call; raises `Unknown`."""
-        member = self._members.setdefault(event.member, _Member())
+        calls = self._members.setdefault(event.member, {})
+        parent = _parent(calls, event)
         try:
             append = [msgspec.json.decode(message) for message in event.append]
-            head = _head(event.head)
+            head = _head(event.head) if event.head is not None or parent is None else parent.head
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Garbled(f"a call cannot be read: {error}") from error
-        kept: list[Any] = []
-        if event.parent is not None:
-            known = member.parent(event.parent, event.keep)
-            kept = known.messages[: event.keep]
-            head = known.head if head is None else head
-        if head is None:
-            raise Garbled("a call has neither a head nor a parent")
-        call = Call(self._order, event.member, event.call, event.dialect, kept + append, head, event.streamed)
-        member.keep(call)
+        messages = [*parent.messages[: event.keep], *append] if parent is not None else append
+        call = Call(self._order, event.member, event.call, event.dialect, messages, head, event.streamed)
+        calls.pop(call.id, None)
+        calls[call.id] = call
+        if len(calls) > KEPT_CALLS:
+            del calls[next(iter(calls))]
         return call
 
     def forget(self, member: int) -> None:
@@ -85,12 +82,11 @@ class Conversations:
         self._members.pop(member, None)
 
     def have(self) -> str:
-        """The ids of the calls that later ones may go on with, the latest of each rollout first."""
-        latest = [member.ids() for member in self._members.values()]
-        deepest = max(map(len, latest), default=0)
+        """The ids of the calls that later ones may go on with, the newest of each rollout first."""
+        newest = [list(reversed(calls)) for calls in self._members.values()]
         told: list[str] = []
         room = LONGEST_HAVE
-        for call in (ids[depth] for depth in range(deepest) for ids in latest if depth < len(ids)):
+        for call in (ids[depth] for depth in range(KEPT_CALLS) for ids in newest if depth < len(ids)):
             room -= len(call) + 1
             if room < 0:
                 break
@@ -98,35 +94,14 @@ class Conversations:
         return ",".join(told)
 
 
-class _Member:
-    """One rollout's calls, the latest last."""
-
-    def __init__(self) -> None:
-        self._tips: dict[str, Call] = {}  # bound: TIPS
-        self._continued: dict[str, Call] = {}  # bound: CONTINUED
-
-    def parent(self, call: str, keep: int) -> Call:
-        known = self._tips.get(call) or self._continued.get(call)
-        if known is None or keep > len(known.messages):
-            raise Unknown(f"a call goes on with one that is not known: `{call}`")
-        if keep == len(known.messages):
-            self._tips.pop(call, None)
-            _put(self._continued, known, CONTINUED)
-        return known
-
-    def keep(self, call: Call) -> None:
-        _put(self._tips, call, TIPS)
-
-    def ids(self) -> list[str]:
-        return [*reversed(self._tips), *reversed(self._continued)]
+def _parent(calls: Mapping[str, Call], event: Called) -> Call | None:
+    if event.parent is None:
+        return None
+    known = calls.get(event.parent)
+    if known is None or event.keep > len(known.messages):
+        raise Unknown(f"a call goes on with one that is not known: `{event.parent}`")
+    return known
 
 
-def _head(text: str | None) -> Mapping[str, Any] | None:
-    return None if text is None else msgspec.json.decode(text, type=dict[str, Any])
-
-
-def _put(calls: dict[str, Call], call: Call, most: int) -> None:
-    calls.pop(call.id, None)
-    calls[call.id] = call
-    if len(calls) > most:
-        del calls[next(iter(calls))]
+def _head(text: str | None) -> dict[str, Any]:
+    return msgspec.json.decode(text or "null", type=dict[str, Any])

@@ -10,7 +10,7 @@ import inspect
 import random
 import resource
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
@@ -38,7 +38,7 @@ from ..core.serving import (
 from .answering import Answering, Policy
 from .errors import Busy, ServerGone
 from .patience import Garbled, Lost, Patience
-from .server import Request, Server, decoded, order_path
+from .server import Reply, Request, Server, decoded, order_path
 
 if TYPE_CHECKING:
     import ssl
@@ -52,6 +52,7 @@ SHORTEST_WAIT = 0.1  # seconds before a busy server is asked again
 LONGEST_WAIT = 30.0
 SPARE_FILES = 128  # descriptors that are left for everything else in this process
 
+UNFINISHED = 202  # the status of an order that is not over
 MODEL_KEY = "X-Holdwater-Model-Key"
 HAVE = "X-Holdwater-Have"
 
@@ -149,17 +150,18 @@ class AsyncClient:
         """
         return self._events(order, model_key, None)
 
-    async def answer(self, key: str, answers: Answer | Sequence[Answer]) -> None:
-        """Answer calls of an order; `OrderRefused` (`gone`) if nobody waits for that any more."""
-        await self._poster(key)(_pack(answers))
+    async def answer(self, key: str, answer: Answer) -> None:
+        """Answer a call of an order; `OrderRefused` (`gone`) if nobody waits for that any more."""
+        await self._poster(key)(_pack(answer))
 
     async def cancel(self, key: str) -> None:
         """End an order: what is not over of it gets the verdict `cancelled`."""
         await self._ask(Request("DELETE", order_path(key)))
 
-    async def result(self, key: str) -> Result:
-        """What became of an order that is over."""
-        return await self._read(Request("GET", order_path(key)), Result)
+    async def result(self, key: str) -> Result | None:
+        """What became of an order; None: it is not over."""
+        reply = await self._ask(Request("GET", order_path(key)))
+        return None if reply.status == UNFINISHED else self._read(reply, Result)
 
     async def steer(
         self, url: str, name: str | None = None, version: str = "", key: str | None = None
@@ -171,12 +173,12 @@ class AsyncClient:
     async def health(self) -> Health:
         """How the server is now. It is asked once: raises `ServerGone` if it does not answer."""
         try:
-            return decoded(await self._server.ask(Request("GET", "/v1/health", fine=(503,))), Health)
+            return self._read(await self._server.ask(Request("GET", "/v1/health", fine=(503,))), Health)
         except Lost as lost:
             raise ServerGone(f"the server at `{self._server.name}` does not answer: {lost}") from lost
 
     async def stats(self) -> Stats:
-        return await self._read(Request("GET", "/v1/stats"), Stats)
+        return self._read(await self._ask(Request("GET", "/v1/stats")), Stats)
 
     async def drain(self) -> None:
         """The server takes no more orders, and ends when those that are open are over."""
@@ -184,7 +186,7 @@ class AsyncClient:
 
     async def blob(self, name: str) -> bytes:
         """What a message refers to: an image, for example."""
-        return await self._ask(Request("GET", f"/v1/blobs/{quote(name, safe='')}", headers={"Accept": "*/*"}))
+        return (await self._ask(Request("GET", f"/v1/blobs/{quote(name, safe='')}"))).body
 
     async def _wished(
         self, instance: str | Instance, n: int, group: GroupTerms | None, wishes: Wishes
@@ -246,13 +248,13 @@ class AsyncClient:
             except (Busy, Lost) as trouble:
                 await self._again(trouble, patience)
 
-    async def _read(self, request: Request, kind: type[T]) -> T:
+    def _read(self, reply: Reply, kind: type[T]) -> T:
         try:
-            return decoded(await self._ask(request), kind)
+            return decoded(reply.body, kind)
         except Garbled as garbled:
             raise ServerGone(f"the server at `{self._server.name}` speaks otherwise: {garbled}") from garbled
 
-    async def _ask(self, request: Request) -> bytes:
+    async def _ask(self, request: Request) -> Reply:
         """Ask until there is an answer. All that is asked can be asked twice."""
         patience = Patience(self._server.name, self._patience)
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from types import TracebackType
@@ -114,16 +114,16 @@ class Client:
             if self._closing.alive:
                 self._wait(events.aclose())
 
-    def answer(self, key: str, answers: Answer | Sequence[Answer]) -> None:
-        """Answer calls of an order; `OrderRefused` (`gone`) if nobody waits for that any more."""
-        self._wait(self._client.answer(key, answers))
+    def answer(self, key: str, answer: Answer) -> None:
+        """Answer a call of an order; `OrderRefused` (`gone`) if nobody waits for that any more."""
+        self._wait(self._client.answer(key, answer))
 
     def cancel(self, key: str) -> None:
         """End an order: what is not over of it gets the verdict `cancelled`."""
         self._wait(self._client.cancel(key))
 
-    def result(self, key: str) -> Result:
-        """What became of an order that is over."""
+    def result(self, key: str) -> Result | None:
+        """What became of an order; None: it is not over."""
         return self._wait(self._client.result(key))
 
     def steer(self, url: str, name: str | None = None, version: str = "", key: str | None = None) -> None:

@@ -51,6 +51,11 @@ class Request(NamedTuple):
     fine: tuple[int, ...] = ()  # statuses of which the body is wanted, although they tell of a problem
 
 
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+
+
 class Server:
     """Used with `async with`. Orders have connections of their own, so that answers never wait for orders."""
 
@@ -99,8 +104,7 @@ class Server:
         except _BROKEN as error:
             raise Lost(_described(error)) from error
 
-    async def ask(self, request: Request) -> bytes:
-        """The body of what it answers."""
+    async def ask(self, request: Request) -> Reply:
         told = {"Content-Type": PLAIN, "Accept": PLAIN, **request.headers}
         try:
             async with self._requests.request(
@@ -108,7 +112,7 @@ class Server:
             ) as response:
                 if response.status not in request.fine:
                     await _check(response)
-                return await response.read()
+                return Reply(response.status, await response.read())
         except _BROKEN as error:
             raise Lost(_described(error)) from error
 

@@ -16,6 +16,7 @@ from .records import NO_USAGE, Ask, Child, Failure, Instance, Record, Times, Usa
 
 PROTOCOL = 1
 LONGEST_KEY = 200  # characters of an idempotency key
+KEPT_CALLS = 16  # of a rollout: a client keeps the newest so many that it was told of, as parents of the next
 
 
 class Source(StrEnum):
