@@ -7,7 +7,7 @@ are data URLs, as that format has them; files are written by `export_atif.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 

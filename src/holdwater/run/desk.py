@@ -20,8 +20,7 @@ from ..core.errors import Refused
 from ..core.events import Membership, Opened
 from ..core.groups import GroupTerms, cancelled
 from ..core.records import Attempt, Outcome, Verdict
-from ..core.serving import PROTOCOL, Answer, Called, Order, Result, Source, Steer
-from ..ledger.ledger import Ledger
+from ..core.serving import PROTOCOL, Answer, Called, Health, Order, Result, Source, Stats, Steer
 from ..ledger.orders import KeyTaken, OrderRow
 from ..ledger.reader import Reader
 from ..ledger.results import result_of
@@ -31,6 +30,7 @@ from .feed import reopened
 from .fleet import Attended, Underway
 from .held import Calls
 from .scheduler import Scheduler
+from .service import Service
 from .ticket import MemberState, Ticket
 
 BUSY_SECONDS = 1.0  # before it is worth to ask again
@@ -41,8 +41,14 @@ Key = tuple[int, int]  # instance, sample
 class Desk:
     """One server's. Implements `scheduler.Customers`."""
 
-    def __init__(self, config: RunConfig, suite: Suite, ledger: Ledger, scheduler: Scheduler) -> None:
+    def __init__(
+        self, config: RunConfig, suite: Suite, scheduler: Scheduler, fleet: Attended, service: Service
+    ) -> None:
+        ledger = scheduler.ledger
         self._config = config
+        self._fleet = fleet
+        self._service = service
+        self._calls = Calls(fleet)
         self._serving = config.serving or Serving()
         self._ledger = ledger
         self._scheduler = scheduler
@@ -53,18 +59,16 @@ class Desk:
         self._parked: dict[str, OrderRow] = {}  # left by an earlier conductor; bound: the same
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="holdwater-results")
         self.open = 0  # rollouts of all tickets
-        self._draining = False
         self._steered = False
         self._tasks: asyncio.TaskGroup | None = None
 
     @asynccontextmanager
-    async def opened(self, fleet: Attended) -> AsyncIterator[Desk]:
+    async def opened(self) -> AsyncIterator[Desk]:
         """Orders are taken in this block. What an earlier conductor left waits for its clients."""
-        self._fleet = fleet
-        self._calls = Calls(fleet)
         loop = asyncio.get_running_loop()
         with Reader(self._ledger.directory) as self._reader:
             async with asyncio.TaskGroup() as self._tasks:
+                await self._service.begin()
                 through = self._tasks.create_task(self._catalogue.go_through())
                 await self._recall()
                 patience = loop.call_later(self._serving.return_grace, self._give_up)
@@ -93,11 +97,14 @@ class Desk:
         ticket = self._tickets[order.key] = Ticket(order, key, self)
         try:
             await self._write(ticket, asked)
+            self._service.counts.ordered()
         except BaseException as error:  # boundary: given back, then raised again
             del self._tickets[order.key]
             ticket.placed.set_result(None)
             if isinstance(error, KeyTaken):
                 raise Refused("conflict", error.message) from None
+            if isinstance(error, Refused):
+                self._service.counts.refused(error.code)
             raise
         ticket.placed.set_result(None)
         return ticket
@@ -118,8 +125,14 @@ class Desk:
 
     def drain(self) -> None:
         """Take no more orders; when those that are open are over, the server ends."""
-        self._draining = True
+        self._service.draining = True
         self._end_if_idle()
+
+    def health(self) -> Health:
+        return self._service.health()
+
+    def stats(self) -> Stats:
+        return self._service.stats(self._calls.held, len(self._tickets))
 
     # What a ticket asks for (`ticket.Counter`).
 
@@ -170,6 +183,8 @@ class Desk:
     def started(self, attempt: Attempt) -> None:
         if (found := self._member(attempt)) is not None:
             ticket, member = found
+            if not member.attempt:
+                self._service.counts.started(time.time() - ticket.row.at)
             member.begin(attempt.id)
             self._calls.belong(attempt.id, ticket, member)
             ticket.change()
@@ -191,6 +206,8 @@ class Desk:
         if ticket is None:
             return
         ticket.close(outcome)
+        now = time.time()
+        self._service.counts.finished(now, now - ticket.row.at, outcome.kind)
         if ticket.finished and not ticket.followers:
             self._forget(ticket)
 
@@ -224,7 +241,7 @@ class Desk:
             raise Refused("invalid", "the server has no model", hint)
 
     def _reserve(self, order: Order) -> None:
-        if self._draining or self._scheduler.draining:
+        if self._service.draining or self._scheduler.draining:
             raise Refused("draining", "the server takes no more orders")
         queue = self._serving.queue
         if self.open + order.size > queue:
@@ -316,7 +333,7 @@ class Desk:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        if self._draining and not self._tickets:
+        if self._service.draining and not self._tickets:
             self._scheduler.finish()
 
     def _member(self, attempt: Attempt) -> tuple[Ticket, MemberState] | None:

@@ -55,6 +55,7 @@ from .provision import Provision
 from .replay import earlier_in
 from .retention import Retention
 from .scheduler import Scheduler, interruption
+from .service import Service
 from .signals import Signals
 from .source import Source
 from .space import Levers, Space
@@ -84,9 +85,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
-    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = (
-        None  # of a server
-    )
+    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # of a server
 
 
 class Works(Protocol):
@@ -212,7 +211,7 @@ async def _schedule(
         await watch.begin()
     async with (
         _fleet(welcome, scheduler.hear, given) as fleet,
-        _served(config, scheduler, fleet, given) as service,
+        _served(config, scheduler, governor, fleet, around) as service,
     ):
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
@@ -273,17 +272,19 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
 
 @asynccontextmanager
 async def _served(
-    config: RunConfig, scheduler: Scheduler, fleet: Governed, given: Conduct
+    config: RunConfig, scheduler: Scheduler, governor: Governor, fleet: Governed, around: _Around
 ) -> AsyncIterator[Sequence[Duty]]:
-    """Orders are taken, where the run is a server's."""
-    if config.serving is None or given.door is None:
+    """Orders are taken, where the run is a server's; what has to be done beside that."""
+    door = around.given.door
+    if config.serving is None or door is None:
         yield ()
         return
-    desk = Desk(config, given.suite, scheduler.ledger, scheduler)
-    scheduler.serve(desk)
     assert isinstance(fleet, LocalFleet | InlineFleet)
-    async with desk.opened(fleet), given.door(desk):
-        yield ()
+    service = Service(fleet, scheduler, governor, around.timeline)
+    desk = Desk(config, around.given.suite, scheduler, fleet, service)
+    scheduler.serve(desk)
+    async with desk.opened(), door(desk):
+        yield service.duties()
 
 
 @contextmanager

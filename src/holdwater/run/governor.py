@@ -204,6 +204,11 @@ class Governor:
     def leased(self) -> int:
         return sum(self._gate.memory.leases.values())
 
+    @property
+    def room(self) -> int:
+        """Bytes of memory that can still be leased."""
+        return self._gate.memory.room
+
     def take_lag(self) -> float:
         """The longest lag of a worker since this was last asked, in seconds."""
         lag, self._lag = self._lag, 0.0

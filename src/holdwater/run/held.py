@@ -20,7 +20,11 @@ class Calls:
         self._fleet = fleet
         self._owners: dict[int, tuple[Ticket, MemberState]] = {}  # by attempt; bound: the run's concurrency
         self._asking: dict[str, asyncio.Future[Asked | None]] = {}  # bound: streams that are being written
-        self.held = 0
+
+    @property
+    def held(self) -> int:
+        """How many wait for an answer now."""
+        return sum(len(member.calls) for _, member in self._owners.values())
 
     def belong(self, attempt: int, ticket: Ticket, member: MemberState) -> None:
         """The attempt has begun, for this member."""
