@@ -82,6 +82,7 @@ class Wishes(TypedDict, total=False):
     limits: Ask
     trajectory: Trajectories
     detached: bool
+    turns: bool  # True where there is an `on_event`
     policy: Policy | None  # answers the agent's model calls, in this process
     on_event: Callable[[AnyEvent], Any] | None  # plain or async; waited for
 
@@ -196,6 +197,7 @@ class AsyncClient:
         asked: dict[str, Any] = dict(wishes)
         policy, on_event = asked.pop("policy", None), asked.pop("on_event", None)
         model_key = asked.pop("model_key", None)
+        asked.setdefault("turns", on_event is not None)
         asked.setdefault("key", uuid.uuid4().hex)
         if policy is not None:
             asked.setdefault("model", ModelChoice(source=Source.TRAINER))
