@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
+from ..agent.python import takes_attempt
 from ..core.authoring import (
     Agent,
     Critique,
@@ -105,6 +106,7 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
+        self.parental = takes_attempt(self.agent.act)
         self.groups = Groups(self.suite.group, lambda attempt: emit(Arrived(attempt=attempt)))
         self.critic = own_critic(critic or config.critic)
         self.limits: Limits = config.limits
