@@ -16,6 +16,7 @@ from .records import NO_USAGE, Ask, Child, Failure, Instance, Record, Times, Usa
 
 PROTOCOL = 1
 LONGEST_KEY = 200  # characters of an idempotency key
+KEPT_CALLS = 16  # of a rollout: a client keeps the newest so many that it was told of, as parents of the next
 
 
 class Source(StrEnum):
@@ -57,6 +58,7 @@ class Order(Record, frozen=True):
     limits: Ask = Ask()
     trajectory: Trajectories = Trajectories.NODES
     detached: bool = False  # it goes on when its client is gone; the result waits
+    turns: bool = False  # `Turned` is told as turns come
 
     def __post_init__(self) -> None:
         if not self.key or len(self.key) > LONGEST_KEY or not self.key.isprintable():

@@ -181,8 +181,11 @@ class Book:
         self._count("ordered")
         return orders.add_member(self.connection, order, instance, member)
 
-    def deliver(self, order: int) -> None:
+    def deliver(self, order: int, keep: Keep) -> None:
         orders.deliver(self.connection, order, self._now())
+        for instance, sample, kind in orders.outcomes(self.connection, order):
+            if not keeps(keep, kind):
+                drop_sample(self.connection, (instance, sample), keep, self._now())
 
     # Attempts.
 

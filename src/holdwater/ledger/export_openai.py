@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from . import dialects
+from .chat_message import chat_message
 from .media import resolve
-from .message import Media, Message, Pairing, ToolCall, decoded, fields, merged
+from .message import Message, Pairing, decoded, fields, merged
 from .omitted import Omitted
 from .reader import Reader
 from .trajectory import Tree, talked
@@ -95,37 +96,6 @@ def _reply(tree: Tree, number: int) -> Message | None:
         return None
     whole = decoded(resolve(bytes(exchange.reply), tree.blobs))
     return dialects.dialect(exchange.dialect).reply(fields(whole)).message
-
-
-def chat_message(message: Message) -> dict[str, Any]:
-    """A message as Chat Completions has it; thoughts are not part of that."""
-    content: Any = [_part(part) for part in message.parts]
-    if all(isinstance(part, str) for part in message.parts):
-        content = "\n".join(str(part) for part in message.parts)
-    made: dict[str, Any] = {"role": message.role, "content": content or None if message.calls else content}
-    if message.calls:
-        made["tool_calls"] = [_call(call) for call in message.calls]
-    if message.role == "tool":
-        made["tool_call_id"] = message.answers
-    return made
-
-
-def _part(part: str | Media) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    kind, _, format = part.type.partition("/")
-    where = f"data:{part.type};base64,{part.data}" if part.data else part.url
-    if kind == "image":
-        return {"type": "image_url", "image_url": {"url": where}}
-    if kind == "audio" and part.data:
-        return {"type": "input_audio", "input_audio": {"data": part.data, "format": format}}
-    return {"type": "file", "file": {"file_data" if part.data else "file_id": where}}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    given = call.arguments
-    text = given if isinstance(given, str) else _encode({} if given is None else given).decode()
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
 
 
 _encode = msgspec.json.Encoder().encode

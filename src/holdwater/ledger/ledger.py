@@ -184,9 +184,9 @@ class Ledger:
         """The rollouts of an order that are over."""
         return await self._writer.do(lambda: orders.closed(self._book.connection, order))
 
-    async def deliver(self, order: int) -> None:
-        """Write that a client has the result."""
-        await self._writer.do(self._book.deliver, order)
+    async def deliver(self, order: int, keep: Keep = Keep.ALL) -> None:
+        """Write that a client has the result; with it, what goes."""
+        await self._writer.do(self._book.deliver, order, keep)
 
     async def earlier_seconds(self) -> float:
         """The time that the conductors before this one spent."""

@@ -103,6 +103,14 @@ def standings(connection: sqlite3.Connection, row: OrderRow) -> list[Standing]:
     return [standing(connection, row.instance, sample) for sample in row.samples if sample not in over]
 
 
+def outcomes(connection: sqlite3.Connection, order: int) -> list[tuple[int, int, str]]:
+    """Instance, sample and kind of those that are over."""
+    return connection.execute(
+        "SELECT instance, sample, kind FROM rollout JOIN outcome USING (instance, sample) WHERE orders = ?",
+        (order,),
+    ).fetchall()
+
+
 def deliver(connection: sqlite3.Connection, order: int, at: float) -> None:
     connection.execute("UPDATE orders SET delivered = coalesce(delivered, ?) WHERE id = ?", (at, order))
 

@@ -29,6 +29,7 @@ from ..rollout.wire import (
     Unheld,
 )
 
+ToAttempt = Take | Answered
 # What an attempt says before its verdict.
 Underway = Arrived | Progress | Held | Unheld | Asked
 News = Done | Noted | Said | Broken | Unfit | Underway
@@ -72,6 +73,18 @@ class Census(Record, frozen=True):
         return total
 
 
+class Condition(Record, frozen=True):
+    """How the workers are."""
+
+    ready: int  # and taking what comes
+    starting: int
+    draining: int
+    wanted: int
+    lost: int = 0  # workers that died or hung, since the start
+    recycled: int = 0
+    unfit: str = ""  # why a worker cannot start
+
+
 class Fleet(Protocol):
     """Hosts attempts and reports their verdicts; opened and closed with `async with`."""
 
@@ -110,7 +123,7 @@ class Governed(Fleet, Protocol):
 class Attended(Governed, Protocol):
     """A fleet whose attempts can be spoken to while they live."""
 
-    def send(self, attempt: int, message: Take | Answered) -> bool:
+    def send(self, attempt: int, message: ToAttempt) -> bool:
         """Tell the worker that hosts the attempt; False: none does."""
 
     def score(self, group: int, together: bool) -> None:
@@ -118,3 +131,8 @@ class Attended(Governed, Protocol):
 
     def steer(self, message: Steered) -> None:
         """The run's model is another one: all workers hear it, also those that start later."""
+
+    def demand(self, running: int, waiting: int, room: int) -> None:
+        """What is asked of it, and bytes of memory that are free: there are more workers or fewer."""
+
+    def condition(self) -> Condition: ...
