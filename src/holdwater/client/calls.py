@@ -6,7 +6,6 @@ It neither reads a stream nor answers: `client.py` and `answering.py` do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,9 +42,9 @@ class Call(NamedTuple):
         """The request as Chat Completions would have it."""
         if self.dialect == "chat":
             return self.request
-        convert = import_module("...gateway.dialects.convert", __name__)
-        chat: dict[str, Any] = convert.as_chat(self.dialect, self.request)
-        return chat
+        from ..gateway.dialects.asking import as_chat  # here: in most clients it is never needed
+
+        return as_chat(self.dialect, self.request)
 
 
 class Unknown(Lost):

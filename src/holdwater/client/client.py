@@ -82,6 +82,7 @@ class Wishes(TypedDict, total=False):
     limits: Ask
     trajectory: Trajectories
     detached: bool
+    turns: bool  # True where there is an `on_event`
     policy: Policy | None  # answers the agent's model calls, in this process
     on_event: Callable[[AnyEvent], Any] | None  # plain or async; waited for
 
@@ -96,7 +97,9 @@ class AsyncClient:
         self._waits = settings.get("busy", "wait") == "wait"
         self._orders = asyncio.Semaphore(_affordable(settings.get("at_once", 1024), connections))
         self._calls = asyncio.Semaphore(settings.get("calls_at_once", 256))
-        self._leaving: set[asyncio.Task[None]] = set()  # bound: the orders in flight
+        self.leaving: set[asyncio.Task[None]] = (
+            set()
+        )  # tells servers of cancelled orders; bound: those in flight
 
     async def __aenter__(self) -> AsyncClient:
         await self._server.__aenter__()
@@ -106,8 +109,8 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._leaving:
-                await asyncio.wait(self._leaving)  # each is bounded by `LEAVING`
+            if self.leaving:
+                await asyncio.wait(self.leaving)  # each is bounded by `LEAVING`
         finally:
             await self._server.__aexit__(kind, error, trace)
 
@@ -194,6 +197,7 @@ class AsyncClient:
         asked: dict[str, Any] = dict(wishes)
         policy, on_event = asked.pop("policy", None), asked.pop("on_event", None)
         model_key = asked.pop("model_key", None)
+        asked.setdefault("turns", on_event is not None)
         asked.setdefault("key", uuid.uuid4().hex)
         if policy is not None:
             asked.setdefault("model", ModelChoice(source=Source.TRAINER))
@@ -279,8 +283,8 @@ class AsyncClient:
     async def _leave(self, key: str) -> None:
         """Tell the server, whatever happens to whoever waits for this."""
         task = asyncio.create_task(self._give_up(key))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self.leaving.add(task)
+        task.add_done_callback(self.leaving.discard)
         await asyncio.shield(task)
 
     async def _give_up(self, key: str) -> None:

@@ -147,7 +147,7 @@ class Client:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         ended = threading.Event()
-        waited = self._begin(_marked(work, ended))
+        waited = self._begin(work, ended)
         try:
             return _result(waited)
         except BaseException:  # boundary: Ctrl-C, for example; raised again
@@ -155,14 +155,14 @@ class Client:
                 ended.wait(LEAVING)  # the server is being told
             raise
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._closing.alive or threading.current_thread() is self._thread:
+    def _begin(self, work: Coroutine[Any, Any, T], ended: threading.Event | None = None) -> Future[T]:
+        own = threading.current_thread() is self._thread
+        if own or not self._closing.alive:
             work.close()
-            closed = not self._closing.alive
             raise BadInput(
-                "the client is closed" if closed else "this thread is the client's own: it cannot wait"
+                "this thread is the client's own: it cannot wait" if own else "the client is closed"
             )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(_marked(work, ended or threading.Event()), self._loop)
 
 
 async def _marked(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
@@ -201,7 +201,7 @@ def _end(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading
 
 
 async def _close(client: AsyncClient) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+    others = asyncio.all_tasks() - {asyncio.current_task()} - client.leaving
     for task in others:
         task.cancel()
     if others:

@@ -107,6 +107,11 @@ class Gateway:
     ) -> None:
         await self._stack.aclose()
 
+    def model_of(self, key: str) -> str | None:
+        """The model's name that is imposed on the session with this key; None: as the agent asks."""
+        session = self.sessions.get(key)
+        return self.relay.own.model if session is None else self.relay.behind(session).model
+
     def steer(self, own: Behind) -> None:
         """From now on this answers the calls of sessions that have nobody else behind them.
 
