@@ -24,6 +24,7 @@ from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
 from .identity import identity
 from .incoming import read_body
+from .near import Near, Request
 from .pulse import Pulse
 from .recorder import UNREADABLE, Delta, Form, Malformed
 from .routes import Route
@@ -103,7 +104,7 @@ class Relay:
         self._keep_alive = keep_alive
         self._sampling = sampling
 
-    async def pass_on(self, request: web.BaseRequest, session: Session, route: Route) -> web.StreamResponse:
+    async def pass_on(self, request: Request, session: Session, route: Route) -> web.StreamResponse:
         """One call that is a turn of a conversation."""
         dialect = route.dialect
         if dialect.form.dialect not in self._upstream.dialects:
@@ -113,7 +114,7 @@ class Relay:
         turn = Turn(request, session, delta, dialect, recorded)
         try:
             async with self._answer(call, session, recorded, dialect, wanted) as answer:
-                if answer.failure is None and _is_stream(answer):
+                if answer.failure is None and _is_stream(answer) and not isinstance(request, Near):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
                 return await turn.whole(answer)
@@ -138,7 +139,7 @@ class Relay:
         async with session.paced(), self._upstream.send(call) as answer:
             yield answer
 
-    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
+    async def count(self, request: Request, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
         estimate = counted(route.dialect, len(content))
@@ -161,7 +162,7 @@ class Relay:
         finally:
             body.free()
 
-    async def _prepare(self, request: web.BaseRequest, session: Session, route: Route) -> Prepared:
+    async def _prepare(self, request: Request, session: Session, route: Route) -> Prepared:
         form = route.dialect.form
         content, admitted = await read_body(request, self.admission, self._cap)
         body = Body((content,), admitted, self.retention)
@@ -193,7 +194,7 @@ class Relay:
         return error
 
 
-def _keys(content: bytearray) -> dict[str, Raw]:
+def _keys(content: bytes | bytearray) -> dict[str, Raw]:
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
     except UNREADABLE as error:
@@ -215,7 +216,7 @@ def _imposing(asked: Asked, form: Form, head: dict[str, Raw], sampling: Mapping[
     return asked._replace(changes={**asked.changes, **changes}) if changes else asked
 
 
-def _call(request: web.BaseRequest, session: Session, asked: Asked, route: Route, body: Body) -> Call:
+def _call(request: Request, session: Session, asked: Asked, route: Route, body: Body) -> Call:
     place = asked.place
     if session.key in place.query:  # in whatever parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
@@ -229,7 +230,7 @@ class Turn:
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: Request,
         session: Session,
         delta: Delta,
         dialect: Dialect,
@@ -286,6 +287,7 @@ class Turn:
     async def _send(self, answer: Answer, held: list[bytes], pulse: Pulse) -> None:
         if self._response is None:
             self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
+            assert not isinstance(self._request, Near), "an answer to this process is never a stream"
             await self._response.prepare(self._request)
             pulse.start(self._response)
         pulse.heard()
@@ -337,7 +339,7 @@ class Turn:
             self._request.transport.abort()
 
 
-def _headers(request: web.BaseRequest, session: Session) -> dict[str, str]:
+def _headers(request: Request, session: Session) -> dict[str, str]:
     """The client's headers that go upstream: not those of its connection, and nothing with its key."""
     return {
         name: value

@@ -22,7 +22,7 @@ from ..core.errors import DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Failure, Limits, Network, Verdict
 from ..docker.client import DockerClient
-from ..gateway.client import ChatClient, connect
+from ..gateway.client import ChatClient
 from ..gateway.rate import Rate
 from ..gateway.routes import DIALECTS
 from ..gateway.server import Gateway
@@ -120,7 +120,6 @@ class Host:
                         body_cap=welcome.config.largest_request,
                         terms=terms_of(welcome.config),
                     ) as self._server,
-                    connect(self._server.socket) as self._http,
                 ):
                     self._server.on_failed_cleanup = self._left
                     self.gateway = self._server.socket
@@ -291,7 +290,7 @@ class Host:
         url = self._server.url
         name = self._welcome.config.model or ""
         inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
-        return ChatClient(self._http, url, inside, session.key, name)
+        return ChatClient(self._server.ask, url, inside, session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:
         return self._disks.since()
