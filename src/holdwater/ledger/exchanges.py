@@ -195,6 +195,8 @@ class _Stored(Record, frozen=True):
     seconds: float = 0.0
     identity: str = ""
     saved: Usage = NO_USAGE
+    version: str = ""
+    by: str = ""
 
 
 def _present(raw: msgspec.Raw) -> msgspec.Raw | None:

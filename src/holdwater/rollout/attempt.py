@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..core.errors import (
     as_failure,
 )
 from ..core.failures import RULES, Scored, disk_full
+from ..core.policy import verdict_kind
 from ..core.records import (
     Failure,
     Instance,
@@ -34,6 +36,7 @@ from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
 from .ends import in_doubt, leased, model_first, unwritable
 from .foreign import as_grade, as_patch
+from .group import Member, Settled
 from .health import healthy
 from .life import Life
 from .logs import attempt_log
@@ -64,6 +67,8 @@ async def live(life: Life, place: Place) -> Verdict:
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
                     await work.ask(before=False)
+                if attempt.group is not None and _stands(life):
+                    await work.score()
                 work.end()
                 full = was_full()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
@@ -284,6 +289,30 @@ class _Work:
         result = await self._call(grade, self.life.instance, self.view, work)
         self.life.grade = as_grade(result)
 
+    async def score(self) -> None:
+        """Wait, with everything alive, until the group is scored. Failing that, there is no grade."""
+        life, settled = self.life, Settled()
+
+        async def wait() -> None:
+            nonlocal settled
+            settled = await self._be_scored()
+
+        failure = await life.stage(Phase.SCORING, None, GradeFailed, wait) or settled.failure
+        if failure is not None:
+            life.failure, life.grade = failure, None
+        else:
+            life.together, life.grade = settled.together, settled.grade or life.grade
+
+    async def _be_scored(self) -> Settled:
+        life, place = self.life, self.place
+        assert self.view is not None
+        self.model = self._modelled(life.instance)
+        read = partial(place.trajectory, life.job.attempt.id)
+        member = Member(life, self.view, self.model, read, self.limits.grading)
+        async with life.scope.inner() as scope:
+            await scope.open("group", place.groups.joined(member))
+            return await member.settled()
+
     async def sync(self) -> None:
         """Make the exchanges last."""
         try:
@@ -300,6 +329,12 @@ class _Work:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self.life.calls.call(function, *for_caller(function, *arguments))
+
+
+def _stands(life: Life) -> bool:
+    """Whether its grade counts, so that its group waits for nothing else of it."""
+    kind = verdict_kind(life.failure, life.grade.passed) if life.grade is not None else ""
+    return kind in ("passed", "failed")
 
 
 def _worth_grading(failure: Failure | None) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from ..agent.load import load as load_agent
 from ..core.authoring import Agent, Critique, Enclose, Model, Recording, Sandboxes, Session, Suite
 from ..core.config import RunConfig
-from ..core.errors import DiskFull, HoldwaterError, RunFailed
+from ..core.errors import AttemptOver, DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
-from ..core.records import Failure, Limits, Network, Verdict
+from ..core.records import Exchange, Failure, Limits, Network, Verdict
 from ..docker.client import DockerClient
 from ..gateway.client import ChatClient
 from ..gateway.rate import Rate
@@ -32,7 +32,7 @@ from ..gateway.upstreams.http import Address, HttpUpstream
 from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..gateway.upstreams.replay import Nothing
 from ..ledger.directory import RunDirectory
-from ..ledger.exchanges import AttemptLog
+from ..ledger.exchanges import AttemptLog, read_exchanges
 from ..ledger.files import log_path, output_path, patch_path, salvage_path, taken_out_path
 from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
@@ -43,9 +43,10 @@ from ..suite.load import load as load_suite
 from .attempt import live
 from .critic import own_critic
 from .disks import DiskWatch
+from .group import Groups
 from .life import Life
 from .place import Log, Paths
-from .wire import Broken, Done, Job, Living, Noted, ToConductor, Welcome
+from .wire import Arrived, Broken, Done, Job, Living, Noted, Score, ToConductor, Welcome
 
 
 def _nothing() -> None:
@@ -82,6 +83,7 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
+        self.groups = Groups(self.suite.group, lambda attempt: emit(Arrived(attempt=attempt)))
         self.critic = own_critic(critic or config.critic)
         self.limits: Limits = config.limits
         self.salvaging = config.salvaging
@@ -178,6 +180,10 @@ class Host:
         elif (task := self._tasks.get(attempt)) is not None:
             task.cancel()
 
+    def score(self, message: Score) -> None:
+        """Nobody is left to wait for in a group."""
+        self.groups.score(message.group, together=message.together)
+
     def look(self) -> None:
         """Each second: is a disk full? An attempt that was hurt by that ends now, however long it could."""
         self._disks.look()
@@ -272,6 +278,9 @@ class Host:
     def exchanges(self, attempt: int) -> Log:
         return AttemptLog(self._directory, attempt)
 
+    def trajectory(self, attempt: int) -> Iterator[Exchange]:
+        return read_exchanges(self._directory, attempt)
+
     def recording(self, earlier: tuple[int, ...]) -> Recording | None:
         return EarlierReplies(self._recorded, earlier) if self.gateway is not None else None
 
@@ -283,6 +292,12 @@ class Host:
         if limits.cost is not None and self._welcome.config.price is None:
             raise unpriced(self._welcome.config.model)
         return self._server.session(attempt, log, limits, recording)
+
+    def lend(self, session: Session, by: str) -> AbstractAsyncContextManager[Session]:
+        """A session for a borrower of that name, which writes to the same record and is closed first."""
+        if (lender := self._server.sessions.get(session.key)) is None:
+            raise AttemptOver("the attempt is over")
+        return self._server.lend(lender, by)
 
     def model(self, session: Session | None, network: Network | None) -> Model | None:
         if session is None:

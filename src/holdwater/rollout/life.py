@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -42,13 +43,16 @@ class Life:
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
         self.hurt = Hurt()
+        self.together = False  # its grade comes from scoring its group
+        self.shared: Calls | None = None  # those of its group's scoring, where it was the last to leave it
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._ending: Failure | None = None
 
     @property
     def tainted(self) -> bool:
         """Whether something of the attempt still runs in this process."""
-        return self.calls.alive > 0 or self.scope.stuck > 0
+        alive = self.calls.alive + (self.shared.alive if self.shared is not None else 0)
+        return alive > 0 or self.scope.stuck > 0
 
     @property
     def usage(self) -> Usage:
@@ -73,15 +77,15 @@ class Life:
     async def stage(
         self,
         phase: Phase,
-        allowed: Callable[[], float],
+        allowed: Callable[[], float] | None,
         otherwise: type[AttemptError],
         work: Callable[[], Awaitable[None]],
     ) -> Failure | None:
-        """Do `work` as `phase`, for as long as is `allowed`; how it failed, if it did."""
+        """Do `work` as `phase`, for as long as is `allowed` (None: as long as it takes); how it failed."""
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with PhaseLimit(allowed, phase):
+            async with PhaseLimit(allowed, phase) if allowed is not None else nullcontext():
                 await work()
         except asyncio.CancelledError as error:
             if self._ending is None:
@@ -123,4 +127,5 @@ class Life:
             saved=session.saved if session else NO_USAGE,
             patch=self.patch,
             enough=self.enough,
+            together=self.together,
         )

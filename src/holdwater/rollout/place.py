@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
-from ..core.records import Limits, Network
+from ..core.records import Exchange, Limits, Network
 from .critic import OwnCritic
+
+if TYPE_CHECKING:
+    from .group import Groups  # which knows views, which know this
 
 
 class Log(ExchangeLog, Protocol):
@@ -34,6 +37,7 @@ class Place(Protocol):
     token: int
     gateway: Path | None
     variables: Mapping[str, str]
+    groups: Groups
 
     @property
     def sandboxes(self) -> Sandboxes: ...
@@ -41,6 +45,9 @@ class Place(Protocol):
     def paths(self, attempt: int, name: str) -> Paths: ...
 
     def exchanges(self, attempt: int) -> Log: ...
+
+    def trajectory(self, attempt: int) -> Iterator[Exchange]:
+        """What is in the attempt's segment, from disk."""
 
     def recording(self, earlier: tuple[int, ...]) -> Recording | None:
         """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""

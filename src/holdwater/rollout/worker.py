@@ -36,6 +36,7 @@ from .wire import (
     Noted,
     Ready,
     Said,
+    Score,
     ToConductor,
     ToWorker,
     Trim,
@@ -106,6 +107,8 @@ async def _attend(
                 host.interrupt(attempt, failure)
             case Allow(attempt=attempt, memory=memory):
                 host.allow(attempt, memory)
+            case Score():
+                host.score(message)
             case Trim():
                 upkeep.trim()
             case Leave():

@@ -43,7 +43,8 @@ from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .config import Environment
-from .feed import Feed, RunFeed, compare
+from .desk import Desk
+from .feed import Feed, NoFeed, RunFeed, compare
 from .fleet import Emit, Governed
 from .governor import Governor
 from .inline import InlineFleet
@@ -83,6 +84,9 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
+    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = (
+        None  # of a server
+    )
 
 
 class Works(Protocol):
@@ -206,13 +210,17 @@ async def _schedule(
     retention = Retention(config, ledger.directory, ledger)
     if given.feed is None:
         await watch.begin()
-    async with _fleet(welcome, scheduler.hear, given) as fleet:
+    async with (
+        _fleet(welcome, scheduler.hear, given) as fleet,
+        _served(config, scheduler, fleet, given) as service,
+    ):
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
         further = given.works.duties(governor) if given.works else ()
         if provision is not None:
             further = provision.duties(scheduler, governor)
-        duties = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget, *further)
+        regular = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget)
+        duties = (*regular, *further, *service)
         answered = signals.answered(scheduler.drain, scheduler.leave)
         with lag, answered, space.begun(levers) as watches:
             try:
@@ -239,6 +247,8 @@ async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct)
         return await given.works.feed(ledger, given.resumed)
     if given.feed is not None:
         return given.feed(ledger)
+    if config.serving is not None:
+        return NoFeed()
     if given.resumed:
         await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
     source = Source(given.suite, config)
@@ -259,6 +269,21 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
     else:
         async with LocalFleet(welcome, emit, given.environment.inherited) as local:
             yield local
+
+
+@asynccontextmanager
+async def _served(
+    config: RunConfig, scheduler: Scheduler, fleet: Governed, given: Conduct
+) -> AsyncIterator[Sequence[Duty]]:
+    """Orders are taken, where the run is a server's."""
+    if config.serving is None or given.door is None:
+        yield ()
+        return
+    desk = Desk(config, given.suite, scheduler.ledger, scheduler)
+    scheduler.serve(desk)
+    assert isinstance(fleet, LocalFleet | InlineFleet)
+    async with desk.opened(fleet), given.door(desk):
+        yield ()
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from typing import Any
 
 SCOPED = frozenset(
     {
+        "holdwater.rollout.group.Member",
+        "holdwater.rollout.group.Scoring",
         "holdwater.rollout.life.Life",
         "holdwater.rollout.host.Host",
         "holdwater.rollout.logs.Sink",
