@@ -164,12 +164,12 @@ class Trajectory:
         last = last_answered(tree)
         return chat_tools(tree, last) if last else []
 
-    def tokens(self) -> Iterator[Tokens]:
+    def tokens(self, *, beside: bool = False) -> Iterator[Tokens]:
         """The main thread as token ids with a mask, where the upstream gave them: one, or several.
 
-        Another begins where a prompt does not begin with what came before it.
+        Another begins where a prompt does not begin with what came before it. `beside`: other threads too.
         """
-        return self._kept(sequences)
+        return self._kept(lambda tree: sequences(tree, beside=beside))
 
     def blob(self, name: str) -> bytes:
         """A medium, by a reference in a message (`holdwater-blob:...`) or by its hash alone."""

@@ -19,7 +19,7 @@ from . import dialects
 from .dialects import Reply
 from .directory import RunDirectory
 from .media import resolve
-from .message import Message, decoded, fields, gist, items, merged
+from .message import Message, decoded, fields, gist, items, merged, plain, referring
 from .trajectory import Tree
 
 Media = Literal["reference", "inline"]
@@ -44,7 +44,7 @@ class _Item(NamedTuple):
     """A message of a request."""
 
     raw: bytes
-    value: Any
+    value: Any  # decoded, its references marked
     said: list[Message]
 
     @property
@@ -119,7 +119,9 @@ class _Growth:
         return place.ends[count - place.skipped - 1] if count else place.root
 
     def _add(self, before: int, item: _Item, exchange: Exchange) -> Generator[Node, None, int]:
-        key = before, blake3(exchange.dialect.encode() + b" " + item.raw).digest(_DIGEST)
+        # However it was written: a client may set its JSON otherwise the next time.
+        sent = msgspec.json.encode((exchange.dialect, item.value), order="sorted")
+        key = before, blake3(sent).digest(_DIGEST)
         known = self._sent.get(key)
         if known is not None:
             return known
@@ -138,7 +140,7 @@ class _Growth:
     def _replies(self, exchange: Exchange) -> Iterator[tuple[Any, Reply]]:
         """What the model said, as its client would send it back, choice by choice."""
         raw = bytes(exchange.reply or b"null")
-        value = decoded(raw)
+        value = referring(raw)
         shown = _choices(exchange.dialect, fields(self._shown(raw, value)))
         for (message, _), (_, one) in zip(shown, _choices(exchange.dialect, fields(value)), strict=True):
             reply = dialects.dialect(exchange.dialect).reply(one)
@@ -165,8 +167,10 @@ class _Growth:
         )
 
     def _shown(self, raw: bytes, value: Any) -> Any:
-        """The decoded `value` of what is `raw` in the record, with its media as asked."""
-        return decoded(resolve(raw, self._tree.blobs)) if self._inline and b'"holdwater-' in raw else value
+        """What stands for `raw` in a node, its media as asked."""
+        if b'"holdwater-' not in raw:
+            return value
+        return decoded(resolve(raw, self._tree.blobs)) if self._inline else plain(value)
 
     def _next(self) -> int:
         self._count += 1
@@ -186,7 +190,7 @@ def _runs(dialect: str, messages: Iterable[msgspec.Raw]) -> Iterator[list[_Item]
     """Each message for itself; in Responses, all that the model said at a time."""
     run: list[_Item] = []
     for raw in messages:
-        value = decoded(bytes(raw))
+        value = referring(bytes(raw))
         item = _Item(bytes(raw), value, dialects.messages(dialect, [value]))
         if run and not (dialect == "responses" and item.spoken and run[0].spoken):
             yield run

@@ -21,25 +21,24 @@ class Tokens(Record, frozen=True):
     logprobs: list[float] | None  # 0.0 where the mask is 0; None: they were not given for every sampled token
 
 
-def sequences(tree: Tree) -> Iterator[Tokens]:
-    """The trajectory from its first prompt on, each sampled token in one of them.
+def sequences(tree: Tree, *, beside: bool = False) -> Iterator[Tokens]:
+    """The main thread from its first prompt on, or every thread; each sampled token is in one of them.
 
     A new one begins where a prompt does not begin with all that came before: the history was rewritten, or is
     cut into other tokens now.
     """
-    growing: _Sequence | None = None
-    for number in [number for thread in tree.threads()[:1] for number in thread.numbers]:
-        exchange = tree.exchange(number)
-        tokens = reply_of(exchange).tokens if whole(exchange) else dialects.Tokens()
-        if not (tokens.prompt and tokens.completion):
-            continue
-        if growing is not None and not growing.continues(tokens):
+    for thread in tree.threads()[: None if beside else 1]:
+        growing = _Sequence()
+        for number in thread.numbers:
+            exchange = tree.exchange(number)
+            tokens = reply_of(exchange).tokens if whole(exchange) else dialects.Tokens()
+            if tokens.prompt and tokens.completion:
+                if not growing.continues(tokens):
+                    yield growing.made()
+                    growing = _Sequence()
+                growing.add(tokens)
+        if growing:
             yield growing.made()
-            growing = None
-        growing = growing or _Sequence()
-        growing.add(tokens)
-    if growing is not None:
-        yield growing.made()
 
 
 class _Sequence:
@@ -49,6 +48,9 @@ class _Sequence:
         self._ids: list[int] = []
         self._mask: list[int] = []
         self._logprobs: list[float] | None = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
 
     def continues(self, tokens: dialects.Tokens) -> bool:
         return list(tokens.prompt[: len(self._ids)]) == self._ids

@@ -85,7 +85,8 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
-    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # of a server
+    config: RunConfig | None = None  # in the place of the run's own: a server that goes on
+    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # where a server's clients come in
 
 
 class Works(Protocol):
@@ -118,7 +119,7 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
-    config = directory.read_config()
+    config = given.config or directory.read_config()
     if given.budget is not None:
         config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     if given.feed is not None:

@@ -52,6 +52,12 @@ class Door:
         self._complaints = Complaints(terms.note)
         self._stack = AsyncExitStack()
 
+    @staticmethod
+    def check(terms: DoorTerms) -> None:
+        """Refuse terms on which no door can be opened, before anything is started."""
+        place_of(terms)
+        secured(terms)
+
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())

@@ -54,7 +54,7 @@ class Complaints:
         self._noted[peer, kind] = now
         if len(self._noted) > MOST_NOTED:
             del self._noted[next(iter(self._noted))]
-        self._note(f"serve.{kind}", f"{peer}: {message}")
+        self._note(f"serve.{kind}", f"{peer}: {_printable(message)}")
 
 
 class Guests(web.Server):
@@ -117,7 +117,7 @@ class _Guest(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is no HTTP; anything else is dealt with before it gets here."""
-        told = " ".join((message or str(exc)).split())[:200]
+        told = _printable(message or str(exc))
         self._guests.complaints.tell(peer_of(request.transport), "invalid", f"not HTTP: {told}")
         response = refusal(Problem(code="invalid", message=f"not HTTP: {told}"), _JSON)
         response.force_close()
@@ -138,6 +138,11 @@ def peer_of(transport: asyncio.BaseTransport | None) -> str:
     """Whom to name: the other machine, not its ports."""
     name = transport.get_extra_info("peername") if transport is not None else None
     return str(name[0]) if isinstance(name, tuple) else "this machine"
+
+
+def _printable(text: str) -> str:
+    """What a client sent is data: it cannot break a line of a log."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:300])
 
 
 def _raw(problem: Problem) -> bytes:

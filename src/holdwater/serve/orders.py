@@ -11,7 +11,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from ..core.errors import Refused
-from ..core.serving import Accepted, Answer, Problem, Result
+from ..core.serving import Accepted, Answer, Order, Problem, Result
 from .body import Bodies
 from .desk import Desk, Ticket
 from .follow import Follower
@@ -40,7 +40,7 @@ class Orders:
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
-        ticket = await self._desk.place(order, request.headers.get(MODEL_KEY))
+        ticket = await self._placed(order, request.headers.get(MODEL_KEY))
         if speech.streamed:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
@@ -74,6 +74,29 @@ class Orders:
             return web.Response(status=204, headers=SERVER)
         problems = [self._tried(ticket, answer) for answer in answers]
         return document(problems, speech)
+
+    async def _placed(self, order: Order, key: str | None) -> Ticket:
+        """The order's ticket. A client that hangs up meanwhile is one that is gone: the desk is told that."""
+        placing: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._tasks.create_task(self._place(order, key, placing))
+        try:
+            return await placing
+        except asyncio.CancelledError:
+            if not placing.cancelled() and placing.exception() is None:
+                await _leave(placing.result())
+            raise
+
+    async def _place(self, order: Order, key: str | None, placing: asyncio.Future[Ticket]) -> None:
+        try:
+            ticket = await self._desk.place(order, key)
+        except Exception as error:  # boundary: raised again where it is awaited  # noqa: BLE001
+            if not placing.cancelled():
+                placing.set_exception(error)
+            return
+        if placing.cancelled():
+            await _leave(ticket)
+        else:
+            placing.set_result(ticket)
 
     async def _find(self, key: str) -> Ticket:
         ticket = await self._desk.find(key)
@@ -126,6 +149,12 @@ class Orders:
             await ticket.delivered()
         except Exception as error:  # boundary: it would be sent as new again, no more  # noqa: BLE001
             self._note("serve.undelivered", f"order {ticket.id}: {type(error).__name__}: {error}")
+
+
+async def _leave(ticket: Ticket) -> None:
+    """Nobody waits for it: from now on the desk counts the seconds."""
+    async with ticket.attended():
+        pass
 
 
 def problem_of(error: Refused) -> Problem:

@@ -36,21 +36,26 @@ class Endpoints:
     @asynccontextmanager
     async def use(self, url: str, key: str | None) -> AsyncIterator[HttpUpstream]:
         """The upstream there, for as long as this block runs."""
-        name = (url, key)
-        endpoint = self._open.get(name)
+        upstream = await self.take(url, key)
+        try:
+            yield upstream
+        finally:
+            await self.give(url, key)
+
+    async def take(self, url: str, key: str | None) -> HttpUpstream:
+        """The upstream there; `give` follows."""
+        endpoint = self._open.get((url, key))
         if endpoint is None:
-            endpoint = self._open[name] = _Endpoint(HttpUpstream(url, key, stall=self._stall))
+            endpoint = self._open[url, key] = _Endpoint(HttpUpstream(url, key, stall=self._stall))
             await endpoint.upstream.__aenter__()
         endpoint.users += 1
-        try:
-            yield endpoint.upstream
-        finally:
-            endpoint.users -= 1
-            if self._open.get(name) is endpoint:
-                self._open[name] = self._open.pop(name)
-                await self._close_idle()
+        return endpoint.upstream
 
-    async def _close_idle(self) -> None:
+    async def give(self, url: str, key: str | None) -> None:
+        """One who took it does not use it any more."""
+        endpoint = self._open.pop((url, key))
+        endpoint.users -= 1
+        self._open[url, key] = endpoint
         idle = [name for name, one in self._open.items() if not one.users and not one.upstream.busy]
         closing = [self._open.pop(name) for name in idle[:-IDLE]]
         for endpoint in closing:
