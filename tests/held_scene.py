@@ -25,6 +25,7 @@ from holdwater.rollout.host import terms_of
 from holdwater.rollout.models import Followed, Models
 from holdwater.rollout.wire import Answered, Asked, Held, Offer, Provider, Take, Unheld, Upstream, Welcome
 
+NO_LIMITS = Limits()
 HELD = Offer(model=ModelChoice(source=Source.TRAINER))
 
 
@@ -66,7 +67,7 @@ class Worker:
 
     @asynccontextmanager
     async def session(
-        self, attempt: int, offer: Offer = HELD, limits: Limits = Limits(), earlier: tuple[int, ...] = ()
+        self, attempt: int, offer: Offer = HELD, limits: Limits = NO_LIMITS, earlier: tuple[int, ...] = ()
     ) -> AsyncIterator[Session]:
         log = AttemptLog(self.directory, attempt)
         try:

@@ -1,4 +1,4 @@
-"""Held calls: every one is answered with its own answer, or ended with its attempt, its client, its budget."""
+"""Held calls: each is answered with its own answer, or ended with its attempt, its client or its budget."""
 
 import asyncio
 import base64
