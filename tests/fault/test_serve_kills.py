@@ -1,4 +1,4 @@
-"""Workers and servers that are killed while trainers wait: every rollout comes back, once, and paid for once."""
+"""Workers and servers that are killed while trainers wait: every rollout comes back, once, and paid once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ async def test_a_killed_worker_costs_no_rollout_and_no_turn_is_paid_for_twice(
                 await eventually(lambda: sum(upstream.asked.values()) >= size, 20.0)
                 upstream.gate.clear()
                 await eventually(lambda: upstream.waiting == size, 20.0)
-                before = sum(upstream.asked.values())
                 kill(serve.workers()[0])
                 await eventually(lambda: any(health.ready < 2 for health in told), 5.0)
                 upstream.gate.set()
@@ -51,8 +50,6 @@ async def test_a_killed_worker_costs_no_rollout_and_no_turn_is_paid_for_twice(
     assert sorted(rollout.instance.split("@")[0] for rollout in rollouts) == sorted(
         f"own-{n}" for n in range(size)
     )
-    on_its_way = before - sum(1 for _ in ())  # what the worker was asking when it was killed is asked again
-    assert on_its_way > 0
     again = {asked: count for asked, count in upstream.asked.items() if count > 1}
     assert 0 < len(again) <= size and set(again.values()) == {2}
     assert len(upstream.asked) == size * TURNS
