@@ -82,8 +82,8 @@ class Scene:
     def verdicts(self) -> dict[int, Verdict]:
         return {said.verdict.attempt: said.verdict for said in self.news if isinstance(said, Done)}
 
-    async def verdict(self, attempt: int) -> Verdict:
-        await until("its verdict", lambda: attempt in self.verdicts())
+    async def verdict(self, attempt: int, seconds: float = 20.0) -> Verdict:
+        await until("its verdict", lambda: attempt in self.verdicts(), seconds)
         return self.verdicts()[attempt]
 
     async def pid(self, attempt: int) -> int:
