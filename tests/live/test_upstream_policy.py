@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.gateway_scene import Log, Scene, ask
+from tests.gateway_scene import Log, Scene, ask, connect
 
 import holdwater as hw
-from holdwater.gateway.client import connect
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.upstreams.policy import PolicyUpstream
 

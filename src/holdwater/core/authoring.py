@@ -157,6 +157,7 @@ class Recorded(NamedTuple):
 
     reply: bytes  # JSON
     usage: Usage
+    version: str = ""  # of the policy that gave it
 
 
 class Recording(Protocol):
@@ -177,6 +178,10 @@ class Session(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def exchanges(self) -> int:
+        """How many of its calls are in the record."""
 
     @property
     def saved(self) -> Usage:

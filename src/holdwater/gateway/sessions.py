@@ -11,11 +11,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from ..core.authoring import ExchangeLog, Recorded, Recording
 from ..core.budget import reached
@@ -23,8 +23,10 @@ from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReache
 from ..core.prices import priced
 from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
+from .behind import Behind
 from .recorder import Delta, Form, Reading, Recorder
 from .terms import Terms
+from .upstreams.breaker import Tripped
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
 CLOSING = 5.0  # seconds for held calls to be answered
@@ -44,6 +46,7 @@ class Ending(NamedTuple):
     error: str = ""
     streamed: bool = False
     saved: Usage | None = None  # in the place of `usage`: the reply was in the record
+    version: str = ""  # of the policy that answered
     billed: bool = True  # False: the upstream refused it or was not reached, so that it costs nothing
 
 
@@ -58,14 +61,19 @@ class Session:
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
         terms: Terms = Terms(),  # noqa: B008 (a frozen record)
         recording: Recording | None = None,
+        behind: Behind | None = None,
     ) -> None:
         self.attempt = attempt
+        self.behind = behind  # None: the gateway's own
         self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
         self.usage = NO_USAGE
         self.saved = NO_USAGE
         self.drifted = 0
-        self.exchanges = 0
+        self.exchanges = 0  # its own, those of its borrowers included
         self.closed = False
+        self._lender: Session | None = None
+        self._by = ""
+        self._lent: set[Session] = set()  # bound: the borrowers that are open
         self._recorders: dict[str, Recorder] = {}  # bound: one for each dialect
         self._log = log
         self._executor = executor
@@ -83,6 +91,35 @@ class Session:
         self._waited = 0.0
         self._waiting_since = 0.0
 
+    @contextmanager
+    def lent(self, by: str) -> Iterator[Session]:
+        """A session of its own for a borrower of that name: the same record and the same budget.
+
+        What it uses counts here too. It is closed before this one, by whoever opened it or by `close`.
+        """
+        borrower = Session(
+            self.attempt,
+            self._log,
+            self._executor,
+            self._limits,
+            self._terms,
+            self._recording,
+            self.behind,
+        )
+        borrower._lender, borrower._by = self, by
+        borrower._recorders, borrower._unrecorded = self._recorders, self._unrecorded
+        borrower.closed = self.closed
+        self._lent.add(borrower)
+        try:
+            yield borrower
+        finally:
+            self._lent.discard(borrower)
+
+    @property
+    def _owner(self) -> Session:
+        """The one that is nobody's borrower: it has the budget, and counts all."""
+        return self if self._lender is None else self._lender._owner
+
     @property
     def failure(self) -> Failure | None:
         """Why the last model call failed, if it did.
@@ -93,6 +130,9 @@ class Session:
 
     @failure.setter
     def failure(self, failure: Failure | None) -> None:
+        """Whatever ails a model that is not the run's own ails this attempt alone."""
+        if failure is not None and failure.where is Where.RUN and not self._terms.shared:
+            failure = structs.replace(failure, where=Where.MODEL, again=failure.kind == Tripped.kind)
         self._failure = failure
 
     @property
@@ -112,7 +152,8 @@ class Session:
             self._waiting_since = time.monotonic()
         self._waits += 1
         try:
-            yield
+            with self._lender.waiting() if self._lender is not None else nullcontext():
+                yield
         finally:
             self._waits -= 1
             if not self._waits:
@@ -151,7 +192,7 @@ class Session:
         found = self._recording.take(delta.identity)
         if found is None and self._terms.replays:
             found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
-            self.drifted += found is not None
+            self._owner.drifted += found is not None
         return found
 
     @property
@@ -160,23 +201,34 @@ class Session:
         return self._recording is not None
 
     def _check(self, but: int = 0) -> None:
-        over = reached(self._limits, self.usage.plus(self.saved), len(self._unrecorded) - but)
+        owner = self._owner
+        over = reached(owner._limits, owner.usage.plus(owner.saved), len(self._unrecorded) - but)
         if over is not None:
-            self._over = over
+            self._over = owner._over = over
             raise LimitReached(over.message, kind=over.kind)
 
     async def close(self) -> bool:
-        """Answer what is held; False if that took too long."""
-        self.closed = True
-        now = asyncio.get_running_loop().time()
-        for scope in self._calls:
-            scope.reschedule(now)
+        """Answer what is held, first what its borrowers hold; False if that took too long."""
+        self._end()
         try:
             async with asyncio.timeout(CLOSING):
-                await self._idle.wait()
+                await self._ended()
         except TimeoutError:
             return False
         return True
+
+    def _end(self) -> None:
+        self.closed = True
+        for borrower in self._lent:
+            borrower._end()
+        now = asyncio.get_running_loop().time()
+        for scope in self._calls:
+            scope.reschedule(now)
+
+    async def _ended(self) -> None:
+        for borrower in tuple(self._lent):
+            await borrower._ended()
+        await self._idle.wait()
 
     def recorder(self, form: Form) -> Recorder:
         """What is known of this attempt's conversations in a dialect."""
@@ -210,7 +262,7 @@ class Session:
 
     def write(self, delta: Delta, ending: Ending, started: float) -> None:
         """Put the exchange into the record. Only then may the end of its reply leave."""
-        number = self.exchanges + 1
+        number = self._owner.exchanges + 1
         reply = self._kept(ending.reply)
         usage, saved = NO_USAGE, ending.saved or NO_USAGE
         if ending.saved is None:
@@ -231,6 +283,8 @@ class Session:
             seconds=max(0.0, time.time() - started),
             identity=delta.identity,
             saved=saved,
+            version=ending.version,
+            by=self._by,
         )
         try:
             self._log.append(exchange)
@@ -238,14 +292,21 @@ class Session:
             raise
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
-        self.exchanges = number
-        self.usage = self.usage.plus(usage)
-        if saved is not NO_USAGE:
-            self.saved = self.saved.plus(saved)
+        self._count(usage, saved)
         self._unrecorded.discard(asyncio.current_task())
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)
         self._recorders[delta.dialect].written(delta, number)
+        if self.behind is not None and self.behind.written is not None:
+            self.behind.written(delta, number)
+
+    def _count(self, usage: Usage, saved: Usage) -> None:
+        self.exchanges += 1
+        self.usage = self.usage.plus(usage)
+        if saved is not NO_USAGE:
+            self.saved = self.saved.plus(saved)
+        if self._lender is not None:
+            self._lender._count(usage, saved)
 
     def _kept(self, reply: bytes | None) -> bytes | None:
         try:
@@ -257,8 +318,14 @@ class Session:
         message = f"an exchange could not be written: {error}"
         hint = error.hint if isinstance(error, HoldwaterError) else ""
         kind = error.kind if isinstance(error, AttemptError) else "record"
-        self._broken = Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False)
+        self._spoil(Failure(where=Where.RUN, kind=kind, message=message, hint=hint, again=False))
         return RecordFailed(message, hint)
+
+    def _spoil(self, failure: Failure) -> None:
+        """The record is everybody's who writes to it."""
+        self._broken = failure
+        if self._lender is not None:
+            self._lender._spoil(failure)
 
 
 class InFlight:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.authoring import GradeResult
+from ..core.authoring import GradeResult, GroupGrades
 from ..core.errors import GradeFailed, escaped
 from ..core.records import Grade
 
@@ -37,6 +37,20 @@ def as_grade(result: GradeResult) -> Grade:
     if not math.isfinite(grade.score):
         raise _no_grade(result)
     return grade
+
+
+def as_grades(result: GroupGrades, members: int) -> list[Grade | None]:
+    """What a group function returned: a grade for each member, None where its own stays."""
+    if result is None:
+        return [None] * members
+    if not isinstance(result, list | tuple) or len(result) != members:
+        shown = _described(result)[:200]
+        raise GradeFailed(
+            f"the group function returned {shown}: expected None, or a list with a grade or None for each "
+            f"of {members} members",
+            kind="type",
+        )
+    return [None if one is None else as_grade(one) for one in result]
 
 
 def as_patch(result: Any) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
-from ..core.records import Limits, Network
+from ..core.records import Exchange, Limits, Network
 from .critic import OwnCritic
+
+if TYPE_CHECKING:
+    from .group import Groups  # which knows views, which know this
 
 
 class Log(ExchangeLog, Protocol):
@@ -34,6 +37,8 @@ class Place(Protocol):
     token: int
     gateway: Path | None
     variables: Mapping[str, str]
+    groups: Groups
+    parental: bool  # the agent is given its attempt, which can have children
 
     @property
     def sandboxes(self) -> Sandboxes: ...
@@ -42,12 +47,18 @@ class Place(Protocol):
 
     def exchanges(self, attempt: int) -> Log: ...
 
+    def trajectory(self, attempt: int) -> Iterator[Exchange]:
+        """What is in the attempt's segment, from disk."""
+
     def recording(self, earlier: tuple[int, ...]) -> Recording | None:
         """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""
 
     def session(
         self, attempt: int, log: Log, limits: Limits, recording: Recording | None
     ) -> AbstractAsyncContextManager[Session | None]: ...
+
+    def lend(self, session: Session, by: str) -> AbstractAsyncContextManager[Session]:
+        """A session for a borrower of that name, which writes to the same record and is closed first."""
 
     def model(self, session: Session | None, network: Network | None) -> Model | None:
         """The model for an agent whose sandbox reaches `network`; None: what the run says."""

@@ -23,13 +23,18 @@ Note = Callable[[str, str], None]  # kind, message
 class Scope:
     """Everything that is kept for an attempt, a worker or a run is entered into one of these."""
 
-    def __init__(self, note: Note, close_seconds: float) -> None:
+    def __init__(self, note: Note, close_seconds: float, outer: Scope | None = None) -> None:
         self._note = note
+        self._outer = outer
         self._close_seconds = close_seconds
         self._entered: list[
             tuple[str, AbstractAsyncContextManager[Any]]
         ] = []  # bound: what `open` is called for
-        self.stuck = 0  # closes that are still running
+        self.stuck = 0  # closes that are still running, here or in a scope inside this one
+
+    def inner(self) -> Scope:
+        """A scope that is closed earlier, by whoever asks for it."""
+        return Scope(self._note, self._close_seconds, self)
 
     async def open(self, name: str, manager: AbstractAsyncContextManager[T]) -> T:
         """Enter `manager`; it is closed when the scope is, in reverse order."""
@@ -51,12 +56,17 @@ class Scope:
         if not await self._settled(task, self._close_seconds):
             task.cancel()
             if not await self._settled(task, CANCEL_SECONDS):
-                self.stuck += 1
+                self._stick()
                 abandon(task)
             self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._note("close.failed", f"{name}: {type(error).__name__}: {error}")
             let_go(error)
+
+    def _stick(self) -> None:
+        self.stuck += 1
+        if self._outer is not None:
+            self._outer._stick()
 
     async def _settled(self, task: asyncio.Future[Any], seconds: float) -> bool:
         """Wait for the task, come what may: a cancellation of ours is put off until it is closed."""

@@ -25,8 +25,8 @@ LOOK_SECONDS = 1.0  # how often a waiting thread looks whether its loop is still
 QUIET_SECONDS = 5.0  # what calls that were ended get to be over
 
 
-class _View:
-    """What both views have: an end, at which the calls of threads end too, as a cancelled task's would."""
+class View:
+    """What all views have: an end, at which the calls of threads end too, as a cancelled task's would."""
 
     def __init__(self) -> None:
         self._over = False
@@ -54,11 +54,15 @@ class _View:
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=QUIET_SECONDS)
 
+    def blocking(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """The same for a thread: its methods without `await`."""
+        raise NotImplementedError
+
 
 Renew = Callable[[Start | None, "SandboxView"], Awaitable[None]]
 
 
-class SandboxView(_View):
+class SandboxView(View):
     """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
 
     def __init__(
@@ -127,13 +131,16 @@ class SandboxView(_View):
         super().end()
         self._renew = _over  # what renews it knows this view: a cycle, which only a collection would free
 
+    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingSandbox:
+        return BlockingSandbox(self, loop)
+
     def _alive(self) -> WholeSandbox:
         if self._over:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
 
 
-class ModelView(_View):
+class ModelView(View):
     """The model of a living attempt; `seed` differs from one attempt of a sample to the next."""
 
     def __init__(self, model: Model | None, seed: int) -> None:
@@ -161,6 +168,9 @@ class ModelView(_View):
         if self._over:
             raise AttemptOver("the attempt is over, its model is closed")
         return await self._present().chat(messages, **options)
+
+    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingModel:
+        return BlockingModel(self, loop)
 
     def _present(self) -> Model:
         if self._model is None:
@@ -193,25 +203,25 @@ class BlockingSandbox:
         workdir: str | None = None,
     ) -> CommandResult:
         work = self._view.run(command, env=env, timeout=timeout, user=user, workdir=workdir)
-        return _wait(self._view, work, self._loop)
+        return wait_for(self._view, work, self._loop)
 
     def read(self, path: str) -> bytes:
-        return _wait(self._view, self._view.read(path), self._loop)
+        return wait_for(self._view, self._view.read(path), self._loop)
 
     def write(self, path: str, content: str | bytes) -> None:
-        _wait(self._view, self._view.write(path, content), self._loop)
+        wait_for(self._view, self._view.write(path, content), self._loop)
 
     def put(self, source: Path, path: str) -> None:
-        _wait(self._view, self._view.put(source, path), self._loop)
+        wait_for(self._view, self._view.put(source, path), self._loop)
 
     def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
-        _wait(self._view, self._view.take(path, into, exclude), self._loop)
+        wait_for(self._view, self._view.take(path, into, exclude), self._loop)
 
     def renew(self, start: Start | None = None) -> None:
-        _wait(self._view, self._view.renew(start), self._loop)
+        wait_for(self._view, self._view.renew(start), self._loop)
 
     def reach(self, network: Network) -> None:
-        _wait(self._view, self._view.reach(network), self._loop)
+        wait_for(self._view, self._view.reach(network), self._loop)
 
     @property
     def artifacts(self) -> Path:
@@ -230,7 +240,7 @@ class BlockingModel:
         self._loop = loop
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        return _wait(self._view, self._view.chat(messages, **options), self._loop)
+        return wait_for(self._view, self._view.chat(messages, **options), self._loop)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
@@ -247,8 +257,7 @@ def for_caller(function: Callable[..., Any], *views: Any) -> list[Any]:
     if is_async(function):
         return list(views)
     loop = asyncio.get_running_loop()
-    blocking = {SandboxView: BlockingSandbox, ModelView: BlockingModel}
-    return [blocking[type(v)](v, loop) if type(v) in blocking else v for v in views]
+    return [view.blocking(loop) if isinstance(view, View) else view for view in views]
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -257,7 +266,8 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _wait(view: _View, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+def wait_for(view: View, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Have the loop do a view's `work`, and wait for it in this thread."""
     if asyncio._get_running_loop() is loop:  # waiting here would stop the loop, and every attempt on it
         work.close()
         raise RuntimeError("a blocking call on the event loop; a function that awaits has to be `async def`")

@@ -67,7 +67,18 @@ def checked(suite: Suite, place: str) -> Suite:
     """`suite`, if it can be run: the mistakes that would otherwise show up in the middle of a run."""
     if not isinstance(suite.name, str) or not suite.name:
         raise BadInput(f"`{place}`: `name` must be a text that is not empty")
-    for field in ("instances", "grade", "setup", "check", "image", "patch", "step", "solve", "needs"):
+    for field in (
+        "instances",
+        "grade",
+        "setup",
+        "check",
+        "image",
+        "patch",
+        "step",
+        "solve",
+        "group",
+        "needs",
+    ):
         value = getattr(suite, field)
         if not callable(value) and (value is not None or field == "instances"):
             hint = f"give the function itself, without calling it: `{field}={field}`"
