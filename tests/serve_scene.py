@@ -177,7 +177,7 @@ class Server:
         assert self.process.poll() is None, self.said
         try:
             health = await client.health()
-        except Exception:  # boundary: it is not there yet  # noqa: BLE001
+        except Exception:  # boundary: it is not there yet
             return False
         return health.ok and health.ready >= workers
 

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.serve_scene import eventually, kill, model, server
 
 import holdwater as hw
 from holdwater.core.records import Instance
 from holdwater.core.serving import Health, Order, Rollout
-from tests.serve_scene import eventually, kill, model, server
 
 SIZES = [16, pytest.param(64, marks=pytest.mark.proof)]
 TURNS = 4
