@@ -66,7 +66,7 @@ class Desk:
     async def opened(self) -> AsyncIterator[Desk]:
         """Orders are taken in this block. What an earlier conductor left waits for its clients."""
         loop = asyncio.get_running_loop()
-        ended: HoldwaterError | None = None
+        error: HoldwaterError | None = None
         with Reader(self._ledger.directory) as self._reader:
             async with asyncio.TaskGroup() as self._tasks:
                 await self._service.begin()
@@ -75,8 +75,8 @@ class Desk:
                 patience = loop.call_later(self._serving.return_grace, self._give_up)
                 try:
                     yield self
-                except HoldwaterError as error:
-                    ended = error  # raised below: the TaskGroup would wrap it
+                except HoldwaterError as raised:
+                    error = raised  # outside it is no group of errors
                 finally:
                     patience.cancel()
                     through.cancel()
@@ -84,8 +84,8 @@ class Desk:
                         if ticket.timer is not None:
                             ticket.timer.cancel()
             self._reading.shutdown(wait=True)
-        if ended is not None:
-            raise ended
+        if error is not None:
+            raise error
 
     # What the door asks for.
 
