@@ -15,13 +15,14 @@ import msgspec
 from tests.scene import SOURCE
 
 from holdwater.core.config import RunConfig, Serving
-from holdwater.core.records import Attempt, Instance, Verdict
+from holdwater.core.records import Attempt, Instance, MiB, Verdict
 from holdwater.ledger.directory import RunDirectory
 from holdwater.rollout.wire import Arrived, Done, Job, Noted, Unfit, Welcome
 from holdwater.run.fleet import News
 from holdwater.run.local import LocalFleet
 
 ROOM = 1 << 40
+LEASE = 40 * MiB
 # An instance's id says what its attempt does; `HERE` is put before it.
 SUITE = """
 import asyncio
@@ -76,7 +77,8 @@ class Scene:
         attempt = Attempt(
             id=self._attempts, instance=1, sample=self._attempts, number=1, alone=alone, group=group
         )
-        await self.fleet.start(Job(attempt=attempt, payload=msgspec.msgpack.encode(Instance(id=name))))
+        payload = msgspec.msgpack.encode(Instance(id=name))
+        await self.fleet.start(Job(attempt=attempt, payload=payload, lease=LEASE))
         return attempt.id
 
     def verdicts(self) -> dict[int, Verdict]:

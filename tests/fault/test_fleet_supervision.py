@@ -29,7 +29,7 @@ async def test_workers_come_with_the_load_and_go_without_losing_a_rollout(tmp_pa
             await until("the first has its share", lambda: list(scene.hosts().values()) == [2])
 
             scene.fleet.demand(2, 4, room=0)
-            assert scene.fleet.condition().wanted == 1, "no memory for more"
+            assert scene.fleet.condition().wanted == 2, "as far as they have leased themselves"
             scene.fleet.demand(2, 4, room=ROOM)
             assert scene.fleet.condition().wanted == 3
 
@@ -198,7 +198,7 @@ async def test_c_code_that_holds_the_interpreter_is_not_taken_for_dead(
 
         busy = await scene.start(f"compute {seconds}")
 
-        assert (await scene.verdict(busy, seconds + 20)).times.acting > seconds
+        assert (await scene.verdict(busy, seconds + 20)).times.acting > seconds - 0.5
         scene.go("go")
         assert await scene.pid(neighbour) == await scene.pid(busy)
         assert scene.fleet.condition().lost == 0
