@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,7 @@ from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import read_exchanges
 from holdwater.rollout.host import Host
 from holdwater.rollout.wire import Arrived, Done, Job, Noted, Score, ToConductor, Welcome
+from holdwater.testing.leaks import living
 
 M = TypeVar("M", bound=ToConductor)
 GROUP = 5
@@ -132,3 +136,29 @@ async def hosting(
         asyncio.TaskGroup() as hosted.tasks,
     ):
         yield hosted
+
+
+OF_AN_ATTEMPT = {"Life", "Scope", "Session", "AttemptLog", "ProcessSandbox", "Member", "Scoring", "Children"}
+
+
+@contextmanager
+def uncollected() -> Iterator[Counter[str]]:
+    """References alone decide what lives; what lived before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield living()
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+async def left_of(before: Counter[str], watched: Collection[object]) -> list[str]:
+    """What is left of attempts, and of what was watched: threads of theirs end a moment after the verdict."""
+    until = time.monotonic() + 2.0
+    while True:
+        left = [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT]
+        left += [type(thing).__name__ for thing in watched]
+        if not left or time.monotonic() > until:
+            return left
+        await asyncio.sleep(0.01)

@@ -104,6 +104,7 @@ class World:
     gateway = None
     variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
     critic = None
+    parental = False
 
     def __init__(self, base: Path) -> None:
         self.files = Files(base)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.host_scene import GROUP, LIMITS, Hosted, hosting, suite
+from tests.host_scene import GROUP, LIMITS, Hosted, hosting, left_of, suite, uncollected
+from tests.worker_scene import working
 
 import holdwater as hw
 from holdwater.core.errors import AttemptOver, ModelFailed
 from holdwater.core.failures import interrupted
 from holdwater.core.groups import GroupTerms, cancelled, straggled
-from holdwater.core.records import Failure, Grade, Phase, Verdict, Where
-from holdwater.testing.leaks import living
-
-OF_AN_ATTEMPT = {"Life", "Scope", "Session", "AttemptLog", "ProcessSandbox", "Member", "Scoring", "Children"}
+from holdwater.core.records import Attempt, Failure, Grade, Phase, Verdict, Where
+from holdwater.rollout.wire import Arrived, Job, Score
 
 
 async def solve(instance: Any, sandbox: Any, model: Any) -> str:
@@ -31,22 +29,16 @@ async def solve(instance: Any, sandbox: Any, model: Any) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
-def fail_by_sample(*failing: int) -> Callable[..., Any]:
-    """A grade that only the samples that are not named pass."""
-    count = iter(range(1, 1000))
-
-    def grade(instance: Any, sandbox: Any, answer: Any) -> bool:
-        return next(count) not in failing
-
-    return grade
+async def failing(instance: Any, sandbox: Any, answer: Any) -> bool:
+    return instance.id != "bad"
 
 
 async def hang() -> None:
     await asyncio.Event().wait()
 
 
-async def scored(hosted: Hosted, count: int = 3) -> list[Verdict]:
-    members = hosted.start_group(count)
+async def scored(hosted: Hosted, count: int, name: str = "i") -> list[Verdict]:
+    members = hosted.start_group(count, hw.Instance(id=name))
     await hosted.arrived(*members)
     hosted.score()
     return await hosted.verdicts(members)
@@ -96,8 +88,8 @@ async def test_a_plain_function_scores_a_group_in_a_thread_of_its_own(tmp_path):
         ]
         return [reply["choices"][0]["message"]["content"] == "so: work" for reply in asked]
 
-    async with hosting(tmp_path, suite(group=group, grade=fail_by_sample(1, 2)), solve) as hosted:
-        verdicts = await scored(hosted, 2)
+    async with hosting(tmp_path, suite(group=group, grade=failing), solve) as hosted:
+        verdicts = await scored(hosted, 2, "bad")
 
     assert threads == [False]
     assert [(v.grade and v.grade.passed, v.exchanges, v.usage.requests) for v in verdicts] == [
@@ -134,8 +126,8 @@ async def test_a_group_that_is_not_scored_together_keeps_its_members_own_grades(
         raise AssertionError("nobody asks this")
 
     parts = {"group": group} if hook else {}
-    async with hosting(tmp_path, suite(grade=fail_by_sample(2), **parts), solve) as hosted:
-        members = hosted.start_group(2)
+    async with hosting(tmp_path, suite(grade=failing, **parts), solve) as hosted:
+        members = [hosted.start(hw.Instance(id=name), group=GROUP) for name in ("good", "bad")]
         await hosted.arrived(*members)
         hosted.score(together=not hook)
         verdicts = await hosted.verdicts(members)
@@ -363,7 +355,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     ids=["raises", "blames the agent", "no model", "short", "words", "nan", "text", "one for all"],
 )
 async def test_a_hook_that_fails_is_no_ones_zero(tmp_path, group, kind):
-    async with hosting(tmp_path, suite(group=group, grade=fail_by_sample(1)), solve) as hosted:
+    async with hosting(tmp_path, suite(group=group), solve) as hosted:
         verdicts = await scored(hosted, 2)
 
     assert [(v.failure and v.failure.where, v.failure and v.failure.kind) for v in verdicts] == [
@@ -397,17 +389,39 @@ async def test_a_hook_that_hangs_is_given_up_after_the_grading_limit(tmp_path, t
     assert any(d.tainted for d in done) == threaded
 
 
+# In a process of its own.
+
+SUITE = """
+import holdwater as hw
+
+async def solve(instance, sandbox, model):
+    return instance.id
+
+async def group(instance, members):
+    return [len(members) + member.number for member in members]
+
+suite = hw.Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: False, group=group)
+"""
+
+
+async def test_a_worker_scores_a_group_when_it_is_told_to(tmp_path):
+    (tmp_path / "suite.py").write_text(SUITE)
+    payload = msgspec.msgpack.encode(hw.Instance(id="i"))
+
+    async with working(tmp_path / "run", tmp_path / "suite.py") as (worker, _):
+        for n in (1, 2):
+            worker.send(
+                Job(attempt=Attempt(id=n, instance=1, sample=n, number=1, group=GROUP), payload=payload)
+            )
+        for n in (1, 2):
+            await worker.until(Arrived, lambda said, n=n: said.attempt == n)
+        worker.send(Score(group=GROUP, together=True))
+        verdicts = [(await worker.done(n)).verdict for n in (1, 2)]
+
+    assert [(v.grade and v.grade.score, v.together) for v in verdicts] == [(2.0, True), (3.0, True)]
+
+
 # Nothing is left.
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """References alone decide what lives."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.collect()
 
 
 class State:
@@ -437,13 +451,12 @@ async def keep_them_waiting(instance: Any, members: Any) -> None:
     await hang()
 
 
-@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     "group", [None, keep_nothing, keep_nothing_in_a_thread, keep_the_error, keep_them_waiting]
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "one leaves"])
 async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: Any, leaves: bool) -> None:
-    before, states = living(), weakref.WeakSet[State]()
+    states = weakref.WeakSet[State]()
 
     async def act(instance: Any, sandbox: Any, model: Any) -> State:
         states.add(state := State())
@@ -451,15 +464,15 @@ async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: 
 
     limits = msgspec.structs.replace(LIMITS, grading=0.3)
     async with hosting(tmp_path, suite(group=group), act, limits=limits) as hosted:
-        members = hosted.start_group(3)
-        await hosted.arrived(*members)
-        assert len(states) == 3
-        if leaves:
-            hosted.interrupt(members[0], interrupted("preempted"))
-            await hosted.verdict(members[0])
-        hosted.score()
-        await hosted.verdicts(members)
-        await asyncio.sleep(0)
+        with uncollected() as before:
+            members = hosted.start_group(3)
+            await hosted.arrived(*members)
+            assert len(states) == 3
+            if leaves:
+                hosted.interrupt(members[0], interrupted("preempted"))
+                await hosted.verdict(members[0])
+            hosted.score()
+            await hosted.verdicts(members)
 
-        left = [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT]
-        assert (len(states), left, len(hosted.host.groups)) == (0, [], 0)
+            assert await left_of(before, states) == []
+        assert len(hosted.host.groups) == 0

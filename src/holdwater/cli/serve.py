@@ -38,6 +38,9 @@ class Serving:
     grace: Annotated[
         float | None, _in(SERVING, "Seconds that a client has to come back before its work is cancelled (3)")
     ] = None
+    return_grace: Annotated[
+        float | None, _in(SERVING, "The same after the server itself was gone and is back (60)")
+    ] = None
     least_workers: Annotated[
         int | None, _in(SERVING, "Workers that are kept while there is nothing to do (1)")
     ] = None

@@ -180,6 +180,10 @@ class Session(Protocol):
     def usage(self) -> Usage: ...
 
     @property
+    def exchanges(self) -> int:
+        """How many of its calls are in the record."""
+
+    @property
     def saved(self) -> Usage:
         """What was answered from the record and not used again."""
 

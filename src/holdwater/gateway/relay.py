@@ -25,6 +25,7 @@ from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
 from .identity import identity
 from .incoming import read_body
+from .near import Near, Request
 from .pulse import Pulse
 from .recorder import UNREADABLE, Delta, Form, Malformed
 from .routes import Route
@@ -98,7 +99,7 @@ class Relay:
         """Who answers a call of `session` that comes now."""
         return self.own if session.behind is None else session.behind.over(self.own)
 
-    async def pass_on(self, request: web.BaseRequest, session: Session, route: Route) -> web.StreamResponse:
+    async def pass_on(self, request: Request, session: Session, route: Route) -> web.StreamResponse:
         """One call that is a turn of a conversation."""
         dialect = route.dialect
         behind = self.behind(session)
@@ -109,7 +110,7 @@ class Relay:
         try:
             async with self._answer(call, session, recorded, dialect, upstream) as answer:
                 turn.version = behind.version if answer.version is None else answer.version
-                if answer.failure is None and _is_stream(answer):
+                if answer.failure is None and _is_stream(answer) and not isinstance(request, Near):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
                 return await turn.whole(answer)
@@ -129,7 +130,7 @@ class Relay:
         # Where there is no record, it has had its turn already.
         return _paced(call, session, upstream) if session.replays else upstream.send(call)
 
-    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
+    async def count(self, request: Request, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
         estimate = counted(route.dialect, len(content))
@@ -153,9 +154,7 @@ class Relay:
         finally:
             body.free()
 
-    async def _prepare(
-        self, request: web.BaseRequest, session: Session, route: Route, behind: Behind
-    ) -> Prepared:
+    async def _prepare(self, request: Request, session: Session, route: Route, behind: Behind) -> Prepared:
         form = route.dialect.form
         content, admitted = await read_body(request, self.admission, self._cap)
         body = Body((content,), admitted, self.retention)
@@ -199,7 +198,7 @@ async def _paced(call: Call, session: Session, upstream: Upstream) -> AsyncItera
         yield answer
 
 
-def _keys(content: bytearray) -> dict[str, Raw]:
+def _keys(content: bytes | bytearray) -> dict[str, Raw]:
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
     except UNREADABLE as error:
@@ -221,7 +220,7 @@ def _imposing(asked: Asked, form: Form, head: dict[str, Raw], sampling: Mapping[
     return asked._replace(changes={**asked.changes, **changes}) if changes else asked
 
 
-def _call(request: web.BaseRequest, session: Session, asked: Asked, route: Route, body: Body) -> Call:
+def _call(request: Request, session: Session, asked: Asked, route: Route, body: Body) -> Call:
     place = asked.place
     if session.key in place.query:  # in whatever parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
@@ -235,7 +234,7 @@ class Turn:
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: Request,
         session: Session,
         delta: Delta,
         dialect: Dialect,
@@ -293,6 +292,7 @@ class Turn:
     async def _send(self, answer: Answer, held: list[bytes], pulse: Pulse) -> None:
         if self._response is None:
             self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
+            assert not isinstance(self._request, Near), "an answer to this process is never a stream"
             await self._response.prepare(self._request)
             pulse.start(self._response)
         pulse.heard()
@@ -345,7 +345,7 @@ class Turn:
             self._request.transport.abort()
 
 
-def _headers(request: web.BaseRequest, session: Session) -> dict[str, str]:
+def _headers(request: Request, session: Session) -> dict[str, str]:
     """The client's headers that go upstream: not those of its connection, and nothing with its key."""
     return {
         name: value

@@ -6,6 +6,7 @@ network of containers where there is one. A call's own way is in `relay.py`, its
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket as sockets
@@ -24,10 +25,12 @@ from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.records import Limits, MiB
 from .behind import Behind
 from .body import Admission
+from .dialects import Dialect
 from .incoming import Unreadable
+from .near import Near, Request
 from .recorder import Malformed
 from .relay import KEEP_ALIVE, Relay, Unspoken
-from .routes import Kind, Route, route
+from .routes import CHAT, COMPLETIONS, Kind, Route, route
 from .sessions import RecordFailed, Session
 from .side import SERVER, models, refusal
 from .terms import Terms
@@ -173,13 +176,34 @@ class Gateway:
             if not await session.close():
                 self.on_failed_cleanup(f"calls of attempt {session.attempt} did not end when it closed")
 
+    async def ask(self, key: str, write: Callable[[], bytes]) -> tuple[int, bytes]:
+        """A Chat Completions call from this process: status and body of the answer to what `write` makes."""
+        await asyncio.sleep(0)  # an answer that is at hand would never let others have their turn
+        content, admitted = await self.relay.admission.written(write)
+        try:
+            near = Near(content, admitted)
+            del content  # gone once it is sent
+            response = await self._answered(near, key)
+        finally:
+            admitted.release()
+        assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+        return response.status, response.body
+
+    async def _answered(self, near: Near, key: str) -> web.StreamResponse:
+        if (session := self.sessions.get(key)) is None:
+            return _keyless(CHAT)
+        try:
+            return await self._call(near, session, COMPLETIONS)
+        except Exception as error:  # boundary: not the agent's, who would be blamed for it  # noqa: BLE001
+            return refusal(CHAT, 500, f"internal error: {type(error).__name__}: {error}", "internal")
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = route(request)
         if asked.kind is Kind.ROOT:
             return web.Response(headers=SERVER)
         session = self._session_of(request, asked)
         if session is None:
-            return refusal(asked.dialect, 401, "no attempt is running with this key", "invalid_api_key")
+            return _keyless(asked.dialect)
         if asked.kind in (Kind.TURN, Kind.COUNT):
             return await self._call(request, session, asked)
         if asked.kind is Kind.MODELS:
@@ -189,7 +213,7 @@ class Gateway:
         message = f"not served here: `{request.method} {asked.place.path[:200]}`"
         return refusal(asked.dialect, 404, message, "not_found")
 
-    async def _call(self, request: web.BaseRequest, session: Session, asked: Route) -> web.StreamResponse:
+    async def _call(self, request: Request, session: Session, asked: Route) -> web.StreamResponse:
         dialect = asked.dialect
         self.calls += 1
         self.serving += 1
@@ -217,6 +241,10 @@ class Gateway:
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""
         return next((self.sessions[key] for key in _keys(request, asked) if key in self.sessions), None)
+
+
+def _keyless(dialect: Dialect) -> web.Response:
+    return refusal(dialect, 401, "no attempt is running with this key", "invalid_api_key")
 
 
 def _keys(request: web.BaseRequest, asked: Route) -> Iterator[str]:

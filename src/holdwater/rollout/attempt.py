@@ -34,6 +34,7 @@ from ..core.records import (
 )
 from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
+from .children import Children, Means, act
 from .ends import in_doubt, leased, model_first, unwritable
 from .foreign import as_grade, as_patch
 from .group import Member, Settled
@@ -43,6 +44,9 @@ from .logs import attempt_log
 from .place import Log, Paths, Place
 from .steps import make_ready, next_step, own_limit
 from .views import ModelView, SandboxView, for_caller
+
+SEEDS = 1_000_000  # between the seeds of an attempt and of its children
+GROUP = "group"  # by whom a group hook's own model calls are recorded
 
 
 async def live(life: Life, place: Place) -> Verdict:
@@ -79,6 +83,8 @@ async def live(life: Life, place: Place) -> Verdict:
             life.note("sandbox.leftover", left)
         if work.session is not None and work.session.drifted:
             life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
+        if life.brood.dropped:
+            life.note("children.dropped", f"the verdict does not tell of {life.brood.dropped} children")
         await work.sync()
         doubtful = (full or was_full()) and in_doubt(life.failure, life.grade)
         if life.found_full or no_space(sink.error) or doubtful:
@@ -128,19 +134,19 @@ class _Work:
         self.session = life.session = await life.scope.open(
             "gateway session", place.enclose("session", session)
         )
-        self.view = self._seen()
-        self.model = self._modelled(instance)
+        self.view = self.seen()
+        self.model = self.modelled(self.session, instance)
         await self._furnish(instance, self.view)
         await self.opened.mark()
         life.ready = True
 
-    def _seen(self) -> SandboxView:
+    def seen(self) -> SandboxView:
         return SandboxView(self.opened, self.paths, self.life.hurt, self._renew, self.place.variables)
 
-    def _modelled(self, instance: Instance) -> ModelView:
+    def modelled(self, session: Session | None, instance: Instance, child: int = 0) -> ModelView:
         attempt = self.life.job.attempt
-        model = self.place.model(self.session, instance.start.network)
-        return ModelView(model, seed=attempt.sample * 1000 + attempt.round)
+        model = self.place.model(session, instance.start.network)
+        return ModelView(model, seed=attempt.sample * 1000 + attempt.round + child * SEEDS)
 
     def _at(self, start: Start) -> Start:
         """The same with the image that is there for it, and what its environment asks for."""
@@ -194,8 +200,14 @@ class _Work:
         solve = self.place.suite.solve if self.place.agent.solves else None
         if solve is not None:
             self.life.answer = await self._call(solve, instance, self.view)
-        else:
-            self.life.answer = await self._call(self.place.agent.act, instance, self.view, self.model)
+            return
+        agent, views = self.place.agent, (self.view, self.model)
+        if not self.place.parental:
+            self.life.answer = await act(self.life, agent, instance, views, None)
+            return
+        async with self.life.scope.inner() as scope:
+            children = await scope.open("children", Children(self, Means(instance, self.session)))
+            self.life.answer = await act(self.life, agent, instance, views, children)
 
     async def _take_steps(self, step: Callable[..., Any]) -> None:
         """The agent's steps; between them what is left of it reaches neither sandbox nor model."""
@@ -203,7 +215,7 @@ class _Work:
         while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
             assert self.view is not None
             await make_ready(instance, self.opened, self.view)
-            self.model = self._modelled(instance)
+            self.model = self.modelled(self.session, instance)
             async with own_limit(instance):
                 await self._act_on(instance)
             self.dismiss()
@@ -223,7 +235,7 @@ class _Work:
         """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
         self.end()
         self.dismissed = [view for view in (self.view, self.model) if view is not None]
-        self.view = self._seen()
+        self.view = self.seen()
 
     async def keep(self) -> None:
         """Salvage what the agent left; a failure is an event and changes no verdict."""
@@ -309,10 +321,14 @@ class _Work:
     async def _be_scored(self) -> Settled:
         life, place = self.life, self.place
         assert self.view is not None
-        self.model = self._modelled(life.instance)
-        read = partial(place.trajectory, life.job.attempt.id)
-        member = Member(life, self.view, self.model, read, self.limits.grading)
         async with life.scope.inner() as scope:
+            session = self.session
+            if session is not None:  # so that the hook's calls are told from the agent's
+                session = await scope.open("group session", place.lend(session, GROUP))
+            self.model = self.modelled(session, life.instance)
+            children = await scope.open("children", Children(self, Means(life.instance, self.session)))
+            read = partial(place.trajectory, life.job.attempt.id)
+            member = Member(life, self.view, self.model, children, read, self.limits.grading)
             await scope.open("group", place.groups.joined(member))
             return await member.settled()
 

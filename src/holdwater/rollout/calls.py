@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..core.errors import ResourceExhausted, let_go
@@ -32,11 +33,11 @@ class Calls:
         """How many are still running, given up on or not."""
         return self._alive
 
-    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """The result of a plain or `async` function. A cancellation ends the waiting, whatever it calls."""
         if is_async(function):
-            return await self._in_task(function(*arguments))
-        result = await self._in_thread(function, *arguments)
+            return await self._in_task(function(*arguments, **named))
+        result = await self._in_thread(partial(function, *arguments, **named))
         return await self._in_task(result) if inspect.isawaitable(result) else result
 
     async def _in_task(self, work: Any) -> Any:
@@ -59,7 +60,7 @@ class Calls:
         if not task.cancelled():
             task.exception()  # seen: whoever still waits for it gets it, and nobody else wants to
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -77,7 +78,7 @@ class Calls:
             result: Any = None
             error: Exception | None = None
             try:
-                result = function(*arguments)
+                result = function()
             except BaseException as raised:  # boundary: delivered to the caller  # noqa: BLE001
                 error = _harmless(raised)
             self._count(-1)
@@ -104,13 +105,13 @@ async def _guarded(work: Any) -> Any:
     try:
         return await work
     except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as raised:
-        if _being_cancelled():
+        if being_cancelled():
             raise
         raise _harmless(raised) from raised
 
 
-def _being_cancelled() -> bool:
-    """Asked here: a frame that an error goes through must not know its own task."""
+def being_cancelled() -> bool:
+    """Whether this task is. Asked here: a frame that an error goes through must not know its own task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

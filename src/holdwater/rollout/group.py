@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.authoring import GroupGrades
+from ..core.authoring import Act, Agent, Born, GroupGrades
 from ..core.errors import AttemptOver, GradeFailed, as_failure, let_go
 from ..core.records import Exchange, Failure, Grade, Instance, Phase, Usage, Where
 from .calls import Calls
+from .children import Children
 from .foreign import as_grades
 from .life import Life
 from .limit import PhaseLimit
-from .views import BlockingModel, BlockingSandbox, ModelView, SandboxView, View, for_caller
+from .views import BlockingModel, BlockingSandbox, ModelView, SandboxView, View, for_caller, wait_for
 
 Hook = Callable[..., GroupGrades | Any]
 
@@ -140,6 +141,7 @@ class Member(View):
         life: Life,
         sandbox: SandboxView,
         model: ModelView,
+        children: Children,
         exchanges: Callable[[], Iterable[Exchange]],
         seconds: float,
     ) -> None:
@@ -156,6 +158,7 @@ class Member(View):
         self.sandbox = sandbox
         self.model = model
         self.seconds = seconds  # what the hook may take
+        self._children = children
         self._exchanges = exchanges
         self._life: Life | None = life
         self._scoring: Scoring | None = None
@@ -169,6 +172,11 @@ class Member(View):
         """What is in its record, from disk, one at a time."""
         self._alive()
         return self._exchanges()
+
+    async def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
+        """See `core.authoring.Parent`."""
+        self._alive()
+        return await self._children.child(agent, instruction, **terms)
 
     def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingMember:
         return BlockingMember(self, loop)
@@ -212,6 +220,9 @@ class BlockingMember:
     @property
     def model(self) -> BlockingModel:
         return self._view.model.blocking(self._loop)
+
+    def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
+        return wait_for(self._view, self._view.child(agent, instruction, **terms), self._loop)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
+from ..agent.python import takes_attempt
 from ..core.authoring import (
     Agent,
     Critique,
@@ -33,7 +34,7 @@ from ..core.failures import interrupted, worker_lost
 from ..core.records import Exchange, Failure, Limits, Network, Verdict
 from ..core.serving import Source
 from ..docker.client import DockerClient
-from ..gateway.client import ChatClient, connect
+from ..gateway.client import ChatClient
 from ..gateway.rate import Rate
 from ..gateway.server import Gateway
 from ..gateway.terms import Terms
@@ -106,6 +107,7 @@ class Host:
         self._stopped: dict[int, Failure] = {}  # before their first step; bound: the same
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
+        self.parental = takes_attempt(self.agent.act)
         self.groups = Groups(self.suite.group, lambda attempt: emit(Arrived(attempt=attempt)))
         self.critic = own_critic(critic or config.critic)
         self.limits: Limits = config.limits
@@ -145,7 +147,6 @@ class Host:
                         body_cap=welcome.config.largest_request,
                         terms=terms_of(welcome.config),
                     ) as self._server,
-                    connect(self._server.socket) as self._http,
                 ):
                     self._server.on_failed_cleanup = self._left
                     self.gateway = self._server.socket
@@ -341,7 +342,7 @@ class Host:
         nameless = "" if config.serving is None else "policy"
         name = self._server.model_of(session.key) or config.model or nameless
         inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
-        return ChatClient(self._http, url, inside, session.key, name)
+        return ChatClient(self._server.ask, url, inside, session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:
         return self._disks.since()

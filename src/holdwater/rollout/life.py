@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
-from ..core.authoring import KeptSandbox, Session
+from ..core.authoring import Born, KeptSandbox, Session
 from ..core.errors import AttemptError, as_failure, let_go
 from ..core.failures import DISK, RULES, Scored
-from ..core.records import NO_USAGE, Failure, Grade, Instance, Phase, Salvage, Times, Usage, Verdict, Where
+from ..core.records import (
+    NO_USAGE,
+    Child,
+    Failure,
+    Grade,
+    Instance,
+    Phase,
+    Salvage,
+    Times,
+    Usage,
+    Verdict,
+    Where,
+)
 from .calls import Calls
 from .disks import Hurt
 from .foreign import as_json
 from .limit import PhaseLimit
 from .scope import Note, Scope
 from .wire import Job
+
+MOST_KEPT = 256  # children that a verdict tells of
+
+
+class Brood:
+    """The children of an attempt, those of its children included."""
+
+    def __init__(self) -> None:
+        self.living = 0
+        self.born = 0
+        self.ended: deque[Child] = deque(maxlen=MOST_KEPT)
+
+    def begin(self) -> int:
+        """A child is born; 1, 2, 3, ..."""
+        self.living += 1
+        self.born += 1
+        return self.born
+
+    def end(self, name: str, born: Born, exchanges: int, seconds: float) -> None:
+        self.living -= 1
+        failure, usage = born.failure, born.usage
+        child = Child(name=name, failure=failure, usage=usage, exchanges=exchanges, seconds=seconds)
+        self.ended.append(child)
+
+    @property
+    def dropped(self) -> int:
+        """How many are not told of."""
+        return self.born - self.living - len(self.ended)
 
 
 class Life:
@@ -43,6 +84,7 @@ class Life:
         self.sandbox: KeptSandbox | None = None
         self.seconds: dict[Phase, float] = {}
         self.hurt = Hurt()
+        self.brood = Brood()
         self.together = False  # its grade comes from scoring its group
         self.shared: Calls | None = None  # those of its group's scoring, where it was the last to leave it
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
@@ -127,5 +169,6 @@ class Life:
             saved=session.saved if session else NO_USAGE,
             patch=self.patch,
             enough=self.enough,
+            children=tuple(self.brood.ended),
             together=self.together,
         )

@@ -38,6 +38,7 @@ class Place(Protocol):
     gateway: Path | None
     variables: Mapping[str, str]
     groups: Groups
+    parental: bool  # the agent is given its attempt, which can have children
 
     @property
     def sandboxes(self) -> Sandboxes: ...
@@ -55,6 +56,9 @@ class Place(Protocol):
     def session(
         self, attempt: int, log: Log, limits: Limits, recording: Recording | None
     ) -> AbstractAsyncContextManager[Session | None]: ...
+
+    def lend(self, session: Session, by: str) -> AbstractAsyncContextManager[Session]:
+        """A session for a borrower of that name, which writes to the same record and is closed first."""
 
     def model(self, session: Session | None, network: Network | None) -> Model | None:
         """The model for an agent whose sandbox reaches `network`; None: what the run says."""

@@ -16,6 +16,7 @@ from typing import Any
 
 SCOPED = frozenset(
     {
+        "holdwater.rollout.children.Children",
         "holdwater.rollout.group.Member",
         "holdwater.rollout.group.Scoring",
         "holdwater.rollout.life.Life",
