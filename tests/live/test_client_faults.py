@@ -185,6 +185,8 @@ async def test_a_cancelled_client_that_waits_for_a_detached_order_leaves_it_alon
         order = tasks.create_task(client.run("add-1", detached=True))
         await stage.hanging.wait()
         order.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await order
         await stage.left.wait()
         assert stage.deleted.empty()
 
