@@ -114,11 +114,12 @@ async def test_a_server_that_says_nothing_for_too_long_is_asked_anew(monkeypatch
 
 
 async def test_busy_is_waited_for_beyond_all_patience() -> None:
-    async with playing(BUSY, BUSY, BUSY) as stage, AsyncClient(stage.url, patience=0.1) as client:
+    acts = [cut_at_once, BUSY, BUSY, BUSY, cut_at_once]
+    async with playing(*acts) as stage, AsyncClient(stage.url, patience=0.3) as client:
         began = time.monotonic()
         await client.run("add-1")
 
-    assert len(stage.posts) == 4
+    assert len(stage.posts) == 6
     assert time.monotonic() - began >= 0.45
 
 
@@ -185,6 +186,8 @@ async def test_a_cancelled_client_that_waits_for_a_detached_order_leaves_it_alon
         order = tasks.create_task(client.run("add-1", detached=True))
         await stage.hanging.wait()
         order.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await order
         await stage.left.wait()
         assert stage.deleted.empty()
 
