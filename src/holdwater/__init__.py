@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
     from .api.reading import Tokens, Trajectory, TrajectoryReader, read
-    from .core.authoring import Agent, Defaults, GradingSandbox, Model, Sandbox, Suite, Tried
+    from .core.authoring import (
+        Agent,
+        Born,
+        Defaults,
+        GradingSandbox,
+        GroupMember,
+        Model,
+        Parent,
+        Sandbox,
+        Suite,
+        Tried,
+    )
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -63,12 +74,14 @@ __all__ = [
     "AgentFailed",
     "Ask",
     "BadInput",
+    "Born",
     "Checked",
     "CommandResult",
     "Defaults",
     "Grade",
     "GradeFailed",
     "GradingSandbox",
+    "GroupMember",
     "Health",
     "HoldwaterError",
     "ImageFailed",
@@ -79,6 +92,7 @@ __all__ = [
     "ModelFailed",
     "Network",
     "Options",
+    "Parent",
     "ResourceExhausted",
     "RunFailed",
     "Sandbox",

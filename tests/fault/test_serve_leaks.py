@@ -192,7 +192,7 @@ async def served(place: Path) -> AsyncIterator[Scene]:
         )
     try:
         async with AsyncClient(f"unix:{place / 's'}") as client:
-            await _eventually(lambda: _ready(client))
+            await _eventually(lambda: _ready(client, server))
             yield Scene(place, client, server)
             await client.drain()
         assert server.wait(30) == 0, (place / "err").read_text()[-3000:]
@@ -279,7 +279,8 @@ async def _eventually(look: Callable[[], Awaitable[Any]]) -> Any:
         return found
 
 
-async def _ready(client: AsyncClient) -> bool:
+async def _ready(client: AsyncClient, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, "the server ended"
     try:
         return (await client.health()).ok
     except ServerGone:

@@ -20,6 +20,8 @@ from holdwater.core.records import Verdict, Where
 from holdwater.rollout.children import DEEPEST, MOST_CHILDREN
 from holdwater.rollout.life import MOST_KEPT
 
+ROOT = Path(__file__).parents[2]
+
 
 async def ask(instance: Any, sandbox: Any, model: Any) -> str:
     """Says what the model says to its instruction."""
@@ -427,6 +429,44 @@ async def test_a_members_child_is_over_when_the_member_is_and_the_others_are_sco
     assert ended.failure is not None and ended.failure.where is Where.INTERRUPTED
     assert [child.failure and child.failure.where for child in ended.children] == [Where.CANCELLED]
     assert stayed.grade is not None and stayed.grade.score == 0.5
+
+
+# The pages.
+
+
+async def test_the_agent_of_the_docs_has_its_work_reviewed(tmp_path):
+    async def policy(request):
+        return "fine" if "wrong here?" in request["messages"][-1]["content"] else "done"
+
+    act = block("agents.md", "Children")["solve"]
+
+    verdict, _ = await played(tmp_path, act, policy=policy)
+
+    assert told(verdict) == [("coder", None, 1), ("reviewer", None, 1)]
+
+
+async def test_the_group_of_the_docs_is_judged(tmp_path):
+    async def policy(request):
+        return str(4 + len(request["messages"][-1]["content"].split("\n\n")[-1]))
+
+    async def act(instance, sandbox, model):
+        await sandbox.write("out.txt", instance.id)
+
+    async with hosting(tmp_path, suite(group=block("suites.md", "Groups")["group"]), act, policy) as hosted:
+        members = [hosted.start(hw.Instance(id=name), group=GROUP) for name in ("a", "bc")]
+        await hosted.arrived(*members)
+        hosted.score()
+        verdicts = await hosted.verdicts(members)
+
+    assert [v.grade and v.grade.score for v in verdicts] == [0.5, 0.6]
+
+
+def block(page: str, heading: str) -> dict[str, Any]:
+    """What the first Python block below a heading of a page defines."""
+    text = (ROOT / "docs" / page).read_text().partition(f"## {heading}\n")[2]
+    found: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], found)
+    return found
 
 
 # Nothing is left, and agents of today are what they were.

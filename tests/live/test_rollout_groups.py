@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.host_scene import GROUP, LIMITS, Hosted, hosting, left_of, suite, uncollected
+from tests.worker_scene import working
 
 import holdwater as hw
 from holdwater.core.errors import AttemptOver, ModelFailed
 from holdwater.core.failures import interrupted
 from holdwater.core.groups import GroupTerms, cancelled, straggled
-from holdwater.core.records import Failure, Grade, Phase, Verdict, Where
+from holdwater.core.records import Attempt, Failure, Grade, Phase, Verdict, Where
+from holdwater.rollout.wire import Arrived, Job, Score
 
 
 async def solve(instance: Any, sandbox: Any, model: Any) -> str:
@@ -385,6 +387,38 @@ async def test_a_hook_that_hangs_is_given_up_after_the_grading_limit(tmp_path, t
         (Where.GRADE, "timeout")
     ] * 2
     assert any(d.tainted for d in done) == threaded
+
+
+# In a process of its own.
+
+SUITE = """
+import holdwater as hw
+
+async def solve(instance, sandbox, model):
+    return instance.id
+
+async def group(instance, members):
+    return [len(members) + member.number for member in members]
+
+suite = hw.Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: False, group=group)
+"""
+
+
+async def test_a_worker_scores_a_group_when_it_is_told_to(tmp_path):
+    (tmp_path / "suite.py").write_text(SUITE)
+    payload = msgspec.msgpack.encode(hw.Instance(id="i"))
+
+    async with working(tmp_path / "run", tmp_path / "suite.py") as (worker, _):
+        for n in (1, 2):
+            worker.send(
+                Job(attempt=Attempt(id=n, instance=1, sample=n, number=1, group=GROUP), payload=payload)
+            )
+        for n in (1, 2):
+            await worker.until(Arrived, lambda said, n=n: said.attempt == n)
+        worker.send(Score(group=GROUP, together=True))
+        verdicts = [(await worker.done(n)).verdict for n in (1, 2)]
+
+    assert [(v.grade and v.grade.score, v.together) for v in verdicts] == [(2.0, True), (3.0, True)]
 
 
 # Nothing is left.

@@ -104,6 +104,7 @@ class Host:
         self._reserve = Reserve(self._directory.reserve)
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
+        self._stopped: dict[int, Failure] = {}  # before their first step; bound: the same
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
         self.parental = takes_attempt(self.agent.act)
@@ -180,8 +181,8 @@ class Host:
         """End an attempt with this failure."""
         if (life := self._living.get(attempt)) is not None:
             life.interrupt(failure)
-        elif (task := self._tasks.get(attempt)) is not None:
-            task.cancel()
+        elif attempt in self._tasks:  # a task that is cancelled before its first step never says a word
+            self._stopped[attempt] = failure
 
     def score(self, message: Score) -> None:
         """Nobody is left to wait for in a group."""
@@ -249,9 +250,12 @@ class Host:
         tainted = False
         try:
             try:
-                life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
-                verdict = await live(life, self)
-                tainted = life.tainted
+                if (stopped := self._stopped.pop(attempt.id, None)) is None:
+                    life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
+                    verdict = await live(life, self)
+                    tainted = life.tainted
+                else:
+                    verdict = Verdict(attempt=attempt.id, token=self.token, failure=stopped)
             except asyncio.CancelledError:
                 failure = interrupted("the attempt was stopped before it had begun")
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)

@@ -143,7 +143,8 @@ class WorkerProcess:
         finally:
             loop.remove_reader(self._pidfd)
             self._close()
-        return self._reason or self._obituary(self._process.wait())
+        status = self._process.wait()  # in any case, or it stays as a zombie
+        return self._reason or self._obituary(status)
 
     def heard(self, beat: Beat) -> None:
         self._heard = time.monotonic()

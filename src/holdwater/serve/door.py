@@ -32,7 +32,7 @@ from .speech import Speech, speech_of
 from .terms import DoorTerms, Place, place_of, secured
 from .written import SERVER, SLICE
 
-CLOSING = 1.0  # seconds that answers get to leave when the door closes
+CLOSING = 0.5  # seconds that answers get to leave when the door closes
 WAITING = 1024  # connections that wait to be accepted
 QUIET = ("busy", "draining", "conflict", "gone")  # what is no sign of a client that is wrong
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,14 +62,19 @@ class Door:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note)
-            guests = Guests(self._handle, self._terms.connections, self._complaints)
-            stack.callback(tasks.create_task(guests.patrol()).cancel)
-            runner = web.ServerRunner(guests, shutdown_timeout=CLOSING)
+            self._guests = Guests(self._handle, self._terms.connections, self._complaints)
+            stack.callback(tasks.create_task(self._guests.patrol()).cancel)
+            runner = web.ServerRunner(self._guests, shutdown_timeout=CLOSING)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            self.address = await self._listen(runner, stack)
-            self._stack = stack.pop_all()
-        return self
+            try:
+                self.address = await self._listen(runner, stack)
+            except BadInput as error:
+                refused = error  # raised below, when all is closed: a TaskGroup would wrap it
+            else:
+                self._stack = stack.pop_all()
+                return self
+        raise refused
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -116,7 +116,9 @@ class _Guest(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP; anything else is dealt with before it gets here."""
+        """What is no HTTP, and connections that are lost; all else is dealt with before it gets here."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # aiohttp hangs up on this
         told = _printable(message or str(exc))
         self._guests.complaints.tell(peer_of(request.transport), "invalid", f"not HTTP: {told}")
         response = refusal(Problem(code="invalid", message=f"not HTTP: {told}"), _JSON)
