@@ -230,11 +230,11 @@ class AsyncClient:
     ) -> AsyncGenerator[AnyEvent, None]:
         """The order's events, over as many connections as it takes."""
         patience = Patience(self._server.name, self._patience)
-        headers = {MODEL_KEY: model_key} if model_key is not None else {}
         clock = asyncio.get_running_loop().time
         while True:
-            if answering is not None and (have := answering.conversations.have()):
-                headers[HAVE] = have
+            headers = {MODEL_KEY: model_key} if model_key is not None else {}
+            if answering is not None:
+                headers[HAVE] = answering.conversations.have()
             try:
                 async with self._server.attended(_pack(order), headers) as frames:
                     began = clock()
