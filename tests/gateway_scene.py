@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from holdwater.core.records import Exchange
-from holdwater.gateway.client import ChatClient, connect
+from holdwater.gateway.client import ChatClient
 from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
@@ -84,12 +84,19 @@ class Scene:
         self.session = session
         self.log = log
         self.http = http
-        self.client = ChatClient(http, gateway.url, gateway.url, session.key, MODEL)
+        self.client = ChatClient(gateway.ask, gateway.url, gateway.url, session.key, MODEL)
 
     def post(self, request: Any, key: str | None = None, **options: Any) -> Any:
         body = msgspec.json.encode(request) if isinstance(request, dict) else request
         headers = {"Authorization": f"Bearer {key or self.session.key}", **options.pop("headers", {})}
         return self.http.post(f"{self.gateway.url}/chat/completions", data=body, headers=headers, **options)
+
+
+def connect(socket: Path) -> aiohttp.ClientSession:
+    """Connections to the gateway at `socket`; closed by whoever asked for it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(socket), limit=0), cookie_jar=aiohttp.DummyCookieJar()
+    )
 
 
 @asynccontextmanager

@@ -282,7 +282,9 @@ class Recording:
         self._form = FORMS[dialect]
         self._recorder = Recorder(self._form)
 
-    def add(self, request: dict[str, Any], reply: Any, error: str = "", status: int = 200) -> None:
+    def add(
+        self, request: dict[str, Any], reply: Any, error: str = "", status: int = 200, **about: Any
+    ) -> None:
         reading = self._recorder.read(bytearray(msgspec.json.encode(request)))
         delta = self._recorder.delta(reading, msgspec.json.encode(reading.head))
         number = self.log.count + 1
@@ -301,6 +303,7 @@ class Recording:
                 error=error,
                 started=1_700_000_000.0 + number,
                 seconds=0.5,
+                **about,
             )
         )
         self._recorder.written(delta, number)

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from tests.scene import SOURCE
 
-from holdwater.core.config import RunConfig
+from holdwater.core.config import RunConfig, Serving
 from holdwater.core.records import Attempt, Instance
 from holdwater.ledger.directory import RunDirectory
 from holdwater.rollout.wire import (
@@ -26,6 +26,7 @@ from holdwater.rollout.wire import (
     Job,
     Message,
     Noted,
+    Offer,
     Provider,
     Ready,
     ToConductor,
@@ -68,11 +69,12 @@ class Worker:
     def send(self, message: Message) -> None:
         self._writer.write(frame(message))
 
-    def start(self, name: str) -> int:
+    def start(self, name: str, offer: Offer | None = None) -> int:
         """Have it live an attempt at the instance `name`; the attempt's number."""
         self._attempts += 1
         payload = msgspec.msgpack.encode(Instance(id=name))
-        self.send(Job(attempt=Attempt(id=self._attempts, instance=1, sample=0, number=1), payload=payload))
+        attempt = Attempt(id=self._attempts, instance=1, sample=0, number=1)
+        self.send(Job(attempt=attempt, payload=payload, offer=offer))
         return self._attempts
 
     async def until(self, kind: type[M], true: Callable[[M], bool], seconds: float = 30.0) -> M:
@@ -125,11 +127,18 @@ async def working(
     url: str | None = None,
     allocator: str = "glibc",
     give_back: str = "watched",
+    serving: Serving | None = None,
 ) -> AsyncIterator[tuple[Worker, int]]:
     """A worker that has loaded `suite`, and the end of a pipe with a byte for each time it gave back."""
     directory = RunDirectory.create(place)
     config = RunConfig(
-        id=place.name, suite=f"{suite}:suite", agent=f"{suite}:solve", created=0.0, version="0", model="m"
+        id=place.name,
+        suite=f"{suite}:suite",
+        agent=f"{suite}:solve",
+        created=0.0,
+        version="0",
+        model="m",
+        serving=serving,
     )
     upstream = Upstream(everywhere=Provider(url=url)) if url is not None else None
     welcome = Welcome(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .api.checking import Checked, acheck, check
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
+    from .api.reading import Tokens, Trajectory, TrajectoryReader, read
     from .core.authoring import (
         Agent,
         Born,
@@ -99,6 +100,9 @@ __all__ = [
     "Start",
     "Suite",
     "Summary",
+    "Tokens",
+    "Trajectory",
+    "TrajectoryReader",
     "Tried",
     "Verdict",
     "__version__",
@@ -114,6 +118,7 @@ __all__ = [
     "export",
     "grade",
     "plan_images",
+    "read",
     "regrade",
     "replay",
     "resume",
@@ -132,6 +137,7 @@ _HOMES = (
     ".api.grading",
     ".api.images",
     ".api.checking",
+    ".api.reading",
 )
 
 

@@ -12,7 +12,7 @@ from holdwater.testing.scripted import Reply, serve
 
 
 def client_of(s, session):
-    return ChatClient(s.http, s.gateway.url, s.gateway.url, session.key, "m")
+    return ChatClient(s.gateway.ask, s.gateway.url, s.gateway.url, session.key, "m")
 
 
 def user(text):

@@ -12,11 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway_scene import Scene
+from tests.gateway_scene import Scene, connect
 from tests.speech import DIALECTS, send, speak, text_of
 
 from holdwater.core.records import Limits, Usage
-from holdwater.gateway.client import connect
 from holdwater.gateway.rate import Rate
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.terms import Terms

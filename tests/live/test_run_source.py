@@ -15,7 +15,7 @@ from tests.ledger_scene import new_run
 from holdwater.core.authoring import Suite
 from holdwater.core.config import RunConfig
 from holdwater.core.errors import BadInput, SuiteFailed
-from holdwater.core.plan import Opened
+from holdwater.core.events import Opened
 from holdwater.core.records import Instance
 from holdwater.ledger.ledger import Ledger
 from holdwater.run.feed import RunFeed

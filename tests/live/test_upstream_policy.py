@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.gateway_scene import Log, Scene, ask
+from tests.gateway_scene import MODEL, Log, Scene, ask, connect
+from tests.speech import DIALECTS, send, speak
 
 import holdwater as hw
-from holdwater.gateway.client import connect
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.upstreams.policy import PolicyUpstream
+from holdwater.ledger.dialects import dialect as spoken
 
 WHOLE = {
     "id": "x",
@@ -119,3 +120,19 @@ async def test_a_run_with_a_policy_needs_no_upstream_and_is_resumed_with_it(tmp_
     assert (summary.outcomes, summary.model, summary.cost) == ({"passed": 2}, "policy", None)
     with pytest.raises(hw.BadInput, match="Python function"):
         await hw.aresume(tmp_path / "run", suite=suite, agent=solve)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_it_answers_in_every_dialect(dialect, stream, tmp_path):
+    async def policy(request):
+        assert request["model"] == MODEL
+        return {**WHOLE, "policy_version": 3, "prompt_token_ids": [len(request["messages"])]}
+
+    async with Open(policy, tmp_path) as s:
+        async with send(s, speak(dialect, "a", "b", "c", stream=stream)) as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+        reply = spoken(dialect).reply(s.log.reply)
+        assert (reply.message.text, reply.message.calls[0].arguments) == ("I look", {"a": 1})
+        assert (reply.tokens.prompt, reply.tokens.completion, s.log.last.version) == ((3,), (1, 2), "3")

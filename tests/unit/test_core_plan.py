@@ -23,8 +23,7 @@ from hypothesis.stateful import (
 
 from holdwater.core import plan as planning
 from holdwater.core.config import Critic
-from holdwater.core.failures import POISON, RULES, Again, Scored, disk_full, worker_lost
-from holdwater.core.plan import (
+from holdwater.core.events import (
     Abort,
     AnyCommand,
     AnyEvent,
@@ -34,7 +33,6 @@ from holdwater.core.plan import (
     Finish,
     Interrupt,
     Opened,
-    Plan,
     Preempt,
     Pull,
     Settled,
@@ -42,6 +40,8 @@ from holdwater.core.plan import (
     Wake,
     Woke,
 )
+from holdwater.core.failures import POISON, RULES, Again, Scored, disk_full, worker_lost
+from holdwater.core.plan import Plan
 from holdwater.core.policy import LARGEST_SCALE, Policy, Result
 from holdwater.core.records import Attempt, Outcome, Verdict, Where
 

@@ -20,8 +20,9 @@ from holdwater.core.errors import (
     SandboxFailed,
     as_failure,
 )
+from holdwater.core.events import Close, Opened, Settled, Start, Wake, Woke
 from holdwater.core.failures import POISON, RULES, Scored, interrupted, worker_lost
-from holdwater.core.plan import Close, Opened, Plan, Settled, Start, Wake, Woke
+from holdwater.core.plan import Plan
 from holdwater.core.policy import (
     LONGEST_BACKOFF,
     Next,
@@ -53,6 +54,7 @@ TABLE = {
     Where.SANDBOX: (RETRY, ATTEMPTS, ("passed", "sandbox", "sandbox"), 1),
     Where.GRADE: (RETRY, ATTEMPTS, ("passed", "grade", "grade"), 1),
     Where.BUDGET: (None, None, ("budget", "budget", "budget"), 1),
+    Where.CANCELLED: (None, None, ("cancelled", "cancelled", "cancelled"), 0),
     Where.RUN: (None, None, ("run", "run", "run"), 4),
 }
 

@@ -129,6 +129,9 @@ async def aresume(
         from .images import go_on
 
         return await go_on(directory, config, around or {})
+    if config.serving is not None:
+        again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` goes on with it"
+        raise BadInput(f"the directory is a server's: `{path}`", again)
     found = suite or load_suite(config.suite)
     if config.replays is not None:
         found = replayed(found, Path(config.replays))

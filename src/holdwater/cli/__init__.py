@@ -13,6 +13,7 @@ from .console import Console, occupy_standard_fds
 
 VERBS = {
     "run": "Run a suite with an agent",
+    "serve": "Serve rollouts to trainers: what runs is what clients order",
     "resume": "Go on with a run that was stopped or killed",
     "show": "Show what became of a run, or of one instance",
     "transcript": "Print the conversation of an attempt",

@@ -1,7 +1,6 @@
 """`holdwater run`: a suite, an agent, a model and budgets, from flags and a TOML file, to a run."""
 
-from __future__ import annotations
-
+# Annotations are objects here: another module's flags are made of these.
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,8 +27,8 @@ def _in(group: Group, text: str) -> Any:
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Flags:
-    """Every flag can stand in a TOML file too, under its own name."""
+class Common:
+    """What a run and a server can both be told. Every flag can stand in a TOML file too."""
 
     agent: Annotated[
         str | None,
@@ -43,24 +42,7 @@ class Flags:
         str | None, _in(CHOOSING, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` say where it is")
     ] = None
     base_url: Annotated[str | None, _in(CHOOSING, "The model's server, in place of `OPENAI_BASE_URL`")] = None
-    only: Annotated[
-        list[str] | None, _in(CHOOSING, "Only instances whose id matches this pattern; may be repeated")
-    ] = None
-    limit: Annotated[int | None, _in(CHOOSING, "Only the first so many instances")] = None
-    shard: Annotated[str | None, _in(CHOOSING, "Only part i of n: `1/4`")] = None
-    attempts: Annotated[int | None, _in(TRYING, "Goes at an instance until the critic is satisfied (1)")] = (
-        None
-    )
-    critic: Annotated[
-        str | None,
-        _in(
-            TRYING,
-            "`grade`: it passed (default); `finished`; `finished-with-patch`; `patch`; `command:LINE`; "
-            "`path.py:name`",
-        ),
-    ] = None
     retries: Annotated[int | None, _in(TRYING, "Further tries after an infrastructure failure (2)")] = None
-    samples: Annotated[int | None, _in(TRYING, "Independent samples of each instance, for pass@k (1)")] = None
     timeout: Annotated[float | None, _in(LIMITS, "For acting, from when the agent starts (3600)")] = None
     working_time: Annotated[
         float | None, _in(LIMITS, "For acting, without the time spent waiting for a rate limit")
@@ -150,9 +132,6 @@ class Flags:
     silence: Annotated[
         float | None, _in(MACHINE, "Seconds without a sign of life after which a worker counts as hung (20)")
     ] = None
-    grace: Annotated[
-        float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")
-    ] = None
     recycle_after: Annotated[int | None, _in(MACHINE, "Attempts after which a worker is replaced (5000)")] = (
         None
     )
@@ -160,6 +139,33 @@ class Flags:
         float | None, _in(MACHINE, "Seconds without an instance after which a suite counts as hung (600)")
     ] = None
     backoff: Annotated[float | None, _in(MACHINE, "Seconds before the first retry; doubles (1)")] = None
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Flags(Common):
+    """What only a run can be told: its instances, and how often each is tried."""
+
+    only: Annotated[
+        list[str] | None, _in(CHOOSING, "Only instances whose id matches this pattern; may be repeated")
+    ] = None
+    limit: Annotated[int | None, _in(CHOOSING, "Only the first so many instances")] = None
+    shard: Annotated[str | None, _in(CHOOSING, "Only part i of n: `1/4`")] = None
+    attempts: Annotated[int | None, _in(TRYING, "Goes at an instance until the critic is satisfied (1)")] = (
+        None
+    )
+    critic: Annotated[
+        str | None,
+        _in(
+            TRYING,
+            "`grade`: it passed (default); `finished`; `finished-with-patch`; `patch`; `command:LINE`; "
+            "`path.py:name`",
+        ),
+    ] = None
+    samples: Annotated[int | None, _in(TRYING, "Independent samples of each instance, for pass@k (1)")] = None
+    grace: Annotated[
+        float | None, _in(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)")
+    ] = None
 
 
 def run(
@@ -224,7 +230,7 @@ def _agent(agent: str | None, command: str | None) -> str | None:
     return f"command:{command}"
 
 
-def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
+def _rehearse(prepared: "Prepared", console: Console, json: bool) -> int:
     """Say what would happen."""
     import uvloop
 

@@ -157,6 +157,7 @@ class Recorded(NamedTuple):
 
     reply: bytes  # JSON
     usage: Usage
+    version: str = ""  # of the policy that gave it
 
 
 class Recording(Protocol):

@@ -52,6 +52,8 @@ class Serving(Record, frozen=True):
     return_grace: float = 60.0  # the same after the server itself was gone
     policy: str | None = None  # `path.py:name` or `module:name` of the function that answers model calls
     least_workers: int = 1
+    quiet: float = 30.0  # seconds for which a worker must be spare before it goes
+    starting: float = 60.0  # seconds that a worker has to become ready
 
 
 class RunConfig(Record, frozen=True):

@@ -58,6 +58,15 @@ class LedgerCorrupt(RunStopped):
     """The ledger or a segment is not what was written."""
 
 
+class Refused(HoldwaterError):
+    """Something that a client of a server asked for and does not get; `code` is its `Problem`'s."""
+
+    def __init__(self, code: str, message: str, hint: str = "", after: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.code = code  # see `docs/serving.md`
+        self.after = after  # seconds
+
+
 class AttemptError(HoldwaterError):
     """Something that ends an attempt. Subclasses say where."""
 

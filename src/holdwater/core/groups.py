@@ -43,10 +43,42 @@ class Group(msgspec.Struct):
     members: dict[int, Standing] = {}  # by sample; bound: size and what is replaced
     replaced: int = 0
     coming: int = 0  # replacements that have been asked for and not opened
+    queued: bool = False
     started: bool = False
     scoring: bool = False
     cut_at: float | None = None
-    losses: int = 0  # workers that were lost under it
+
+    def enlist(self, sample: int) -> None:
+        """A member was opened, at first or in the place of another."""
+        self.members[sample] = Standing.WAITING
+        self.coming = max(0, self.coming - 1)
+
+    def dismiss(self, sample: int) -> bool:
+        """A member is not wanted before the group has begun; whether others are left."""
+        del self.members[sample]
+        self.size -= 1
+        return self.size > 0
+
+    def wait(self, sample: int) -> None:
+        """A member is to be tried again: what is being scored is scored without it."""
+        self.members[sample] = Standing.WAITING
+        self.scoring = False
+
+    @property
+    def places(self) -> int:
+        """Slots that it needs."""
+        return sum(1 for standing in self.members.values() if standing is not Standing.CLOSED) + self.coming
+
+    @property
+    def absent(self) -> int:
+        """Slots that are kept for it, and empty."""
+        return self._count(Standing.WAITING) + self.coming
+
+    @property
+    def reaches_quorum(self) -> bool:
+        """Whether the time of those that are still at it begins now."""
+        quorum = self.terms.quorum
+        return quorum is not None and self.cut_at is None and quorum <= self.arrived < self.places
 
     @property
     def complete(self) -> bool:
@@ -65,7 +97,7 @@ class Group(msgspec.Struct):
 
     @property
     def arrived(self) -> int:
-        return sum(1 for standing in self.members.values() if standing is Standing.ARRIVED)
+        return self._count(Standing.ARRIVED)
 
     @property
     def scored_together(self) -> bool:
@@ -79,6 +111,9 @@ class Group(msgspec.Struct):
         self.coming += 1
         return True
 
+    def _count(self, standing: Standing) -> int:
+        return sum(1 for one in self.members.values() if one is standing)
+
     def _all(self, *standings: Standing) -> bool:
         return all(standing in standings for standing in self.members.values())
 
@@ -90,6 +125,11 @@ def straggled(terms: GroupTerms) -> Failure:
         kind=STRAGGLER,
         message=f"cut: {terms.quorum} members of its group had been done for {terms.patience:g} s",
     )
+
+
+def cut(terms: GroupTerms) -> Failure:
+    """How a member is cut that waits for another try: there is nothing to grade."""
+    return cancelled(STRAGGLER, straggled(terms).message)
 
 
 def cancelled(kind: str, message: str) -> Failure:

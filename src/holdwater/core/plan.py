@@ -12,104 +12,37 @@ from collections import deque
 
 import msgspec
 
+from .events import (
+    Abort,
+    AnyCommand,
+    AnyEvent,
+    Close,
+    Disband,
+    Drain,
+    End,
+    Exhausted,
+    Finish,
+    Interrupt,
+    Joined,
+    Opened,
+    Preempt,
+    Pull,
+    Rally,
+    Refuse,
+    Replace,
+    Settled,
+    Start,
+    Wake,
+    Withdrawn,
+    Woke,
+)
 from .failures import DISK, POISON
+from .groups import Group, Standing, cut, straggled
 from .policy import Next, Policy, Result, Spent, decide, outcome_kind, rank
-from .records import Attempt, Outcome, Record, Where
+from .records import Attempt, Failure, Outcome, Where
 
 LOG_BOUND = 4096
 EARLY = 0.05  # seconds before its time that a timer may fire; earlier, it belongs to another `Wake`
-
-
-class Event(Record, frozen=True, tag=True):
-    """Something that happened, at a time on the scheduler's clock."""
-
-
-class Opened(Event, frozen=True):
-    """A sample was written to the ledger and can be tried. The rest is what an earlier conductor left.
-
-    `last` is a verdict that nothing had followed on; the counts are those before it.
-    """
-
-    instance: int
-    sample: int
-    number: int = 0
-    round: int = 1
-    retries: int = 0
-    scale: int = 1
-    losses: int = 0
-    best: Result | None = None
-    last: Result | None = None
-    regrades: int | None = None
-
-
-class Exhausted(Event, frozen=True):
-    """The suite has no more instances."""
-
-
-class Settled(Event, frozen=True):
-    """A verdict was committed."""
-
-    result: Result
-
-
-class Preempt(Event, frozen=True):
-    """The governor wants the attempt's resources back."""
-
-    attempt: int
-
-
-class Woke(Event, frozen=True):
-    """The time of a `Wake` has come."""
-
-
-class Drain(Event, frozen=True):
-    """Start nothing more."""
-
-
-class Abort(Event, frozen=True):
-    """Start nothing more and interrupt what runs."""
-
-
-AnyEvent = Opened | Exhausted | Settled | Preempt | Woke | Drain | Abort
-
-
-class Command(Record, frozen=True, tag=True):
-    """Something that the scheduler has to do."""
-
-
-class Pull(Command, frozen=True):
-    """Get `count` more samples."""
-
-    count: int
-
-
-class Start(Command, frozen=True):
-    attempt: Attempt
-
-
-class Interrupt(Command, frozen=True):
-    """End the attempt with the verdict `interrupted`."""
-
-    attempt: int
-
-
-class Close(Command, frozen=True):
-    """The sample is done."""
-
-    outcome: Outcome
-
-
-class Wake(Command, frozen=True):
-    """Send `Woke` at this time."""
-
-    at: float
-
-
-class Finish(Command, frozen=True):
-    """There is nothing left to do, or nothing left that may be done."""
-
-
-AnyCommand = Pull | Start | Interrupt | Close | Wake | Finish
 
 
 class Sample(msgspec.Struct):
@@ -124,9 +57,13 @@ class Sample(msgspec.Struct):
     running: Attempt | None = None
     best: Result | None = None
     regrades: int | None = None
+    group: int | None = None
+    withdrawn: Failure | None = None  # nobody wants it any more
 
 
-Key = tuple[int, int]  # instance, sample
+Key = tuple[int, int]  # instance, sample; or a group, and one of these:
+WHOLE = -1  # all of its members are ready
+CUT = -2  # its stragglers' time is over
 
 
 class State(msgspec.Struct):
@@ -134,14 +71,17 @@ class State(msgspec.Struct):
 
     policy: Policy
     next_attempt: int
-    open: dict[Key, Sample] = {}  # bound: `_window` samples
+    open: dict[Key, Sample] = {}  # bound: `_window` samples, or what may be ordered at once
+    groups: dict[int, Group] = {}  # bound: as `open`
     ready: list[Key] = []
+    members: list[Key] = []  # ready, and of a group that has its slots
     alone: list[Key] = []  # ready, but in a worker of their own
     delayed: list[tuple[float, Key]] = []  # a heap
     running: dict[int, Key] = {}  # bound: `policy.concurrency`
     pulling: int = 0
     exhausted: bool = False
     draining: bool = False
+    aborted: bool = False
     finished: bool = False
     wake_at: float | None = None
 
@@ -180,15 +120,19 @@ class Plan:
     def waiting(self) -> dict[str, int]:
         """Why the samples that do not run are waiting."""
         counts = {
-            "slot": len(self._ready),
-            "a worker of its own": len(self._alone),
-            "back-off": len(self._state.delayed),
+            "slot": sum(map(self._places, self._ready)),
+            "a worker of its own": sum(map(self._places, self._alone)),
+            "back-off": sum(1 for _, key in self._state.delayed if key[1] != CUT),
         }
         return {why: count for why, count in counts.items() if count}
 
     @property
     def open(self) -> int:
         return len(self._state.open)
+
+    @property
+    def draining(self) -> bool:
+        return self._state.draining
 
     @property
     def complete(self) -> bool:
@@ -206,6 +150,10 @@ class Plan:
                 state.exhausted, state.pulling = True, 0
             case Settled(result=result):
                 return self._settled(result, at)
+            case Withdrawn():
+                return self._withdraw((event.instance, event.sample), event.failure)
+            case Joined(attempt=attempt):
+                return self._joined(attempt, at)
             case Preempt(attempt=attempt):
                 return self._preempt(attempt)
             case Woke():
@@ -214,7 +162,7 @@ class Plan:
             case Drain():
                 state.draining = True
             case Abort():
-                state.draining = True
+                state.draining = state.aborted = True
                 return [Interrupt(attempt=attempt) for attempt in state.running]
         return []
 
@@ -233,6 +181,13 @@ class Plan:
             best=event.best,
             regrades=event.regrades,
         )
+        if event.group is not None:
+            sample.group = event.group.group
+            group = state.groups.get(sample.group) or Group(
+                id=sample.group, instance=event.instance, size=event.group.size, terms=event.group.terms
+            )
+            state.groups[group.id] = group
+            group.enlist(event.sample)
         if event.last is not None:
             return self._judged(key, sample, event.last, at)
         self._queue(key, first=False)
@@ -246,30 +201,39 @@ class Plan:
         sample.running = None
         if result.where is Where.RUN:
             return self._react(Abort(), at)
-        if result.where is Where.INTERRUPTED:
-            sample.preemptions += result.kind != DISK  # for want of disk nobody is preempted
-            self._queue(key, first=True)
-            return []
-        if result.where is Where.WORKER and result.kind != POISON:
-            sample.losses += 1
-            self._queue(key, first=True)
-            return []
-        return self._judged(key, sample, result, at)
+        lost = result.where is Where.WORKER and result.kind != POISON
+        if not lost and result.where is not Where.INTERRUPTED:
+            return self._judged(key, sample, result, at)
+        if sample.withdrawn is not None:
+            return self._refuse(key, sample.withdrawn)
+        sample.losses += lost
+        sample.preemptions += not lost and result.kind != DISK  # for want of disk nobody is preempted
+        self._queue(key, first=True)
+        return []
 
     def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
         """A verdict with blame: another try, or the end of the sample."""
-        following = decide(result, sample.spent, self._state.policy) if sample.regrades is None else None
+        last = sample.regrades is not None or sample.withdrawn is not None
+        following = None if last else decide(result, sample.spent, self._policy_for(sample))
         if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
-        if following is None:
-            del self._state.open[key]
-            spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
-            return [Close(outcome=_outcome(sample, sample.best, spent=spent))]
-        self._again(key, sample, following, at)
-        return []
+        if following is not None:
+            self._again(key, sample, following, at)
+            return []
+        del self._state.open[key]
+        spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
+        outcome = _outcome(sample, sample.best, spent=spent)
+        return [Close(outcome=outcome), *self._parted(sample, outcome)]
+
+    def _policy_for(self, sample: Sample) -> Policy:
+        """Members of a group have one round: they are compared with each other as they are."""
+        policy = self._state.policy
+        return policy if sample.group is None else msgspec.structs.replace(policy, attempts=1)
 
     def _again(self, key: Key, sample: Sample, following: Next, at: float) -> None:
         sample.spent = Spent(following.round, following.retries, following.scale)
+        if sample.group is not None:
+            self._state.groups[sample.group].wait(sample.sample)
         if following.delay:
             heapq.heappush(self._state.delayed, (at + following.delay, key))
         else:
@@ -279,33 +243,152 @@ class Plan:
         key = self._state.running.get(attempt)
         if key is None or self._state.open[key].preemptions >= self._state.policy.preemptions:
             return []
+        group = self._group_of(key)
+        if group is not None and group.members[key[1]] is Standing.ARRIVED:
+            return []  # nearly done, and others wait with it
         return [Interrupt(attempt=attempt)]
+
+    # Groups, and what is not wanted any more.
+
+    def _withdraw(self, key: Key, failure: Failure) -> list[AnyCommand]:
+        sample = self._state.open.get(key)
+        if sample is None or sample.withdrawn is not None:
+            return []
+        sample.withdrawn = failure
+        if sample.running is not None:
+            return [End(attempt=sample.running.id, failure=failure)]
+        self._unqueue(key)
+        group = self._group_of(key)
+        if group is not None and not group.started:
+            sample.group = None
+            if not group.dismiss(key[1]):
+                self._unqueue((group.id, WHOLE))
+                del self._state.groups[group.id]
+        return self._refuse(key, failure)
+
+    def _refuse(self, key: Key, failure: Failure) -> list[AnyCommand]:
+        return [Refuse(attempt=self._attempt(key, alone=False), failure=failure)]
+
+    def _joined(self, attempt: int, at: float) -> list[AnyCommand]:
+        key = self._state.running.get(attempt)
+        group = self._group_of(key) if key is not None else None
+        if key is None or group is None:
+            return []
+        group.members[key[1]] = Standing.ARRIVED
+        if group.reaches_quorum:
+            group.cut_at = at + group.terms.patience
+            heapq.heappush(self._state.delayed, (group.cut_at, (group.id, CUT)))
+        return self._rallied(group)
+
+    def _parted(self, sample: Sample, outcome: Outcome) -> list[AnyCommand]:
+        """A member is closed: it is replaced, or its group goes on without it."""
+        group = self._state.groups.get(sample.group) if sample.group is not None else None
+        if group is None:
+            return []
+        group.members[sample.sample] = Standing.CLOSED
+        failed = outcome.kind not in ("passed", "failed") and sample.withdrawn is None
+        if failed and group.take_replacement():
+            return [Replace(group=group.id, instance=group.instance)]
+        if group.over:
+            del self._state.groups[group.id]
+            return [Disband(group=group.id)]
+        self._muster(group)
+        return self._rallied(group)
+
+    def _rallied(self, group: Group) -> list[AnyCommand]:
+        if not group.due:
+            return []
+        group.scoring = True
+        return [Rally(group=group.id, together=group.scored_together)]
+
+    def _cut(self, group: Group) -> list[AnyCommand]:
+        """Who acts is graded on what it left; who waits for another try is not tried again."""
+        commands: list[AnyCommand] = []
+        for sample, standing in list(group.members.items()):
+            member = self._state.open.get((group.instance, sample))
+            if standing is Standing.RUNNING and member is not None and member.running is not None:
+                commands.append(End(attempt=member.running.id, failure=straggled(group.terms)))
+            elif standing is Standing.WAITING:
+                commands += self._withdraw((group.instance, sample), cut(group.terms))
+        return commands
+
+    def _muster(self, group: Group) -> None:
+        """A group whose members are all there waits for slots for them all."""
+        if group.complete and not group.started and not group.queued and group.places:
+            group.queued = True
+            (self._alone if self._is_suspect(group) else self._ready).append((group.id, WHOLE))
+
+    def _is_suspect(self, group: Group) -> bool:
+        samples = (self._state.open.get((group.instance, sample)) for sample in group.members)
+        losses = max((sample.losses for sample in samples if sample is not None), default=0)
+        return losses >= self._state.policy.losses_before_alone
+
+    def _group_of(self, key: Key) -> Group | None:
+        group = self._state.open[key].group
+        return None if group is None else self._state.groups[group]
+
+    def _places(self, key: Key) -> int:
+        """Slots that it needs: never more than there are."""
+        if key[1] != WHOLE:
+            return 1
+        return min(self._state.groups[key[0]].places, self._state.policy.concurrency)
 
     # What can be started, pulled or finished now.
 
     def _advance(self, at: float, commands: list[AnyCommand]) -> None:
         state = self._state
         while state.delayed and state.delayed[0][0] <= at:
-            self._queue(heapq.heappop(state.delayed)[1], first=False)
+            key = heapq.heappop(state.delayed)[1]
+            if key[1] != CUT:
+                self._queue(key, first=False)
+            elif key[0] in state.groups:
+                commands += self._cut(state.groups[key[0]])
+        if not state.aborted:
+            self._start_members(commands)
         if not state.draining:
             self._start(commands)
             self._pull(commands)
+        if not state.draining or self._unfinished_groups:
             self._wake(commands)
-        over = state.draining or (state.exhausted and not state.open)
+        over = (state.draining and not self._unfinished_groups) or (state.exhausted and not state.open)
         if over and not state.running and not state.finished:
             state.finished = True
             commands.append(Finish())
 
-    def _start(self, commands: list[AnyCommand]) -> None:
-        policy = self._state.policy
-        while len(self._state.running) < policy.concurrency:
-            if self._alone and self._running_alone < policy.alone_at_once:
-                key, alone = self._alone.popleft(), True
-            elif self._ready:
-                key, alone = self._ready.popleft(), False
-            else:
-                return
+    @property
+    def _unfinished_groups(self) -> bool:
+        """Whether a group that has begun can be finished before the run ends."""
+        return not self._state.aborted and any(group.started for group in self._state.groups.values())
+
+    def _start_members(self, commands: list[AnyCommand]) -> None:
+        """Their group has slots for them."""
+        while self._members:
+            key = self._members.popleft()
+            group = self._group_of(key)
+            alone = group is not None and self._is_suspect(group)
             commands.append(Start(attempt=self._attempt(key, alone)))
+
+    def _start(self, commands: list[AnyCommand]) -> None:
+        while (queue := self._next_queue()) is not None:
+            key, alone = queue.popleft(), queue is self._alone
+            if key[1] != WHOLE:
+                commands.append(Start(attempt=self._attempt(key, alone)))
+                continue
+            group = self._state.groups[key[0]]
+            group.started = True
+            for sample in [s for s, standing in group.members.items() if standing is Standing.WAITING]:
+                commands.append(Start(attempt=self._attempt((group.instance, sample), alone)))
+
+    def _next_queue(self) -> deque[Key] | None:
+        """Whose first can be started now; nobody passes a group that waits for enough slots."""
+        policy = self._state.policy
+        free = policy.concurrency - len(self._state.running)
+        if self._state.groups:
+            free -= sum(group.absent for group in self._state.groups.values() if group.started)
+        suspect = self._alone and self._running_alone < policy.alone_at_once
+        if suspect and self._places(self._alone[0]) <= free:
+            return self._alone
+        return self._ready if self._ready and self._places(self._ready[0]) <= free else None
 
     def _attempt(self, key: Key, alone: bool) -> Attempt:
         state = self._state
@@ -320,7 +403,10 @@ class Plan:
             scale=sample.spent.scale,
             alone=alone,
             regrades=sample.regrades,
+            group=sample.group,
         )
+        if sample.group is not None:
+            state.groups[sample.group].members[sample.sample] = Standing.RUNNING
         state.next_attempt += 1
         state.running[attempt.id] = key
         sample.running = attempt
@@ -328,7 +414,7 @@ class Plan:
 
     def _pull(self, commands: list[AnyCommand]) -> None:
         state = self._state
-        if state.exhausted:
+        if state.exhausted or state.policy.ordered:
             return
         missing = self._window - len(state.open) - state.pulling
         starved = not self._ready and not state.pulling
@@ -359,22 +445,38 @@ class Plan:
 
     def _queue(self, key: Key, *, first: bool) -> None:
         sample = self._state.open[key]
+        if (group := self._group_of(key)) is not None:
+            group.wait(sample.sample)
+            if group.started:
+                self._members.append(key)
+            else:
+                self._muster(group)
+            return
         queue = self._alone if sample.losses >= self._state.policy.losses_before_alone else self._ready
         if first:
             queue.appendleft(key)
         else:
             queue.append(key)
 
+    def _unqueue(self, key: Key) -> None:
+        for queue in (self._ready, self._alone, self._members):
+            if key in queue:
+                queue.remove(key)
+        self._state.delayed = [entry for entry in self._state.delayed if entry[1] != key]
+        heapq.heapify(self._state.delayed)
+
     # The log.
 
     def _snapshot(self) -> bytes:
         self._state.ready, self._state.alone = list(self._ready), list(self._alone)
+        self._state.members = list(self._members)
         return msgspec.msgpack.encode(self._state)
 
     def _restore(self, state: State) -> None:
         self._state = state
         self._ready = deque(state.ready)  # bound: as `State.open`
         self._alone = deque(state.alone)  # bound: as `State.open`
+        self._members = deque(state.members)  # bound: as `State.open`
         self._log: deque[tuple[float, AnyEvent]] = deque(maxlen=LOG_BOUND)
 
 

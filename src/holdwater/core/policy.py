@@ -26,6 +26,7 @@ class Policy(Record, frozen=True):
     losses_before_alone: int = 2
     alone_at_once: int = 2
     preemptions: int = 3  # after so many an attempt is left to finish
+    ordered: bool = False  # samples are opened as they are ordered, none is pulled
 
     @classmethod
     def of(cls, config: RunConfig) -> Policy:
@@ -36,6 +37,7 @@ class Policy(Record, frozen=True):
             critic=config.critic,
             backoff=config.backoff,
             alone_at_once=max(1, config.workers),
+            ordered=config.serving is not None,
         )
 
 

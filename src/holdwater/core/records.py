@@ -90,8 +90,7 @@ class Limits(Record, frozen=True):
 
     def under(self, ask: Ask) -> Limits:
         """These limits with what the instance asks for put in their place."""
-        asked = {f: v for f in ask.__struct_fields__ if (v := getattr(ask, f)) is not None}
-        return msgspec.structs.replace(self, **asked) if asked else self
+        return msgspec.structs.replace(self, **asked) if (asked := ask.said) else self
 
     def scaled(self, scale: int) -> Limits:
         """These limits with `scale` times the memory and disk: what a retry after a resource failure gets."""
@@ -121,6 +120,15 @@ class Ask(Record, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
+
+    def under(self, other: Ask) -> Ask:
+        """The same with what `other` says put in its place."""
+        return msgspec.structs.replace(self, **other.said)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What it does not leave out."""
+        return {f: value for f in self.__struct_fields__ if (value := getattr(self, f)) is not None}
 
 
 class Instance(Record, frozen=True):

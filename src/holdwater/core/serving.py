@@ -16,6 +16,7 @@ from .records import NO_USAGE, Ask, Child, Failure, Instance, Record, Times, Usa
 
 PROTOCOL = 1
 LONGEST_KEY = 200  # characters of an idempotency key
+KEPT_CALLS = 16  # of a rollout: a client keeps the newest so many that it was told of, as parents of the next
 
 
 class Source(StrEnum):
@@ -57,6 +58,7 @@ class Order(Record, frozen=True):
     limits: Ask = Ask()
     trajectory: Trajectories = Trajectories.NODES
     detached: bool = False  # it goes on when its client is gone; the result waits
+    turns: bool = False  # `Turned` is told as turns come
 
     def __post_init__(self) -> None:
         if not self.key or len(self.key) > LONGEST_KEY or not self.key.isprintable():
@@ -241,18 +243,14 @@ class Stats(Record, frozen=True):
     at: float
     uptime: float
     health: Health
-    orders: dict[str, int] = field(
-        default_factory=dict
-    )  # `open`, `accepted`, `refused`, ... since the start
+    orders: dict[str, int] = field(default_factory=dict)  # `open`, `accepted`, `refused`, ... since the start
     rollouts: dict[str, int] = field(default_factory=dict)  # by outcome, since the run began
     running: int = 0
     waiting: dict[str, int] = field(default_factory=dict)  # why -> how many
     rollouts_per_second: float = 0.0
     turns_per_second: float = 0.0
     tokens_per_second: float = 0.0
-    latency: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds, order to result: `p50`, ... `p99`
+    latency: dict[str, float] = field(default_factory=dict)  # seconds, order to result: `p50`, ... `p99`
     waited: dict[str, float] = field(default_factory=dict)  # seconds from order to start
     held: int = 0  # calls that wait for a trainer's answer
     usage: Usage = NO_USAGE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
@@ -25,6 +26,7 @@ class Admission:
         self.bound = bound
         self.used = 0
         self._growing = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # one for each call that waits
 
     async def take(self, size: int) -> Admitted:
@@ -35,6 +37,12 @@ class Admission:
         else:
             self.used += size
         return Admitted(self, size)
+
+    async def written(self, write: Callable[[], bytes]) -> tuple[bytes, Admitted]:
+        """What `write` makes, once it fits. One at a time waits with its bytes made, the others without."""
+        async with self._writing:
+            content = write()
+            return content, await self.take(len(content))
 
     async def _wait(self, size: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from .body import Admission, Admitted
 from .encodings import DECODERS, Garbled
+from .near import Near, Request
 
 UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
 JOINED = 8 * 1024 * 1024  # bytes of a body up to which its pieces are kept and joined
@@ -26,14 +27,18 @@ class Unreadable(Exception):
         self.status = status
 
 
-async def read_body(request: web.BaseRequest, admission: Admission, cap: int) -> tuple[bytearray, Admitted]:
+async def read_body(request: Request, admission: Admission, cap: int) -> tuple[bytes | bytearray, Admitted]:
     """The body of `request`, decompressed, and what was admitted for it."""
+    if isinstance(request, Near):
+        if request.size > cap:
+            raise _too_large(cap)
+        return request.taken()
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in DECODERS:
         raise Unreadable(f"`Content-Encoding` is not supported: `{encoding[:40]}`", 415)
     length = request.content_length if encoding == "identity" else None
     if length is not None and length > cap:
-        raise Unreadable(f"the body is larger than the {cap} bytes that are allowed", 413)
+        raise _too_large(cap)
     admitted = await admission.take(UNKNOWN if length is None else length)
     reader = _Reader(request, admitted, cap)
     try:
@@ -43,6 +48,10 @@ async def read_body(request: web.BaseRequest, admission: Admission, cap: int) ->
     except BaseException:  # boundary: given back, then raised again
         admitted.release()
         raise
+
+
+def _too_large(cap: int) -> Unreadable:
+    return Unreadable(f"the body is larger than the {cap} bytes that are allowed", 413)
 
 
 async def _ask_for_body(request: web.BaseRequest) -> None:
@@ -112,5 +121,5 @@ class _Reader:
 
     async def _make_room(self, size: int) -> None:
         if size > self._cap:
-            raise Unreadable(f"the body is larger than the {self._cap} bytes that are allowed", 413)
+            raise _too_large(self._cap)
         await self._admitted.grow(size)

@@ -20,10 +20,12 @@ from multidict import CIMultiDict
 from ..core.authoring import Recorded
 from ..core.errors import HoldwaterError, ModelFailed
 from ..core.records import NO_USAGE, Failure, MiB, Where
+from .behind import Behind
 from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
 from .identity import identity
 from .incoming import read_body
+from .near import Near, Request
 from .pulse import Pulse
 from .recorder import UNREADABLE, Delta, Form, Malformed
 from .routes import Route
@@ -31,8 +33,9 @@ from .sampling import imposed
 from .sessions import BILLED, Ending, Session
 from .side import SERVER, counted, refusal
 from .upstreams import Answer, Call, Upstream
-from .upstreams.replay import UNRECORDED, Manner, Replayed, manner
+from .upstreams.replay import UNRECORDED, manner
 from .upstreams.retry import failure_inside
+from .upstreams.whole import Whole
 
 GONE = 499  # in the record: the client went away before it had an answer
 LARGEST_REPLY = 64 * MiB
@@ -80,40 +83,34 @@ class Prepared(NamedTuple):
     call: Call
     delta: Delta
     asked: Asked
-    manner: Manner
 
 
 class Relay:
-    """Passes calls of all sessions to one upstream."""
+    """Passes the calls of all sessions on: to the upstream behind each, `own` where it has none."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        model: str | None,
-        admission: Admission,
-        body_cap: int,
-        keep_alive: float,
-        sampling: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, own: Behind, admission: Admission, body_cap: int, keep_alive: float) -> None:
+        self.own = own
         self.admission = admission
         self.retention = Retention(admission.bound)
-        self._upstream = upstream
-        self._model = model
         self._cap = body_cap
         self._keep_alive = keep_alive
-        self._sampling = sampling
 
-    async def pass_on(self, request: web.BaseRequest, session: Session, route: Route) -> web.StreamResponse:
+    def behind(self, session: Session) -> Behind:
+        """Who answers a call of `session` that comes now."""
+        return self.own if session.behind is None else session.behind.over(self.own)
+
+    async def pass_on(self, request: Request, session: Session, route: Route) -> web.StreamResponse:
         """One call that is a turn of a conversation."""
         dialect = route.dialect
-        if dialect.form.dialect not in self._upstream.dialects:
-            raise self._unspoken(session, dialect)
-        call, delta, asked, wanted = await self._prepare(request, session, route)
+        behind = self.behind(session)
+        upstream = _spoken(behind, session, dialect)
+        call, delta, asked = await self._prepare(request, session, route, behind)
         recorded = session.recorded(delta)
         turn = Turn(request, session, delta, dialect, recorded)
         try:
-            async with self._answer(call, session, recorded, dialect, wanted) as answer:
-                if answer.failure is None and _is_stream(answer):
+            async with self._answer(call, session, recorded, dialect, upstream) as answer:
+                turn.version = behind.version if answer.version is None else answer.version
+                if answer.failure is None and _is_stream(answer) and not isinstance(request, Near):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
                 return await turn.whole(answer)
@@ -126,32 +123,28 @@ class Relay:
             call.body.free()
 
     def _answer(
-        self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, wanted: Manner
+        self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, upstream: Upstream
     ) -> AbstractAsyncContextManager[Answer]:
         if recorded is not None:
-            return nullcontext(Replayed(recorded.reply, dialect, wanted))
+            return nullcontext(Whole(recorded.reply, dialect, call.manner, recorded.version))
         # Where there is no record, it has had its turn already.
-        return self._paced(call, session) if session.replays else self._upstream.send(call)
+        return _paced(call, session, upstream) if session.replays else upstream.send(call)
 
-    @asynccontextmanager
-    async def _paced(self, call: Call, session: Session) -> AsyncIterator[Answer]:
-        async with session.paced(), self._upstream.send(call) as answer:
-            yield answer
-
-    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
+    async def count(self, request: Request, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
         estimate = counted(route.dialect, len(content))
         body = Body((content,), admitted, self.retention)
+        behind = self.behind(session)
         try:
-            if route.dialect.form.dialect not in self._upstream.dialects:
+            if behind.upstream is None or route.dialect.form.dialect not in behind.upstream.dialects:
                 return estimate
             keys = _keys(content)
-            asked = _asked(route, keys, self._model)
+            asked = _asked(route, keys, behind.model)
             if asked.changes:
                 body.replace((msgspec.json.encode({**keys, **asked.changes}),))
             del content, keys  # gone once they are sent
-            async with self._upstream.send(_call(request, session, asked, route, body)) as answer:
+            async with behind.upstream.send(_call(request, session, asked, route, body)) as answer:
                 if answer.status in NOT_COUNTING:
                     return estimate
                 told = await _whole(answer)
@@ -161,39 +154,53 @@ class Relay:
         finally:
             body.free()
 
-    async def _prepare(self, request: web.BaseRequest, session: Session, route: Route) -> Prepared:
+    async def _prepare(self, request: Request, session: Session, route: Route, behind: Behind) -> Prepared:
         form = route.dialect.form
         content, admitted = await read_body(request, self.admission, self._cap)
         body = Body((content,), admitted, self.retention)
         try:
             reading = session.recorder(form).read(content)
-            asked = _imposing(_asked(route, reading.head, self._model), form, reading.head, self._sampling)
+            asked = _imposing(_asked(route, reading.head, behind.model), form, reading.head, behind.sampling)
             sent = {**reading.head, **asked.changes}
             if asked.changes:
                 body.replace(joined(form.key, msgspec.json.encode(sent), reading.span))
             told = {**asked.beside, **sent}
             wanted = manner(sent, asked.place)
             delta = await session.delta(form, reading, msgspec.json.encode(told))
+            if session.behind is not None and behind.model is not None:
+                told.pop("model", None)  # the name of a policy that learns changes in mid-conversation
             delta = delta._replace(identity=identity(form.dialect, told, delta.names))
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
         call = _call(request, session, asked, route, body)
-        return Prepared(call, delta, asked, wanted)
-
-    def _unspoken(self, session: Session, dialect: Dialect) -> Unspoken:
-        spoken = ", ".join(f"`{name}`" for name in sorted(self._upstream.dialects)) or "nothing"
-        error = Unspoken(
-            f"the upstream does not speak the agent's dialect `{dialect.form.dialect}`: it speaks {spoken}",
-            "give the run an upstream that speaks it, or the agent another dialect",
-        )
-        session.failure = Failure(
-            where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False
-        )
-        return error
+        return Prepared(call._replace(manner=wanted, delta=delta), delta, asked)
 
 
-def _keys(content: bytearray) -> dict[str, Raw]:
+def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
+    """The upstream, if it speaks the dialect."""
+    upstream = behind.upstream
+    assert upstream is not None, "a gateway has an upstream of its own"
+    if dialect.form.dialect in upstream.dialects:
+        return upstream
+    spoken = ", ".join(f"`{name}`" for name in sorted(upstream.dialects)) or "nothing"
+    error = Unspoken(
+        f"the upstream does not speak the agent's dialect `{dialect.form.dialect}`: it speaks {spoken}",
+        "give the run an upstream that speaks it, or the agent another dialect",
+    )
+    session.failure = Failure(
+        where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False
+    )
+    raise error
+
+
+@asynccontextmanager
+async def _paced(call: Call, session: Session, upstream: Upstream) -> AsyncIterator[Answer]:
+    async with session.paced(), upstream.send(call) as answer:
+        yield answer
+
+
+def _keys(content: bytes | bytearray) -> dict[str, Raw]:
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
     except UNREADABLE as error:
@@ -215,7 +222,7 @@ def _imposing(asked: Asked, form: Form, head: dict[str, Raw], sampling: Mapping[
     return asked._replace(changes={**asked.changes, **changes}) if changes else asked
 
 
-def _call(request: web.BaseRequest, session: Session, asked: Asked, route: Route, body: Body) -> Call:
+def _call(request: Request, session: Session, asked: Asked, route: Route, body: Body) -> Call:
     place = asked.place
     if session.key in place.query:  # in whatever parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
@@ -229,7 +236,7 @@ class Turn:
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        request: Request,
         session: Session,
         delta: Delta,
         dialect: Dialect,
@@ -242,6 +249,7 @@ class Turn:
         self._dialect = dialect
         self._started = time.time()
         self._written = False
+        self.version = ""  # of the policy that answers
         self._stream: Stream | None = None
         self._response: web.StreamResponse | None = None
 
@@ -286,6 +294,7 @@ class Turn:
     async def _send(self, answer: Answer, held: list[bytes], pulse: Pulse) -> None:
         if self._response is None:
             self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
+            assert not isinstance(self._request, Near), "an answer to this process is never a stream"
             await self._response.prepare(self._request)
             pulse.start(self._response)
         pulse.heard()
@@ -316,7 +325,7 @@ class Turn:
         if not self._written:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
-            ending = self._partial(GONE)._replace(error=reason, saved=nothing)
+            ending = self._partial(GONE)._replace(error=reason, saved=nothing, version=self.version)
             self._session.write(self._delta, ending, self._started)
 
     def _partial(self, status: int) -> Ending:
@@ -329,7 +338,8 @@ class Turn:
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
-        self._session.write(self._delta, ending._replace(saved=self._saved), self._started)
+        ending = ending._replace(saved=self._saved, version=self.version)
+        self._session.write(self._delta, ending, self._started)
         self._session.failure = failure
 
     def _abort(self) -> None:
@@ -337,7 +347,7 @@ class Turn:
             self._request.transport.abort()
 
 
-def _headers(request: web.BaseRequest, session: Session) -> dict[str, str]:
+def _headers(request: Request, session: Session) -> dict[str, str]:
     """The client's headers that go upstream: not those of its connection, and nothing with its key."""
     return {
         name: value

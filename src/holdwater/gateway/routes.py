@@ -48,6 +48,9 @@ class Route(NamedTuple):
     key: str = ""  # in the path
 
 
+COMPLETIONS = Route(Kind.TURN, CHAT, Place("chat/completions"))
+
+
 def route(request: web.BaseRequest) -> Route:
     """Never fails: what is not known is `UNKNOWN`, in the dialect that its path or headers suggest."""
     path, key = request.path, ""

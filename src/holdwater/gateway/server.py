@@ -6,6 +6,7 @@ network of containers where there is one. A call's own way is in `relay.py`, its
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket as sockets
@@ -22,11 +23,14 @@ from ..core.authoring import ExchangeLog, Recording
 from ..core.containers import CONTAINER_PORTS
 from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.records import Limits, MiB
+from .behind import Behind
 from .body import Admission
+from .dialects import Dialect
 from .incoming import Unreadable
+from .near import Near, Request
 from .recorder import Malformed
 from .relay import KEEP_ALIVE, Relay, Unspoken
-from .routes import Kind, Route, route
+from .routes import CHAT, COMPLETIONS, Kind, Route, route
 from .sessions import RecordFailed, Session
 from .side import SERVER, models, refusal
 from .terms import Terms
@@ -63,21 +67,21 @@ class Gateway:
         if len(os.fsencode(socket)) > LONGEST_SOCKET_PATH:
             raise BadInput(f"the path of a socket has at most {LONGEST_SOCKET_PATH} bytes: `{socket}`")
         self.socket = socket
-        self.model = model
         self.url = ""
         self.outside_url = ""  # for containers
         self.sessions: dict[str, Session] = {}  # by key; an entry lives as long as its scope
-        self.relay = Relay(upstream, model, Admission(admitted_bytes), body_cap, keep_alive, terms.sampling)
+        own = Behind(upstream, model, terms.sampling)
+        self.relay = Relay(own, Admission(admitted_bytes), body_cap, keep_alive)
         self.calls = 0  # that came so far
         self.serving = 0  # of them, those in flight
         self._terms = terms
         self.on_failed_cleanup: Callable[[str], None] = _nothing
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
+        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.callback(self._executor.shutdown, wait=False)
+            stack.callback(self.executor.shutdown, wait=False)
             server = web.Server(
                 self._handle,
                 handler_cancellation=True,
@@ -106,6 +110,18 @@ class Gateway:
     ) -> None:
         await self._stack.aclose()
 
+    def model_of(self, key: str) -> str | None:
+        """The model's name that is imposed on the session with this key; None: as the agent asks."""
+        session = self.sessions.get(key)
+        return self.relay.own.model if session is None else self.relay.behind(session).model
+
+    def steer(self, own: Behind) -> None:
+        """From now on this answers the calls of sessions that have nobody else behind them.
+
+        Those that are on their way stay where they are.
+        """
+        self.relay.own = own
+
     async def listen_on(self, address: str) -> None:
         """Take a port of ours on the network of containers: what stands before it lets these through."""
         for port in CONTAINER_PORTS:
@@ -130,12 +146,16 @@ class Gateway:
         log: ExchangeLog,
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
         recording: Recording | None = None,
+        behind: Behind | None = None,
     ) -> AsyncIterator[Session]:
         """A place for `attempt`, whose exchanges go to `log`. Its key works in this scope and never after.
 
-        What `recording` knows is answered from it.
+        What `recording` knows is answered from it, all else by who is `behind` it.
         """
-        session = Session(attempt, log, self._executor, limits, self._terms, recording)
+        terms = self._terms
+        if behind is not None and behind.upstream is not None:  # price and rate are those of the run's model
+            terms = terms._replace(price=None, rate=None, shared=False)
+        session = Session(attempt, log, self.executor, limits, terms, recording, behind)
         async with self._served(session):
             yield session
 
@@ -156,23 +176,44 @@ class Gateway:
             if not await session.close():
                 self.on_failed_cleanup(f"calls of attempt {session.attempt} did not end when it closed")
 
+    async def ask(self, key: str, write: Callable[[], bytes]) -> tuple[int, bytes]:
+        """A Chat Completions call from this process: status and body of the answer to what `write` makes."""
+        await asyncio.sleep(0)  # an answer that is at hand would never let others have their turn
+        content, admitted = await self.relay.admission.written(write)
+        try:
+            near = Near(content, admitted)
+            del content  # gone once it is sent
+            response = await self._answered(near, key)
+        finally:
+            admitted.release()
+        assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+        return response.status, response.body
+
+    async def _answered(self, near: Near, key: str) -> web.StreamResponse:
+        if (session := self.sessions.get(key)) is None:
+            return _keyless(CHAT)
+        try:
+            return await self._call(near, session, COMPLETIONS)
+        except Exception as error:  # boundary: not the agent's, who would be blamed for it  # noqa: BLE001
+            return refusal(CHAT, 500, f"internal error: {type(error).__name__}: {error}", "internal")
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = route(request)
         if asked.kind is Kind.ROOT:
             return web.Response(headers=SERVER)
         session = self._session_of(request, asked)
         if session is None:
-            return refusal(asked.dialect, 401, "no attempt is running with this key", "invalid_api_key")
+            return _keyless(asked.dialect)
         if asked.kind in (Kind.TURN, Kind.COUNT):
             return await self._call(request, session, asked)
         if asked.kind is Kind.MODELS:
-            return models(asked.dialect, asked.model, self.model)
+            return models(asked.dialect, asked.model, self.relay.behind(session).model)
         if asked.kind is Kind.UPGRADE:
             return refusal(asked.dialect, 426, "no WebSocket is served here: call the same path by POST")
         message = f"not served here: `{request.method} {asked.place.path[:200]}`"
         return refusal(asked.dialect, 404, message, "not_found")
 
-    async def _call(self, request: web.BaseRequest, session: Session, asked: Route) -> web.StreamResponse:
+    async def _call(self, request: Request, session: Session, asked: Route) -> web.StreamResponse:
         dialect = asked.dialect
         self.calls += 1
         self.serving += 1
@@ -200,6 +241,10 @@ class Gateway:
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""
         return next((self.sessions[key] for key in _keys(request, asked) if key in self.sessions), None)
+
+
+def _keyless(dialect: Dialect) -> web.Response:
+    return refusal(dialect, 401, "no attempt is running with this key", "invalid_api_key")
 
 
 def _keys(request: web.BaseRequest, asked: Route) -> Iterator[str]:

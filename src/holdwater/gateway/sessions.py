@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from ..core.authoring import ExchangeLog, Recorded, Recording
 from ..core.budget import reached
@@ -23,8 +23,10 @@ from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReache
 from ..core.prices import priced
 from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
+from .behind import Behind
 from .recorder import Delta, Form, Reading, Recorder
 from .terms import Terms
+from .upstreams.breaker import Tripped
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
 CLOSING = 5.0  # seconds for held calls to be answered
@@ -44,6 +46,7 @@ class Ending(NamedTuple):
     error: str = ""
     streamed: bool = False
     saved: Usage | None = None  # in the place of `usage`: the reply was in the record
+    version: str = ""  # of the policy that answered
     billed: bool = True  # False: the upstream refused it or was not reached, so that it costs nothing
 
 
@@ -58,8 +61,10 @@ class Session:
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
         terms: Terms = Terms(),  # noqa: B008 (a frozen record)
         recording: Recording | None = None,
+        behind: Behind | None = None,
     ) -> None:
         self.attempt = attempt
+        self.behind = behind  # None: the gateway's own
         self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
         self.usage = NO_USAGE
         self.saved = NO_USAGE
@@ -93,7 +98,13 @@ class Session:
         What it uses counts here too. It is closed before this one, by whoever opened it or by `close`.
         """
         borrower = Session(
-            self.attempt, self._log, self._executor, self._limits, self._terms, self._recording
+            self.attempt,
+            self._log,
+            self._executor,
+            self._limits,
+            self._terms,
+            self._recording,
+            self.behind,
         )
         borrower._lender, borrower._by = self, by
         borrower._recorders, borrower._unrecorded = self._recorders, self._unrecorded
@@ -119,6 +130,9 @@ class Session:
 
     @failure.setter
     def failure(self, failure: Failure | None) -> None:
+        """Whatever ails a model that is not the run's own ails this attempt alone."""
+        if failure is not None and failure.where is Where.RUN and not self._terms.shared:
+            failure = structs.replace(failure, where=Where.MODEL, again=failure.kind == Tripped.kind)
         self._failure = failure
 
     @property
@@ -195,20 +209,25 @@ class Session:
 
     async def close(self) -> bool:
         """Answer what is held, first what its borrowers hold; False if that took too long."""
+        self._end()
         try:
             async with asyncio.timeout(CLOSING):
-                await self._end()
+                await self._ended()
         except TimeoutError:
             return False
         return True
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         self.closed = True
-        for borrower in tuple(self._lent):
-            await borrower._end()
+        for borrower in self._lent:
+            borrower._end()
         now = asyncio.get_running_loop().time()
         for scope in self._calls:
             scope.reschedule(now)
+
+    async def _ended(self) -> None:
+        for borrower in tuple(self._lent):
+            await borrower._ended()
         await self._idle.wait()
 
     def recorder(self, form: Form) -> Recorder:
@@ -264,6 +283,7 @@ class Session:
             seconds=max(0.0, time.time() - started),
             identity=delta.identity,
             saved=saved,
+            version=ending.version,
             by=self._by,
         )
         try:
@@ -277,6 +297,8 @@ class Session:
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)
         self._recorders[delta.dialect].written(delta, number)
+        if self.behind is not None and self.behind.written is not None:
+            self.behind.written(delta, number)
 
     def _count(self, usage: Usage, saved: Usage) -> None:
         self.exchanges += 1

@@ -15,3 +15,4 @@ class Terms(NamedTuple):
     rate: Rate | None = None  # None: as fast as the upstream allows
     replays: bool = False  # there is a record and nobody else to ask
     sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request
+    shared: bool = True  # all have the same upstream: what would ail every attempt ails the run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..core.records import Failure, MiB, Record, Where
 from .reading import Bound
@@ -132,6 +132,20 @@ class Gate:
             return False
         self.memory.lease(attempt, max(lease, memory))
         return True
+
+    def divide(self, attempt: int, among: Sequence[int]) -> None:
+        """What the attempt has leased is shared by all of these, in equal parts."""
+        memory, disk = self.memory.leases.get(attempt, 0), self.disk.leases.get(attempt, 0)
+        for each in among:
+            self.memory.lease(each, memory // len(among))
+            self.disk.lease(each, disk // len(among))
+
+    def hand_over(self, attempt: int, to: int) -> None:
+        """What one has leased is another's."""
+        for pool in (self.memory, self.disk):
+            bytes_ = pool.leases.get(attempt, 0)
+            pool.give(attempt)
+            pool.lease(to, bytes_)
 
     def shrink(self, attempt: int, disk: int) -> None:
         """So many bytes of its disk are not leased any more."""

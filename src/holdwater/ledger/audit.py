@@ -85,6 +85,8 @@ class _Auditor:
 
     def _samples(self) -> tuple[int, int]:
         samples = self.reader.config.samples
+        if self.reader.config.serving is not None:
+            return self._ordered()
         query = (
             "SELECT (SELECT count(*) FROM instance), (SELECT count(*) FROM outcome),"
             " (SELECT count(*) FROM outcome WHERE sample < ?),"
@@ -98,6 +100,22 @@ class _Auditor:
                 f" there are {instances} and {outcomes}"
             )
         return instances * samples, settled
+
+    def _ordered(self) -> tuple[int, int]:
+        """Of a server: the rollouts that were ordered are what there is to settle."""
+        query = (
+            "SELECT (SELECT count(*) FROM rollout),"
+            " (SELECT count(*) FROM rollout JOIN outcome USING (instance, sample)),"
+            " (SELECT count(*) FROM outcome),"
+            " (SELECT coalesce(sum(value), 0) FROM tally WHERE key = 'ordered')"
+        )
+        ordered, settled, outcomes, counted = self.reader.rows(query)[0]
+        if (ordered, settled) != (counted, outcomes):
+            self._damage(
+                f"the tally says {counted} rollouts, there are {ordered}; {outcomes - settled} outcomes"
+                " belong to none"
+            )
+        return ordered, settled
 
     def _duplicated(self) -> int:
         outcomes = "SELECT 1 FROM outcome GROUP BY instance, sample HAVING count(*) > 1"
@@ -126,17 +144,27 @@ class _Auditor:
         if self.running:
             self._say(f"the run is still running, open samples: {lost}")
             return
-        self._say(
-            f"samples without an outcome: {lost}; `holdwater resume {self.reader.directory.path}` continues"
-        )
-        rows = self.reader.rows(
+        serves = self.reader.config.serving is not None
+        how = "the same `holdwater serve`" if serves else f"`holdwater resume {self.reader.directory.path}`"
+        self._say(f"samples without an outcome: {lost}; {how} continues")
+        for (name,) in self._open_orders() if serves else self._open_instances():
+            self._say(f"without an outcome: `{name}`")
+
+    def _open_instances(self) -> list[tuple[str]]:
+        samples = self.reader.config.samples
+        return self.reader.rows(
             "SELECT name FROM instance i WHERE"
             " (SELECT count(*) FROM outcome WHERE instance = i.id AND sample < ?) < ?"
             f" ORDER BY id LIMIT {MOST_PROBLEMS}",
-            (self.reader.config.samples, self.reader.config.samples),
+            (samples, samples),
         )
-        for (name,) in rows:
-            self._say(f"without an outcome: `{name}`")
+
+    def _open_orders(self) -> list[tuple[str]]:
+        return self.reader.rows(
+            "SELECT DISTINCT s.key FROM rollout r JOIN orders s ON s.id = r.orders"
+            " LEFT JOIN outcome o ON o.instance = r.instance AND o.sample = r.sample"
+            f" WHERE o.sample IS NULL LIMIT {MOST_PROBLEMS}"
+        )
 
     # What the files can say.
 

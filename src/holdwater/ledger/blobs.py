@@ -14,7 +14,7 @@ import zstandard
 from blake3 import blake3
 
 from ..core.errors import LedgerCorrupt
-from .compression import expand, shrink
+from .compression import expand, reading, shrink
 from .disk import cannot_write, sync_directory, sync_path, write_all
 
 WORTHWHILE = 0.95  # a blob is kept compressed when that is smaller than this part of it
@@ -52,6 +52,22 @@ class Blobs:
         if blake3(content).hexdigest() != name:
             raise LedgerCorrupt(f"a blob is not what was written: `{path}`")
         return content
+
+    def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        """The content with this hash, `size` bytes at a time; checked when the last piece is there."""
+        path = self._find(name) if is_hash(name) else None
+        if path is None:
+            raise LedgerCorrupt(f"a blob is missing: {name[:64]!r}")
+        seen = blake3()
+        try:
+            with path.open("rb") as file, reading(file, squeezed=bool(path.suffix)) as content:
+                while piece := content.read(size):
+                    seen.update(piece)
+                    yield piece
+        except (OSError, zstandard.ZstdError) as e:
+            raise LedgerCorrupt(f"a blob cannot be read: `{path}`: {e}") from e
+        if seen.hexdigest() != name:
+            raise LedgerCorrupt(f"a blob is not what was written: `{path}`")
 
     def sync(self, name: str) -> None:
         """Make a blob survive power loss, whoever wrote it."""

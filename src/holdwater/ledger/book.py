@@ -17,7 +17,9 @@ from ..core.errors import BadInput, LedgerFailed
 from ..core.policy import keeps, verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Gauge, Outcome, Record, Usage, Verdict
+from . import orders
 from .compression import pack, unpack
+from .orders import OrderRow
 from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, known, verdict_of
@@ -166,6 +168,24 @@ class Book:
         if row is None:
             raise BadInput(f"no such instance: {instance}")
         return unpack(row[0])
+
+    # Orders.
+
+    def place(self, row: OrderRow, size: int) -> OrderRow:
+        placed = orders.place(self.connection, row, size)
+        if not placed.known:
+            self._count("ordered", size)
+        return placed
+
+    def add_member(self, order: int, instance: int, member: int) -> int:
+        self._count("ordered")
+        return orders.add_member(self.connection, order, instance, member)
+
+    def deliver(self, order: int, keep: Keep) -> None:
+        orders.deliver(self.connection, order, self._now())
+        for instance, sample, kind in orders.outcomes(self.connection, order):
+            if not keeps(keep, kind):
+                drop_sample(self.connection, (instance, sample), keep, self._now())
 
     # Attempts.
 

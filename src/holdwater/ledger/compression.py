@@ -6,6 +6,8 @@ One compressor a thread: a context is costly to make and not to be shared. Frame
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import BinaryIO
 
 import zstandard
 
@@ -25,6 +27,13 @@ def shrink(content: bytes) -> bytes | None:
 def expand(squeezed: bytes) -> bytes:
     """The content of what `shrink` gave; `zstandard.ZstdError` when it is something else."""
     return _contexts.decompressor.decompress(squeezed)
+
+
+def reading(file: BinaryIO, *, squeezed: bool) -> AbstractContextManager[BinaryIO]:
+    """What is in `file`, piece by piece, as it was before `shrink`."""
+    if not squeezed:
+        return nullcontext(file)
+    return zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
 
 
 def pack(content: bytes) -> bytes:

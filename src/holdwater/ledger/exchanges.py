@@ -141,6 +141,18 @@ def conversation(directory: RunDirectory, attempt: int, number: int) -> list[msg
     return [message for part in sorted(parts) for message in parts[part]]
 
 
+def head_of(directory: RunDirectory, attempt: int, number: int) -> bytes:
+    """The other keys of an exchange's request as they were sent, its constants in their places."""
+    headed: dict[int, int] = {}  # exchange -> the one that has its head; bound: those of one attempt
+    for exchange in read_exchanges(directory, attempt):
+        inherits = exchange.head is None and exchange.parent is not None
+        headed[exchange.number] = headed.get(exchange.parent or 0, 0) if inherits else exchange.number
+    for exchange in read_exchanges(directory, attempt):
+        if exchange.number == headed.get(number) and exchange.head is not None:
+            return resolve(bytes(exchange.head), Blobs(directory.blobs))
+    raise LedgerCorrupt(f"attempt {attempt} has no head for exchange {number}")
+
+
 def segment_path(directory: RunDirectory, attempt: int) -> Path:
     return directory.exchanges / str(attempt // 1000) / f"{attempt}.seg"
 

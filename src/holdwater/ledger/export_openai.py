@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from . import dialects
+from .chat_message import chat_message
 from .media import resolve
-from .message import Media, Message, Pairing, ToolCall, decoded, fields, merged
+from .message import Message, Pairing, decoded, fields, merged
 from .omitted import Omitted
 from .reader import Reader
 from .trajectory import Tree, talked
@@ -27,7 +28,7 @@ def write_conversations(reader: Reader, everything: bool, out: BinaryIO, omitted
         if omitted.omits(attempt):
             continue
         tree = Tree(reader.directory, attempt)
-        last = _last_answered(tree)
+        last = last_answered(tree)
         if last:
             _write(tree, last, out)
 
@@ -41,7 +42,7 @@ def _attempts(reader: Reader, everything: bool) -> Iterator[int]:
             yield talked(reader, outcome.attempt)
 
 
-def _last_answered(tree: Tree) -> int:
+def last_answered(tree: Tree) -> int:
     """The last turn of the trajectory that ends with the model's word; 0 where there is none."""
     for thread in tree.threads()[:1]:
         for number in reversed(thread.numbers):
@@ -52,15 +53,26 @@ def _last_answered(tree: Tree) -> int:
 
 
 def _write(tree: Tree, number: int, out: BinaryIO) -> None:
-    pairing = Pairing()
     out.write(b'{"messages":[')
     separator = b""
+    for message in chat_messages(tree, number):
+        out.write(separator + _encode(message))
+        separator = b","
+    tools = chat_tools(tree, number)
+    out.write(b'],"tools":%s}\n' % _encode(tools) if tools else b"]}\n")
+
+
+def chat_messages(tree: Tree, number: int) -> Iterator[dict[str, Any]]:
+    """A request and its reply as Chat Completions has them."""
+    pairing = Pairing()
     for message in _messages(tree, number):
         if message.role != "unknown":
-            out.write(separator + _encode(chat_message(pairing.named(message))))
-            separator = b","
-    tools = list(dialects.dialect(tree.exchange(number).dialect).tools(tree.head(number)))
-    out.write(b'],"tools":%s}\n' % _encode(tools) if tools else b"]}\n")
+            yield chat_message(pairing.named(message))
+
+
+def chat_tools(tree: Tree, number: int) -> list[dict[str, Any]]:
+    """The tools of a request in the same form."""
+    return list(dialects.dialect(tree.exchange(number).dialect).tools(tree.head(number)))
 
 
 def _messages(tree: Tree, number: int) -> Iterator[Message]:
@@ -84,37 +96,6 @@ def _reply(tree: Tree, number: int) -> Message | None:
         return None
     whole = decoded(resolve(bytes(exchange.reply), tree.blobs))
     return dialects.dialect(exchange.dialect).reply(fields(whole)).message
-
-
-def chat_message(message: Message) -> dict[str, Any]:
-    """A message as Chat Completions has it; thoughts are not part of that."""
-    content: Any = [_part(part) for part in message.parts]
-    if all(isinstance(part, str) for part in message.parts):
-        content = "\n".join(str(part) for part in message.parts)
-    made: dict[str, Any] = {"role": message.role, "content": content or None if message.calls else content}
-    if message.calls:
-        made["tool_calls"] = [_call(call) for call in message.calls]
-    if message.role == "tool":
-        made["tool_call_id"] = message.answers
-    return made
-
-
-def _part(part: str | Media) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    kind, _, format = part.type.partition("/")
-    where = f"data:{part.type};base64,{part.data}" if part.data else part.url
-    if kind == "image":
-        return {"type": "image_url", "image_url": {"url": where}}
-    if kind == "audio" and part.data:
-        return {"type": "input_audio", "input_audio": {"data": part.data, "format": format}}
-    return {"type": "file", "file": {"file_data" if part.data else "file_id": where}}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    given = call.arguments
-    text = given if isinstance(given, str) else _encode({} if given is None else given).decode()
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
 
 
 _encode = msgspec.json.Encoder().encode

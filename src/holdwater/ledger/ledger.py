@@ -15,10 +15,11 @@ import msgspec
 from ..core.config import Keep
 from ..core.errors import LedgerCorrupt
 from ..core.records import Attempt, Gauge, Outcome, Verdict, Where
-from . import retention, schema, standing
+from . import orders, retention, schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory
 from .exchanges import spending
+from .orders import Closed, OrderRow
 from .standing import Known, Standing
 from .tally import TALLY, Counts, counts
 from .writer import Writer
@@ -153,6 +154,39 @@ class Ledger:
             for found in page.standings:
                 yield found
             after = page.after
+
+    # What clients of a server ordered.
+
+    async def place(self, row: OrderRow, size: int) -> OrderRow:
+        """Write an order and its rollouts, or find what has its key; `KeyTaken` if it asks otherwise."""
+        return await self._writer.do(self._book.place, row, size)
+
+    async def add_member(self, order: int, instance: int, member: int) -> int:
+        """One more rollout of an order; its sample."""
+        return await self._writer.do(self._book.add_member, order, instance, member)
+
+    async def order(self, key: str) -> OrderRow | None:
+        return await self._writer.do(lambda: orders.find(self._book.connection, key))
+
+    async def open_orders(self) -> AsyncIterator[OrderRow]:
+        """Those that an earlier conductor left open; paged."""
+        after = 0
+        while page := await self._writer.do(orders.open_orders, self._book.connection, after):
+            for row in page:
+                yield row
+            after = page[-1].id
+
+    async def standings(self, row: OrderRow) -> list[Standing]:
+        """The rollouts of an order that are not over, and what each has used up."""
+        return await self._writer.do(lambda: orders.standings(self._book.connection, row))
+
+    async def closed(self, order: int) -> list[Closed]:
+        """The rollouts of an order that are over."""
+        return await self._writer.do(lambda: orders.closed(self._book.connection, order))
+
+    async def deliver(self, order: int, keep: Keep = Keep.ALL) -> None:
+        """Write that a client has the result; with it, what goes."""
+        await self._writer.do(self._book.deliver, order, keep)
 
     async def earlier_seconds(self) -> float:
         """The time that the conductors before this one spent."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from ..core.records import Record
 from .media import renamed
@@ -90,6 +91,12 @@ def _joined(a: Message, b: Message) -> Message:
 def same(a: Message, b: Message) -> bool:
     """Do they say the same and call the same? Thoughts and ids do not count: clients drop them."""
     return a.text.strip() == b.text.strip() and _called(a) == _called(b)
+
+
+def gist(message: Message) -> bytes:
+    """A digest that messages have in common which are the `same`."""
+    said_ = msgspec.json.encode((message.text.strip(), _called(message)), order="sorted")
+    return blake3(said_).digest(16)
 
 
 def _called(message: Message) -> list[tuple[str, Any]]:

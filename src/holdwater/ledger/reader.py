@@ -118,7 +118,7 @@ class Reader:
             reason=reason,
             replays=config.replays,
             exit_status=exit_status,
-            planned=found.planned * config.samples,
+            planned=found.samples(config),
             settled=found.settled,
             total=meta.get("total"),
             outcomes=found.outcomes,

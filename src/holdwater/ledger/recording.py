@@ -65,7 +65,7 @@ class EarlierReplies:
 
     def _read(self, exchange: Exchange) -> Recorded:
         reply = resolve(bytes(exchange.reply or b"null"), self._blobs)
-        return Recorded(reply, exchange.usage.plus(exchange.saved))
+        return Recorded(reply, exchange.usage.plus(exchange.saved), exchange.version)
 
 
 class _Place:

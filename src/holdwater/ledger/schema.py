@@ -83,6 +83,24 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX dropped_going ON dropped (attempt) WHERE bytes IS NULL;
     """,
+    """
+    CREATE TABLE orders (             -- what clients of a server asked for
+        id INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,     -- the client's: the same key is the same order
+        asked BLOB NOT NULL,          -- packed
+        at REAL NOT NULL,
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        delivered REAL                -- when a client had its result
+    );
+    CREATE TABLE rollout (            -- the samples that are ordered
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        sample INTEGER NOT NULL,
+        orders INTEGER NOT NULL REFERENCES orders (id),
+        member INTEGER NOT NULL,
+        PRIMARY KEY (instance, sample)
+    ) WITHOUT ROWID;
+    CREATE INDEX rollout_orders ON rollout (orders, member);
+    """,
 )
 BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
 

@@ -97,7 +97,7 @@ def open_page(connection: sqlite3.Connection, samples: int, after: int, until: i
         closed = {
             s for (s,) in connection.execute("SELECT sample FROM outcome WHERE instance = ?", (instance,))
         }
-        found += [_standing(connection, instance, s) for s in range(samples) if s not in closed]
+        found += [standing(connection, instance, s) for s in range(samples) if s not in closed]
     return OpenPage(standings=tuple(found), after=instances[-1] if len(instances) == limit else None)
 
 
@@ -105,7 +105,7 @@ def verdict_of(packed: bytes) -> Verdict:
     return _verdicts.decode(unpack(packed))
 
 
-def _standing(connection: sqlite3.Connection, instance: int, sample: int) -> Standing:
+def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Standing:
     rows = connection.execute(
         "SELECT id, number, round, scale, verdict FROM attempt"
         " WHERE instance = ? AND sample = ? ORDER BY number",

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.config import RunConfig
 from ..core.records import Record, Usage
 
 TALLY = "SELECT key, value FROM tally"  # a row for each thing that is counted
@@ -15,6 +16,7 @@ class Counts(Record, frozen=True):
     """What there is in a ledger. `planned` counts instances; `settled` counts samples."""
 
     planned: int = 0
+    ordered: int = 0  # rollouts, by clients of a server
     settled: int = 0
     attempts: int = 0
     outcomes: dict[str, int] = msgspec.field(default_factory=dict)
@@ -25,6 +27,10 @@ class Counts(Record, frozen=True):
     scored: int = 0
     score: float | None = None  # the mean over scored samples
 
+    def samples(self, config: RunConfig) -> int:
+        """How many there are to settle, of what is known so far."""
+        return self.ordered if config.serving is not None else self.planned * config.samples
+
 
 def counts(rows: list[tuple[Any, ...]]) -> Counts:
     """What the rows of `TALLY` say."""
@@ -33,6 +39,7 @@ def counts(rows: list[tuple[Any, ...]]) -> Counts:
     scored = int(tally.get("scored", 0))
     return Counts(
         planned=int(tally.get("planned", 0)),
+        ordered=int(tally.get("ordered", 0)),
         settled=sum(outcomes.values()),
         attempts=int(tally.get("attempts", 0)),
         outcomes=outcomes,

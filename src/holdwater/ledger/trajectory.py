@@ -82,6 +82,10 @@ class Tree:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def numbers(self) -> Iterator[int]:
+        """The exchanges in their order."""
+        return iter(self._nodes)
+
     def threads(self) -> list[Thread]:
         """The trajectory, the chain to where most exchanges continue each other; then what is beside it."""
         rank = {number: (node.depth, node.weight, number) for number, node in self._nodes.items()}

@@ -53,7 +53,10 @@ GROUP = "group"  # by whom a group hook's own model calls are recorded
 async def live(life: Life, place: Place) -> Verdict:
     """Live the attempt to its verdict. Every exchange is on disk when this returns."""
     attempt, instance = life.job.attempt, life.instance
-    limits = leased(place.limits.under(instance.limits).scaled(attempt.scale), life.job)
+    limits = place.limits.under(instance.limits)
+    if life.job.offer is not None:
+        limits = limits.under(life.job.offer.limits)
+    limits = leased(limits.scaled(attempt.scale), life.job)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
     was_full = place.watch_disk()

@@ -17,21 +17,28 @@ from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
 from ..agent.python import takes_attempt
-from ..core.authoring import Agent, Critique, Enclose, Model, Recording, Sandboxes, Session, Suite
+from ..core.authoring import (
+    Agent,
+    Critique,
+    Enclose,
+    ExchangeLog,
+    Model,
+    Recording,
+    Sandboxes,
+    Session,
+    Suite,
+)
 from ..core.config import RunConfig
 from ..core.errors import AttemptOver, DiskFull, HoldwaterError, RunFailed
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Exchange, Failure, Limits, Network, Verdict
+from ..core.serving import Source
 from ..docker.client import DockerClient
-from ..gateway.client import ChatClient, connect
+from ..gateway.client import ChatClient
 from ..gateway.rate import Rate
-from ..gateway.routes import DIALECTS
 from ..gateway.server import Gateway
 from ..gateway.terms import Terms
-from ..gateway.upstreams import Upstream as GatewayUpstream
-from ..gateway.upstreams.http import Address, HttpUpstream
-from ..gateway.upstreams.policy import Policy, PolicyUpstream
-from ..gateway.upstreams.replay import Nothing
+from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog, read_exchanges
 from ..ledger.files import log_path, output_path, patch_path, salvage_path, taken_out_path
@@ -46,8 +53,23 @@ from .critic import own_critic
 from .disks import DiskWatch
 from .group import Groups
 from .life import Life
+from .models import Followed, Models
 from .place import Log, Paths
-from .wire import Arrived, Broken, Done, Job, Living, Noted, Score, ToConductor, Welcome
+from .wire import (
+    Answered,
+    Arrived,
+    Broken,
+    Done,
+    Job,
+    Living,
+    Noted,
+    Offer,
+    Score,
+    Steered,
+    Take,
+    ToConductor,
+    Welcome,
+)
 
 
 def _nothing() -> None:
@@ -76,12 +98,13 @@ class Host:
         config = welcome.config
         self._welcome = welcome
         self._emit = emit
-        self._policy = policy
         self._directory = RunDirectory(Path(welcome.directory))
+        self._models = Models(welcome, self._directory, emit, policy)
         self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
         self._reserve = Reserve(self._directory.reserve)
         self._living: dict[int, Life] = {}  # bound: the run's concurrency
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
+        self._stopped: dict[int, Failure] = {}  # before their first step; bound: the same
         self.suite = suite or load_suite(config.suite)
         self.agent = agent or load_agent(config.agent)
         self.parental = takes_attempt(self.agent.act)
@@ -109,22 +132,21 @@ class Host:
                 closing(Journal(self._directory, welcome.worker, welcome.token))
             )
             self.sandboxes = await self._sandboxes(stack)
-            if welcome.upstream is None and self._policy is None and welcome.config.replays is None:
+            if not self._models.any:
                 yield self
                 return
             # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
             place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
             try:
                 async with (
-                    self._upstream() as upstream,
+                    self._models as models,
                     Gateway(
-                        upstream,
+                        models.upstream,
                         place / "gateway",
                         model=welcome.config.model,
                         body_cap=welcome.config.largest_request,
                         terms=terms_of(welcome.config),
                     ) as self._server,
-                    connect(self._server.socket) as self._http,
                 ):
                     self._server.on_failed_cleanup = self._left
                     self.gateway = self._server.socket
@@ -148,27 +170,6 @@ class Host:
             show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
         )
 
-    @asynccontextmanager
-    async def _upstream(self) -> AsyncIterator[GatewayUpstream]:
-        if self._policy is not None:
-            yield PolicyUpstream(self._policy)
-            return
-        if self._welcome.config.replays is not None:
-            yield Nothing(frozenset(DIALECTS))
-            return
-        given = self._welcome.upstream
-        assert given is not None
-        stall = self._welcome.config.stall
-        one = given.everywhere
-        if one is not None:
-            http = HttpUpstream(one.url, one.key, stall=stall)
-        else:
-            http = HttpUpstream(
-                {d: Address(p.url, p.key, p.bearer) for d, p in given.spoken.items()}, stall=stall
-            )
-        async with http as upstream:
-            yield upstream
-
     def _left(self, what: str) -> None:
         self._emit(Noted(kind="gateway.left", message=what))
 
@@ -180,8 +181,8 @@ class Host:
         """End an attempt with this failure."""
         if (life := self._living.get(attempt)) is not None:
             life.interrupt(failure)
-        elif (task := self._tasks.get(attempt)) is not None:
-            task.cancel()
+        elif attempt in self._tasks:  # a task that is cancelled before its first step never says a word
+            self._stopped[attempt] = failure
 
     def score(self, message: Score) -> None:
         """Nobody is left to wait for in a group."""
@@ -199,6 +200,19 @@ class Host:
         life = self._living.get(attempt)
         if life is not None and life.sandbox is not None:
             life.sandbox.allow(memory)
+
+    def take(self, message: Take, emit: Callable[[ToConductor], None]) -> None:
+        """Say what is asked in a held call: `Asked` follows, by `emit`."""
+        self._models.take(message, emit)
+
+    def answer(self, message: Answered) -> None:
+        """Answer a held call; one that is not held any more needs no answer."""
+        self._models.answer(message)
+
+    async def steer(self, message: Steered) -> None:
+        """The run's model is another one from now on, for running attempts too."""
+        if self.gateway is not None:
+            self._server.steer(await self._models.steer(message))
 
     def give_up(self, attempt: int) -> asyncio.Task[None]:
         """Count an attempt as gone, whatever it still does; its task."""
@@ -236,9 +250,12 @@ class Host:
         tainted = False
         try:
             try:
-                life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
-                verdict = await live(life, self)
-                tainted = life.tainted
+                if (stopped := self._stopped.pop(attempt.id, None)) is None:
+                    life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
+                    verdict = await live(life, self)
+                    tainted = life.tainted
+                else:
+                    verdict = Verdict(attempt=attempt.id, token=self.token, failure=stopped)
             except asyncio.CancelledError:
                 failure = interrupted("the attempt was stopped before it had begun")
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
@@ -292,9 +309,24 @@ class Host:
     ) -> AbstractAsyncContextManager[Session | None]:
         if self.gateway is None:
             return _no_session()
-        if limits.cost is not None and self._welcome.config.price is None:
-            raise unpriced(self._welcome.config.model)
-        return self._server.session(attempt, log, limits, recording)
+        offer = self._living[attempt].job.offer
+        own = offer is None or offer.model.source is Source.RUN
+        if limits.cost is not None and (self._welcome.config.price is None or not own):
+            raise unpriced(self._welcome.config.model if offer is None or own else offer.model.name)
+        if offer is None:
+            return self._server.session(attempt, log, limits, recording)
+        return self._ordered(offer, attempt, log, limits, recording)
+
+    @asynccontextmanager
+    async def _ordered(
+        self, offer: Offer, attempt: int, log: Log, limits: Limits, recording: Recording | None
+    ) -> AsyncIterator[Session]:
+        kept: ExchangeLog = Followed(attempt, log, self._emit) if offer.followed else log
+        async with (
+            self._models.behind(attempt, offer, self._server.executor) as behind,
+            self._server.session(attempt, kept, limits, recording, behind) as session,
+        ):
+            yield session
 
     def lend(self, session: Session, by: str) -> AbstractAsyncContextManager[Session]:
         """A session for a borrower of that name, which writes to the same record and is closed first."""
@@ -306,9 +338,11 @@ class Host:
         if session is None:
             return None
         url = self._server.url
-        name = self._welcome.config.model or ""
+        config = self._welcome.config
+        nameless = "" if config.serving is None else "policy"
+        name = self._server.model_of(session.key) or config.model or nameless
         inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
-        return ChatClient(self._http, url, inside, session.key, name)
+        return ChatClient(self._server.ask, url, inside, session.key, name)
 
     def watch_disk(self) -> Callable[[], bool]:
         return self._disks.since()
@@ -343,7 +377,7 @@ def terms_of(config: RunConfig) -> Terms:
     rate = None
     if config.rpm is not None or config.tpm is not None:
         rate = Rate(config.rpm, config.tpm, 1.0 / max(1, config.workers))
-    return Terms(config.price, rate, config.replays is not None, config.sampling)
+    return Terms(config.price, rate, config.replays is not None, config.sampling, config.serving is None)
 
 
 def unpriced(model: str | None) -> RunFailed:

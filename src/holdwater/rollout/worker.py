@@ -28,6 +28,7 @@ from .logs import routed
 from .trim import LOOK_SECONDS, GiveBack, Trimmer
 from .wire import (
     Allow,
+    Answered,
     Beat,
     Cancel,
     Inbox,
@@ -37,6 +38,8 @@ from .wire import (
     Ready,
     Said,
     Score,
+    Steered,
+    Take,
     ToConductor,
     ToWorker,
     Trim,
@@ -92,11 +95,15 @@ async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
             async with asyncio.TaskGroup() as group:
                 emit(Ready(allocator=in_force()))
                 async with upkeep.kept(group):
-                    await _attend(host, messages, upkeep, group)
+                    await _attend(host, messages, upkeep, group, emit)
 
 
 async def _attend(
-    host: Host, messages: AsyncIterator[ToWorker], upkeep: Upkeep, group: asyncio.TaskGroup
+    host: Host,
+    messages: AsyncIterator[ToWorker],
+    upkeep: Upkeep,
+    group: asyncio.TaskGroup,
+    emit: Callable[[ToConductor], None],
 ) -> None:
     """Do what the conductor says, until it says that this is all."""
     async for message in messages:
@@ -109,6 +116,12 @@ async def _attend(
                 host.allow(attempt, memory)
             case Score():
                 host.score(message)
+            case Take():
+                host.take(message, emit)
+            case Answered():
+                host.answer(message)
+            case Steered():
+                await host.steer(message)
             case Trim():
                 upkeep.trim()
             case Leave():

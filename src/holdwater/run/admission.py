@@ -18,6 +18,7 @@ from ..core.failures import interrupted
 from ..core.records import Ask, Attempt, Failure, Phase, Verdict
 from ..governor.gate import Lease
 from .governor import Governor
+from .together import Together
 from .wanted import Supplies, Wanted
 
 T = TypeVar("T")
@@ -35,14 +36,20 @@ class Admission:
     def __init__(self, governor: Governor, supply: Supplies | None) -> None:
         self._governor = governor
         self._supply = supply
+        self._together = Together(governor)
         self._fetching: dict[int, asyncio.Timeout] = {}  # that wait for images; bound: the concurrency
         self._reason = ""  # why those were let go that were last
 
-    async def granted(self, attempt: Attempt, payload: bytes) -> tuple[Lease, dict[str, str]] | Failure:
+    def coming(self, attempt: Attempt) -> None:
+        """It will be `granted` soon: those of a group that come together are leased for together."""
+        self._together.expect(attempt)
+
+    async def granted(
+        self, attempt: Attempt, payload: bytes, asks: Ask
+    ) -> tuple[Lease, dict[str, str]] | Failure:
         """Its lease and its images (`Job.images`), or why it cannot have them."""
-        asks = msgspec.msgpack.decode(payload, type=Asks).limits
         if self._supply is None:
-            lease = await self._governor.lease(attempt, asks)
+            lease = await self._lease(attempt, asks, 0)
             return lease if isinstance(lease, Failure) else (lease, {})
         wanted = msgspec.msgpack.decode(payload, type=Wanted)
         leased = await self._leased(attempt, asks, wanted, self._supply)
@@ -56,16 +63,20 @@ class Admission:
     def let_go(self, attempt: int, reason: str) -> bool:
         """Whether it waited for a lease or for images, and does not any more."""
         if (scope := self._fetching.pop(attempt, None)) is None:
-            return self._governor.drop(attempt, reason)
+            return self._together.let_go(attempt, reason) or self._governor.drop(attempt, reason)
         self._reason = reason
         scope.reschedule(asyncio.get_running_loop().time())
         return True
 
     def settled(self, verdict: Verdict) -> None:
-        """Its lease and its images go back."""
-        self._governor.settled(verdict)
+        """Its lease and its images go back; a group's lease stays until `disbanded`."""
+        if not self._together.settled(verdict):
+            self._governor.settled(verdict)
         if self._supply is not None:
             self._supply.release(verdict.attempt)
+
+    def disbanded(self, group: int) -> None:
+        self._together.over(group)
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -91,15 +102,20 @@ class Admission:
         """Its lease, and the bytes of it that are for images."""
         need = await self._fetched(attempt.id, supply.need(wanted))
         while not isinstance(need, Failure):
-            lease = await self._governor.lease(attempt, asks, need)
+            lease = await self._lease(attempt, asks, need)
             if isinstance(lease, Failure):
                 return lease
             now = await self._fetched(attempt.id, supply.need(wanted))
-            if not isinstance(now, Failure) and now <= need:
+            if attempt.group is not None or (not isinstance(now, Failure) and now <= need):
                 return lease, need
             self._governor.give(attempt.id)  # what was there when it asked was evicted while it waited
             need = now
         return need
+
+    async def _lease(self, attempt: Attempt, asks: Ask, images: int) -> Lease | Failure:
+        if attempt.group is None:
+            return await self._governor.lease(attempt, asks, images)
+        return await self._together.lease(attempt, asks, images)
 
     async def _fetched(self, attempt: int, work: Coroutine[Any, Any, T]) -> T | Failure:
         """What the supply gives, or why it does not; being let go ends the wait at once."""

@@ -23,7 +23,7 @@ class BudgetWatch:
 
     def __init__(self, config: RunConfig, ledger: Ledger) -> None:
         self._budget: RunBudget = config.budget
-        self._samples = config.samples
+        self._config = config
         self._ledger = ledger
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
@@ -34,7 +34,7 @@ class BudgetWatch:
         self._before = await self._ledger.earlier_seconds()
         counts = await self._ledger.counts()
         over = self._budget.reached(counts.usage, self._seconds)
-        if over is not None and counts.settled < counts.planned * self._samples:
+        if over is not None and counts.settled < counts.samples(self._config):
             raise RunStopped(over, HINT)
 
     async def look(self, fleet: Fleet, stop: Callable[[RunStopped], None]) -> None:

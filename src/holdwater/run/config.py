@@ -44,6 +44,7 @@ PROVIDER_KEYS = {
 }
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
 A_PROCESS = 64 * MiB  # what a conductor or a worker needs before it does anything
+SERVE_KEYS = "HOLDWATER_SERVE_KEYS"  # that open a server, with commas between them
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
 CACHE = "HOLDWATER_CACHE"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -60,7 +61,8 @@ class Environment(Record, frozen=True):
     docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
     docker_host: str = DOCKER_SOCKET
     cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and what builds know of daemons
-    # What workers are started with: everything but provider keys.
+    serve_keys: tuple[str, ...] = ()
+    # What workers are started with: everything but keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -79,7 +81,8 @@ def environment() -> Environment:
         docker_config=_docker_config(env),
         docker_host=env.get("DOCKER_HOST") or DOCKER_SOCKET,
         cache=_cache(env),
-        inherited={name: value for name, value in env.items() if name not in PROVIDER_KEYS},
+        serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
+        inherited={name: value for name, value in env.items() if name not in {*PROVIDER_KEYS, SERVE_KEYS}},
     )
 
 
@@ -169,6 +172,7 @@ def replaying(config: RunConfig, run: Path, only: Sequence[str]) -> RunConfig:
         created=time.time(),
         version=__version__,
         replays=str(run.absolute()),
+        serving=None,
         base_url=None,
         only=tuple(only),
         limit=None,

@@ -6,98 +6,351 @@ in memory is a `Ticket`, from its acceptance until its result has been delivered
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
-from ..core.errors import HoldwaterError
-from ..core.records import Usage
-from ..core.serving import Answer, Called, Health, Order, Result, Stats, Steer
+import msgspec
 
+from ..core.authoring import Suite
+from ..core.config import RunConfig, Serving
+from ..core.errors import HoldwaterError, Refused
+from ..core.events import Membership, Opened
+from ..core.groups import GroupTerms, cancelled
+from ..core.records import Attempt, Outcome, Verdict
+from ..core.serving import PROTOCOL, Answer, Called, Health, Order, Result, Source, Stats, Steer
+from ..ledger.orders import KeyTaken, OrderRow
+from ..ledger.reader import Reader
+from ..ledger.results import result_of
+from ..rollout.wire import Offer, Progress, Steered
+from .catalogue import Catalogue
+from .feed import reopened
+from .fleet import Attended, Underway
+from .held import Calls
+from .scheduler import Scheduler
+from .service import Service
+from .ticket import MemberState, Ticket
 
-class Refused(HoldwaterError):
-    """An order, or something about one, that is not taken; `code` is the `Problem`'s."""
-
-    def __init__(self, code: str, message: str, hint: str = "", after: float = 0.0) -> None:
-        super().__init__(message, hint)
-        self.code = code  # `busy`, `draining`, `conflict`, `unknown`, `invalid`, `gone`
-        self.after = after
-
-
-class MemberState:
-    """One rollout of a ticket, as far as it has come."""
-
-    def __init__(self, member: int) -> None:
-        self.member = member
-        self.attempt = 0  # 0: not begun yet
-        self.turns = 0
-        self.usage = Usage()
-        self.calls: dict[str, None] = {}  # held ones, oldest first; bound: what its agent has in flight
-        self.outcome: str | None = None
-        self.reward: float | None = None
-
-
-class Ticket:
-    """An accepted order."""
-
-    id: int
-    order: Order
-    new: bool  # False: it was known when it was placed
-    members: list[MemberState]
-    version: int  # grows with every change
-    finished: bool  # every member is closed
-
-    def attended(self) -> AbstractAsyncContextManager[None]:
-        """A client waits for it. When the last one has been gone for the grace period, it is cancelled."""
-        raise NotImplementedError
-
-    async def changed(self, seen: int) -> int:
-        """Wait until `version` is another than `seen`; the version then."""
-        raise NotImplementedError
-
-    async def called(self, call: str, *, whole: bool) -> Called | None:
-        """What is asked in a held call; None when it is not held any more."""
-        raise NotImplementedError
-
-    def answer(self, answer: Answer) -> None:
-        """Answer a held call; `Refused` (`gone`) if nobody waits for that."""
-        raise NotImplementedError
-
-    async def result(self) -> Result:
-        """What became of it, read from the ledger; only when it is `finished`."""
-        raise NotImplementedError
-
-    async def delivered(self) -> None:
-        """Its client has the result: it is not new any more, and nothing of it stays in memory."""
-        raise NotImplementedError
-
-    def cancel(self, message: str) -> None:
-        """End what is not over: verdict `cancelled`."""
-        raise NotImplementedError
+BUSY_SECONDS = 1.0  # before it is worth to ask again
+CLIENT_GONE = "its client is gone"
+Key = tuple[int, int]  # instance, sample
 
 
 class Desk:
-    """One server's."""
+    """One server's. Implements `scheduler.Customers`."""
+
+    def __init__(
+        self, config: RunConfig, suite: Suite, scheduler: Scheduler, fleet: Attended, service: Service
+    ) -> None:
+        ledger = scheduler.ledger
+        self._config = config
+        self._fleet = fleet
+        self._service = service
+        self._calls = Calls(fleet)
+        self._serving = config.serving or Serving()
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._catalogue = Catalogue(suite, config, ledger)
+        self._tickets: dict[str, Ticket] = {}  # by key; bound: `serving.queue` rollouts
+        self._wanted: dict[Key, Ticket] = {}  # by sample; bound: the same
+        self._groups: dict[int, Ticket] = {}  # by order; bound: the same
+        self._parked: dict[str, OrderRow] = {}  # left by an earlier conductor; bound: the same
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="holdwater-results")
+        self.open = 0  # rollouts of all tickets
+        self._steered = False
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Desk]:
+        """Orders are taken in this block. What an earlier conductor left waits for its clients."""
+        loop = asyncio.get_running_loop()
+        error: HoldwaterError | None = None
+        with Reader(self._ledger.directory) as self._reader:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._service.begin()
+                through = self._tasks.create_task(self._catalogue.go_through())
+                await self._recall()
+                patience = loop.call_later(self._serving.return_grace, self._give_up)
+                try:
+                    yield self
+                except HoldwaterError as raised:
+                    error = raised  # outside it is no group of errors
+                finally:
+                    patience.cancel()
+                    through.cancel()
+                    for ticket in self._tickets.values():
+                        if ticket.timer is not None:
+                            ticket.timer.cancel()
+            self._reading.shutdown(wait=True)
+        if error is not None:
+            raise error
+
+    # What the door asks for.
 
     async def place(self, order: Order, key: str | None = None) -> Ticket:
-        """Take an order, or find the one that has its key; `key` is that of its endpoint. Raises `Refused`.
-
-        The same key with another content is a `conflict`; more than the queue holds is `busy`.
-        """
-        raise NotImplementedError
+        """Take an order, or find the one that has its key; `key` is its endpoint's. Raises `Refused`."""
+        self._check(order)
+        asked = msgspec.msgpack.encode(order)
+        while (ticket := self._tickets.get(order.key)) is not None:
+            await asyncio.shield(ticket.placed)
+            if msgspec.msgpack.encode(ticket.order) != asked:
+                raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
+            ticket.new = False
+            return ticket
+        ticket = self._tickets[order.key] = Ticket(order, key, self)
+        try:
+            await self._write(ticket, asked)
+            self._service.counts.ordered()
+        except BaseException as error:  # boundary: given back, then raised again
+            del self._tickets[order.key]
+            ticket.placed.set_result(None)
+            if isinstance(error, KeyTaken):
+                raise Refused("conflict", error.message) from None
+            if isinstance(error, Refused):
+                self._service.counts.refused(error.code)
+            raise
+        ticket.placed.set_result(None)
+        return ticket
 
     async def find(self, key: str) -> Ticket | None:
         """The order with this key, in memory or in the ledger."""
-        raise NotImplementedError
+        if (ticket := self._tickets.get(key)) is not None:
+            await asyncio.shield(ticket.placed)
+            return ticket
+        row = await self._ledger.order(key)
+        return None if row is None else await self._found(row)
 
     async def steer(self, to: Steer, key: str | None = None) -> None:
         """From now on the run's model is another one, with that key."""
-        raise NotImplementedError
-
-    def health(self) -> Health:
-        raise NotImplementedError
-
-    def stats(self) -> Stats:
-        raise NotImplementedError
+        self._steered = True
+        self._fleet.steer(Steered(to=to, key=key))
+        await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
 
     def drain(self) -> None:
         """Take no more orders; when those that are open are over, the server ends."""
-        raise NotImplementedError
+        self._service.draining = True
+        self._end_if_idle()
+
+    def health(self) -> Health:
+        return self._service.health()
+
+    def stats(self) -> Stats:
+        return self._service.stats(self._calls.held, len(self._tickets))
+
+    # What a ticket asks for (`ticket.Counter`).
+
+    async def read(self, ticket: Ticket) -> Result:
+        """The result, from disk, in a thread."""
+        loop = asyncio.get_running_loop()
+        how = ticket.order.trajectory
+        return await loop.run_in_executor(self._reading, result_of, self._reader, ticket.row, how)
+
+    async def delivered(self, ticket: Ticket) -> None:
+        await self._ledger.deliver(ticket.id, self._config.keep)
+        ticket.row = msgspec.structs.replace(ticket.row, delivered=True)
+
+    async def fetch(self, call: str, *, whole: bool, member: int) -> Called | None:
+        return await self._calls.fetch(call, whole=whole, member=member)
+
+    def pass_on(self, answer: Answer) -> None:
+        self._calls.deliver(answer)
+
+    def left(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more: it is cancelled, unless someone comes back."""
+        if ticket.finished:
+            self._forget(ticket)
+        elif not ticket.order.detached:
+            loop = asyncio.get_running_loop()
+            ticket.timer = loop.call_later(self._serving.grace, self.cancel, ticket, "client", CLIENT_GONE)
+
+    def cancel(self, ticket: Ticket, kind: str, message: str) -> None:
+        for member in ticket.members:
+            if member.outcome is None:
+                self._scheduler.withdraw(ticket.row.instance, member.sample, cancelled(kind, message))
+
+    # What the scheduler says (`scheduler.Customers`).
+
+    def offer(self, attempt: Attempt) -> Offer | None:
+        ticket = self._wanted.get((attempt.instance, attempt.sample))
+        if ticket is None:
+            return None
+        order = ticket.order
+        return Offer(
+            model=order.model,
+            key=ticket.key,
+            sampling=order.sampling,
+            limits=order.limits,
+            followed=order.turns,
+        )
+
+    def started(self, attempt: Attempt) -> None:
+        if (found := self._member(attempt)) is not None:
+            ticket, member = found
+            if not member.attempt:
+                self._service.counts.started(time.time() - ticket.row.at)
+            member.begin(attempt.id)
+            self._calls.belong(attempt.id, ticket, member)
+            ticket.change()
+
+    def underway(self, news: Underway) -> None:
+        match news:
+            case Progress(attempt=attempt, turns=turns, usage=usage):
+                if (found := self._calls.owner(attempt)) is not None:
+                    found[1].turns, found[1].usage = turns, usage
+                    found[0].change()
+            case _:
+                self._calls.hear(news)
+
+    def settled(self, verdict: Verdict) -> None:
+        self._calls.over(verdict.attempt)
+
+    def closed(self, outcome: Outcome) -> None:
+        ticket = self._wanted.pop((outcome.instance, outcome.sample), None)
+        if ticket is None:
+            return
+        ticket.close(outcome)
+        now = time.time()
+        self._service.counts.finished(now, now - ticket.row.at, outcome.kind)
+        if ticket.finished and not ticket.followers:
+            self._forget(ticket)
+
+    def rally(self, group: int, together: bool) -> None:
+        self._fleet.score(group, together)
+
+    async def replace(self, group: int, instance: int) -> None:
+        """A member failed for good: another one is opened in its place."""
+        ticket = self._groups[group]
+        sample = await self._ledger.add_member(group, instance, len(ticket.members))
+        ticket.replaced(sample)
+        self.open += 1
+        self._wanted[instance, sample] = ticket
+        self._scheduler.open([Opened(instance=instance, sample=sample, group=_membership(ticket))])
+
+    # Taking orders.
+
+    def _check(self, order: Order) -> None:
+        if order.protocol != PROTOCOL:
+            raise Refused("version", f"protocol {order.protocol} is not spoken here: {PROTOCOL} is")
+        if order.key in self._tickets:
+            return
+        slots = self._config.slots
+        if order.group is not None and order.size > slots:
+            hint = "its members run at once: ask for fewer, or start the server with more `--concurrency`"
+            raise Refused("invalid", f"a group of {order.size} does not fit {slots} slots", hint)
+        if order.model.source is Source.FUNCTION and self._serving.policy is None:
+            raise Refused("invalid", "the server has no policy of its own", "start it with `--policy`")
+        if order.model.source is Source.RUN and self._config.model is None and not self._steered:
+            hint = "name an `endpoint`, answer as `trainer`, or start the server with `--model`"
+            raise Refused("invalid", "the server has no model", hint)
+
+    def _reserve(self, order: Order) -> None:
+        if self._service.draining or self._scheduler.draining:
+            raise Refused("draining", "the server takes no more orders")
+        queue = self._serving.queue
+        if self.open + order.size > queue:
+            raise Refused("busy", f"{self.open} rollouts are open, {queue} may be", after=BUSY_SECONDS)
+        self.open += order.size
+
+    async def _write(self, ticket: Ticket, asked: bytes) -> None:
+        order = ticket.order
+        known = self._parked.get(order.key) or await self._ledger.order(order.key)
+        if known is None:
+            self._reserve(order)
+            try:
+                known = await self._ledger.place(await self._row(order, asked), order.size)
+            except BaseException:  # boundary: given back, then raised again
+                self.open -= order.size
+                raise
+        elif known.asked != asked:
+            raise KeyTaken(f"the key belongs to an order that asks otherwise: `{order.key}`")
+        else:
+            self.open += len(known.samples)
+        self._parked.pop(order.key, None)
+        await self._take_up(ticket, known)
+
+    async def _row(self, order: Order, asked: bytes) -> OrderRow:
+        instance = await self._catalogue.row(order.instance)
+        if instance is None:
+            error = self._catalogue.error
+            hint = f"the suite could not be read to its end: {error.message}" if error else ""
+            raise Refused("unknown", f"no such instance: `{order.instance}`"[:300], hint)
+        return OrderRow(0, order.key, asked, time.time(), instance, ())
+
+    async def _take_up(self, ticket: Ticket, row: OrderRow) -> None:
+        """Whatever of it is not over is opened."""
+        ticket.written(row, await self._ledger.closed(row.id) if row.known else ())
+        if ticket.finished:
+            return
+        self._groups[row.id] = ticket
+        for member in ticket.members:
+            if member.outcome is None:
+                self._wanted[row.instance, member.sample] = ticket
+        opened = [reopened(standing) for standing in await self._ledger.standings(row)]
+        group = _membership(ticket)
+        self._scheduler.open([msgspec.structs.replace(event, group=group) for event in opened])
+
+    async def _found(self, row: OrderRow) -> Ticket:
+        """A ticket for someone who asks after an order that is in the ledger alone."""
+        ticket = Ticket(msgspec.msgpack.decode(row.asked, type=Order), None, self)
+        ticket.placed.set_result(None)
+        ticket.written(row, await self._ledger.closed(row.id))
+        return ticket
+
+    # What an earlier conductor left.
+
+    async def _recall(self) -> None:
+        """Those that need no client go on at once, the others when theirs comes back."""
+        async for row in self._ledger.open_orders():
+            order = msgspec.msgpack.decode(row.asked, type=Order)
+            if order.detached:
+                await self._revive(order, row)
+            else:
+                self._parked[order.key] = row
+
+    async def _revive(self, order: Order, row: OrderRow) -> Ticket:
+        """An order of an earlier conductor goes on, whether its client is there or not."""
+        ticket = self._tickets[order.key] = Ticket(order, None, self)
+        self.open += len(row.samples)
+        await self._take_up(ticket, row)
+        ticket.placed.set_result(None)
+        return ticket
+
+    def _give_up(self) -> None:
+        """Their clients did not come back."""
+        for key, row in list(self._parked.items()):
+            del self._parked[key]
+            assert self._tasks is not None
+            self._tasks.create_task(self._abandon(row))
+
+    async def _abandon(self, row: OrderRow) -> None:
+        ticket = await self._revive(msgspec.msgpack.decode(row.asked, type=Order), row)
+        self.cancel(ticket, "client", CLIENT_GONE)
+
+    # What goes.
+
+    def _forget(self, ticket: Ticket) -> None:
+        if self._tickets.get(ticket.order.key) is ticket:
+            del self._tickets[ticket.order.key]
+            self.open -= ticket.places
+        self._groups.pop(ticket.id, None)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._service.draining and not self._tickets:
+            self._scheduler.finish()
+
+    def _member(self, attempt: Attempt) -> tuple[Ticket, MemberState] | None:
+        ticket = self._wanted.get((attempt.instance, attempt.sample))
+        if ticket is None:
+            return None
+        return ticket, ticket.member(attempt.sample)
+
+
+def _membership(ticket: Ticket) -> Membership | None:
+    terms: GroupTerms | None = ticket.order.group
+    if terms is None:
+        return None
+    open_ = sum(1 for member in ticket.members if member.outcome is None)
+    return Membership(group=ticket.id, size=open_, terms=terms)

@@ -43,7 +43,8 @@ from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .config import Environment
-from .feed import Feed, RunFeed, compare
+from .desk import Desk
+from .feed import Feed, NoFeed, RunFeed, compare
 from .fleet import Emit, Governed
 from .governor import Governor
 from .inline import InlineFleet
@@ -54,6 +55,7 @@ from .provision import Provision
 from .replay import earlier_in
 from .retention import Retention
 from .scheduler import Scheduler, interruption
+from .service import Service
 from .signals import Signals
 from .source import Source
 from .space import Levers, Space
@@ -83,6 +85,8 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     budget: RunBudget | None = None  # in the place of the run's own
     disk: int | None = None  # the same
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
+    config: RunConfig | None = None  # in the place of the run's own: a server that goes on
+    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # where a server's clients come in
 
 
 class Works(Protocol):
@@ -115,7 +119,7 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
-    config = directory.read_config()
+    config = given.config or directory.read_config()
     if given.budget is not None:
         config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     if given.feed is not None:
@@ -206,13 +210,17 @@ async def _schedule(
     retention = Retention(config, ledger.directory, ledger)
     if given.feed is None:
         await watch.begin()
-    async with _fleet(welcome, scheduler.hear, given) as fleet:
+    async with (
+        _fleet(welcome, scheduler.hear, given) as fleet,
+        _served(config, scheduler, governor, fleet, around) as service,
+    ):
         lag = Lag()
         budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
         further = given.works.duties(governor) if given.works else ()
         if provision is not None:
             further = provision.duties(scheduler, governor)
-        duties = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget, *further)
+        regular = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget)
+        duties = (*regular, *further, *service)
         answered = signals.answered(scheduler.drain, scheduler.leave)
         with lag, answered, space.begun(levers) as watches:
             try:
@@ -239,6 +247,8 @@ async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct)
         return await given.works.feed(ledger, given.resumed)
     if given.feed is not None:
         return given.feed(ledger)
+    if config.serving is not None:
+        return NoFeed()
     if given.resumed:
         await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
     source = Source(given.suite, config)
@@ -259,6 +269,23 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
     else:
         async with LocalFleet(welcome, emit, given.environment.inherited) as local:
             yield local
+
+
+@asynccontextmanager
+async def _served(
+    config: RunConfig, scheduler: Scheduler, governor: Governor, fleet: Governed, around: _Around
+) -> AsyncIterator[Sequence[Duty]]:
+    """Orders are taken, where the run is a server's; what has to be done beside that."""
+    door = around.given.door
+    if config.serving is None or door is None:
+        yield ()
+        return
+    assert isinstance(fleet, LocalFleet | InlineFleet)
+    service = Service(fleet, scheduler, governor, around.timeline)
+    desk = Desk(config, around.given.suite, scheduler, fleet, service)
+    scheduler.serve(desk)
+    async with desk.opened(), door(desk):
+        yield service.duties()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ..core.config import RunConfig
 from ..core.errors import BadInput, HoldwaterError
-from ..core.plan import Opened
+from ..core.events import Opened
 from ..core.records import Instance
 from ..ledger.ledger import Ledger, Planned, Standing
 from .source import Source
@@ -108,6 +108,18 @@ class RunFeed:
                     break
                 rows.append(known.id)
         return rows
+
+
+class NoFeed:
+    """The samples of a server are ordered: nothing is pulled."""
+
+    error: HoldwaterError | None = None
+
+    async def take(self, count: int) -> list[Opened]:
+        return []
+
+    def close(self) -> None:
+        return
 
 
 def planned(instance: Instance, place: str) -> Planned:

@@ -11,9 +11,28 @@ from typing import Protocol
 import msgspec
 
 from ..core.records import Failure, Record, Usage
-from ..rollout.wire import Broken, Done, Job, Living, Noted, Said, Unfit
+from ..rollout.wire import (
+    Answered,
+    Arrived,
+    Asked,
+    Broken,
+    Done,
+    Held,
+    Job,
+    Living,
+    Noted,
+    Progress,
+    Said,
+    Steered,
+    Take,
+    Unfit,
+    Unheld,
+)
 
-News = Done | Noted | Said | Broken | Unfit
+ToAttempt = Take | Answered
+# What an attempt says before its verdict.
+Underway = Arrived | Progress | Held | Unheld | Asked
+News = Done | Noted | Said | Broken | Unfit | Underway
 Emit = Callable[[News], None]
 
 
@@ -54,6 +73,18 @@ class Census(Record, frozen=True):
         return total
 
 
+class Condition(Record, frozen=True):
+    """How the workers are."""
+
+    ready: int  # and taking what comes
+    starting: int
+    draining: int
+    wanted: int
+    lost: int = 0  # workers that died or hung, since the start
+    recycled: int = 0
+    unfit: str = ""  # why a worker cannot start
+
+
 class Fleet(Protocol):
     """Hosts attempts and reports their verdicts; opened and closed with `async with`."""
 
@@ -87,3 +118,21 @@ class Governed(Fleet, Protocol):
 
     def recycle(self, least: int, *, at_once: bool) -> str:
         """Drain the worker that has grown most, if by `least` bytes; another takes its place, now or then."""
+
+
+class Attended(Governed, Protocol):
+    """A fleet whose attempts can be spoken to while they live."""
+
+    def send(self, attempt: int, message: ToAttempt) -> bool:
+        """Tell the worker that hosts the attempt; False: none does."""
+
+    def score(self, group: int, together: bool) -> None:
+        """Nobody of the group is left to wait for: see `Score`."""
+
+    def steer(self, message: Steered) -> None:
+        """The run's model is another one: all workers hear it, also those that start later."""
+
+    def demand(self, running: int, waiting: int, room: int) -> None:
+        """What is asked of it, and bytes of memory that are free: there are more workers or fewer."""
+
+    def condition(self) -> Condition: ...

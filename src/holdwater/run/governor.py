@@ -6,7 +6,7 @@ What is decided is decided in `governor/`; this carries it out on the fleet.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -88,25 +88,51 @@ class Governor:
 
         `images`: bytes of disk that come before its sandbox is there; `taken` ends their lease.
         """
+        return await self.lease_all((attempt,), asks, images)
+
+    async def lease_all(self, attempts: Sequence[Attempt], asks: Ask, images: int = 0) -> Lease | Failure:
+        """The same for attempts that run together or not at all: what each of them has."""
+        first, count = attempts[0], len(attempts)
         if self._config.ungoverned:
-            return await self._gate.take(attempt.id, Lease(0)) or Lease(0)
+            return await self._gate.take(first.id, Lease(0)) or Lease(0)
         self._refresh()
         if images:
             self._measure_disk()
             if failure := self._gate.beyond(images):
                 return failure
-        memory = (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
-        disk = (asks.disk or self._config.limits.disk or 0) * attempt.scale or None
+        memory = (asks.memory or self._config.limits.memory or 0) * first.scale or None
+        disk = (asks.disk or self._config.limits.disk or 0) * first.scale or None
+        each = disk or min(self._disks.need, max(0, self._gate.disk.all_of_it) // QUARTER // count)
         need = Lease(
-            memory=self._memory(memory, attempt.scale),
-            disk=images + (disk or min(self._disks.need, max(0, self._gate.disk.all_of_it) // QUARTER)),
+            memory=self._memory(memory, first.scale, count),
+            disk=images + each * count,
             firm=memory is not None or disk is not None,
         )
-        self._held[attempt.id] = Held(memory)
-        failure = await self._gate.take(attempt.id, need)
+        for attempt in attempts:
+            self._held[attempt.id] = Held(memory)
+        failure = await self._gate.take(first.id, need)
         if failure is not None:
-            self._held.pop(attempt.id, None)
-        return failure or need
+            for attempt in attempts:
+                self._held.pop(attempt.id, None)
+            return failure
+        if count == 1:
+            return need
+        self._gate.divide(first.id, [attempt.id for attempt in attempts])
+        return Lease(need.memory // count, need.disk // count, need.firm)
+
+    def hand_over(self, attempt: int, to: Attempt, asks: Ask) -> Lease:
+        """An attempt that is over leaves its lease to another, which may ask for more: if there is room."""
+        if self._config.ungoverned:
+            return Lease(0)
+        memory = (asks.memory or self._config.limits.memory or 0) * to.scale or None
+        self._gate.hand_over(attempt, to.id)
+        self._held[to.id] = Held(memory)
+        self._gate.extend(to.id, self._memory(memory, to.scale))
+        return Lease(self._gate.memory.leases[to.id], self._gate.disk.leases[to.id], memory is not None)
+
+    def part(self, verdict: Verdict) -> None:
+        """The attempt is over, and its lease stays: for `hand_over`, or `give`."""
+        self._learn(verdict, self._held.pop(verdict.attempt, None))
 
     def limits(self, attempt: int, lease: Lease) -> tuple[int, int]:
         """What follows from a lease for the sandbox: bytes of memory and of disk."""
@@ -144,9 +170,11 @@ class Governor:
 
     def settled(self, verdict: Verdict) -> None:
         """Its lease returns; what it used is learned from."""
-        held = self.give(verdict.attempt)
+        self._learn(verdict, self.give(verdict.attempt))
+
+    def _learn(self, verdict: Verdict, held: Held | None) -> None:
         where = verdict.failure.where if verdict.failure else None
-        if held is None or where in (Where.INTERRUPTED, Where.BUDGET, Where.WORKER):
+        if held is None or where in (Where.INTERRUPTED, Where.CANCELLED, Where.BUDGET, Where.WORKER):
             return
         self._sandboxes.add(max(held.peak.sandbox, verdict.peak_memory))
         self._workers.add(held.peak.worker)
@@ -175,6 +203,11 @@ class Governor:
     @property
     def leased(self) -> int:
         return sum(self._gate.memory.leases.values())
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory that can still be leased."""
+        return self._gate.memory.room
 
     def take_lag(self) -> float:
         """The longest lag of a worker since this was last asked, in seconds."""
@@ -243,14 +276,14 @@ class Governor:
             return 0
         return sum(use.disk for use in census.uses.values())
 
-    def _memory(self, declared: int | None, scale: int) -> int:
-        """What an attempt needs: what is declared or learned, and more after it was too little."""
+    def _memory(self, declared: int | None, scale: int, count: int = 1) -> int:
+        """What attempts need: what is declared or learned, and more after it was too little."""
         if declared is not None:
-            return declared + self._workers.need
+            return (declared + self._workers.need) * count
         sandbox = self._sandboxes.need if scale == 1 else self._sandboxes.more
         # A guess is never more than could be had beside our own processes: what it is held to then decides.
         most = max(FLOOR, self._gate.memory.most - self._footprint.base)
-        return min((sandbox + self._workers.need) * scale, most)
+        return min((sandbox + self._workers.need) * scale * count, most)
 
     def _extend(self, fleet: Governed, uses: Mapping[int, Use]) -> None:
         """Limits that are nearly reached are raised; who cannot grow costs the youngest its place."""

@@ -19,8 +19,19 @@ from ..core.records import Failure
 from ..gateway.upstreams.policy import Policy
 from ..rollout.host import Host
 from ..rollout.scope import abandon
-from ..rollout.wire import Broken, Done, Job, Noted, ToConductor, Welcome
-from .fleet import Census, Emit, Use
+from ..rollout.wire import (
+    Answered,
+    Broken,
+    Done,
+    Job,
+    Noted,
+    Score,
+    Steered,
+    Take,
+    ToConductor,
+    Welcome,
+)
+from .fleet import Census, Condition, Emit, Use
 
 LEAVE_SECONDS = 20.0  # what interrupted attempts get to end when the run is over
 
@@ -104,6 +115,27 @@ class InlineFleet:
 
     def recycle(self, least: int, *, at_once: bool) -> str:
         return ""  # nor can it be replaced
+
+    def send(self, attempt: int, message: Take | Answered) -> bool:
+        if all(living.attempt != attempt for living in self._host.living()):
+            return False
+        if isinstance(message, Take):
+            self._host.take(message, self._hear)
+        else:
+            self._host.answer(message)
+        return True
+
+    def score(self, group: int, together: bool) -> None:
+        self._host.score(Score(group=group, together=together))
+
+    def steer(self, message: Steered) -> None:
+        self.create_task(self._host.steer(message))
+
+    def demand(self, running: int, waiting: int, room: int) -> None:
+        return  # there is one, whatever is asked of it
+
+    def condition(self) -> Condition:
+        return Condition(ready=1, starting=0, draining=0, wanted=1)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -1,58 +1,79 @@
 """The fleet of worker processes on this machine: started by exec, watched, recycled, buried.
 
 Supervision is ours: a dead worker is seen at once, its attempts are handed back without blame, and no pool
-stands between. What a worker does inside is in `rollout/worker.py`.
+stands between. How many there are is decided in `scaling.py`, who hosts an attempt in `placement.py`; what a
+worker does inside is in `rollout/worker.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
+from ..core.config import RunConfig
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
 from ..ledger.directory import RunDirectory
 from ..rollout.duty import Duty
-from ..rollout.wire import Allow, Beat, Broken, Cancel, Done, Job, Noted, Ready, Said, Trim, Unfit, Welcome
+from ..rollout.wire import (
+    Allow,
+    Beat,
+    Broken,
+    Cancel,
+    Done,
+    Job,
+    Noted,
+    Ready,
+    Said,
+    Score,
+    Steered,
+    Trim,
+    Unfit,
+    Welcome,
+)
 from ..sandbox.sweep import sweep_attempts
-from .fleet import Census, Emit
+from .fleet import Census, Condition, Emit, ToAttempt
+from .governor import NEW_WORKER
+from .placement import Placement
 from .process import WorkerProcess
+from .roster import Roster
+from .scaling import Births, Scaling
 
 PATROL_SECONDS = 1.0
 LONGEST_SILENCE = 9  # times the silence of an idle worker: without a beat, however busy
-STILLBORN = 3  # workers that die before they are ready, one after another, stop the run
+STILLBORN = 3  # workers that cannot start, one after another, stop the run
 
 
 class LocalFleet:
-    """`welcome.config.workers` processes, and one more for each suspect that must be alone."""
+    """`config.workers` processes, or as many as a server needs; one more for each that must be alone."""
 
     def __init__(self, welcome: Welcome, emit: Emit, env: Mapping[str, str]) -> None:
         self._welcome = welcome
         self._env = env
         self._config = welcome.config
         self._emit = emit
-        self._workers: dict[int, WorkerProcess] = {}  # bound: 2 x workers, and suspects
-        self._waiting: dict[int, Failure | None] = {}  # attempts without a worker yet -> why they must end
-        self._changed = asyncio.Condition()
+        self._roster = Roster(welcome.config)
+        self._scaling = _scaling(welcome.config, self._roster.share)
+        self._births = Births(patient=welcome.config.serving is not None)
+        self._placement = Placement(self._roster, self._births, self)
         self._numbers = 0
-        self._stillborn = 0
+        self._lost = self._recycled = 0
         self.news = 0
-        self._assembled = False  # all workers have been ready at once
+        self._steered: Steered | None = None  # the last: for workers that start later
         self._closing = False
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdwater-sweep")
         self._stack = AsyncExitStack()
+        self._clock = asyncio.get_running_loop().time
 
     async def __aenter__(self) -> LocalFleet:
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         patrol = Duty("patrol", PATROL_SECONDS, self._patrol)
         self._patrol_task = self._group.create_task(patrol.perform(self._note))
-        for _ in range(self._config.workers):
-            self._spawn()
+        self._staff()
         return self
 
     async def __aexit__(
@@ -60,7 +81,7 @@ class LocalFleet:
     ) -> None:
         self._closing = True
         self._patrol_task.cancel()
-        for worker in self._workers.values():
+        for worker in self._roster:
             if worker.attempts or not worker.ready:
                 worker.kill()
             else:
@@ -71,133 +92,179 @@ class LocalFleet:
     # What the scheduler asks for.
 
     async def start(self, job: Job) -> None:
-        attempt = job.attempt
-        self._waiting[attempt.id] = None
-        worker = await (self._solo(attempt) if attempt.alone else self._shared(attempt))
-        failure = self._waiting.pop(attempt.id)
-        if worker is None:
-            self._finish(attempt, failure or interrupted("no worker was left"))
+        found = await self._placement.find(job)
+        if isinstance(found, Failure):
+            self._finish(job.attempt, found)
             return
-        worker.host(job)
+        found.host(job)
+        if job.attempt.group is not None:
+            await self._placement.wake()  # the others of its group can join it
 
     def interrupt(self, attempt: int, failure: Failure) -> None:
-        if attempt in self._waiting:
-            self._waiting[attempt] = failure
-            self._group.create_task(self._wake())
-        for worker in self._workers.values():
-            if attempt in worker.attempts:
-                worker.send(Cancel(attempt=attempt, failure=failure))
+        if self._placement.end(attempt, failure):
+            self._group.create_task(self._placement.wake())
+        elif worker := self._roster.host_of(attempt):
+            worker.send(Cancel(attempt=attempt, failure=failure))
 
     def give_up(self, attempt: int) -> str:
-        for worker in self._workers.values():
-            if attempt in worker.attempts:
-                worker.forget(attempt)
-                self._retire(worker, f"attempt {attempt} hangs in it")
-                return worker.whereabouts(attempt)
-        return "no worker has it"
+        worker = self._roster.host_of(attempt)
+        if worker is None:
+            return "no worker has it"
+        worker.forget(attempt)
+        self.retire(worker, f"attempt {attempt} hangs in it")
+        return worker.whereabouts(attempt)
 
     def census(self) -> Census:
-        workers = [w for w in self._workers.values() if not w.gone]
-        phases = Counter(str(living.phase) for w in workers for living in w.living)
-        unsettled = (one for w in workers for one in w.living if one.attempt in w.attempts)
-        return Census(
-            workers=len(workers),
-            draining=sum(1 for w in workers if w.draining),
-            pids=tuple(w.pid for w in workers),
-            lag=max((w.lag for w in workers), default=0.0),
-            phases=dict(phases),
-            usage=Census.used(unsettled),
-            uses={attempt: use for w in workers for attempt, use in w.uses().items()},
-        )
+        return self._roster.census()
+
+    # What the governor does.
 
     def allow(self, attempt: int, memory: int) -> None:
-        for worker in self._workers.values():
-            if attempt in worker.attempts:
-                worker.send(Allow(attempt=attempt, memory=memory))
+        if worker := self._roster.host_of(attempt):
+            worker.send(Allow(attempt=attempt, memory=memory))
 
     def trim(self) -> str:
-        quiet = [w for w in self._workers.values() if w.ready and not w.attempts and not w.gone]
+        quiet = [w for w in self._roster if w.ready and not w.attempts and not w.gone]
         for worker in quiet:
             worker.send(Trim())
         return f"{len(quiet)} quiet workers give memory back" if quiet else ""
 
     def permit(self, leases: Mapping[int, int], room: int) -> None:
-        workers = [w for w in self._workers.values() if w.ready and not w.gone]
+        workers = [w for w in self._roster if w.ready and not w.gone]
         for worker in workers:
             worker.permit(leases, room // len(workers))
 
     def recycle(self, least: int, *, at_once: bool) -> str:
         """By what is left of ended attempts: what living ones use, they would use elsewhere too."""
-        grown = [w for w in self._workers.values() if w.ready and not w.draining and w.left >= least]
-        if not grown or any(w.draining for w in self._workers.values()):
+        grown = [w for w in self._roster if w.ready and not w.draining and w.left >= least]
+        going = any(w.draining for w in self._roster) or (at_once and self._roster.outgoing)
+        if not grown or going:
             return ""
         worker = max(grown, key=lambda w: w.left)
         left = f"{worker.left >> 20} MiB"
-        self._retire(worker, f"holds {left} of ended attempts, and memory is short", later=not at_once)
+        reason = f"holds {left} of ended attempts, and memory is short"
+        if at_once:
+            self._recycle(worker, reason)
+        else:
+            self.retire(worker, reason, later=True)
         return f"worker {worker.number} is replaced, which holds {left} of ended attempts"
 
-    # Who hosts an attempt.
+    # What a server asks for.
 
-    async def _shared(self, attempt: Attempt) -> WorkerProcess | None:
-        """The ready worker that hosts least; None when the attempt is to end instead."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._waiting[attempt.id] or self._least() is not None)
-        return None if self._waiting[attempt.id] else self._least()
+    def send(self, attempt: int, message: ToAttempt) -> bool:
+        worker = self._roster.host_of(attempt)
+        if worker is not None:
+            worker.send(message)
+        return worker is not None
 
-    async def _solo(self, attempt: Attempt) -> WorkerProcess | None:
-        """A worker for a suspect, to itself."""
-        while True:
-            worker = self._spawn(solo=True)
-            async with self._changed:
-                await self._changed.wait_for(self._until_ready(worker, attempt))
-            if self._waiting[attempt.id]:
-                self._retire(worker, "its suspect is to end")
-                return None
-            if worker.ready and not worker.gone:
-                return worker
+    def score(self, group: int, together: bool) -> None:
+        for worker in self._roster:
+            if group in worker.groups:
+                worker.send(Score(group=group, together=together))
 
-    def _until_ready(self, worker: WorkerProcess, attempt: Attempt) -> Callable[[], bool]:
-        return lambda: worker.ready or worker.gone or self._waiting[attempt.id] is not None
+    def steer(self, message: Steered) -> None:
+        self._steered = message
+        for worker in self._roster:
+            if worker.ready:
+                worker.send(message)
 
-    def _least(self) -> WorkerProcess | None:
-        shared = [w for w in self._workers.values() if w.ready and not (w.draining or w.solo or w.gone)]
-        # No worker takes more than its share, or the first one up would get everything; but when one is
-        # replaced, the others take over meanwhile.
-        self._assembled = self._assembled or len(shared) >= self._config.workers
-        hosts = len(shared) if self._assembled else self._config.workers
-        free = (w for w in shared if len(w.attempts) * hosts < self._config.slots)
-        return min(free, key=lambda w: len(w.attempts), default=None)
+    def demand(self, running: int, waiting: int, room: int) -> None:
+        if self._config.serving is None:
+            return
+        cost = max(NEW_WORKER, *(w.first for w in self._roster), 0)
+        room += self._placement.leased  # else nobody could start: it is leased to those who wait for a worker
+        room -= cost * len(self._roster.starting)  # they have not grown yet
+        before = self._scaling.wanted
+        if self._scaling.look(self._clock(), running, waiting, room, cost) != before:
+            self._staff()
 
-    # A worker's life.
+    def condition(self) -> Condition:
+        return Condition(
+            ready=len(self._roster.taking),
+            starting=len(self._roster.starting),
+            draining=sum(1 for w in self._roster if w.draining),
+            wanted=self._scaling.wanted,
+            lost=self._lost,
+            recycled=self._recycled,
+            unfit=self._births.unfit,
+        )
 
-    def _spawn(self, solo: bool = False) -> WorkerProcess:
+    # How many there are.
+
+    def _staff(self) -> None:
+        """As many workers as are wanted: others take the places of those that go, and spare ones go."""
+        if self._closing:
+            return
+        wanted = self._scaling.wanted
+        for worker in self._roster.spare(wanted):
+            self._drain(worker, "fewer workers are needed")
+            worker.replaced = True  # by nobody
+        while len(self._roster.places) < wanted and self._may_spawn():
+            self._spawn()
+        if self._roster.succeeded >= wanted:
+            for worker in self._roster.outgoing:
+                self.retire(worker, worker.outgoing)
+
+    def _may_spawn(self) -> bool:
+        """While none can be started, one is tried at a time."""
+        calm = not self._births.unfit or not self._roster.starting
+        return calm and self._births.due(self._clock()) and not self._closing
+
+    def spawn_solo(self) -> WorkerProcess | None:
+        return self._spawn(solo=True)
+
+    def _spawn(self, solo: bool = False) -> WorkerProcess | None:
         self._numbers += 1
-        worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
-        self._workers[worker.number] = worker
+        try:
+            worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
+        except OSError as error:
+            self._unable(f"cannot be started: {error}")
+            return None
+        self._roster.add(worker)
         self._group.create_task(self._attend(worker))
         return worker
+
+    def _unable(self, why: str, hint: str = "") -> None:
+        """A worker could not be started. Where that is no passing trouble, the run ends with the reason."""
+        self._births.fail(self._clock(), why)
+        if self._births.failed == 1:
+            self._note("worker.unfit", why)
+        if self._births.hopeless(STILLBORN):
+            self._closing = True
+            self._emit(Unfit(message=f"workers die at start-up: {why}", hint=hint))
+
+    # A worker's life.
 
     async def _attend(self, worker: WorkerProcess) -> None:
         """Listen to a worker until it is dead, then bury it."""
         async for message in worker.messages():
             match message:
                 case Ready():
-                    worker.ready, self._stillborn = True, 0
-                    await self._wake()
+                    self._welcomed(worker)
+                    await self._placement.wake()
                 case Beat():
                     self.news += 1
                     worker.heard(message)
                 case Done():
                     self._done(worker, message)
-                    await self._wake()
+                    await self._placement.wake()
                 case Unfit():
-                    self._closing = True
-                    self._emit(message)
+                    self._unfit(worker, message)
                 case Noted() | Said() | Broken():
                     self._emit(message)
+                case _:
+                    if message.attempt in worker.attempts:  # else it was given up, and has its verdict
+                        self._emit(message)
         reason = await worker.buried()
-        del self._workers[worker.number]
+        self._roster.remove(worker)
         await self._mourn(worker, reason)
+
+    def _welcomed(self, worker: WorkerProcess) -> None:
+        worker.ready = True
+        self._births.succeed()
+        if self._steered is not None:
+            worker.send(self._steered)
+        self._staff()
 
     def _done(self, worker: WorkerProcess, message: Done) -> None:
         attempt = worker.forget(message.verdict.attempt)
@@ -205,31 +272,35 @@ class LocalFleet:
         if attempt is not None:
             self._emit(message)
         if message.tainted:
-            self._retire(worker, f"attempt {message.verdict.attempt} left something running in it")
-        elif worker.solo:
-            self._retire(worker, "its suspect is done")
+            self.retire(worker, f"attempt {message.verdict.attempt} left something running in it")
+        elif worker.solo and not (worker.attempts or worker.awaited):
+            self.retire(worker, "its suspect is done")
         elif worker.draining and not worker.attempts:
             worker.leave()
+
+    def _unfit(self, worker: WorkerProcess, message: Unfit) -> None:
+        """It says why it cannot start: another one could not either, unless one could before."""
+        if self._births.any and self._config.serving is not None:
+            worker.kill(f"{message.message}; {message.hint}" if message.hint else message.message)
+            return
+        self._closing = True
+        self._emit(message)
 
     async def _mourn(self, worker: WorkerProcess, reason: str) -> None:
         """A worker is gone: its attempts are handed back, and another one takes its place."""
         if self._closing:
             return
-        if not worker.draining or worker.attempts:
-            self._emit(Noted(kind="worker.lost", message=f"worker {worker.number}: {reason}"))
-        if not worker.ready:
-            self._stillborn += 1
-            if self._stillborn >= STILLBORN:
-                self._closing = True
-                self._emit(Unfit(message=f"workers die at start-up: {reason}", hint=f"see `{worker.log}`"))
-                return
+        if not (worker.ready or worker.draining):
+            self._unable(reason, f"see `{worker.log}`")
+        elif worker.attempts or not worker.draining:
+            self._lost += 1
+            self._note("worker.lost", f"worker {worker.number}: {reason}")
         if worker.attempts:
             self._group.create_task(self._clear(list(worker.attempts)))
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
-        if not (worker.draining and worker.replaced) and not worker.solo:
-            self._spawn()
-        await self._wake()
+        self._staff()
+        await self._placement.wake()
 
     async def _clear(self, attempts: list[int]) -> None:
         """Remove what the attempts of a dead worker left: days are long, and the end of the run is far."""
@@ -241,34 +312,57 @@ class LocalFleet:
         except OSError as error:
             self._note("sweep.failed", f"attempts {attempts}: {error}")
 
-    def _retire(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
-        """It takes nothing new and leaves when it is empty; another takes its place, now or `later`."""
+    def _recycle(self, worker: WorkerProcess, reason: str) -> None:
+        """Another one takes its place first; until that is ready it goes on as before."""
+        worker.outgoing = reason
+        self._staff()
+
+    def retire(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
+        """It takes nothing new; another takes its place, now or `later`, when it is gone."""
+        if not (worker.draining or worker.solo):
+            self._recycled += 1
+        self._drain(worker, reason, later=later and not worker.outgoing)
+        self._staff()
+
+    def _drain(self, worker: WorkerProcess, reason: str, later: bool = False) -> None:
+        """It takes nothing new, and leaves when it is empty."""
         if not worker.draining:
             worker.draining = True
             worker.replaced = not later
-            self._emit(Noted(kind="worker.retired", message=f"worker {worker.number}: {reason}"))
-            if worker.replaced and not worker.solo and not self._closing:
-                self._spawn()
+            self._note("worker.retired", f"worker {worker.number}: {reason}")
         if not worker.attempts:
             worker.leave()
             return
-        draining = [w for w in self._workers.values() if w.draining and not w.solo and w.attempts]
+        draining = [w for w in self._roster if w.draining and not (w.solo or w.emptied) and w.attempts]
         if len(draining) > max(1, self._config.workers):
-            for attempt in draining[0].attempts:
-                failure = interrupted("its worker is being replaced")
-                draining[0].send(Cancel(attempt=attempt, failure=failure))
+            self._empty(draining[0])
+
+    def _empty(self, worker: WorkerProcess) -> None:
+        """Too many drain: what it hosts goes on elsewhere."""
+        worker.emptied = True
+        for attempt in worker.attempts:
+            failure = interrupted("its worker is being replaced")
+            worker.send(Cancel(attempt=attempt, failure=failure))
 
     async def _patrol(self) -> None:
-        """Each second: who hangs, who is too fat, who has hosted enough."""
-        for worker in list(self._workers.values()):
+        """Each second: who hangs, who does not come up, who is too fat, who has hosted enough."""
+        for worker in self._roster:
             if worker.silent(self._config.silence, self._config.silence * LONGEST_SILENCE):
                 worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
-            elif worker.draining or not worker.ready:
+            elif not worker.ready and self._overdue(worker):
+                worker.kill(f"not ready after {worker.age:.0f} s")
+            elif worker.draining or worker.outgoing or worker.solo or not worker.ready:
                 continue
             elif worker.rss > self._config.worker_memory and worker.hosted:  # else it would never host any
-                self._retire(worker, f"uses {worker.rss >> 20} MiB")
+                self._recycle(worker, f"uses {worker.rss >> 20} MiB")
             elif worker.hosted >= self._config.recycle_after:
-                self._retire(worker, f"hosted {worker.hosted} attempts")
+                self._recycle(worker, f"hosted {worker.hosted} attempts")
+        self._staff()
+        if self._births.unfit:
+            await self._placement.wake()
+
+    def _overdue(self, worker: WorkerProcess) -> bool:
+        return self._config.serving is not None and worker.age > self._config.serving.starting
 
     def _note(self, kind: str, message: str) -> None:
         self._emit(Noted(kind=kind, message=message))
@@ -276,6 +370,10 @@ class LocalFleet:
     def _finish(self, attempt: Attempt, failure: Failure) -> None:
         self._emit(Done(verdict=Verdict(attempt=attempt.id, token=self._welcome.token, failure=failure)))
 
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+
+def _scaling(config: RunConfig, share: int) -> Scaling:
+    """A run has its workers from its start to its end; a server as many as it needs."""
+    if config.serving is None:
+        return Scaling(config.workers, config.workers, share, 0.0)
+    least = max(1, min(config.serving.least_workers, config.workers))
+    return Scaling(least, config.workers, share, config.serving.quiet)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -50,13 +51,19 @@ class WorkerProcess:
         self.number = number
         self.solo = solo
         self.ready = False
+        self.open = True  # it can be spoken to
+        self.outgoing = ""  # why it is to drain when another is ready to take its place
         self.draining = False
         self.replaced = True  # by another, when it began to drain
+        self.emptied = False  # its attempts have been interrupted
         self.gone = False
+        self.suspects: int | None = None  # the group that it was started for
+        self.awaited = 0  # suspects that wait until it is ready
         self.attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
+        self.groups: Counter[int] = Counter()  # group -> attempts here; bound: the run's concurrency
         self.hosted = 0
         self.rss = 0
-        self._first = 0  # its size when it was ready
+        self.first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
         # attempt -> bytes of what the worker has grown by; bound: the run's concurrency
@@ -64,7 +71,7 @@ class WorkerProcess:
         self._permitted = 0
         self.lag = 0.0
         self._reason: str | None = None
-        self._heard = self._stirred = time.monotonic()
+        self._began = self._heard = self._stirred = time.monotonic()
         self._cpu = 0.0
         self._leaving: asyncio.TimerHandle | None = None
         settings = allocator.settings(env)
@@ -106,6 +113,7 @@ class WorkerProcess:
             if isinstance(message, Ready) and self._asked not in ("", message.allocator):
                 asked = f"worker {self.number}: asked for {self._asked}, has {message.allocator}"
                 yield Noted(kind="allocator.ignored", message=asked)
+        self.open = False
 
     def send(self, message: Message) -> None:
         if self._writer is not None and not self.gone:
@@ -135,19 +143,22 @@ class WorkerProcess:
         finally:
             loop.remove_reader(self._pidfd)
             self._close()
-        return self._reason or self._obituary(self._process.wait())
+        status = self._process.wait()  # in any case, or it stays as a zombie
+        return self._reason or self._obituary(status)
 
     def heard(self, beat: Beat) -> None:
         self._heard = time.monotonic()
-        if self._first:
+        if self.first:
             self._attribute(beat)
         self.rss, self.living = beat.rss, beat.living
-        self._first = self._first or beat.rss
+        self.first = self.first or beat.rss
         self.lag = beat.lag
 
     def host(self, job: Job) -> None:
         """Hand it an attempt, and let it grow by as much as that has leased."""
         self.attempts[job.attempt.id] = job.attempt
+        if job.attempt.group is not None:
+            self.groups[job.attempt.group] += 1
         self._shares[job.attempt.id] = 0
         if job.lease:
             self._limit((self._permitted or self._data() + HEADROOM) + job.lease)
@@ -155,7 +166,10 @@ class WorkerProcess:
 
     def forget(self, attempt: int) -> Attempt | None:
         self._shares.pop(attempt, None)
-        return self.attempts.pop(attempt, None)
+        known = self.attempts.pop(attempt, None)
+        if known is not None and known.group is not None:
+            self.groups -= Counter((known.group,))  # what is at nought is dropped
+        return known
 
     def permit(self, leases: Mapping[int, int], room: int) -> None:
         """It may grow by what its attempts have leased and not used, and by `room`."""
@@ -170,7 +184,7 @@ class WorkerProcess:
     @property
     def left(self) -> int:
         """Bytes by which it is larger than when it began, and no attempt in it uses them."""
-        return max(0, self.rss - self._first - sum(self._shares.values()))
+        return max(0, self.rss - self.first - sum(self._shares.values()))
 
     def _attribute(self, beat: Beat) -> None:
         """Growth is divided among those who lived beside it; what shrinks was first of those who ended."""
@@ -201,6 +215,10 @@ class WorkerProcess:
             resource.prlimit(self.pid, resource.RLIMIT_DATA, (data, resource.RLIM_INFINITY))
         except (OSError, ValueError):
             return  # it is gone, or a kernel that has no such thing: it is watched all the same
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._began
 
     @property
     def silence(self) -> float:

@@ -9,7 +9,7 @@ import fnmatch
 from collections.abc import Iterator
 
 from ..core.errors import BadInput, HoldwaterError
-from ..core.plan import Opened
+from ..core.events import Opened
 from ..core.policy import not_kept
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger

@@ -7,40 +7,60 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from ..core.config import Critic, RunConfig
+from ..core.config import Critic, Keep, RunConfig
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
-from ..core.failures import interrupted, worker_lost
-from ..core.plan import (
+from ..core.events import (
     Abort,
     AnyCommand,
     AnyEvent,
     Close,
+    Disband,
     Drain,
+    End,
     Exhausted,
     Finish,
     Interrupt,
+    Joined,
     Opened,
-    Plan,
     Preempt,
     Pull,
+    Rally,
+    Refuse,
+    Replace,
     Settled,
     Start,
     Wake,
+    Withdrawn,
     Woke,
 )
+from ..core.failures import DISK, interrupted, worker_lost
+from ..core.plan import Plan
 from ..core.policy import Policy, Result
-from ..core.records import Attempt, Failure, Verdict, Where
+from ..core.records import Ask, Attempt, Failure, Outcome, Verdict, Where
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from ..rollout.scope import CANCEL_SECONDS
-from ..rollout.wire import Broken, Done, Job, Noted, Said, Unfit
+from ..rollout.wire import (
+    Arrived,
+    Asked,
+    Broken,
+    Done,
+    Held,
+    Job,
+    Noted,
+    Offer,
+    Progress,
+    Said,
+    Unfit,
+    Unheld,
+)
 from .admission import Admission, Asks
 from .feed import Feed
-from .fleet import Fleet, News
+from .fleet import Fleet, News, Underway
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
@@ -50,6 +70,26 @@ from .wanted import Supplies
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
 CLOSES = 3  # what an attempt closes one after another
+
+
+class Customers(Protocol):
+    """Whoever ordered samples: what their attempts bring, and who is told of them."""
+
+    def offer(self, attempt: Attempt) -> Offer | None: ...
+
+    def started(self, attempt: Attempt) -> None: ...
+
+    def underway(self, news: Underway) -> None: ...
+
+    def settled(self, verdict: Verdict) -> None: ...
+
+    def closed(self, outcome: Outcome) -> None: ...
+
+    def rally(self, group: int, together: bool) -> None:
+        """Have those of the group that are there scored."""
+
+    async def replace(self, group: int, instance: int) -> None:
+        """Open another sample for the group."""
 
 
 class Scheduler:
@@ -78,7 +118,9 @@ class Scheduler:
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self._unstarted: set[int] = set()  # bound: the run's concurrency
         self._due: dict[int, float] = {}  # bound: the run's concurrency
+        self._ended: dict[int, Failure] = {}  # before they were started; bound: the run's concurrency
         self._begun: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and one pull
+        self._customers: Customers | None = None
         self._error: HoldwaterError | None = None
         self._reason = "the run is being stopped"
         self._over = False
@@ -128,6 +170,27 @@ class Scheduler:
         self._space = space
         self._admission = Admission(governor, supply)
 
+    def serve(self, customers: Customers) -> None:
+        """Samples are ordered; before `run`."""
+        self._customers = customers
+
+    def open(self, opened: Sequence[Opened]) -> None:
+        """Samples that are in the ledger and can be tried."""
+        for event in opened:
+            self._take(event)
+
+    def withdraw(self, instance: int, sample: int, failure: Failure) -> None:
+        """Nobody wants the sample any more."""
+        self._take(Withdrawn(instance=instance, sample=sample, failure=failure))
+
+    @property
+    def draining(self) -> bool:
+        return self._plan.draining
+
+    def finish(self) -> None:
+        """Start nothing more; the run has ended well when what runs is over."""
+        self._take(Drain())
+
     async def run(self, fleet: Fleet, duties: Sequence[Duty] = ()) -> None:
         """Run until everything is settled, or raise what stopped it."""
         self._fleet = fleet
@@ -159,6 +222,12 @@ class Scheduler:
                 self._spawn(self._ledger.note(kind, message, attempt))
             case Said(line=line):
                 self._say(line)
+            case Arrived(attempt=attempt):
+                self._due.pop(attempt, None)  # from here on it waits for others
+                self._take(Joined(attempt=attempt))
+            case Progress() | Held() | Unheld() | Asked():
+                if self._customers is not None:
+                    self._customers.underway(news)
             case Broken(message=message):
                 self.stop(RunStopped(message, "make space, then `holdwater resume`"))
             case Unfit(message=message, hint=hint, exit_status=status):
@@ -214,11 +283,23 @@ class Scheduler:
             case Start(attempt=attempt):
                 self._attempts[attempt.id] = attempt
                 self._unstarted.add(attempt.id)
+                self._admission.coming(attempt)
                 self._begin(self._start(attempt))
+            case Refuse(attempt=attempt, failure=failure):
+                self._attempts[attempt.id] = attempt
+                self._spawn(self._write_off(attempt, failure))
+            case End(attempt=attempt_id, failure=failure):
+                self._end(attempt_id, failure)
+            case Rally(group=group, together=together):
+                self._rally(group, together)
+            case Replace(group=group, instance=instance) if self._customers is not None:
+                self._spawn(self._customers.replace(group, instance))
+            case Disband(group=group):
+                self._admission.disbanded(group)
             case Interrupt(attempt=attempt_id):
                 self._interrupt(attempt_id)
             case Close(outcome=outcome):
-                self._spawn(self._ledger.close_sample(outcome, self._config.keep))
+                self._spawn(self._close(outcome))
             case Wake(at=at):
                 self._loop.call_at(at, self._take, Woke())
             case Finish():
@@ -238,14 +319,19 @@ class Scheduler:
     async def _start(self, attempt: Attempt) -> None:
         """Written before it starts, when its memory is there; its time begins when a worker has it."""
         payload = await self._ledger.payload(attempt.instance)
-        granted = await self._admission.granted(attempt, payload)
+        asks = msgspec.msgpack.decode(payload, type=Asks).limits
+        offer = self._customers.offer(attempt) if self._customers is not None else None
+        asks = asks if offer is None else asks.under(offer.limits)
+        granted = await self._admission.granted(attempt, payload, asks)
         if isinstance(granted, Failure) and granted.where is Where.INTERRUPTED:
             self._forget(attempt.id, granted)
             return
         await self._ledger.begin(attempt)
-        if isinstance(granted, Failure):
-            self._refuse(attempt, granted)
+        failure = granted if isinstance(granted, Failure) else self._ended.pop(attempt.id, None)
+        if failure is not None:
+            self._refuse(attempt, failure)
             return
+        assert not isinstance(granted, Failure)
         lease, images = granted
         earlier = await self._earlier(attempt, payload)
         if isinstance(earlier, Failure):
@@ -261,11 +347,16 @@ class Scheduler:
             quota=quota,
             earlier=earlier,
             images=images,
+            offer=offer,
         )
         self._unstarted.discard(attempt.id)
-        if attempt.id in self._attempts:
+        if (ended := self._ended.pop(attempt.id, None)) is not None:
+            self._refuse(attempt, ended)
+        elif attempt.id in self._attempts:
             await self._fleet.start(job)
-            self._due[attempt.id] = self._loop.time() + self._longest(job)
+            self._due[attempt.id] = self._loop.time() + self._longest(asks)
+            if self._customers is not None:
+                self._customers.started(attempt)
 
     async def _expect(self, opened: Sequence[Opened]) -> None:
         """Samples that were opened ahead: their images can come while others run."""
@@ -277,6 +368,34 @@ class Scheduler:
         """An attempt that cannot be started has its verdict all the same."""
         self._unstarted.discard(attempt.id)
         self.hear(Done(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure)))
+
+    async def _write_off(self, attempt: Attempt, failure: Failure) -> None:
+        """What is not wanted before it began has its verdict all the same."""
+        await self._ledger.begin(attempt)
+        self._refuse(attempt, failure)
+
+    def _end(self, attempt: int, failure: Failure) -> None:
+        """End an attempt, however far it has come."""
+        if self._admission.let_go(attempt, failure.message):
+            return
+        if attempt in self._unstarted:
+            self._ended[attempt] = failure
+        else:
+            self._fleet.interrupt(attempt, failure)
+
+    def _rally(self, group: int, together: bool) -> None:
+        if self._customers is not None:
+            self._customers.rally(group, together)
+        for attempt in self._attempts.values():
+            if attempt.group == group:
+                self._due[attempt.id] = self._loop.time() + self._config.limits.grading + self._closing
+
+    async def _close(self, outcome: Outcome) -> None:
+        """Written, then told. What is ordered is kept until it has been delivered."""
+        keep = self._config.keep if self._customers is None else Keep.ALL
+        await self._ledger.close_sample(outcome, keep)
+        if self._customers is not None:
+            self._customers.closed(outcome)
 
     def _forget(self, attempt: int, failure: Failure) -> None:
         """An attempt that waited for its memory or its images and is let go: nothing is written of it."""
@@ -299,6 +418,9 @@ class Scheduler:
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
         self._due.pop(verdict.attempt, None)  # it ended, however long a full disk puts off the commit
+        if self._customers is not None:
+            verdict = own_fault(verdict)
+            self._customers.settled(verdict)
         committed = await self._ledger.settle(verdict)
         self._space.settled(verdict)
         self._admission.settled(verdict)
@@ -322,14 +444,17 @@ class Scheduler:
             failure = worker_lost(self._attempts[attempt_id], f"it hung {where}")
             self.hear(Done(verdict=Verdict(attempt=attempt_id, token=self._ledger.token, failure=failure)))
 
-    def _longest(self, job: Job) -> float:
+    def _longest(self, asks: Ask) -> float:
         """The seconds after which nothing of the attempt can be running by its own limits."""
-        asks = msgspec.msgpack.decode(job.payload, type=Asks).limits
         config, limits = self._config, self._config.limits.under(asks)
-        closes = CLOSES * (config.closing + CANCEL_SECONDS)
         asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
         phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
-        return phases + closes + config.patience
+        return phases + self._closing
+
+    @property
+    def _closing(self) -> float:
+        """Seconds for what an attempt closes, and more than enough."""
+        return CLOSES * (self._config.closing + CANCEL_SECONDS) + self._config.patience
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Something that is done before the run ends; an end by an error leaves it to the journals."""
@@ -345,6 +470,17 @@ class Scheduler:
         if task is not None:
             self._begun.add(task)
             task.add_done_callback(self._begun.discard)
+
+
+def own_fault(verdict: Verdict) -> Verdict:
+    """What one order's model does wrong must not stop the others: a failure of the run is theirs alone.
+
+    But for the disk: that is everybody's.
+    """
+    failure = verdict.failure
+    if failure is None or failure.where is not Where.RUN or failure.kind in (DISK, "record"):
+        return verdict
+    return msgspec.structs.replace(verdict, failure=msgspec.structs.replace(failure, where=Where.MODEL))
 
 
 def interruption() -> Interrupted:

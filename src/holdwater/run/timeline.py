@@ -37,6 +37,7 @@ class Timeline:
         self._ledger = ledger
         self._space = space
         self._written = 0.0
+        self.last: Gauge | None = None
 
     async def during(self, meter: Meter, set_up: Awaitable[T]) -> T:
         """What `set_up` gives. Meanwhile readings are written, though there is nothing to schedule yet."""
@@ -101,4 +102,5 @@ class Timeline:
             bound=reading.bound.name,
             **more,
         )
+        self.last = gauge
         await self._ledger.gauge(gauge)

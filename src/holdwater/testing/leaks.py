@@ -24,10 +24,13 @@ SCOPED = frozenset(
         "holdwater.rollout.logs.Sink",
         "holdwater.rollout.scope.Scope",
         "holdwater.gateway.sessions.Session",
+        "holdwater.gateway.upstreams.held._HeldCall",
         "holdwater.ledger.exchanges.AttemptLog",
         "holdwater.run.scheduler.Scheduler",
+        "holdwater.run.ticket.Ticket",
         "holdwater.sandbox.docker.sandbox.DockerSandbox",
         "holdwater.sandbox.process.ProcessSandbox",
+        "holdwater.serve.follow.Follower",
     }
 )
 PATIENCE = 5.0  # seconds: a thread that was told to end is not gone at once

@@ -7,6 +7,7 @@ A dialect sees bytes and says what they mean; it neither sends nor records. Whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,14 @@ class Place(NamedTuple):
     @property
     def target(self) -> str:
         return f"{self.path}?{self.query}" if self.query else self.path
+
+
+class Manner(StrEnum):
+    """How a reply is told."""
+
+    WHOLE = "whole"
+    EVENTS = "events"
+    ARRAY = "array"  # Google's chunks, without server-sent events
 
 
 class Asked(NamedTuple):

@@ -99,6 +99,9 @@ _RESPONSE_BEGUN: Mapping[str, Any] = {
     "error": None,
     "incomplete_details": None,
     "completed_at": None,
+    "prompt_token_ids": [],
+    "token_ids": [],
+    "logprobs": None,
 }
 _ITEM_TEXTS = {  # type of an item -> its field that comes in deltas, and what these are called
     "function_call": {"arguments": "response.function_call_arguments"},

@@ -10,6 +10,8 @@ from multidict import CIMultiDict
 
 from ...core.records import Failure
 from ..body import Body
+from ..dialects import Manner
+from ..recorder import Delta
 
 
 class Call(NamedTuple):
@@ -23,6 +25,8 @@ class Call(NamedTuple):
     ]  # entered while the upstream's rate limit is waited for
     dialect: str = "chat"
     attempt: int = 0
+    manner: Manner = Manner.WHOLE
+    delta: Delta | None = None  # what is new in it; None: it is no turn
 
 
 class Answer(Protocol):
@@ -31,6 +35,7 @@ class Answer(Protocol):
     status: int
     headers: CIMultiDict[str]  # those that may go on to the client
     failure: Failure | None  # what the status means for the attempt
+    version: str | None  # of the policy, where it says so
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives; raises `ModelFailed` if it breaks off."""

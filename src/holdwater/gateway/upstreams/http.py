@@ -28,6 +28,7 @@ CONNECT = 30.0  # seconds for a connection
 SHORTEST_SECRET = 8  # characters: a shorter key protects nothing, and stands in texts by chance
 LARGEST_ERROR = 1 * MiB
 LONGEST_HEADER = 64 * 1024
+VERSION = "X-Policy-Version"  # the header in which an upstream says which weights answered
 ERROR_SECONDS = 10.0  # for the body of an error
 LEFTOVER = 0.05  # seconds for the end of an answer whose meaning has ended; then its connection is closed
 
@@ -116,6 +117,11 @@ class HttpUpstream:
     ) -> None:
         if self._client is not None:
             await self._client.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are in flight."""
+        return self._gate.inside > 0
 
     def send(self, call: Call) -> Sending:
         return Sending(self, call)
@@ -279,6 +285,7 @@ class HttpAnswer:
         self.status = opened.response.status
         self.headers = headers
         self.failure = failure
+        self.version = opened.response.headers.get(VERSION)
         self._upstream = upstream
         self._content = opened.response.content
         self._body = opened.body

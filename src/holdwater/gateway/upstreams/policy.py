@@ -1,7 +1,7 @@
 """The upstream that is a Python function: it is given each request and answers. For training, and for tests.
 
-It speaks Chat Completions alone, plain and streaming. What comes back is passed on as it is: token ids and
-log probabilities in it are kept in the record.
+It is asked in Chat Completions, whatever the agent speaks. What comes back is passed on as it is: token ids
+and log probabilities in it are kept in the record, and its key `policy_version`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import asyncio
 import contextvars
 import inspect
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed, RunFailed
-from ...core.records import Failure
-from ..dialects.chat import Chat
-from ..dialects.sse import MISSHAPEN
+from ..dialects.asking import as_chat
+from ..routes import DIALECTS
 from . import Call
+from .spoken import said, wanted_by
+from .whole import Whole
 
 Policy = Callable[[dict[str, Any]], Any]
 """Takes a decoded request; returns the text of the reply, its message, or the whole `chat.completion`.
@@ -34,18 +33,23 @@ Policy = Callable[[dict[str, Any]], Any]
 class PolicyUpstream:
     """Implements `Upstream`."""
 
-    dialects = frozenset({"chat"})
+    dialects = frozenset(DIALECTS)
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     @asynccontextmanager
-    async def send(self, call: Call) -> AsyncIterator[PolicyAnswer]:
+    async def send(self, call: Call) -> AsyncIterator[Whole]:
+        if call.delta is None:
+            raise ModelFailed("the policy does not count tokens", kind="policy")
+        wanted = wanted_by(call)
         request = msgspec.json.decode(call.body.taken())
         call.body.free()
-        asked = msgspec.convert(request, _Asked)
-        completion = _completion(await self._answered(request), asked)
-        yield PolicyAnswer(*_spoken(completion, asked))
+        if call.dialect == "gemini":  # whose requests have it in their path
+            request["model"] = wanted.model
+        answer = await self._answered(as_chat(call.dialect, request))
+        reply = said(answer, call.dialect, wanted)
+        yield Whole(reply, DIALECTS[call.dialect], call.manner, _version(answer))
 
     async def _answered(self, request: dict[str, Any]) -> Any:
         try:
@@ -59,57 +63,9 @@ class PolicyUpstream:
             raise ModelFailed(f"the policy raised {type(error).__name__}: {error}", kind="policy") from error
 
 
-class PolicyAnswer:
-    """Implements `Answer`."""
-
-    status = 200
-    failure: Failure | None = None
-
-    def __init__(self, kind: str, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-        self.headers = CIMultiDict({"Content-Type": kind})
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
-
-
-class _Asked(msgspec.Struct):
-    model: str = "policy"
-    stream: bool | None = None
-
-
-def _completion(answer: Any, asked: _Asked) -> dict[str, Any]:
-    """What the policy returned, as a `chat.completion`."""
-    if isinstance(answer, dict) and "choices" in answer:
-        return answer
-    if isinstance(answer, str):
-        answer = {"content": answer}
-    if not isinstance(answer, dict):
-        raise ModelFailed(f"the policy returned {type(answer).__name__}, not a str or a dict", kind="policy")
-    message = {"role": "assistant", "content": None, **answer}
-    finish = "tool_calls" if message.get("tool_calls") else "stop"
-    return {
-        "id": "chatcmpl-policy",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": asked.model,
-        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-    }
-
-
-def _spoken(completion: dict[str, Any], asked: _Asked) -> tuple[str, list[bytes]]:
-    """The type and the pieces of the body: the completion as it is, or told as a stream."""
-    try:
-        if not asked.stream:
-            return "application/json", [msgspec.json.encode(completion)]
-        choices = [
-            {**choice, "finish_reason": choice.get("finish_reason") or "stop"}  # clients wait for one
-            for choice in completion["choices"]
-        ]
-        return "text/event-stream", Chat().told(msgspec.json.encode({**completion, "choices": choices}))
-    except MISSHAPEN as error:
-        raise ModelFailed(f"the policy returned no completion: {error}", kind="policy") from error
+def _version(answer: Any) -> str | None:
+    version = answer.get("policy_version") if isinstance(answer, dict) else None
+    return None if version is None else str(version)
 
 
 async def _in_thread(function: Policy, request: dict[str, Any]) -> Any:

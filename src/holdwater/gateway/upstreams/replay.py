@@ -1,55 +1,22 @@
-"""Answers from the record: a reply that was paid for is given again, whole or in events, as it is asked for.
+"""The upstreams that have no answer: of a replay, where what is not in the record gets an error; of no model.
 
-`Nothing` is the upstream of a replay, where what is not in the record gets an error. Whose reply answers a
-request is decided in `ledger/recording.py`.
+Whose recorded reply answers a request is decided in `ledger/recording.py`, how it is told in `whole.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from enum import StrEnum
 
 from msgspec import Raw
-from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed
-from ...core.records import Failure
-from ..dialects import Dialect, Place
-from ..recorder import UNREADABLE
+from ..dialects import Manner, Place
 from . import Answer, Call
+from .http import DIALECTS
 
 UNRECORDED = "unrecorded"  # the kind of the failure
 _METHOD = ":streamGenerateContent"
-
-
-class Manner(StrEnum):
-    """How a reply is told."""
-
-    WHOLE = "whole"
-    EVENTS = "events"
-    ARRAY = "array"  # Google's chunks, without server-sent events
-
-
-class Replayed:
-    """Implements `Answer`."""
-
-    status = 200
-    failure: Failure | None = None
-
-    def __init__(self, reply: bytes, dialect: Dialect, manner: Manner) -> None:
-        events = manner is Manner.EVENTS
-        self.headers = CIMultiDict({"Content-Type": "text/event-stream" if events else "application/json"})
-        if manner is Manner.ARRAY:
-            reply = b"[" + reply + b"]"
-        try:
-            self._pieces = dialect.told(reply) if events else [reply]
-        except UNREADABLE as error:
-            raise ModelFailed(f"the recorded reply cannot be read: {error}", kind="garbage") from None
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
 
 
 class Nothing:
@@ -63,6 +30,20 @@ class Nothing:
             "the request is not in the record that is replayed",
             "compare the last turn of both runs with `holdwater transcript`",
             kind=UNRECORDED,
+            again=False,
+        )
+
+
+class Absent:
+    """Implements `Upstream`: a run has no model of its own, and nobody else is behind a session."""
+
+    dialects = DIALECTS
+
+    def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+        raise ModelFailed(
+            "the server has no model of its own",
+            "start it with one, steer it to one, or order with another source",
+            kind="absent",
             again=False,
         )
 

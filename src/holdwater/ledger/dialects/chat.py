@@ -76,17 +76,22 @@ def _reply(reply: dict[str, Any]) -> Reply:
         others=tuple(said_[1:]),
         finish=string(first.get("finish_reason")),
         model=string(reply.get("model")),
-        tokens=Tokens(
-            prompt=_integers(reply.get("prompt_token_ids")),
-            completion=_integers(first.get("token_ids")),
-            logprobs=_logprobs(fields(first.get("logprobs")).get("content")),
-        ),
+        tokens=tokens(reply, first),
+    )
+
+
+def tokens(reply: dict[str, Any], choice: dict[str, Any]) -> Tokens:
+    """As upstreams put them into a reply and its choice, in whatever dialect."""
+    return Tokens(
+        prompt=_integers(reply.get("prompt_token_ids")),
+        completion=_integers(choice.get("token_ids")),
+        logprobs=_logprobs(fields(choice.get("logprobs")).get("content")),
     )
 
 
 def _integers(value: Any) -> tuple[int, ...]:
     given = items(value)
-    return tuple(given) if all(type(one) is int for one in given) else ()
+    return tuple(given) if set(map(type, given)) <= {int} else ()
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..message import Media, Message, ToolCall, arguments, compact, fields, items, medium, said, string
+from .chat import tokens
 from .form import ROLES, Dialect, Reply, function
 
 
@@ -85,6 +86,7 @@ def _reply(reply: dict[str, Any]) -> Reply:
         others=tuple(spoken[1:]),
         finish=blocked or (string(candidates[0].get("finishReason")) if candidates else ""),
         model=string(reply.get("modelVersion")),
+        tokens=tokens(reply, reply),
     )
 
 

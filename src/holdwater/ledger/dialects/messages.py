@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..message import Media, Message, ToolCall, arguments, compact, fields, items, medium, said, string
+from .chat import tokens
 from .form import ROLES, Dialect, Reply, function
 
 
@@ -82,6 +83,7 @@ def _reply(reply: dict[str, Any]) -> Reply:
         message=_spoken("assistant", blocks) if blocks or string(reply.get("type")) == "message" else None,
         finish=string(reply.get("stop_reason")),
         model=string(reply.get("model")),
+        tokens=tokens(reply, reply),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..message import Message, ToolCall, arguments, compact, fields, items, merged, said, string
-from .chat import content
+from .chat import content, tokens
 from .form import ROLES, Dialect, Reply, function
 
 
@@ -49,7 +49,13 @@ def _reply(reply: dict[str, Any]) -> Reply:
     spoken = list(merged(message for message in output if message.role == "assistant"))
     finish = string(fields(reply.get("incomplete_details")).get("reason")) or string(reply.get("status"))
     first = spoken[0] if spoken else None
-    return Reply(message=first, others=tuple(spoken[1:]), finish=finish, model=string(reply.get("model")))
+    return Reply(
+        message=first,
+        others=tuple(spoken[1:]),
+        finish=finish,
+        model=string(reply.get("model")),
+        tokens=tokens(reply, reply),
+    )
 
 
 def _tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:

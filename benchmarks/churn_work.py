@@ -1,0 +1,44 @@
+"""The suite of `rollout_churn.py` and its agent, which talks for some turns and keeps its history.
+
+Loaded by workers as `churn_work.py:suite` and `churn_work.py:talk`. What verifiers does instead is in
+`peer_verifiers.py`; both say the same, `said`.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from content import image, text
+
+import holdwater as hw
+
+
+async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
+    """Each call sends the whole history, as agents do."""
+    kind, turns, size = instance.data["kind"], instance.data["turns"], instance.data["size"]
+    messages: list[dict[str, Any]] = []
+    for turn in range(turns):
+        messages.append(said(kind, f"{instance.id}/{turn}", size))
+        reply = await model.chat(messages)
+        messages.append(reply["choices"][0]["message"])
+    return len(messages)
+
+
+def said(kind: str, seed: str, size: int) -> dict[str, Any]:
+    """One message of the agent's; that of another seed is another."""
+    if kind == "text":
+        return {"role": "user", "content": text(seed, size)}
+    picture = base64.b64encode(image(seed, size)).decode()
+    parts = [
+        {"type": "text", "text": f"Look at {seed}."},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+    ]
+    return {"role": "user", "content": parts}
+
+
+async def agree(instance: hw.Instance, sandbox: object, answer: object) -> bool:
+    return True
+
+
+suite = hw.Suite(name="churn", instances=lambda: (), grade=agree)

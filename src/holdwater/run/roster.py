@@ -1,0 +1,106 @@
+"""Who is there and who hosts what: questions about the workers of `local.py`, which acts on the answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..core.config import RunConfig
+from ..core.records import Attempt
+from .fleet import Census
+from .process import WorkerProcess
+
+
+class Roster:
+    """Workers from exec to burial, oldest first."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._workers: dict[int, WorkerProcess] = {}  # bound: 2 x workers, and suspects
+        self._assembled = False  # all workers have been ready at once
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter(tuple(self._workers.values()))
+
+    def add(self, worker: WorkerProcess) -> None:
+        self._workers[worker.number] = worker
+
+    def remove(self, worker: WorkerProcess) -> None:
+        del self._workers[worker.number]
+
+    @property
+    def share(self) -> int:
+        """Attempts that one of all workers takes."""
+        return -(-self._config.slots // max(1, self._config.workers))
+
+    def host_of(self, attempt: int) -> WorkerProcess | None:
+        return next((w for w in self if attempt in w.attempts), None)
+
+    def place_for(self, attempt: Attempt) -> WorkerProcess | None:
+        """Beside its group, however much that worker hosts; else where most is free, if anything is."""
+        return self.home_of(attempt.group) or self._freest()
+
+    def home_of(self, group: int | None) -> WorkerProcess | None:
+        """Where the group is: a worker that drains takes its members all the same, until it is emptied."""
+        if group is None:
+            return None
+        return next((w for w in self if group in w.groups and w.open and not w.emptied), None)
+
+    def alone_with(self, group: int | None) -> WorkerProcess | None:
+        """The worker that was started for this group of suspects."""
+        if group is None:
+            return None
+        return next((w for w in self if w.solo and w.suspects == group and w.open and not w.draining), None)
+
+    def _freest(self) -> WorkerProcess | None:
+        shared = self.taking
+        # No worker takes more than its share, or the first one up would get everything; but when one is
+        # replaced, the others take over meanwhile. A server starts more workers instead.
+        self._assembled = self._assembled or len(shared) >= self._config.workers
+        fixed = self._config.serving is not None or not self._assembled
+        hosts = self._config.workers if fixed else len(shared)
+        free = (w for w in shared if len(w.attempts) * hosts < self._config.slots)
+        return min(free, key=lambda w: len(w.attempts), default=None)
+
+    @property
+    def taking(self) -> list[WorkerProcess]:
+        """Workers that take what comes."""
+        return [w for w in self if w.ready and w.open and not (w.draining or w.solo)]
+
+    @property
+    def starting(self) -> list[WorkerProcess]:
+        return [w for w in self if not (w.ready or w.draining or w.solo)]
+
+    @property
+    def outgoing(self) -> list[WorkerProcess]:
+        """Workers that drain as soon as others have taken their places."""
+        return [w for w in self if w.outgoing and not w.draining]
+
+    @property
+    def places(self) -> list[WorkerProcess]:
+        """Workers that hold one of the wanted places: nobody else is started for it."""
+        return [w for w in self if not w.solo and not (w.replaced if w.draining else w.outgoing)]
+
+    def spare(self, wanted: int) -> list[WorkerProcess]:
+        """Those beyond the wanted ones: who is on the way out, or not there yet; then who does least."""
+        places = sorted(self.places, key=lambda w: (not w.draining, w.ready, len(w.attempts)))
+        return places[: max(0, len(places) - wanted)]
+
+    @property
+    def succeeded(self) -> int:
+        """Places whose workers are ready."""
+        return sum(1 for w in self.places if w.ready and w.open and not w.draining)
+
+    def census(self) -> Census:
+        workers = [w for w in self if not w.gone]
+        phases = Counter(str(living.phase) for w in workers for living in w.living)
+        unsettled = (one for w in workers for one in w.living if one.attempt in w.attempts)
+        return Census(
+            workers=len(workers),
+            draining=sum(1 for w in workers if w.draining),
+            pids=tuple(w.pid for w in workers),
+            lag=max((w.lag for w in workers), default=0.0),
+            phases=dict(phases),
+            usage=Census.used(unsettled),
+            uses={attempt: use for w in workers for attempt, use in w.uses().items()},
+        )

@@ -1,0 +1,236 @@
+"""A trainer that answers its agents' model calls itself: whole calls come out of deltas, answers go back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.client_scene import Connection, called, cut, playing
+
+from holdwater.client import Answer, AsyncClient, Call, Dropped, ModelChoice, Source
+from holdwater.client.answering import Answering
+from holdwater.client.calls import Conversations, Unknown
+from holdwater.core.serving import KEPT_CALLS, Accepted
+
+
+def texts(call: Call) -> list[str]:
+    return [message["content"] for message in call.messages]
+
+
+async def two_calls(connection: Connection) -> web.StreamResponse:
+    await connection.tell(Accepted(order=1), called("1", "hello"))
+    first = await connection.answer("1")
+    await connection.tell(called("2", first.text or "", "and?", parent="1", keep=1))
+    await connection.answer("2")
+    return await connection.finish()
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_conversation_is_put_together_from_what_is_new(kind: str) -> None:
+    calls: list[Call] = []
+
+    async def policy(call: Call) -> str:
+        return plain(call)
+
+    def plain(call: Call) -> str:
+        calls.append(call)
+        return f"reply {len(calls)}"
+
+    async with playing(two_calls) as stage, AsyncClient(stage.url) as client:
+        rollout = await client.run("add-1", policy=policy if kind == "async" else plain)
+
+    assert rollout.outcome == "passed"
+    assert [texts(call) for call in calls] == [["hello"], ["hello", "reply 1", "and?"]]
+    assert calls[1].request == calls[1].chat == {"model": "m", "messages": calls[1].messages}
+    assert stage.connections[0].order.model == ModelChoice(source=Source.TRAINER)
+
+
+async def answer_to_one(policy: Any, **wishes: Any) -> Answer:
+    found: list[Answer] = []
+
+    async def one_call(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "hello"))
+        found.append(await connection.answer("1"))
+        return await connection.finish()
+
+    async with playing(one_call) as stage, AsyncClient(stage.url) as client:
+        await client.run("add-1", policy=policy, **wishes)
+    return found[0]
+
+
+async def test_whatever_a_policy_returns_is_an_answer_to_its_call() -> None:
+    message = {"role": "assistant", "content": "hi"}
+    choice = ModelChoice(source=Source.TRAINER, version="7")
+
+    assert await answer_to_one(lambda call: message, model=choice) == Answer("1", reply=message, version="7")
+    said = Answer("?", text="hi", version="8")
+    assert await answer_to_one(lambda call: said, model=choice) == Answer("1", text="hi", version="8")
+
+
+async def cancel_itself(call: Call) -> str:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [lambda call: 1 / 0, lambda call: 3, lambda call: {"content": object()}, cancel_itself],
+    ids=["raises", "returns a number", "returns what cannot be sent", "cancels itself"],
+)
+async def test_a_policy_that_fails_fails_its_call_and_nothing_else(policy: Any) -> None:
+    answer = await answer_to_one(policy)
+
+    assert answer.error is not None and answer.error.startswith("the policy failed: ")
+
+
+async def test_a_call_that_nobody_waits_for_any_more_ends_its_policy() -> None:
+    ended = asyncio.Event()
+
+    async def drop(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "hello"))
+        await begun.wait()
+        await connection.tell(Dropped(member=0, call="1"))
+        await ended.wait()
+        return await connection.finish()
+
+    begun = asyncio.Event()
+
+    async def policy(call: Call) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return "never"
+
+    async with playing(drop) as stage, AsyncClient(stage.url) as client:
+        await client.run("add-1", policy=policy)
+
+    assert stage.answers == {}
+
+
+async def test_a_lost_connection_neither_asks_twice_nor_loses_what_is_known() -> None:
+    asked: list[str] = []
+    goes_on = asyncio.Event()
+
+    async def lose(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "hello"))
+        await connection.answer("1")
+        await connection.tell(called("2", "and?", parent="1", keep=1))
+        while "2" not in asked:
+            await asyncio.sleep(0.001)
+        return cut(connection)
+
+    async def go_on(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1, new=False), called("2", "and?", parent="1", keep=1))
+        goes_on.set()
+        await connection.answer("2")
+        return await connection.finish()
+
+    async def policy(call: Call) -> str:
+        asked.append(call.id)
+        if call.id == "2":
+            await goes_on.wait()
+        return "yes"
+
+    async with playing(lose, go_on) as stage, AsyncClient(stage.url) as client:
+        await client.run("add-1", policy=policy)
+
+    assert asked == ["1", "2"]
+    assert stage.connections[1].have == {"1", "2"}
+
+
+async def test_a_call_after_one_that_is_not_known_is_asked_for_anew() -> None:
+    heard: list[list[str]] = []
+
+    async def refer(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("8", "and?", parent="7", keep=1))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def whole(connection: Connection) -> web.StreamResponse:
+        assert "7" not in connection.have
+        await connection.tell(Accepted(order=1), called("8", "hello", "and?"))
+        await connection.answer("8")
+        return await connection.finish()
+
+    def policy(call: Call) -> str:
+        heard.append(texts(call))
+        return "yes"
+
+    async with playing(refer, whole) as stage, AsyncClient(stage.url) as client:
+        await client.run("add-1", policy=policy)
+
+    assert heard == [["hello", "and?"]]
+
+
+async def test_an_answer_that_nobody_wants_is_no_failure() -> None:
+    async def forget(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "a"), called("2", "b"))
+        await connection.answer("2")
+        return await connection.finish()
+
+    async with playing(forget) as stage, AsyncClient(stage.url) as client:
+        stage.gone.add("1")
+        assert (await client.run("add-1", policy=lambda call: "x")).outcome == "passed"
+
+
+async def test_no_more_calls_are_given_to_a_policy_than_are_allowed() -> None:
+    lock = threading.Lock()
+    now = most = 0
+
+    async def many(connection: Connection) -> web.StreamResponse:
+        ids = [str(n) for n in range(100)]
+        await connection.tell(Accepted(order=1), *(called(n, "hello", member=int(n)) for n in ids))
+        for n in ids:
+            await connection.answer(n)
+        return await connection.finish()
+
+    async def policy(call: Call) -> str:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        await asyncio.sleep(0.001)
+        with lock:
+            now -= 1
+        return str(call.member)
+
+    async with playing(many) as stage, AsyncClient(stage.url, calls_at_once=8) as client:
+        await client.run_group("add-1", 100, policy=policy)
+
+    assert most == 8
+
+
+async def test_an_order_that_is_over_leaves_nothing_behind() -> None:
+    async def policy(call: Call) -> str:  # a thread would be a moment late to let go
+        return "x"
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with playing(two_calls) as stage, AsyncClient(stage.url) as client:
+            await client.run("add-1", policy=policy)
+            await asyncio.sleep(0)  # the last callbacks
+            left = [kept for kept in gc.get_objects() if isinstance(kept, Answering | Conversations | Call)]
+    finally:
+        gc.enable()
+
+    assert left == []
+
+
+def test_of_a_long_conversation_the_newest_calls_are_known_and_no_others() -> None:
+    known = Conversations("k")
+    known.take(called("0", "hello"))
+    for n in range(1, 40):
+        call = known.take(called(str(n), "more", parent=str(n - 1), keep=n))
+        assert len(call.messages) == n + 1
+
+    assert known.have().split(",") == [str(n) for n in range(39, 39 - KEPT_CALLS, -1)]
+    with pytest.raises(Unknown):
+        known.take(called("x", parent="20", keep=1))
+    known.forget(0)
+    assert known.have() == ""

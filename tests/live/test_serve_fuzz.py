@@ -1,0 +1,234 @@
+"""Whatever is sent to the door, it is refused in its words, noted once, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.door_scene import EVENTS, FRAMES, JSON, MSGPACK, Reading, scene
+
+from holdwater.core.serving import PROTOCOL, Answer, Finished, Order, Problem
+from holdwater.serve import body as bodies
+from holdwater.serve import guests
+from holdwater.serve.speech import STATUS
+
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+ORDER = Order(key="k", instance="i", sampling={"temperature": 1.0}, detached=True)
+KINDS = [JSON, MSGPACK, "text/plain", "application/msgpack; charset=x", ""]
+ACCEPTED = [JSON, MSGPACK, EVENTS, FRAMES, "*/*", "", "nonsense,,;q=", "application/xml"]
+
+
+def mutated(body: bytes) -> st.SearchStrategy[bytes]:
+    """A good body, cut, or with some bytes in the place of others."""
+    at = st.integers(0, len(body))
+    return st.tuples(at, at, st.binary(max_size=12)).map(
+        lambda how: body[: min(how[:2])] + how[2] + body[max(how[:2]) :]
+    )
+
+
+WRONG = st.one_of(
+    st.binary(max_size=200),
+    mutated(msgspec.json.encode(ORDER)),
+    mutated(msgspec.msgpack.encode(ORDER)),
+    mutated(msgspec.json.encode([Answer(call="c", text="t")])),
+    st.sampled_from(
+        [b"[" * 100_000, b'{"key":' * 5000, b"\x91" * 100_000, b'{"key":"\\ud800"}', b"null", b""]
+    ),
+)
+PATHS = st.sampled_from(
+    ["orders", "orders/k", "orders/k/answers", "model", "health", "nothing", "blobs/" + "0" * 64]
+)
+REQUESTS = st.tuples(
+    st.sampled_from(["POST", "PUT", "GET", "DELETE", "PATCH", "X"]),
+    PATHS,
+    WRONG,
+    st.sampled_from(KINDS),
+    st.sampled_from(ACCEPTED),
+    st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=30),
+)
+
+
+@asynccontextmanager
+async def undisturbed(s):
+    """Meanwhile an order of someone else goes its way, and no more than a note of a kind is made."""
+    async with s.post(Order(key="good", instance="i"), EVENTS) as response:
+        ticket = s.desk.tickets["good"]
+        yield
+        ticket.members[0].attempt = 3
+        await ticket.touch()
+        await ticket.finish()
+        assert isinstance((await Reading(response).all())[-1], Finished)
+    assert s.door._bodies._held == 0
+    assert set(Counter(kind for kind, _ in s.notes).values()) <= {1}
+
+
+@FEW
+@given(st.lists(REQUESTS, min_size=1, max_size=40))
+async def test_any_request_is_answered_in_the_words_of_the_protocol(requests):
+    async with scene() as s, undisturbed(s):
+        for method, path, body, kind, accept, value in requests:
+            headers = {"Content-Type": kind, "Accept": accept, "X-Holdwater-Have": value}
+            async with s.http.request(method, f"{s.url}/{path}", data=body, headers=headers) as response:
+                if response.status < 400 and response.content_type in (EVENTS, FRAMES):
+                    continue  # a mutation that is an order: someone waits for it now
+                said = await response.read()
+            assert response.status != 500, said
+            if response.status >= 400 and path != "health":
+                decode = msgspec.msgpack.decode if response.content_type == MSGPACK else msgspec.json.decode
+                assert STATUS[decode(said, type=Problem).code] == response.status
+
+
+@FEW
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=10), st.integers(0, 120))
+async def test_what_is_no_http_is_refused_and_its_connection_closed(garbage, cut):
+    body = msgspec.json.encode(ORDER)
+    whole = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with scene() as s, undisturbed(s):
+        for piece in [*garbage, whole[:cut], whole[:cut] + garbage[0]]:
+            said = await raw(s, piece, end=True)
+            assert said == b"" or said.startswith(b"HTTP/1.1 "), said
+            assert not said.startswith(b"HTTP/1.1 500"), said
+
+
+async def raw(s, content: bytes, *, end: bool = False) -> bytes:
+    """What comes back for these bytes."""
+    host, port = s.door.address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(content)
+        if end:
+            writer.write_eof()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (
+            b'{"key":"a","instance":"i","protocol":9,"new_field":1}',
+            "version",
+            "protocol 9, this server speaks",
+        ),
+        (b'{"key":"a","instance":"i","protocol":0}', "version", f"this server speaks {PROTOCOL}"),
+        (b'{"key":"a","instance":"i","sise":2}', "invalid", "unknown field `sise`"),
+        (b'{"key":"a","instance":"i","limits":{"acting":"x"}}', "invalid", "$.limits.acting"),
+        (b'{"key":"a","instance":"i","group":{"x":1}}', "invalid", "$.group"),
+        (b'{"key":"","instance":"i"}', "invalid", "`key` must have 1 to"),
+        (b'{"key":"a","instance":"i","model":{"source":"endpoint"}}', "invalid", "`model.url` belongs"),
+        (b'{"key":"a\\n","instance":"i"}', "invalid", "printable"),
+        (b'{"key":"a","instance":"i","a\\nb":2}', "invalid", "unknown field"),
+    ],
+)
+async def test_a_wrong_order_is_told_what_is_wrong_with_it(body, code, message):
+    async with scene() as s:
+        for kind, sent in ((JSON, body), (MSGPACK, msgspec.msgpack.encode(msgspec.json.decode(body)))):
+            headers = {"Content-Type": kind, "Accept": JSON}
+            async with s.http.post(f"{s.url}/orders", data=sent, headers=headers) as response:
+                problem = msgspec.json.decode(await response.read(), type=Problem)
+            assert (response.status, problem.code) == (400, code)
+            assert message in problem.message
+        (note,) = s.notes
+        assert note[0] == f"serve.{code}" and note[1].isprintable()
+        assert s.desk.tickets == {}
+
+
+async def test_a_huge_body_is_refused_by_its_length_and_while_it_is_read(monkeypatch):
+    monkeypatch.setattr(guests, "LINGER", 0.1)
+
+    async def endless():
+        for _ in range(1000):
+            yield b"x" * 100_000
+
+    async with scene(largest_order=1_000_000) as s, undisturbed(s):
+        said = await raw(s, b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 413 ") and b'"too_large"' in said
+        try:
+            async with s.http.post(f"{s.url}/orders", data=endless()) as response:
+                assert response.status == 413
+        except aiohttp.ClientError:
+            pass  # it was cut while it was still sending
+        assert [kind for kind, _ in s.notes] == ["serve.too_large"]
+
+
+async def test_a_body_that_comes_in_a_known_and_in_an_unknown_length_is_the_same_order():
+    async def pieces():
+        for byte in msgspec.json.encode(ORDER):
+            yield bytes([byte])
+
+    async with scene() as s:
+        async with s.http.post(f"{s.url}/orders", data=pieces()) as response:
+            assert response.status == 202
+        async with s.http.post(
+            f"{s.url}/orders", data=msgspec.json.encode(ORDER), expect100=True
+        ) as response:
+            assert (response.status, (await response.json())["new"]) == (202, False)
+
+
+async def test_those_who_send_too_much_together_are_told_to_wait():
+    async with scene(largest_order=1_000_000) as s, undisturbed(s):
+        host, port = s.door.address.removeprefix("http://").split(":")
+        head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n"
+        writers = []
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head + b" " * 999_998)
+            await writer.drain()
+            writers.append(writer)
+        while s.door._bodies._held < 2 * 999_998:
+            await asyncio.sleep(0.01)
+        async with s.http.post(f"{s.url}/orders", data=b" " * 900_000) as response:
+            assert (response.status, (await response.json())["code"]) == (429, "busy")
+        for writer in writers:
+            writer.close()
+        while s.door._bodies._held:
+            await asyncio.sleep(0.01)
+
+
+async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(guests, "IDLE", 0.2)
+    monkeypatch.setattr(guests, "LINGER", 0.1)
+    monkeypatch.setattr(bodies, "LONGEST_SILENCE", 0.2)
+    async with scene() as s, undisturbed(s), asyncio.timeout(10), asyncio.TaskGroup() as group:
+        head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        nothing = group.create_task(raw(s, b""))
+        half = group.create_task(raw(s, head[:30]))
+        no_body = group.create_task(raw(s, head))
+        half_body = group.create_task(raw(s, head + b'{"key":'))
+        assert (await nothing, await half) == (b"", b"")
+        for said in (await no_body, await half_body):
+            assert said.startswith(b"HTTP/1.1 400 ") and b"stopped coming" in said
+
+
+async def test_a_crowd_with_wrong_keys_is_noted_once_and_does_not_hold_up_the_right_one():
+    async with scene(keys=("right",), http={"headers": {"X-Api-Key": "right"}}) as s, undisturbed(s):
+
+        async def wrong(n):
+            async with s.http.post(
+                f"{s.url}/orders", data=b"x" * 50_000, headers={"X-Api-Key": f"w{n}"}
+            ) as r:
+                assert r.status == 401
+
+        async with asyncio.TaskGroup() as group:
+            for n in range(200):
+                group.create_task(wrong(n))
+        assert [kind for kind, _ in s.notes] == ["serve.unauthorized"]
+        assert set(s.desk.tickets) == {"good"}
+
+
+def test_what_is_remembered_of_peers_is_bounded():
+    told = []
+    complaints = guests.Complaints(lambda kind, message: told.append(kind))
+    for n in range(3 * guests.MOST_NOTED):
+        complaints.tell(f"10.0.{n >> 8}.{n & 255}", "invalid", "m")
+    assert len(told) == 3 * guests.MOST_NOTED
+    assert len(complaints._noted) == guests.MOST_NOTED
