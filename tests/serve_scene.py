@@ -102,7 +102,7 @@ async def model() -> AsyncIterator[Model]:
     found = Model()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", found.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     found.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"

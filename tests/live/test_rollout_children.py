@@ -361,14 +361,17 @@ async def test_a_child_ends_with_whoever_waits_for_it(tmp_path):
     assert told(verdict) == [("c", Where.CANCELLED, 0), ("d", None, 1)]
 
 
-async def test_an_attempt_that_has_ended_has_no_children(tmp_path):
+async def test_an_attempt_that_has_ended_has_no_children_and_is_not_held_by_who_keeps_it(tmp_path):
     kept: list[Any] = []
 
     async def act(instance, sandbox, model, attempt):
         kept.append(attempt)
 
-    await played(tmp_path, act)
+    async with hosting(tmp_path, suite(), act) as hosted:
+        with uncollected() as before:
+            await hosted.verdict(hosted.start())
 
+            assert await left_of(before, but="Children") == []
     with pytest.raises(AttemptOver):
         await kept[0].child(ask)
 
@@ -524,9 +527,18 @@ async def has_a_child(instance: Any, sandbox: Any, model: Any, attempt: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "child", [answers, raises, raises_in_a_thread, never_ends, command_of_a_thread_never_ends, has_a_child]
+    ("child", "timeout"),
+    [
+        (answers, 20.0),
+        (raises, 20.0),
+        (raises_in_a_thread, 20.0),
+        (has_a_child, 20.0),
+        (never_ends, 0.1),
+        (never_ends, None),
+        (command_of_a_thread_never_ends, 0.1),
+        (command_of_a_thread_never_ends, None),
+    ],
 )
-@pytest.mark.parametrize("timeout", [0.2, None], ids=["own limit", "parent's limit"])
 async def test_nothing_of_a_child_waits_for_a_collection(
     tmp_path: Path, child: Any, timeout: float | None
 ) -> None:

@@ -50,8 +50,8 @@ NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}
 
 
 def flags() -> set[str]:
-    fields = (*dataclasses.fields(Flags), *dataclasses.fields(ServeFlags))
-    return {field.name.replace("_", "-") for field in fields}
+    kinds = (Flags, ServeFlags)
+    return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

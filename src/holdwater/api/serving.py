@@ -45,6 +45,7 @@ class ServingOptions(TypedDict, total=False):
     queue: int | None
     policy: str | None
     grace: float | None
+    return_grace: float | None
     least_workers: int | None
 
 
@@ -107,14 +108,14 @@ def _door(
 
 
 def _serving(said: ServingOptions, config: RunConfig) -> Serving:
-    names = ("listen", "queue", "grace", "least_workers")
+    names = ("listen", "queue", "grace", "return_grace", "least_workers")
     given = {name: said[name] for name in names if said.get(name) is not None}  # type: ignore[literal-required]
     if (policy := said.get("policy")) is not None:
         if not callable(plugin.find(policy)):
             raise BadInput(f"not a policy: `{policy}`", NEEDS)
         given["policy"] = plugin.absolute(policy)
     serving = Serving(**given)
-    for name, lowest in {"queue": 1, "grace": 0, "least_workers": 1}.items():
+    for name, lowest in {"queue": 1, "grace": 0, "return_grace": 0, "least_workers": 1}.items():
         if getattr(serving, name) < lowest:
             flag = name.replace("_", "-")
             raise BadInput(f"`--{flag}` must be at least {lowest}: {getattr(serving, name):g}")
@@ -133,6 +134,7 @@ def _terms(said: ServingOptions, config: RunConfig, path: Path) -> DoorTerms:
         largest_order=config.serving.largest_order,
         note=lambda kind, message: _log.warning("%s %s", kind, message),
         blobs=RunDirectory(path).blobs,
+        spool=path,
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal  # noqa: F401 - see `Flags`
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from .console import Console
 from .flags import Flag
-from .run import BUDGETS, CHOOSING, LIMITS, MACHINE, TRYING, Common, _agent, _in  # noqa: F401 - see `Flags`
+from .run import Common, _agent, _in
 from .settings import merged
 
 SERVING = Group("How clients are served", sort_key=0)
@@ -38,6 +38,9 @@ class Serving:
     grace: Annotated[
         float | None, _in(SERVING, "Seconds that a client has to come back before its work is cancelled (3)")
     ] = None
+    return_grace: Annotated[
+        float | None, _in(SERVING, "The same after the server itself was gone and is back (60)")
+    ] = None
     least_workers: Annotated[
         int | None, _in(SERVING, "Workers that are kept while there is nothing to do (1)")
     ] = None
@@ -47,8 +50,6 @@ class Serving:
 @dataclasses.dataclass(frozen=True)
 class Flags(Serving, Common):
     """Every flag can stand in a TOML file too, under its own name."""
-
-    # The annotations of `Common` are looked up in this module.
 
 
 def serve(

@@ -6,6 +6,7 @@ One try each: what is tried again, and for how long, is decided in `client.py`.
 from __future__ import annotations
 
 import asyncio
+import io
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -92,7 +93,7 @@ class Server:
         told = {"Content-Type": PLAIN, "Accept": STREAM, **headers}
         try:
             async with _opened(self._streams).post(
-                self._at("/v1/orders"), data=order, headers=told, allow_redirects=False
+                self._at("/v1/orders"), data=_body(order), headers=told, allow_redirects=False
             ) as response:
                 await _check(response)
                 if response.content_type != STREAM:
@@ -105,7 +106,11 @@ class Server:
         told = {"Content-Type": PLAIN, "Accept": PLAIN, **request.headers}
         try:
             async with _opened(self._requests).request(
-                request.method, self._at(request.path), data=request.body, headers=told, allow_redirects=False
+                request.method,
+                self._at(request.path),
+                data=_body(request.body),
+                headers=told,
+                allow_redirects=False,
             ) as response:
                 if response.status not in request.fine:
                     await _check(response)
@@ -210,3 +215,8 @@ def _described(error: BaseException) -> str:
     if isinstance(error, asyncio.IncompleteReadError):
         return "the connection was closed in the middle"
     return str(error) or type(error).__name__
+
+
+def _body(content: bytes | None) -> io.BytesIO | None:
+    """As something that is read in pieces: an image must not hold up whoever else uses the loop."""
+    return None if content is None else io.BytesIO(content)

@@ -16,7 +16,7 @@ import msgspec
 
 from ..core.authoring import Suite
 from ..core.config import RunConfig, Serving
-from ..core.errors import Refused
+from ..core.errors import HoldwaterError, Refused
 from ..core.events import Membership, Opened
 from ..core.groups import GroupTerms, cancelled
 from ..core.records import Attempt, Outcome, Verdict
@@ -66,6 +66,7 @@ class Desk:
     async def opened(self) -> AsyncIterator[Desk]:
         """Orders are taken in this block. What an earlier conductor left waits for its clients."""
         loop = asyncio.get_running_loop()
+        error: HoldwaterError | None = None
         with Reader(self._ledger.directory) as self._reader:
             async with asyncio.TaskGroup() as self._tasks:
                 await self._service.begin()
@@ -74,6 +75,8 @@ class Desk:
                 patience = loop.call_later(self._serving.return_grace, self._give_up)
                 try:
                     yield self
+                except HoldwaterError as raised:
+                    error = raised  # outside it is no group of errors
                 finally:
                     patience.cancel()
                     through.cancel()
@@ -81,6 +84,8 @@ class Desk:
                         if ticket.timer is not None:
                             ticket.timer.cancel()
             self._reading.shutdown(wait=True)
+        if error is not None:
+            raise error
 
     # What the door asks for.
 

@@ -61,7 +61,7 @@ class Door:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note)
+            self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note, self._terms.spool)
             self._guests = Guests(self._handle, self._terms.connections, self._complaints)
             stack.callback(tasks.create_task(self._guests.patrol()).cancel)
             runner = web.ServerRunner(self._guests, shutdown_timeout=CLOSING)

@@ -28,8 +28,7 @@ LINGER = 2.0  # seconds in which the rest of a refused body is thrown away, so t
 
 PATROL = 2.0  # seconds
 GONE = 15.0  # seconds without an answer from the other machine
-PROBES = 6  # unanswered ones, after which it is gone: the kernel doubles the time between them
-RETRANSMITTED = 2  # times at least that the same bytes were sent in vain
+IN_VAIN = 2  # times at least that the same bytes were sent, or that it was asked whether it can read again
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 # Of the kernel's `tcp_info`: retransmits, probes, unacked, last_ack_recv.
 TCP_INFO = struct.Struct("=2xBB4x16xI28xI")
@@ -173,8 +172,8 @@ def _vanished(sock: Any) -> bool:
         return False
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
     retransmits, probes, unacked, silent = TCP_INFO.unpack(info)
-    in_vain = unacked > 0 and retransmits >= RETRANSMITTED and silent >= GONE * 1000
-    return bool(in_vain or probes >= PROBES)
+    in_vain = (unacked > 0 and retransmits >= IN_VAIN) or probes >= IN_VAIN
+    return bool(in_vain and silent >= GONE * 1000)
 
 
 _silent = logging.Logger("holdwater.serve")  # aiohttp's own words about errors: ours are in `handle_error`
