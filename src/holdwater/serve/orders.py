@@ -48,6 +48,7 @@ class Orders:
             order = speech.decode_order(body)
         del body
         ticket = await self._placed(order, model_key(request))
+        order = ticket.order  # without the instance that it brought
         if speech.streamed:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
