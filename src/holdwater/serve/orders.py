@@ -12,6 +12,7 @@ from aiohttp import web
 
 from ..core.errors import Refused
 from ..core.serving import Accepted, Answer, Order, Problem, Result
+from .asked import check
 from .body import Bodies
 from .desk import Desk, Ticket
 from .follow import Follower
@@ -40,6 +41,7 @@ class Orders:
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
+        check(order)
         ticket = await self._placed(order, model_key(request))
         if speech.streamed:
             return await self._stream(request, speech, ticket)
