@@ -55,7 +55,7 @@ def main() -> None:
     sizes = QUICK if options.quick else FULL
     chosen = options.rows.split(",") if options.rows else list(ROWS)
     rows: list[Row] = []
-    with _directory(options.keep) as directory:
+    with directory_of(options.keep) as directory:
         for number in chosen:
             rows += ROWS[number](directory, sizes)
         if options.peers:
@@ -251,7 +251,8 @@ def _tried(line: bytes) -> Tried:
 
 
 @contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
+def directory_of(keep: Path | None) -> Iterator[Path]:
+    """Where runs go: a place that is kept, or one that is gone afterwards."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.absolute()

@@ -65,7 +65,7 @@ class Door:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note)
+            self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note, self._terms.spool)
             self._guests = Guests(self._handle, self._terms.connections, self._complaints)
             patrol = Duty("patrol", PATROL, self._guests.patrol)
             stack.callback(tasks.create_task(patrol.perform(self._terms.note)).cancel)

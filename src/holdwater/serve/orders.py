@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
 from ..core.errors import Refused
-from ..core.serving import Accepted, Answer, Order, Problem, Result
+from ..core.serving import Accepted, Answer, Order, Problem
 from .asked import check
 from .body import Bodies
 from .desk import Desk, Ticket
@@ -28,9 +29,15 @@ class Orders:
     """Of one desk. `tasks` is the scope of what goes on when its client is gone."""
 
     def __init__(
-        self, desk: Desk, bodies: Bodies, tasks: asyncio.TaskGroup, note: Callable[[str, str], None]
+        self,
+        desk: Desk,
+        bodies: Bodies,
+        tasks: asyncio.TaskGroup,
+        note: Callable[[str, str], None],
+        spool: Path | None,
     ) -> None:
         self._desk = desk
+        self._spool = spool
         self._bodies = bodies
         self._tasks = tasks
         self._note = note
@@ -118,7 +125,7 @@ class Orders:
         return None
 
     async def _stream(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        stream = Stream(request, speech)
+        stream = Stream(request, speech, self._spool)
         have = (call.strip() for call in request.headers.get(HAVE, "").split(","))
         follower = Follower(ticket, stream, have)
         following = self._followers.setdefault(ticket.id, set())
@@ -136,8 +143,7 @@ class Orders:
                 self._followers.pop(ticket.id, None)
 
     async def _deliver(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        result: Result = await ticket.result()
-        response = await send(request, speech.encode(result), speech.kind)
+        response = await send(request, speech.encode(await ticket.result()), speech.kind, self._spool)
         await self._delivered(ticket)
         return response
 
