@@ -19,7 +19,7 @@ from guessing import LARGEST, SECRETS
 
 from holdwater.client import Answer, AsyncClient
 
-STEPS, GROUP, RATE = 12, 16, 1.5
+STEPS, GROUP, RATE = 10, 8, 0.8
 HERE = Path(__file__).parent
 
 
@@ -67,12 +67,12 @@ async def train(client, policy, endpoint=None):
         rollouts = []
         for group in (task.result().rollouts for task in groups):
             scored = [rollout for rollout in group if rollout.reward is not None]  # the others tell nothing
-            mean = sum(rollout.reward for rollout in scored) / len(scored)
+            mean = sum(rollout.reward for rollout in scored) / max(1, len(scored))
             rollouts += [(rollout, rollout.reward - mean) for rollout in scored]
         for rollout, advantage in rollouts:
             policy.learn(rollout, advantage)
         policy.version += 1
-        reward = sum(rollout.reward for rollout, _ in rollouts) / len(rollouts)
+        reward = sum(rollout.reward for rollout, _ in rollouts) / max(1, len(rollouts))
         versions = {node.version for rollout, _ in rollouts for node in rollout.trajectory if node.sampled}
         print(f"{step:>4} {reward:>7.3f}  {' '.join(sorted(versions))}", flush=True)
 

@@ -54,6 +54,7 @@ class Connection:
     async def finish(self) -> web.StreamResponse:
         await self.tell(Finished(result=result_of(self.order)))
         assert self._response is not None
+        await asyncio.sleep(0.002)  # the end comes in a packet of its own
         await self._response.write_eof()
         return self._response
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import msgspec
 from tests.scene import SOURCE
 
 from holdwater.core.config import RunConfig, Serving
-from holdwater.core.records import Attempt, Instance, Verdict
+from holdwater.core.records import Attempt, Instance, MiB, Verdict
 from holdwater.ledger.directory import RunDirectory
-from holdwater.rollout.wire import Done, Job, Noted, Unfit, Welcome
+from holdwater.rollout.wire import Arrived, Done, Job, Noted, Unfit, Welcome
 from holdwater.run.fleet import News
 from holdwater.run.local import LocalFleet
 
 ROOM = 1 << 40
+LEASE = 40 * MiB
 # An instance's id says what its attempt does; `HERE` is put before it.
 SUITE = """
 import asyncio
@@ -76,7 +77,8 @@ class Scene:
         attempt = Attempt(
             id=self._attempts, instance=1, sample=self._attempts, number=1, alone=alone, group=group
         )
-        await self.fleet.start(Job(attempt=attempt, payload=msgspec.msgpack.encode(Instance(id=name))))
+        payload = msgspec.msgpack.encode(Instance(id=name))
+        await self.fleet.start(Job(attempt=attempt, payload=payload, lease=LEASE))
         return attempt.id
 
     def verdicts(self) -> dict[int, Verdict]:
@@ -94,9 +96,25 @@ class Scene:
         pid: int = json.loads(verdict.answer)
         return pid
 
+    async def score(self, group: int, members: Sequence[int]) -> set[int]:
+        """Have the members settled when all of them wait; the processes that they were in."""
+        await until("all wait", lambda: self._arrived() >= set(members))
+        self.fleet.score(group, together=False)
+        return {await self.pid(member) for member in members}
+
+    def retire(self, attempt: int) -> int:
+        """Have the worker of an attempt drain; its process."""
+        worker = self.fleet._roster.host_of(attempt)
+        assert worker is not None
+        self.fleet.retire(worker, "a test says so")
+        return worker.pid
+
     def hosts(self) -> dict[int, int]:
         """Process -> attempts that it hosts."""
         return {worker.pid: len(worker.attempts) for worker in self.fleet._roster}
+
+    def _arrived(self) -> set[int]:
+        return {said.attempt for said in self.news if isinstance(said, Arrived)}
 
     def noted(self, kind: str) -> list[str]:
         return [said.message for said in self.news if isinstance(said, Noted) and said.kind == kind]

@@ -153,11 +153,11 @@ def uncollected() -> Iterator[Counter[str]]:
         gc.collect()
 
 
-async def left_of(before: Counter[str], watched: Collection[object]) -> list[str]:
+async def left_of(before: Counter[str], watched: Collection[object] = (), but: str = "") -> list[str]:
     """What is left of attempts, and of what was watched: threads of theirs end a moment after the verdict."""
     until = time.monotonic() + 2.0
     while True:
-        left = [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT]
+        left = [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT - {but}]
         left += [type(thing).__name__ for thing in watched]
         if not left or time.monotonic() > until:
             return left

@@ -68,7 +68,7 @@ def test_the_overview_names_every_verb() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["show", "audit", "export", "check", "init", "prune", "suites", "agents", "doctor"]
+    "verb", ["serve", "show", "audit", "export", "check", "init", "prune", "suites", "agents", "doctor"]
 )
 def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
     done = holdwater(verb, "--help")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -104,12 +105,21 @@ async def test_a_server_that_is_started_again_on_its_port_gets_the_same_key() ->
     assert result.together and len(result.rollouts) == 4
 
 
+async def test_a_server_that_says_nothing_for_too_long_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdwater.client.server.SILENCE", 0.2)
+    async with playing(hang) as stage, AsyncClient(stage.url) as client:
+        assert (await client.run("add-1")).outcome == "passed"
+
+    assert len(stage.posts) == 2 and len(set(stage.posts)) == 1
+
+
 async def test_busy_is_waited_for_beyond_all_patience() -> None:
-    async with playing(BUSY, BUSY, BUSY) as stage, AsyncClient(stage.url, patience=0.1) as client:
+    acts = [cut_at_once, BUSY, BUSY, BUSY, cut_at_once]
+    async with playing(*acts) as stage, AsyncClient(stage.url, patience=0.3) as client:
         began = time.monotonic()
         await client.run("add-1")
 
-    assert len(stage.posts) == 4
+    assert len(stage.posts) == 6
     assert time.monotonic() - began >= 0.45
 
 
@@ -132,6 +142,16 @@ async def test_patience_ends_where_nobody_listens() -> None:
             assert 0.3 <= time.monotonic() - began < 2
             with pytest.raises(ServerGone):
                 await client.health()
+
+
+async def test_a_client_that_is_closed_says_so() -> None:
+    async with playing(otherwise=cut_at_once) as stage:
+        async with AsyncClient(stage.url) as client:
+            order = asyncio.create_task(client.run("add-1"))
+            while not stage.posts:
+                await asyncio.sleep(0.001)
+        with pytest.raises(ServerGone, match="the client is closed"):
+            await order
 
 
 async def test_what_talks_nonsense_for_good_is_no_server() -> None:
@@ -176,17 +196,30 @@ async def test_a_cancelled_client_that_waits_for_a_detached_order_leaves_it_alon
         order = tasks.create_task(client.run("add-1", detached=True))
         await stage.hanging.wait()
         order.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await order
         await stage.left.wait()
         assert stage.deleted.empty()
 
 
-async def test_a_stream_that_is_left_early_cancels_its_order() -> None:
+async def left_in_a_block(client: AsyncClient, order: Order) -> None:
+    async with client.stream(order) as events:
+        async for event in events:
+            if isinstance(event, Started):
+                break
+
+
+async def left_in_a_loop(client: AsyncClient, order: Order) -> None:
+    async for event in client.stream(order):
+        if isinstance(event, Started):
+            break
+
+
+@pytest.mark.parametrize("leave", [left_in_a_block, left_in_a_loop])
+async def test_a_stream_that_is_left_early_cancels_its_order(leave: Any) -> None:
     async with playing(hang) as stage, AsyncClient(stage.url) as client:
-        async with client.stream(Order(key="k", instance="add-1")) as events:
-            async for event in events:
-                if isinstance(event, Started):
-                    break
-        assert stage.deleted.get_nowait() == "k"
+        await leave(client, Order(key="k", instance="add-1"))
+        assert await stage.deleted.get() == "k"
         await stage.left.wait()
 
 

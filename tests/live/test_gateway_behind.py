@@ -146,3 +146,16 @@ async def test_a_policy_of_the_server_answers_in_its_worker(tmp_path):
         assert w.exchanges(1)[0].version == "11"
     with pytest.raises(BadInput, match="no function"):
         loaded(f"{tmp_path / 'policy.py'}:number")
+
+
+async def test_recorded_turns_are_found_again_under_a_policys_next_name(tmp_path):
+    server = Server("said once", version="1")
+    async with serve_raw(server) as url, worker(tmp_path, url, model="step-1") as w:
+        async with w.session(1, Offer()) as session:
+            assert await said(w, session) == "said once"
+        w.gateway.steer(await w.models.steer(Steered(to=Steer(url=url, name="step-2", version="2"))))
+        async with w.session(2, Offer(), earlier=(1,)) as session:
+            assert await said(w, session) == "said once"
+            assert (session.usage.requests, session.saved.requests) == (0, 1)
+        assert len(server.requests) == 1
+        assert w.exchanges(2)[0].version == "1"

@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import gc
 import json
 import os
 import tracemalloc
+import weakref
 from contextlib import AsyncExitStack
 
 import pytest
@@ -227,3 +229,41 @@ async def test_bodies_are_gone_while_calls_are_held(tmp_path):
 
 def user(text):
     return {"role": "user", "content": str(text)}
+
+
+async def test_nothing_of_an_attempt_waits_for_a_collection(tmp_path):
+    async def answered(w, session):
+        Trainer(w, lambda dialect, request: {"text": "ok"})
+        assert await said(Client(w, session), "messages", True, "x") == (200, "ok")
+
+    async def failed(w, session):
+        Trainer(w, lambda dialect, request: {"error": "no"})
+        assert (await said(Client(w, session), "chat", False, "x"))[0] == 502
+
+    async def left(w, session):
+        w.on = lambda message: None
+        asking = asyncio.ensure_future(said(Client(w, session), "gemini", False, "x"))
+        await w.until(lambda _: w.of(Held, session.attempt))
+        await w.asked(session.attempt, 1)
+        if session.attempt % 2:
+            asking.cancel()
+            await w.until(lambda _: w.of(Unheld, session.attempt))
+        return asking
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with worker(tmp_path) as w:
+            for attempt, way in enumerate((answered, failed, left, left)):
+                async with w.session(attempt) as session:
+                    held = weakref.ref(w.models._held[attempt])
+                    asking = await way(w, session)
+                ended = weakref.ref(session)
+                del session
+                if asking is not None:
+                    await asyncio.wait([asking])
+                del asking  # its error knows what it was about
+                w.on = lambda message: None
+                await w.until(lambda _, refs=(held, ended): not any(ref() for ref in refs))
+    finally:
+        gc.enable()

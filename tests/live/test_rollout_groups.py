@@ -92,6 +92,7 @@ async def test_a_plain_function_scores_a_group_in_a_thread_of_its_own(tmp_path):
         verdicts = await scored(hosted, 2, "bad")
 
     assert threads == [False]
+    assert [[exchange.by for exchange in hosted.exchanges(n)] for n in (1, 2)] == [["", "group"]] * 2
     assert [(v.grade and v.grade.passed, v.exchanges, v.usage.requests) for v in verdicts] == [
         (True, 2, 2)
     ] * 2
@@ -452,9 +453,16 @@ async def keep_them_waiting(instance: Any, members: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", [None, keep_nothing, keep_nothing_in_a_thread, keep_the_error, keep_them_waiting]
+    ("group", "leaves"),
+    [
+        (None, False),
+        (keep_nothing, False),
+        (keep_nothing, True),
+        (keep_nothing_in_a_thread, False),
+        (keep_the_error, False),
+        (keep_them_waiting, True),
+    ],
 )
-@pytest.mark.parametrize("leaves", [False, True], ids=["all stay", "one leaves"])
 async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: Any, leaves: bool) -> None:
     states = weakref.WeakSet[State]()
 
@@ -476,3 +484,49 @@ async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: 
 
             assert await left_of(before, states) == []
         assert len(hosted.host.groups) == 0
+
+
+async def test_a_hook_that_keeps_its_members_keeps_nothing_of_their_attempts(tmp_path):
+    kept: list[Any] = []
+
+    async def group(instance, members):
+        kept.extend(members)
+
+    async with hosting(tmp_path, suite(group=group), solve) as hosted:
+        with uncollected() as before:
+            await scored(hosted, 2)
+
+            assert await left_of(before, but="Member") == []
+    for use in (lambda: kept[0].usage, lambda: kept[0].exchanges()):
+        with pytest.raises(AttemptOver):
+            use()
+
+
+async def test_a_hook_that_is_asked_once_more_keeps_nothing_of_the_first_time(tmp_path):
+    states = weakref.WeakSet[State]()
+    reached, left = asyncio.Event(), asyncio.Event()
+
+    async def group(instance, members):
+        state = State()
+        states.add(state)
+        if len(members) == 2:
+            reached.set()
+            await left.wait()
+            try:
+                await members[0].child(solve)
+            except AttemptOver as error:
+                state.error = error  # type: ignore[attr-defined]
+                raise
+
+    async with hosting(tmp_path, suite(group=group), solve) as hosted:
+        with uncollected() as before:
+            first, second = hosted.start_group(2)
+            await hosted.arrived(first, second)
+            hosted.score()
+            await reached.wait()
+            hosted.interrupt(first, interrupted("preempted"))
+            await hosted.verdict(first)
+            left.set()
+            await hosted.verdict(second)
+
+            assert await left_of(before, states) == []

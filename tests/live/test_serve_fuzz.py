@@ -142,6 +142,19 @@ async def test_a_wrong_order_is_told_what_is_wrong_with_it(body, code, message):
         assert s.desk.tickets == {}
 
 
+async def test_a_key_of_an_endpoint_that_no_header_can_carry_is_refused():
+    body = msgspec.json.encode(ORDER)
+    async with scene() as s:
+        for value in (b"caf\xc3\xa9", b"\xff\xfe"):
+            head = (
+                b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Holdwater-Model-Key: %s\r\n"
+                % value
+            )
+            said = await raw(s, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            assert said.startswith(b"HTTP/1.1 400 ") and b"printable ASCII" in said
+        assert s.desk.tickets == {}
+
+
 async def test_a_huge_body_is_refused_by_its_length_and_while_it_is_read(monkeypatch):
     monkeypatch.setattr(guests, "LINGER", 0.1)
 

@@ -13,6 +13,7 @@ import holdwater
 from holdwater.api import Options
 from holdwater.cli import VERBS
 from holdwater.cli.run import Flags
+from holdwater.cli.serve import Flags as ServeFlags
 from holdwater.core.failures import RULES, Again
 from holdwater.core.records import Where
 from holdwater.suite.jsonl import Row
@@ -49,7 +50,8 @@ NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}
 
 
 def flags() -> set[str]:
-    return {field.name.replace("_", "-") for field in dataclasses.fields(Flags)}
+    kinds = (Flags, ServeFlags)
+    return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -134,6 +134,7 @@ def _terms(said: ServingOptions, config: RunConfig, path: Path) -> DoorTerms:
         largest_order=config.serving.largest_order,
         note=lambda kind, message: _log.warning("%s %s", kind, message),
         blobs=RunDirectory(path).blobs,
+        spool=path,
     )
 
 

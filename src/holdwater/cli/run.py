@@ -1,7 +1,6 @@
 """`holdwater run`: a suite, an agent, a model and budgets, from flags and a TOML file, to a run."""
 
-from __future__ import annotations
-
+# Annotations are objects here: another module's flags are made of these.
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -231,7 +230,7 @@ def _agent(agent: str | None, command: str | None) -> str | None:
     return f"command:{command}"
 
 
-def _rehearse(prepared: Prepared, console: Console, json: bool) -> int:
+def _rehearse(prepared: "Prepared", console: Console, json: bool) -> int:
     """Say what would happen."""
     import uvloop
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal  # noqa: F401 - see `Flags`
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from .console import Console
 from .flags import Flag
-from .run import BUDGETS, CHOOSING, LIMITS, MACHINE, TRYING, Common, _agent, _in  # noqa: F401 - see `Flags`
+from .run import Common, _agent, _in
 from .settings import merged
 
 SERVING = Group("How clients are served", sort_key=0)
@@ -50,8 +50,6 @@ class Serving:
 @dataclasses.dataclass(frozen=True)
 class Flags(Serving, Common):
     """Every flag can stand in a TOML file too, under its own name."""
-
-    # The annotations of `Common` are looked up in this module.
 
 
 def serve(

@@ -30,7 +30,5 @@ class Behind(NamedTuple):
         sampling = {**own.sampling, **self.sampling} if self.sampling else own.sampling
         if self.upstream is not None:
             return self._replace(sampling=sampling)
-        version = self.version or own.version
-        return self._replace(
-            upstream=own.upstream, model=self.model or own.model, sampling=sampling, version=version
-        )
+        model, version = self.model or own.model, own.version or self.version
+        return self._replace(upstream=own.upstream, model=model, sampling=sampling, version=version)

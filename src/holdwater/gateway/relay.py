@@ -165,6 +165,8 @@ class Relay:
             told = {**asked.beside, **sent}
             wanted = manner(sent, asked.place)
             delta = await session.delta(form, reading, msgspec.json.encode(told))
+            if session.behind is not None and behind.model is not None:
+                told.pop("model", None)  # the name of a policy that learns changes in mid-conversation
             delta = delta._replace(identity=identity(form.dialect, told, delta.names))
         except BaseException:  # boundary: given back, then raised again
             body.free()

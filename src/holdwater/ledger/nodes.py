@@ -72,6 +72,7 @@ class _Growth:
         # (the node before, what was sent or said after it) -> node; bound: its messages
         self._sent: dict[tuple[int, bytes], int] = {}
         self._said: dict[tuple[int, bytes], int] = {}
+        self._ids: dict[int, int] = {}  # bound: the tokens that the model has
 
     def exchange(self, number: int) -> Iterator[Node]:
         """What is new in an exchange; its parent has been here."""
@@ -158,13 +159,17 @@ class _Growth:
             exchange=exchange.number,
             dialect=exchange.dialect,
             sampled=True,
-            tokens=reply.tokens.completion or None,
-            prompt_tokens=reply.tokens.prompt or None,
+            tokens=self._shared(reply.tokens.completion),
+            prompt_tokens=self._shared(reply.tokens.prompt),
             logprobs=reply.tokens.logprobs or None,
             version=exchange.version,
             finish=reply.finish,
             by=exchange.by,
         )
+
+    def _shared(self, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The same ids: each prompt repeats the one before, and a number of its own takes 28 bytes."""
+        return tuple(map(self._ids.setdefault, ids, ids)) or None
 
     def _shown(self, raw: bytes, value: Any) -> Any:
         """What stands for `raw` in a node, its media as asked."""

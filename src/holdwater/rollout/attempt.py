@@ -1,6 +1,7 @@
 """The life of one attempt: set-up, acting, salvage, grading, closing, and one verdict whatever happens.
 
 `live` is the story; `life.Life` remembers what has happened so far. What surrounds it is a `place.Place`.
+A member of a group waits for the others before it closes: `group.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..ledger.disk import no_space, replace_file
 from .children import Children, Means, act
 from .ends import in_doubt, leased, model_first, unwritable
 from .foreign import as_grade, as_patch
-from .group import Member, Settled
+from .group import Member, Reach, Settled
 from .health import healthy
 from .life import Life
 from .logs import attempt_log
@@ -327,8 +328,8 @@ class _Work:
                 session = await scope.open("group session", place.lend(session, GROUP))
             self.model = self.modelled(session, life.instance)
             children = await scope.open("children", Children(self, Means(life.instance, self.session)))
-            read = partial(place.trajectory, life.job.attempt.id)
-            member = Member(life, self.view, self.model, children, read, self.limits.grading)
+            reach = Reach(life, children, partial(place.trajectory, life.job.attempt.id))
+            member = Member(reach, self.view, self.model, self.limits.grading)
             await scope.open("group", place.groups.joined(member))
             return await member.settled()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.authoring import Act, Agent, Born, GroupGrades
+from ..core.authoring import Act, Agent, Born
 from ..core.errors import AttemptOver, GradeFailed, as_failure, let_go
 from ..core.records import Exchange, Failure, Grade, Instance, Phase, Usage, Where
 from .calls import Calls
@@ -23,7 +23,7 @@ from .life import Life
 from .limit import PhaseLimit
 from .views import BlockingModel, BlockingSandbox, ModelView, SandboxView, View, for_caller, wait_for
 
-Hook = Callable[..., GroupGrades | Any]
+Hook = Callable[..., Any]  # a suite's `group`
 
 
 class Settled(NamedTuple):
@@ -131,21 +131,22 @@ class Scoring:
                 let_go(error)
 
 
+class Reach(NamedTuple):
+    """What of an attempt can be reached while it waits."""
+
+    life: Life
+    children: Children
+    exchanges: Callable[[], Iterable[Exchange]]
+
+
 class Member(View):
     """Implements `core.authoring.GroupMember` for as long as its attempt waits."""
 
     number = 0
 
-    def __init__(
-        self,
-        life: Life,
-        sandbox: SandboxView,
-        model: ModelView,
-        children: Children,
-        exchanges: Callable[[], Iterable[Exchange]],
-        seconds: float,
-    ) -> None:
+    def __init__(self, reach: Reach, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
         super().__init__()
+        life = reach.life
         attempt = life.job.attempt
         assert attempt.group is not None
         self.group = attempt.group
@@ -158,25 +159,21 @@ class Member(View):
         self.sandbox = sandbox
         self.model = model
         self.seconds = seconds  # what the hook may take
-        self._children = children
-        self._exchanges = exchanges
-        self._life: Life | None = life
+        self._reach: Reach | None = reach
         self._scoring: Scoring | None = None
         self._summoned = asyncio.Event()
 
     @property
     def usage(self) -> Usage:
-        return self._alive().usage
+        return self._alive().life.usage
 
     def exchanges(self) -> Iterable[Exchange]:
         """What is in its record, from disk, one at a time."""
-        self._alive()
-        return self._exchanges()
+        return self._alive().exchanges()
 
     async def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
         """See `core.authoring.Parent`."""
-        self._alive()
-        return await self._children.child(agent, instruction, **terms)
+        return await self._alive().children.child(agent, instruction, **terms)
 
     def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingMember:
         return BlockingMember(self, loop)
@@ -193,17 +190,16 @@ class Member(View):
 
     async def leave(self) -> None:
         """Nothing of the attempt can be reached through this any more."""
-        life, scoring = self._alive(), self._scoring
-        for view in (self, self.sandbox, self.model):
-            view.end()
-        self._life, self._scoring, self._exchanges = None, None, tuple
+        life, scoring = self._alive().life, self._scoring
+        self.end()
+        self._reach = self._scoring = None
         if scoring is not None and await scoring.leave(self):
             life.shared = scoring.calls
 
-    def _alive(self) -> Life:
-        if self._life is None:
+    def _alive(self) -> Reach:
+        if self._reach is None:
             raise AttemptOver("the attempt is over, and not in its group any more")
-        return self._life
+        return self._reach
 
 
 class BlockingMember:

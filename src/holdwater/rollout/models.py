@@ -79,10 +79,12 @@ class Models:
     def _upstream(self) -> AbstractAsyncContextManager[Upstream]:
         """What the run was started with."""
         given, config = self._welcome.upstream, self._welcome.config
+        if given is None and self._policy is not None:
+            return nullcontext(self._policy)
         if config.replays is not None:
             return nullcontext(Nothing(frozenset(DIALECTS)))
         if given is None:
-            return nullcontext(self._policy or Absent())
+            return nullcontext(Absent())
         if given.everywhere is not None:
             return HttpUpstream(given.everywhere.url, given.everywhere.key, stall=config.stall)
         addresses = {d: Address(p.url, p.key, p.bearer) for d, p in given.spoken.items()}

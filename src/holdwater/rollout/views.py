@@ -74,7 +74,7 @@ class SandboxView(View):
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._sandbox = sandbox
+        self._sandbox: WholeSandbox | None = sandbox
         self.variables = variables
         self._paths = paths
         self._hurt = hurt
@@ -129,13 +129,14 @@ class SandboxView(View):
 
     def end(self) -> None:
         super().end()
+        self._sandbox = None  # whoever keeps this keeps nothing of the attempt
         self._renew = _over  # what renews it knows this view: a cycle, which only a collection would free
 
     def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingSandbox:
         return BlockingSandbox(self, loop)
 
     def _alive(self) -> WholeSandbox:
-        if self._over:
+        if self._sandbox is None:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
 

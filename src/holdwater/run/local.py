@@ -92,7 +92,7 @@ class LocalFleet:
     # What the scheduler asks for.
 
     async def start(self, job: Job) -> None:
-        found = await self._placement.find(job.attempt)
+        found = await self._placement.find(job)
         if isinstance(found, Failure):
             self._finish(job.attempt, found)
             return
@@ -172,6 +172,7 @@ class LocalFleet:
         if self._config.serving is None:
             return
         cost = max(NEW_WORKER, *(w.first for w in self._roster), 0)
+        room += self._placement.leased  # else nobody could start: it is leased to those who wait for a worker
         room -= cost * len(self._roster.starting)  # they have not grown yet
         before = self._scaling.wanted
         if self._scaling.look(self._clock(), running, waiting, room, cost) != before:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..core.records import Attempt, Failure
+from ..rollout.wire import Job
 from .process import WorkerProcess
 from .roster import Roster
 from .scaling import Births
@@ -34,10 +35,13 @@ class Placement:
         self._changed = asyncio.Condition()
         # attempts that wait -> why they must end; bound: the run's concurrency
         self._waiting: dict[int, Failure | None] = {}
+        self.leased = 0  # bytes that those who wait have leased, and cannot use without a worker
 
-    async def find(self, attempt: Attempt) -> WorkerProcess | Failure:
+    async def find(self, job: Job) -> WorkerProcess | Failure:
         """Wait for the worker that hosts it, or for what ends it."""
+        attempt = job.attempt
         self._waiting[attempt.id] = None
+        self.leased += job.lease
         try:
             find = self._alone if attempt.alone else self._shared
             while (failure := self._waiting[attempt.id]) is None:
@@ -46,6 +50,7 @@ class Placement:
                     return worker
             return failure
         finally:
+            self.leased -= job.lease
             del self._waiting[attempt.id]
 
     def end(self, attempt: int, failure: Failure) -> bool:

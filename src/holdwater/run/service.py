@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from ..core.records import Gauge
 from ..core.serving import Health, Stats
 from ..rollout.duty import Duty
@@ -54,7 +56,11 @@ class Service:
         )
 
     def stats(self, held: int, open_orders: int) -> Stats:
-        gauge = self._timeline.last or Gauge(at=time.time())
+        gauge = msgspec.structs.replace(
+            self._timeline.last or Gauge(at=time.time()),
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+        )
         return self.counts.stats(
             time.time(), self.health(), gauge, self._fleet.condition(), held, open_orders
         )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
 from ..core.errors import Refused
-from ..core.serving import Accepted, Answer, Order, Problem, Result
+from ..core.serving import Accepted, Answer, Order, Problem
 from .body import Bodies
 from .desk import Desk, Ticket
 from .follow import Follower
@@ -27,9 +28,15 @@ class Orders:
     """Of one desk. `tasks` is the scope of what goes on when its client is gone."""
 
     def __init__(
-        self, desk: Desk, bodies: Bodies, tasks: asyncio.TaskGroup, note: Callable[[str, str], None]
+        self,
+        desk: Desk,
+        bodies: Bodies,
+        tasks: asyncio.TaskGroup,
+        note: Callable[[str, str], None],
+        spool: Path | None,
     ) -> None:
         self._desk = desk
+        self._spool = spool
         self._bodies = bodies
         self._tasks = tasks
         self._note = note
@@ -40,7 +47,7 @@ class Orders:
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
-        ticket = await self._placed(order, request.headers.get(MODEL_KEY))
+        ticket = await self._placed(order, model_key(request))
         if speech.streamed:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
@@ -89,14 +96,13 @@ class Orders:
     async def _place(self, order: Order, key: str | None, placing: asyncio.Future[Ticket]) -> None:
         try:
             ticket = await self._desk.place(order, key)
+            if placing.cancelled():
+                await _leave(ticket)
+            else:
+                placing.set_result(ticket)
         except Exception as error:  # boundary: raised again where it is awaited  # noqa: BLE001
             if not placing.cancelled():
                 placing.set_exception(error)
-            return
-        if placing.cancelled():
-            await _leave(ticket)
-        else:
-            placing.set_result(ticket)
 
     async def _find(self, key: str) -> Ticket:
         ticket = await self._desk.find(key)
@@ -117,7 +123,7 @@ class Orders:
         return None
 
     async def _stream(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        stream = Stream(request, speech)
+        stream = Stream(request, speech, self._spool)
         have = (call.strip() for call in request.headers.get(HAVE, "").split(","))
         follower = Follower(ticket, stream, have)
         following = self._followers.setdefault(ticket.id, set())
@@ -135,8 +141,7 @@ class Orders:
                 self._followers.pop(ticket.id, None)
 
     async def _deliver(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        result: Result = await ticket.result()
-        response = await send(request, speech.encode(result), speech.kind)
+        response = await send(request, speech.encode(await ticket.result()), speech.kind, self._spool)
         await self._delivered(ticket)
         return response
 
@@ -155,6 +160,14 @@ async def _leave(ticket: Ticket) -> None:
     """Nobody waits for it: from now on the desk counts the seconds."""
     async with ticket.attended():
         pass
+
+
+def model_key(request: web.BaseRequest) -> str | None:
+    """The key of an endpoint, which is passed on in a header: what cannot stand in one is refused."""
+    key = request.headers.get(MODEL_KEY)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise Refused("invalid", f"`{MODEL_KEY}` must be printable ASCII")
+    return key
 
 
 def problem_of(error: Refused) -> Problem:

@@ -23,6 +23,7 @@ class DoorTerms(NamedTuple):
     largest_order: int = 64 * MiB  # bytes of a body
     note: Callable[[str, str], None] = lambda kind, message: None  # what is worth knowing, once
     blobs: Path | None = None  # the run's media
+    spool: Path | None = None  # a directory for large answers that are read slowly; the system's otherwise
     connections: int = 8192  # at once
 
 

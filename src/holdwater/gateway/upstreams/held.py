@@ -1,7 +1,7 @@
 """The upstream that has no answer of its own: it holds each call until somebody outside answers it.
 
 The request's body is let go of at once: what is held is what its record needs anyway. A call ends with its
-answer, with its client or with its session, whichever comes first. How answers look is in `spoken.py`.
+answer, with its client or with its session, whichever comes first. What is said is read in `spoken.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 
-from ...core.errors import HoldwaterError, ModelFailed
+from ...core.errors import LedgerCorrupt, ModelFailed
+from ...core.records import MiB
 from ...core.serving import Answer
 from ..dialects import Manner
 from ..recorder import Delta
@@ -22,6 +23,7 @@ from . import Call
 from .spoken import answered, wanted_by
 from .whole import Whole
 
+LARGEST = 128 * MiB  # of a question that is handed out
 _REFERENCE = b'"holdwater-'  # what stands in a message in the place of a medium
 
 
@@ -139,7 +141,7 @@ class HeldUpstream:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._executor, self._read, held, parent)
-        except HoldwaterError as error:
+        except LedgerCorrupt as error:
             raise ModelFailed(f"the call cannot be handed out: {error.message}", kind="held") from error
 
     def _read(self, held: _HeldCall, parent: int | None) -> Question:
@@ -165,5 +167,9 @@ class _HeldCall:
 
 
 def _asked(held: _HeldCall, append: tuple[bytes, ...], parent: int | None, head: bytes | None) -> Question:
+    if (size := sum(map(len, append)) + len(head or b"")) > LARGEST:
+        raise ModelFailed(
+            f"the request is too large to be handed out: {size} bytes", kind="held", again=False
+        )
     keep = held.delta.keep if parent is not None else 0
     return Question(held.delta.dialect, append, parent, keep, head, held.manner is not Manner.WHOLE)

@@ -91,7 +91,7 @@ def tokens(reply: dict[str, Any], choice: dict[str, Any]) -> Tokens:
 
 def _integers(value: Any) -> tuple[int, ...]:
     given = items(value)
-    return tuple(given) if all(type(one) is int for one in given) else ()
+    return tuple(given) if set(map(type, given)) <= {int} else ()
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
