@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gzip
+import io
 import json
 import random
 import stat
@@ -204,7 +205,8 @@ def canonical(requests):
 
 
 async def by_http(s, messages, **options):
-    async with s.post({"model": MODEL, "messages": messages, **options}) as response:
+    body = json.dumps({"model": MODEL, "messages": messages, **options}).encode()
+    async with s.post(io.BytesIO(body)) as response:
         return await response.json()
 
 
