@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.gateway_scene import connect
 
 from holdwater.core.config import RunConfig, Serving
 from holdwater.core.records import Exchange, Limits
 from holdwater.core.serving import Answer, ModelChoice, Source
-from holdwater.gateway.client import connect
 from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session

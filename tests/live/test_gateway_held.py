@@ -209,7 +209,7 @@ async def test_bodies_are_gone_while_calls_are_held(tmp_path):
     """Twenty requests of 1 MB that begin alike: what is held of each is what is new."""
     long = {"role": "user", "content": "x" * MiB}
     async with worker(tmp_path) as w, w.session(1) as session, asyncio.TaskGroup() as group:
-        model = ChatClient(w.http, w.gateway.url, w.gateway.url, session.key, "m")
+        model = ChatClient(w.gateway.ask, w.gateway.url, w.gateway.url, session.key, "m")
         Trainer(w, lambda dialect, request: {"text": "ok"})
         await model.chat([long])
         w.on = lambda message: None

@@ -25,10 +25,10 @@ from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
 from .headers import sent_on
 from .identity import identity
-from .incoming import read_body
+from .incoming import read_body, too_large
 from .near import Near, Request
 from .pulse import Pulse
-from .recorder import UNREADABLE, Delta, Form, Malformed
+from .recorder import UNREADABLE, Delta, Form, Malformed, Reading
 from .routes import Route
 from .sampling import imposed
 from .sessions import BILLED, Ending, Session
@@ -102,7 +102,7 @@ class Relay:
         # Where there is no record, it has had its turn already.
         return _paced(call, session, upstream) if session.replays else upstream.send(call)
 
-    async def count(self, request: Request, session: Session, route: Route) -> web.Response:
+    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
         estimate = counted(route.dialect, len(content))
@@ -128,10 +128,8 @@ class Relay:
 
     async def _prepare(self, request: Request, session: Session, route: Route, behind: Behind) -> Prepared:
         form = route.dialect.form
-        content, admitted = await read_body(request, self.admission, self._cap)
-        body = Body((content,), admitted, self.retention)
+        body, reading = await self._taken(request, session, form)
         try:
-            reading = session.recorder(form).read(content)
             asked = _imposing(_asked(route, reading.head, behind.model), form, reading.head, behind.sampling)
             sent = {**reading.head, **asked.changes}
             if asked.changes:
@@ -147,6 +145,21 @@ class Relay:
             raise
         call = _call(request, session, asked, route, body)
         return Prepared(call._replace(manner=wanted, delta=delta), delta, asked)
+
+    async def _taken(self, request: Request, session: Session, form: Form) -> tuple[Body, Reading]:
+        """A request's body, and what it says."""
+        if isinstance(request, Near):
+            body = request.body(form.key, self.retention)
+            if body.size > self._cap:
+                raise too_large(self._cap)
+            return body, request.reading(form.key)
+        content, admitted = await read_body(request, self.admission, self._cap)
+        body = Body((content,), admitted, self.retention)
+        try:
+            return body, session.recorder(form).read(content)
+        except BaseException:  # boundary: given back, then raised again
+            body.free()
+            raise
 
 
 def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
@@ -172,7 +185,7 @@ async def _paced(call: Call, session: Session, upstream: Upstream) -> AsyncItera
         yield answer
 
 
-def _keys(content: bytes | bytearray) -> dict[str, Raw]:
+def _keys(content: bytearray) -> dict[str, Raw]:
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
     except UNREADABLE as error:
