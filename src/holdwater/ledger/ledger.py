@@ -99,6 +99,13 @@ class Ledger:
         """Write how many samples there will be in the end, where the suite can tell."""
         await self._writer.do(self._book.expect, total)
 
+    async def remember(self, name: str, value: bytes) -> None:
+        """Write something small that the next conductor needs."""
+        await self._writer.do(self._book.remember, name, value)
+
+    async def recalled(self, name: str) -> bytes | None:
+        return await self._writer.do(self._book.recalled, name)
+
     async def finish(self, state: str, reason: str, exit_status: int) -> None:
         """Write how this conductor ended the run: `finished`, `interrupted` or `stopped`."""
         await self._writer.do(self._book.finish, state, reason, exit_status)

@@ -28,6 +28,9 @@ class Customers(Protocol):
     def rally(self, group: int, together: bool) -> None:
         """Have those of the group that are there scored."""
 
+    def lack(self, group: int) -> None:
+        """A member of the group failed for good: `replace` follows."""
+
     async def replace(self, group: int, instance: int) -> None:
         """Open another sample for the group."""
 

@@ -35,6 +35,7 @@ from .ticket import MemberState, Ticket
 
 BUSY_SECONDS = 1.0  # before it is worth to ask again
 CLIENT_GONE = "its client is gone"
+STEERED = "steered"  # what the ledger remembers the model by; its key is in no file
 Key = tuple[int, int]  # instance, sample
 
 
@@ -94,8 +95,10 @@ class Desk:
         self._check(order)
         brought = order.instance
         order = msgspec.structs.replace(order, instance=self._catalogue.name(brought))
-        if (ticket := self._tickets.get(order.key)) is not None:
+        while (ticket := self._tickets.get(order.key)) is not None:
             await asyncio.shield(ticket.placed)
+            if self._tickets.get(order.key) is not ticket:
+                continue  # it was refused, or is over and gone
             if ticket.order != order:
                 raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
             ticket.new = False
@@ -125,6 +128,7 @@ class Desk:
 
     async def steer(self, to: Steer, key: str | None = None) -> None:
         """From now on the run's model is another one, with that key."""
+        await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
         self._steered = True
         self._fleet.steer(Steered(to=to, key=key))
         await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
@@ -220,8 +224,12 @@ class Desk:
     def rally(self, group: int, together: bool) -> None:
         self._fleet.score(group, together)
 
+    def lack(self, group: int) -> None:
+        """A member failed for good, and is going to be replaced."""
+        self._groups[group].coming += 1
+
     async def replace(self, group: int, instance: int) -> None:
-        """A member failed for good: another one is opened in its place."""
+        """Another one is opened in its place."""
         ticket = self._groups[group]
         sample = await self._ledger.add_member(group, instance, len(ticket.members))
         ticket.replaced(sample)
@@ -305,6 +313,9 @@ class Desk:
 
     async def _recall(self) -> None:
         """Those that need no client go on at once, the others when theirs comes back."""
+        if (steered := await self._ledger.recalled(STEERED)) is not None:
+            self._steered = True
+            self._fleet.steer(Steered(to=msgspec.msgpack.decode(steered, type=Steer)))
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:
@@ -341,7 +352,7 @@ class Desk:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        if self._service.draining and not self._tickets:
+        if self._service.draining and not self._tickets and not self._parked:
             self._scheduler.finish()
 
     def _member(self, attempt: Attempt) -> tuple[Ticket, MemberState] | None:

@@ -155,6 +155,7 @@ class Scheduler:
 
     def open(self, opened: Sequence[Opened]) -> None:
         """Samples that are in the ledger and can be tried."""
+        self._begin(self._expect([event for event in opened if event.last is None]))
         for event in opened:
             self._take(event)
 
@@ -272,6 +273,7 @@ class Scheduler:
             case Rally(group=group, together=together):
                 self._rally(group, together)
             case Replace(group=group, instance=instance) if self._customers is not None:
+                self._customers.lack(group)
                 self._spawn(self._customers.replace(group, instance))
             case Disband(group=group):
                 self._admission.disbanded(group)
