@@ -4,7 +4,7 @@
     python peer_verifiers.py drive ADDRESS URL KIND ROLLOUTS AT_ONCE TURNS BYTES
 
 Runs in an environment of its own; see `peer_rollouts.py`. The server is one worker: a pool starts each of its
-own by `serve_env` with `max_workers=1`. The agent lives in it, as ours does, and calls the interception server
+own by `serve_env` with `max_workers=1`. The agent lives in it, as ours does, and asks the interception server
 over HTTP, as verifiers asks of every harness.
 """
 

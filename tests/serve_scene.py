@@ -91,7 +91,7 @@ class Model:
             await self.gate.wait()
         finally:
             self.waiting -= 1
-        message = {"role": "assistant", "content": f"reply {len(said)} to {said[0]}"}
+        message = {"role": "assistant", "content": f"reply {len(said)} to {said[0][:40]}"}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 3, "completion_tokens": 2}
         return web.json_response({"object": "chat.completion", "choices": choices, "usage": usage})
@@ -100,7 +100,7 @@ class Model:
 @asynccontextmanager
 async def model() -> AsyncIterator[Model]:
     found = Model()
-    app = web.Application()
+    app = web.Application(client_max_size=2**30)
     app.router.add_post("/v1/chat/completions", found.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()

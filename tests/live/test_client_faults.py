@@ -144,6 +144,16 @@ async def test_patience_ends_where_nobody_listens() -> None:
                 await client.health()
 
 
+async def test_a_client_that_is_closed_says_so() -> None:
+    async with playing(otherwise=cut_at_once) as stage:
+        async with AsyncClient(stage.url) as client:
+            order = asyncio.create_task(client.run("add-1"))
+            while not stage.posts:
+                await asyncio.sleep(0.001)
+        with pytest.raises(ServerGone, match="the client is closed"):
+            await order
+
+
 async def test_what_talks_nonsense_for_good_is_no_server() -> None:
     async with playing(otherwise=huge) as stage, AsyncClient(stage.url) as client:
         with pytest.raises(ServerGone, match="an event of 4294967295 bytes"):

@@ -347,7 +347,8 @@ async def test_the_ledger_of_an_older_version_is_read_as_it_is_and_can_be_pruned
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory = await finished(tmp_path / "run")
-    query(directory, "DROP TABLE dropped")
+    for table in ("rollout", "orders", "dropped"):
+        query(directory, f"DROP TABLE {table}")
     query(directory, "PRAGMA user_version = 1")
 
     assert hw.audit(directory.path).ok

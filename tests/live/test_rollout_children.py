@@ -296,6 +296,43 @@ async def test_children_end_before_their_parent_does_whatever_ends_it(tmp_path, 
     assert told(done.verdict)[-1] == (f"{__name__}:{middle.__qualname__}", Where.CANCELLED, 0)
 
 
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+@pytest.mark.parametrize("how", ["too late", "interrupted"])
+async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verdict(tmp_path, ends, how):
+    started, ending = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end(instance, sandbox, model):
+        started.set()
+        try:
+            await hang()
+        finally:
+            ending.set()
+            await asyncio.sleep(0.4)
+
+    async def act(instance, sandbox, model, attempt):
+        left.append(asyncio.ensure_future(attempt.child(slow_to_end)))
+        await started.wait()
+        if ends == "raises":
+            raise ValueError("no")
+
+    left: list[Any] = []
+    limits = msgspec.structs.replace(LIMITS, acting=0.2 if how == "too late" else 20.0)
+    async with hosting(tmp_path, suite(), act, limits=limits) as hosted:
+        attempt = hosted.start()
+        await ending.wait()
+        if how == "interrupted":
+            hosted.interrupt(attempt, interrupted("preempted"))
+        verdict = await hosted.verdict(attempt)
+        await asyncio.gather(*left, return_exceptions=True)
+
+    assert verdict.failure is not None
+    if how == "too late":
+        assert (verdict.failure.where, verdict.failure.kind) == (Where.LIMIT, "timeout")
+        assert verdict.grade is not None
+    else:
+        assert verdict.failure == interrupted("preempted")
+
+
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothing_more(tmp_path, threaded):
     release, late = threading.Event(), []

@@ -307,6 +307,8 @@ async def test_health_stats_and_the_model():
             assert msgspec.json.decode(await response.read(), type=Health).ok
         async with s.http.get(f"{s.url}/stats", headers={"Accept": MSGPACK}) as response:
             assert msgspec.msgpack.decode(await response.read(), type=Stats).uptime == 1.0
+        async with s.http.get(f"{s.door.address}/metrics") as response:
+            assert response.content_type == "text/plain" and b"holdwater_" in await response.read()
         steer = Steer(url="http://127.0.0.1:1/v1", version="7")
         headers = {"X-Holdwater-Model-Key": "secret"}
         async with s.http.post(
@@ -318,12 +320,12 @@ async def test_health_stats_and_the_model():
 
 async def test_media_are_streamed_whole_or_cut(tmp_path):
     blobs = Blobs(tmp_path)
-    squeezed, plain = blobs.put(b"a" * 1_000_000), blobs.put(bytes(range(256)))
+    squeezed, plain, empty = (blobs.put(content) for content in (b"a" * 1_000_000, bytes(range(256)), b""))
     spoiled = blobs.put(bytes(range(255)) * 5000)
     path = next(path for path in blobs.paths() if path.stem == spoiled)
     path.write_bytes(path.read_bytes()[:-1])
     async with scene(blobs=tmp_path) as s:
-        for name, content in ((squeezed, b"a" * 1_000_000), (plain, bytes(range(256)))):
+        for name, content in ((squeezed, b"a" * 1_000_000), (plain, bytes(range(256))), (empty, b"")):
             async with s.http.get(f"{s.url}/blobs/{name}") as response:
                 assert (response.status, await response.read()) == (200, content)
         for name in ("0" * 64, "..%2f..%2fetc%2fpasswd", "x"):

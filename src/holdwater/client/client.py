@@ -63,9 +63,7 @@ class Settings(TypedDict, total=False):
     """How a client behaves; what is left out is as said here."""
 
     patience: float  # 60: seconds without any progress before a server counts as gone
-    at_once: (
-        int  # 1024: orders in flight; each has a connection. Fewer, where this process may open fewer files
-    )
+    at_once: int  # 1024: orders in flight, each with a connection; fewer where fewer files may be open
     calls_at_once: int  # 256: calls that a policy is given at once, over all orders
     connections: int  # 64: those for everything but orders
     busy: Literal["wait", "raise"]  # wait: what happens when a server is busy
@@ -97,9 +95,7 @@ class AsyncClient:
         self._waits = settings.get("busy", "wait") == "wait"
         self._orders = asyncio.Semaphore(_affordable(settings.get("at_once", 1024), connections))
         self._calls = asyncio.Semaphore(settings.get("calls_at_once", 256))
-        self.leaving: set[asyncio.Task[None]] = (
-            set()
-        )  # tells servers of cancelled orders; bound: those in flight
+        self.leaving: set[asyncio.Task[None]] = set()  # of cancelled orders; bound: those in flight
 
     async def __aenter__(self) -> AsyncClient:
         await self._server.__aenter__()
@@ -250,6 +246,8 @@ class AsyncClient:
                         if isinstance(event, Finished):
                             return
             except (Busy, Lost) as trouble:
+                if isinstance(trouble, Busy) and not self._waits:
+                    raise
                 await self._again(trouble, patience)
 
     def _read(self, reply: Reply, kind: type[T]) -> T:
@@ -268,17 +266,12 @@ class AsyncClient:
                 await self._again(trouble, patience)
 
     async def _again(self, trouble: Busy | Lost, patience: Patience) -> None:
-        """Wait until it is worth trying again, or raise why it is not."""
-        if self._server.closed:
-            raise ServerGone("the client was closed in the meantime") from trouble
+        """Wait until it is worth trying again; raises `ServerGone` when it is not any more."""
         if isinstance(trouble, Lost):
-            await patience.wait(trouble)
-        elif self._waits:
-            patience.renew()  # who says that it is busy is alive
-            wait = min(max(trouble.after, SHORTEST_WAIT), LONGEST_WAIT)
-            await asyncio.sleep(wait * random.uniform(1.0, 1.5))
-        else:
-            raise trouble
+            return await patience.wait(trouble)
+        patience.renew()  # who says that it is busy is alive
+        wait = min(max(trouble.after, SHORTEST_WAIT), LONGEST_WAIT)
+        return await asyncio.sleep(wait * random.uniform(1.0, 1.5))
 
     async def _leave(self, key: str) -> None:
         """Tell the server, whatever happens to whoever waits for this."""

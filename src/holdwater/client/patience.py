@@ -48,6 +48,6 @@ class Patience:
         left = self._until - now
         if left <= 0 or self._garbled >= NONSENSE:
             raise ServerGone(f"the server at `{self._server}` is gone: {lost}", "is it running?") from None
-        delay = max(lost.after, min(LONGEST, FIRST * 2**self._tries)) * random.uniform(0.5, 1.0)
+        delay = max(lost.after, min(LONGEST, FIRST * 2**self._tries) * random.uniform(0.5, 1.0))
         self._tries = min(self._tries + 1, 16)
         await asyncio.sleep(min(delay, left))

@@ -20,7 +20,7 @@ from yarl import URL
 
 from ..core.errors import BadInput
 from ..core.serving import AnyEvent, Finished, Problem
-from .errors import Busy, OrderRefused, Unauthorized
+from .errors import Busy, OrderRefused, ServerGone, Unauthorized
 from .patience import Garbled, Lost
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class Server:
         self._key = key
         self._connections = connections
         self._tls = tls
-        self._streams: aiohttp.ClientSession
-        self._requests: aiohttp.ClientSession
+        self._streams: aiohttp.ClientSession | None = None
+        self._requests: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Server:
         self._streams = self._session(0)  # bound: the orders that a client has in flight
@@ -83,19 +83,16 @@ class Server:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._streams.close()
-        await self._requests.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._streams.closed
+        for session in (self._streams, self._requests):
+            if session is not None:
+                await session.close()
 
     @asynccontextmanager
     async def attended(self, order: bytes, headers: Mapping[str, str]) -> AsyncIterator[Frames]:
         """A connection that owns the order: what is told on it."""
         told = {"Content-Type": PLAIN, "Accept": STREAM, **headers}
         try:
-            async with self._streams.post(
+            async with _opened(self._streams).post(
                 self._at("/v1/orders"), data=_body(order), headers=told, allow_redirects=False
             ) as response:
                 await _check(response)
@@ -108,7 +105,7 @@ class Server:
     async def ask(self, request: Request) -> Reply:
         told = {"Content-Type": PLAIN, "Accept": PLAIN, **request.headers}
         try:
-            async with self._requests.request(
+            async with _opened(self._requests).request(
                 request.method,
                 self._at(request.path),
                 data=_body(request.body),
@@ -169,6 +166,12 @@ class Frames:
                 await self._content.readany()
         except _BROKEN:
             pass  # the result is here: what becomes of the connection is of no interest
+
+
+def _opened(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
+    if session is None or session.closed:
+        raise ServerGone("the client is closed", "it is used inside of `async with`")
+    return session
 
 
 def order_path(key: str, below: str = "") -> str:

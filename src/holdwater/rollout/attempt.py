@@ -1,6 +1,7 @@
 """The life of one attempt: set-up, acting, salvage, grading, closing, and one verdict whatever happens.
 
 `live` is the story; `life.Life` remembers what has happened so far. What surrounds it is a `place.Place`.
+A member of a group waits for the others before it closes: `group.py`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Children(View):
     def __init__(self, lender: Lender, means: Means) -> None:
         super().__init__()
         self._owner: tuple[Lender, Means] | None = lender, means
-        self._tasks: set[asyncio.Task[Born]] = set()  # bound: MOST_CHILDREN
+        self._tasks: set[asyncio.Task[Born]] = set()  # bound: MOST_CHILDREN, and who is being refused
 
     async def __aenter__(self) -> Children:
         return self
@@ -156,6 +156,7 @@ class Children(View):
     async def _act(
         self, agent: Agent, lender: Lender, means: Means, number: int, stack: AsyncExitStack
     ) -> Any:
+        """Act with views that end with the child; what was not lent raises."""
         sandbox, model = lender.seen(), lender.modelled(means.session, means.instance, number)
         if not means.sandbox:
             none: Any = _Withheld("sandbox")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.authoring import Act, Agent, Born, GroupGrades
+from ..core.authoring import Act, Agent, Born
 from ..core.errors import AttemptOver, GradeFailed, as_failure, let_go
 from ..core.records import Exchange, Failure, Grade, Instance, Phase, Usage, Where
 from .calls import Calls
@@ -23,7 +23,7 @@ from .life import Life
 from .limit import PhaseLimit
 from .views import BlockingModel, BlockingSandbox, ModelView, SandboxView, View, for_caller, wait_for
 
-Hook = Callable[..., GroupGrades | Any]
+Hook = Callable[..., Any]  # a suite's `group`
 
 
 class Settled(NamedTuple):

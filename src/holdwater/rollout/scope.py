@@ -26,6 +26,7 @@ class Scope:
     def __init__(self, note: Note, close_seconds: float, outer: Scope | None = None) -> None:
         self._note = note
         self._outer = outer
+        self._put_off = False  # a cancellation, until all is closed
         self._close_seconds = close_seconds
         self._entered: list[
             tuple[str, AbstractAsyncContextManager[Any]]
@@ -50,6 +51,8 @@ class Scope:
     ) -> None:
         while self._entered:
             await self._close(*self._entered.pop())
+        if self._put_off and self._outer is not None:
+            await asyncio.sleep(0)  # what was put off comes here, inside the limit that is around this scope
 
     async def _close(self, name: str, manager: AbstractAsyncContextManager[Any]) -> None:
         task = asyncio.ensure_future(manager.__aexit__(None, None, None))
@@ -80,6 +83,7 @@ class Scope:
             except asyncio.CancelledError:
                 put_off = owner.cancelling()
         if put_off:
+            self._put_off = True
             # Once again, as if it came now: the count stays, which a deadline around this scope goes by.
             owner.uncancel()
             loop.call_soon(owner.cancel)

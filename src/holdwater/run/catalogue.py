@@ -19,7 +19,7 @@ from ..ledger.ledger import Ledger, Planned
 from .feed import BATCH, planned
 from .source import Source
 
-DIGITS = 16  # of its digest, in the name of an instance that an order brings
+DIGITS = 32  # of its digest, in the name of an instance that an order brings
 
 
 class Catalogue:
@@ -48,6 +48,13 @@ class Catalogue:
         async with self._grown:
             self._grown.notify_all()
 
+    @staticmethod
+    def name(instance: str | Instance) -> str:
+        """What it is known by: one that is no part of the suite by its content, so that it is there once."""
+        if isinstance(instance, str):
+            return instance
+        return f"{instance.id}@{blake3(msgspec.msgpack.encode(instance)).hexdigest()[:DIGITS]}"
+
     async def row(self, instance: str | Instance) -> int | None:
         """Where it is in the ledger; None: there is none with this id."""
         if isinstance(instance, Instance):
@@ -72,10 +79,8 @@ class Catalogue:
             await self._ledger.plan(new)
 
     async def _bring(self, instance: Instance) -> int:
-        """An instance that is no part of the suite is known by its content: the same one is the same row."""
-        item = planned(instance, "an order")
-        digest = blake3(msgspec.msgpack.encode(instance)).hexdigest()[:DIGITS]
-        item = msgspec.structs.replace(item, name=f"{instance.id}@{digest}")
+        """Write an instance that an order brings, if it is not there."""
+        item = msgspec.structs.replace(planned(instance, "an order"), name=self.name(instance))
         known = await self._ledger.known(item.name)
         if known is not None:
             return known.id

@@ -19,7 +19,7 @@ from ..core.config import RunConfig, Serving
 from ..core.errors import HoldwaterError, Refused
 from ..core.events import Membership, Opened
 from ..core.groups import GroupTerms, cancelled
-from ..core.records import Attempt, Outcome, Verdict
+from ..core.records import Attempt, Instance, Outcome, Verdict
 from ..core.serving import PROTOCOL, Answer, Called, Health, Order, Result, Source, Stats, Steer
 from ..ledger.orders import KeyTaken, OrderRow
 from ..ledger.reader import Reader
@@ -92,16 +92,17 @@ class Desk:
     async def place(self, order: Order, key: str | None = None) -> Ticket:
         """Take an order, or find the one that has its key; `key` is its endpoint's. Raises `Refused`."""
         self._check(order)
-        asked = msgspec.msgpack.encode(order)
-        while (ticket := self._tickets.get(order.key)) is not None:
+        brought = order.instance
+        order = msgspec.structs.replace(order, instance=self._catalogue.name(brought))
+        if (ticket := self._tickets.get(order.key)) is not None:
             await asyncio.shield(ticket.placed)
-            if msgspec.msgpack.encode(ticket.order) != asked:
+            if ticket.order != order:
                 raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
             ticket.new = False
             return ticket
         ticket = self._tickets[order.key] = Ticket(order, key, self)
         try:
-            await self._write(ticket, asked)
+            await self._write(ticket, brought)
             self._service.counts.ordered()
         except BaseException as error:  # boundary: given back, then raised again
             del self._tickets[order.key]
@@ -253,13 +254,15 @@ class Desk:
             raise Refused("busy", f"{self.open} rollouts are open, {queue} may be", after=BUSY_SECONDS)
         self.open += order.size
 
-    async def _write(self, ticket: Ticket, asked: bytes) -> None:
+    async def _write(self, ticket: Ticket, brought: str | Instance) -> None:
         order = ticket.order
+        asked = msgspec.msgpack.encode(order)
         known = self._parked.get(order.key) or await self._ledger.order(order.key)
         if known is None:
             self._reserve(order)
             try:
-                known = await self._ledger.place(await self._row(order, asked), order.size)
+                row = OrderRow(0, order.key, asked, time.time(), await self._row(brought), ())
+                known = await self._ledger.place(row, order.size)
             except BaseException:  # boundary: given back, then raised again
                 self.open -= order.size
                 raise
@@ -270,13 +273,13 @@ class Desk:
         self._parked.pop(order.key, None)
         await self._take_up(ticket, known)
 
-    async def _row(self, order: Order, asked: bytes) -> OrderRow:
-        instance = await self._catalogue.row(order.instance)
-        if instance is None:
+    async def _row(self, instance: str | Instance) -> int:
+        row = await self._catalogue.row(instance)
+        if row is None:
             error = self._catalogue.error
             hint = f"the suite could not be read to its end: {error.message}" if error else ""
-            raise Refused("unknown", f"no such instance: `{order.instance}`"[:300], hint)
-        return OrderRow(0, order.key, asked, time.time(), instance, ())
+            raise Refused("unknown", f"no such instance: `{instance}`"[:300], hint)
+        return row
 
     async def _take_up(self, ticket: Ticket, row: OrderRow) -> None:
         """Whatever of it is not over is opened."""

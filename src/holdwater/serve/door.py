@@ -11,6 +11,7 @@ import os
 import re
 import socket as sockets
 import stat
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,19 +21,22 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from ..core.errors import BadInput, LedgerCorrupt, Refused, RunStopped
+from ..core.errors import BadInput, LedgerCorrupt, Refused, RunStopped, escaped
 from ..core.serving import LONGEST_KEY, Problem, Steer
 from ..gateway.server import LONGEST_SOCKET_PATH
 from ..ledger.blobs import Blobs, is_hash
+from ..rollout.duty import Duty
+from ..run.metrics import exposition
 from .body import Bodies
 from .desk import Desk
 from .guests import Complaints, Guests, peer_of, refusal
-from .orders import MODEL_KEY, Orders, document, problem_of
+from .orders import Orders, document, model_key, problem_of
 from .speech import Speech, speech_of
 from .terms import DoorTerms, Place, place_of, secured
 from .written import SERVER, SLICE
 
 CLOSING = 0.5  # seconds that answers get to leave when the door closes
+PATROL = 2.0  # seconds
 WAITING = 1024  # connections that wait to be accepted
 QUIET = ("busy", "draining", "conflict", "gone")  # what is no sign of a client that is wrong
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,7 +67,8 @@ class Door:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._orders = Orders(self._desk, self._bodies, tasks, self._terms.note, self._terms.spool)
             self._guests = Guests(self._handle, self._terms.connections, self._complaints)
-            stack.callback(tasks.create_task(self._guests.patrol()).cancel)
+            patrol = Duty("patrol", PATROL, self._guests.patrol)
+            stack.callback(tasks.create_task(patrol.perform(self._terms.note)).cancel)
             runner = web.ServerRunner(self._guests, shutdown_timeout=CLOSING)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -113,7 +118,9 @@ class Door:
         except ConnectionError:
             raise  # nobody is there any more to be told
         except Exception as error:  # boundary: one request's end, not the server's  # noqa: BLE001
-            problem = Problem(code="internal", message=f"{type(error).__name__}: {error}"[:2000])
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+            problem = Problem(code="internal", message=escaped(told)[:2000])
         return self._refuse(request, problem, speech)
 
     def _refuse(self, request: web.BaseRequest, problem: Problem, speech: Speech) -> web.StreamResponse:
@@ -153,7 +160,7 @@ class Door:
     async def _steer(self, request: web.BaseRequest, speech: Speech, name: str) -> web.StreamResponse:
         async with self._bodies.read(request) as body:
             to: Steer = speech.decode(body, Steer)
-        await self._desk.steer(to, request.headers.get(MODEL_KEY))
+        await self._desk.steer(to, model_key(request))
         return web.Response(status=204, headers=SERVER)
 
     async def _drain(self, request: web.BaseRequest, speech: Speech, name: str) -> web.StreamResponse:
@@ -168,8 +175,6 @@ class Door:
         return document(self._desk.stats(), speech)
 
     async def _metrics(self, request: web.BaseRequest, speech: Speech, name: str) -> web.StreamResponse:
-        from ..run.metrics import exposition
-
         body = exposition(self._desk.stats())
         return web.Response(body=body, headers={**SERVER, "Content-Type": PROMETHEUS})
 
@@ -180,10 +185,11 @@ class Door:
         response = web.StreamResponse(headers={**SERVER, "Content-Type": "application/octet-stream"})
         pieces = Blobs(self._terms.blobs).pieces(name, SLICE)
         try:
-            for piece in pieces:
-                if not response.prepared:
-                    await response.prepare(request)
+            piece = next(pieces, b"")
+            await response.prepare(request)
+            while piece:
                 await response.write(piece)
+                piece = next(pieces, b"")
         except LedgerCorrupt as error:
             raise Refused("internal" if response.prepared else "unknown", error.message) from None
         await response.write_eof()

@@ -21,12 +21,11 @@ from .speech import STATUS, Speech
 from .written import SERVER
 
 IDLE = 60.0  # seconds that a connection may be without a whole request
-LONGEST_HEADER = 16 * 1024
+LONGEST_HEADER = 64 * 1024
 MOST_HEADERS = 64
 READ_AHEAD = 64 * 1024  # bytes of a body that wait to be read
 LINGER = 2.0  # seconds in which the rest of a refused body is thrown away, so that the answer is read
 
-PATROL = 2.0  # seconds
 GONE = 15.0  # seconds without an answer from the other machine
 IN_VAIN = 2  # times at least that the same bytes were sent, or that it was asked whether it can read again
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
@@ -80,13 +79,11 @@ class Guests(web.Server):
         return _Guest(self, loop=self._loop, **self._kwargs)
 
     async def patrol(self) -> None:
-        """Close the connections of machines that are gone, until cancelled."""
-        while True:
-            await asyncio.sleep(PATROL)
-            for guest in self.connections:
-                transport = guest.transport
-                if transport is not None and _vanished(transport.get_extra_info("socket")):
-                    transport.abort()
+        """Close the connections of machines that are gone."""
+        for guest in self.connections:
+            transport = guest.transport
+            if transport is not None and _vanished(transport.get_extra_info("socket")):
+                transport.abort()
 
 
 class _Guest(RequestHandler):
@@ -132,7 +129,7 @@ def refusal(problem: Problem, speech: Speech) -> web.Response:
         headers["Retry-After"] = str(max(1, round(problem.after)))
     if problem.code == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(status=STATUS[problem.code], body=speech.encode(problem), headers=headers)
+    return web.Response(status=STATUS.get(problem.code, 500), body=speech.encode(problem), headers=headers)
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> str:
@@ -159,8 +156,11 @@ def _watch(sock: Any) -> None:
     """Have the kernel ask after a machine that we wait for."""
     if sock.family == socket.AF_UNIX:
         return
-    for option, value in KEEPALIVE.items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    try:
+        for option, value in KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    except OSError:
+        pass  # it hung up already, and that is heard in its place
 
 
 def _vanished(sock: Any) -> bool:
@@ -170,7 +170,10 @@ def _vanished(sock: Any) -> bool:
     """
     if sock.family == socket.AF_UNIX:
         return False
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    except OSError:
+        return True  # it is closed
     retransmits, probes, unacked, silent = TCP_INFO.unpack(info)
     in_vain = (unacked > 0 and retransmits >= IN_VAIN) or probes >= IN_VAIN
     return bool(in_vain and silent >= GONE * 1000)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ..core.errors import Refused
 from ..core.serving import Accepted, Answer, Order, Problem
+from .asked import check
 from .body import Bodies
 from .desk import Desk, Ticket
 from .follow import Follower
@@ -47,7 +48,9 @@ class Orders:
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
-        ticket = await self._placed(order, request.headers.get(MODEL_KEY))
+        check(order)
+        ticket = await self._placed(order, model_key(request))
+        order = ticket.order  # without the instance that it brought
         if speech.streamed:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
@@ -96,14 +99,13 @@ class Orders:
     async def _place(self, order: Order, key: str | None, placing: asyncio.Future[Ticket]) -> None:
         try:
             ticket = await self._desk.place(order, key)
+            if placing.cancelled():
+                await _leave(ticket)
+            else:
+                placing.set_result(ticket)
         except Exception as error:  # boundary: raised again where it is awaited  # noqa: BLE001
             if not placing.cancelled():
                 placing.set_exception(error)
-            return
-        if placing.cancelled():
-            await _leave(ticket)
-        else:
-            placing.set_result(ticket)
 
     async def _find(self, key: str) -> Ticket:
         ticket = await self._desk.find(key)
@@ -161,6 +163,14 @@ async def _leave(ticket: Ticket) -> None:
     """Nobody waits for it: from now on the desk counts the seconds."""
     async with ticket.attended():
         pass
+
+
+def model_key(request: web.BaseRequest) -> str | None:
+    """The key of an endpoint, which is passed on in a header: what cannot stand in one is refused."""
+    key = request.headers.get(MODEL_KEY)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise Refused("invalid", f"`{MODEL_KEY}` must be printable ASCII")
+    return key
 
 
 def problem_of(error: Refused) -> Problem:
