@@ -218,6 +218,8 @@ class LocalFleet:
         try:
             worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
         except OSError as error:
+            if not self._births.any:
+                raise
             self._unable(f"cannot be started: {error}")
             return None
         self._roster.add(worker)
