@@ -19,6 +19,7 @@ from . import orders, retention, schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory
 from .exchanges import spending
+from .journal import Journal
 from .orders import Closed, OrderRow
 from .standing import Known, Standing
 from .tally import TALLY, Counts, counts
@@ -74,6 +75,11 @@ class Ledger:
     async def settle(self, verdict: Verdict) -> bool:
         """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
         return await self._writer.do(self._settle, verdict)
+
+    async def forget_journal(self, worker: int) -> None:
+        """The worker is gone: once all that was settled before is committed, nobody needs its journal."""
+        await self._writer.do(lambda: None)
+        Journal(self.directory, worker, self.token).remove()
 
     async def close_sample(self, outcome: Outcome, keep: Keep = Keep.ALL) -> None:
         """Write what became of a sample, also in the place of what was written before; with it, what goes."""

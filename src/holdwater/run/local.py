@@ -36,7 +36,7 @@ from ..rollout.wire import (
     Welcome,
 )
 from ..sandbox.sweep import sweep_attempts
-from .fleet import Census, Condition, Emit, ToAttempt
+from .fleet import Census, Condition, Emit, Gone, ToAttempt
 from .governor import NEW_WORKER
 from .placement import Placement
 from .process import WorkerProcess
@@ -301,6 +301,7 @@ class LocalFleet:
             self._group.create_task(self._clear(list(worker.attempts)))
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
+        self._emit(Gone(worker=worker.number))
         self._staff()
         await self._placement.wake()
 

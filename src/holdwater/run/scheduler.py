@@ -60,7 +60,7 @@ from .admission import Admission, Asks
 from .customers import Customers, own_fault
 from .deadlines import Deadlines
 from .feed import Feed
-from .fleet import Fleet, News
+from .fleet import Fleet, Gone, News
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
@@ -202,6 +202,8 @@ class Scheduler:
                 self._spawn(self._ledger.note(kind, message, attempt))
             case Said(line=line):
                 self._say(line)
+            case Gone(worker=worker):
+                self._spawn(self._ledger.forget_journal(worker))
             case Arrived(attempt=attempt):
                 self._deadlines.wait(attempt)
                 self._take(Joined(attempt=attempt))
