@@ -50,7 +50,9 @@ async def solve(instance, sandbox, model):
         messages.append((await model.chat(messages))["choices"][0]["message"])
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if end == "hang":
+    if end == "wait":
+        (HERE / f"{name}.waits").touch()
+    if end in ("hang", "wait"):
         await asyncio.sleep(3600)
     if end == "refuse":
         await model.chat([{"role": "user", "content": "refuse"}])
@@ -108,6 +110,9 @@ class Scene:
     @property
     def model(self) -> ModelChoice:
         return ModelChoice(source=Source.ENDPOINT, url=self.upstream.url, name="m")
+
+    async def waits(self, why: str) -> bool:
+        return (await self.client.stats()).waiting.get(why, 0) > 0
 
     def scored(self, name: str) -> list[list[Any]]:
         """What the hook saw of the members, each time."""
@@ -238,8 +243,12 @@ async def test_groups_that_do_not_fit_at_once_run_one_after_the_other(serving: S
 async def test_groups_whose_memory_does_not_fit_at_once_run_one_after_the_other(serving: Server) -> None:
     async with scene(serving) as s:
         names = [f"memory-{n}" for n in range(3)]
-        limits = Ask(memory=300 * MiB)
-        results = await asyncio.gather(*(s.group(name, 2, limits=limits) for name in names))
+        s.upstream.gate.clear()
+        asked = [asyncio.create_task(s.group(name, 2, limits=Ask(memory=300 * MiB))) for name in names]
+        await eventually(lambda: s.upstream.waiting == 2, 10.0)
+        await eventually(lambda: s.waits("memory"), 10.0)
+        s.upstream.gate.set()
+        results = [await one for one in asked]
 
         assert all(result.together for result in results)
         assert s.upstream.most == 2
@@ -254,3 +263,17 @@ async def test_a_hook_that_raises_is_nobodys_zero(serving: Server) -> None:
         assert rewards(result) == [None, None]
         assert len(s.scored("raises")) == 2
         assert sum(s.upstream.asked.values()) == 4  # the second time is answered from the record
+
+
+async def test_a_group_whose_server_dies_goes_on_with_what_is_left_of_its_terms(serving: Server) -> None:
+    """One member was replaced before: after that nobody else is."""
+    async with scene(serving) as s:
+        ends = {"0": "refuse", "3": "wait", "4": "refuse"}
+        running = asyncio.create_task(s.group("killed", 3, GroupTerms(replace=1), ends=ends))
+        await eventually((serving.place / "killed.waits").exists, 10.0)
+        serving.kill()
+        serving.start()
+        result = await running
+
+        assert Counter(map(str, failures(result))) == {"None": 2, "('model', 'invalid')": 2}
+        assert (result.together, [len(seen) for seen in s.scored("killed")]) == (True, [2])
