@@ -76,13 +76,16 @@ BODIES = 8
 
 
 class Model:
-    """An endpoint that counts what it is asked; `gate` holds its replies while it is clear."""
+    """An endpoint that counts what it is asked; `gate` holds its replies while it is clear.
+
+    It does not take what says `refuse`.
+    """
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()  # by the whole conversation
         self.gate = asyncio.Event()
         self.gate.set()
-        self.waiting = 0
+        self.waiting = self.most = 0
         self.url = ""
         self.refuses = 0  # the status that everybody gets
         self.bodies: list[dict[str, Any]] = []  # bound: BODIES
@@ -94,7 +97,10 @@ class Model:
         self.bodies = [*self.bodies, body][-BODIES:]
         if self.refuses:
             return web.json_response({"error": {"message": "refused"}}, status=self.refuses)
+        if said[-1] == "refuse":
+            return web.json_response({"error": {"message": "no such thing", "code": "invalid"}}, status=400)
         self.waiting += 1
+        self.most = max(self.most, self.waiting)
         try:
             await self.gate.wait()
         finally:
@@ -124,11 +130,11 @@ async def model() -> AsyncIterator[Model]:
 class Server:
     """`holdwater serve`, which can be killed and started again."""
 
-    def __init__(self, place: Path, *flags: str) -> None:
+    def __init__(self, place: Path, *flags: str, suite: str = SUITE) -> None:
         self.place = place
         self.out = place / "run"
         self.url = f"http://127.0.0.1:{_free_port()}"
-        (place / "scene.py").write_text(SUITE)
+        (place / "scene.py").write_text(suite)
         self.words = [
             "serve",
             str(place / "scene.py:suite"),
@@ -191,8 +197,8 @@ class Server:
 
 
 @contextmanager
-def server(place: Path, *flags: str) -> Iterator[Server]:
-    found = Server(place, *flags)
+def server(place: Path, *flags: str, suite: str = SUITE) -> Iterator[Server]:
+    found = Server(place, *flags, suite=suite)
     found.start()
     try:
         yield found

@@ -1,0 +1,367 @@
+"""A trainer that is the model itself: its answers reach whom they are for, whatever breaks in between."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.serve_scene import Server, eventually, kill, server
+from tests.speech import DIALECTS, speak, text_of
+
+import holdwater as hw
+from holdwater.client import (
+    Answer,
+    AnyEvent,
+    Ask,
+    AsyncClient,
+    Call,
+    Called,
+    Dropped,
+    GroupTerms,
+    ModelChoice,
+    Order,
+    OrderRefused,
+    Rollout,
+    Source,
+)
+from holdwater.core.records import MiB
+from holdwater.gateway.dialects import Place
+from holdwater.gateway.routes import DIALECTS as SPOKEN
+
+SUITE = '''
+import asyncio
+from pathlib import Path
+import aiohttp
+import holdwater as hw
+
+HERE = Path(__file__).parent
+
+
+async def solve(instance, sandbox, model):
+    """Posts what it was told to, one after the other; what it was answered, as it came."""
+    answers = []
+    headers = {"Authorization": f"Bearer {model.key}", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for path, body, more in instance.data["requests"]:
+            data = open(HERE / body[1:], "rb") if body.startswith("@") else body.encode()
+            url = model.url.removesuffix("/v1") + path
+            async with http.post(url, data=data, headers=more) as response:
+                answers.append([response.status, await response.text()])
+    return answers
+
+
+async def grade(instance, sandbox, answer):
+    while instance.data.get("slow") and not (HERE / "graded").exists():
+        await asyncio.sleep(0.02)
+    return answer is not None
+
+
+suite = hw.Suite(name="held", instances=list, grade=grade, group=lambda instance, members: None)
+'''
+WAYS = [(dialect, stream) for dialect in DIALECTS for stream in (False, True)]
+SIZES = [24, pytest.param(104, marks=pytest.mark.proof)]
+SLOTS = 128
+HELD = ModelChoice(source=Source.TRAINER)
+TRAINER = """
+import asyncio, json, sys
+from holdwater.client import AsyncClient, Instance
+
+async def silent(call):
+    await asyncio.sleep(3600)
+
+async def main(url):
+    instances = [Instance(**one) for one in json.load(sys.stdin)]
+    async with AsyncClient(url) as client:
+        await asyncio.gather(*(client.run(one, policy=silent) for one in instances))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = ("--workers", "1", "--concurrency", str(SLOTS), "--ungoverned", "--grace", "1")
+    with server(tmp_path_factory.mktemp("held"), *flags, suite=SUITE) as found:
+        yield found
+
+
+@asynccontextmanager
+async def scene(serve: Server, url: str = "") -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(url or serve.url, patience=20.0) as client:
+        await serve.ready(client)
+        yield client
+        await eventually(lambda: idle(client), 10.0)
+
+
+async def idle(client: AsyncClient) -> bool:
+    stats = await client.stats()
+    return (stats.held, stats.running, stats.orders["open"]) == (0, 0, 0)
+
+
+async def held(client: AsyncClient, count: int) -> bool:
+    return (await client.stats()).held == count
+
+
+def talk(name: str, way: tuple[str, bool], turns: int = 1, **data: Any) -> hw.Instance:
+    """An agent that says its turns in one dialect. What it was answered before is always the same to it."""
+    dialect, stream = way
+    requests = []
+    for turn in range(turns):
+        texts = [text for n in range(turn) for text in (f"{name} {n}", "so")]
+        request = speak(dialect, *texts, f"{name} {turn}", stream=stream)
+        requests.append([request.path, request.body.decode(), dict(request.headers)])
+    return hw.Instance(id=name, data={"requests": requests, **data})
+
+
+def talks(name: str, count: int, turns: int = 1) -> dict[str, tuple[str, bool]]:
+    return {f"{name}-{n}": WAYS[n % len(WAYS)] for n in range(count)}
+
+
+def said(call: Call) -> str:
+    """What the agent said last."""
+    return str(call.chat["messages"][-1]["content"])
+
+
+def heard(way: tuple[str, bool], rollout: Rollout) -> list[str]:
+    """What the agent was answered."""
+    dialect, stream = way
+    found = []
+    for status, body in rollout.answer:
+        assert status == 200, body
+        if stream:
+            reader = SPOKEN[dialect].stream(SPOKEN[dialect].ask({}, Place("v1beta/models/m:x"), None))
+            assert list(reader.events(body.encode()))
+            body = reader.reply()
+        found.append(text_of(dialect, json.loads(body)))
+    return found
+
+
+class Trainer:
+    """Holds back its answers until it is told `go`."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.asked: Counter[str] = Counter()
+        self.waiting = 0
+
+    async def __call__(self, call: Call) -> str:
+        text = said(call)
+        self.asked[text] += 1
+        self.waiting += 1
+        try:
+            await self.go.wait()
+        finally:
+            self.waiting -= 1
+        return f"to {text}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_each_of_many_calls_at_once_gets_its_own_answer(serving: Server, size: int) -> None:
+    trainer = Trainer()
+    async with scene(serving) as client:
+        ways = talks(f"own-{size}", size)
+        runs = {n: asyncio.create_task(client.run(talk(n, way), policy=trainer)) for n, way in ways.items()}
+        await eventually(lambda: trainer.waiting == size, 30.0)
+        assert await held(client, size)
+        trainer.go.set()
+        found = {name: heard(ways[name], await run) for name, run in runs.items()}
+
+    assert found == {name: [f"to {name} 0"] for name in ways}
+    assert set(trainer.asked.values()) == {1}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_trainer_that_is_killed_leaves_no_call_behind(serving: Server, size: int) -> None:
+    instances = [talk(name, way) for name, way in talks(f"dies-{size}", size).items()]
+    async with scene(serving) as client:
+        before = (await client.stats()).rollouts.get("cancelled", 0)
+        told = json.dumps([{"id": one.id, "data": one.data} for one in instances])
+        trainer = subprocess.Popen([sys.executable, "-c", TRAINER, serving.url], stdin=subprocess.PIPE)
+        assert trainer.stdin is not None
+        trainer.stdin.write(told.encode())
+        trainer.stdin.close()
+        await eventually(lambda: held(client, size), 30.0)
+
+        trainer.kill()
+        trainer.wait()
+
+        began = time.monotonic()
+        await eventually(lambda: idle(client), 10.0)
+        assert time.monotonic() - began < 5.0
+        assert (await client.stats()).rollouts["cancelled"] - before == size
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
+    serving: Server, size: int
+) -> None:
+    """Some time out while they are being graded, others wait on: what is late is told so."""
+    (serving.place / "graded").unlink(missing_ok=True)
+    trainer, dropped, calls = Trainer(), Counter[str](), dict[str, str]()
+
+    def event(name: str) -> Callable[[AnyEvent], None]:
+        def tell(event: AnyEvent) -> None:
+            if isinstance(event, Called):
+                calls[name] = event.call
+            dropped[name] += isinstance(event, Dropped)
+
+        return tell
+
+    async with scene(serving) as client:
+        late, others = talks(f"late-{size}", size // 2), talks(f"others-{size}", size // 2)
+        waiting = {n: asyncio.create_task(client.run(talk(n, w), policy=trainer)) for n, w in others.items()}
+        ended = {
+            n: asyncio.create_task(
+                client.run(
+                    talk(n, w, slow=True), policy=trainer, on_event=event(n), key=n, limits=Ask(acting=1.5)
+                )
+            )
+            for n, w in late.items()
+        }
+        await eventually(lambda: trainer.asked.total() == size, 30.0)
+        await eventually(lambda: dropped.total() == len(late), 30.0)
+        for name, call in calls.items():
+            with pytest.raises(OrderRefused) as refused:
+                await client.answer(name, Answer(call=call, text="too late"))
+            assert refused.value.code == "gone"
+        (serving.place / "graded").touch()
+        rollouts = [await run for run in ended.values()]
+        trainer.go.set()
+        found = {name: heard(others[name], await run) for name, run in waiting.items()}
+
+    assert set(dropped.values()) == {1} and dropped.keys() == late.keys()
+    assert {rollout.failure and rollout.failure.kind for rollout in rollouts} == {"timeout"}
+    assert {rollout.failure and rollout.failure.where for rollout in rollouts} == {"limit"}
+    assert found == {name: [f"to {name} 0"] for name in others}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_worker_that_is_killed_with_calls_held_is_asked_no_turn_again(
+    serving: Server, size: int
+) -> None:
+    first, second = Trainer(), Trainer()
+    first.go.set()
+
+    async def trainer(call: Call) -> str:
+        return await (second if said(call).endswith(" 1") else first)(call)
+
+    async with scene(serving) as client:
+        ways = talks(f"killed-{size}", size)
+        runs = {
+            n: asyncio.create_task(client.run(talk(n, way, turns=3), policy=trainer))
+            for n, way in ways.items()
+        }
+        await eventually(lambda: second.waiting == size, 30.0)
+        kill(serving.workers()[0])
+        await eventually(lambda: second.asked.total() == 2 * size, 30.0)
+        second.go.set()
+        found = {name: heard(ways[name], await run) for name, run in runs.items()}
+
+    assert found == {name: [f"to {name} {turn}" for turn in range(3)] for name in ways}
+    assert set(first.asked.values()) == {1} and len(first.asked) == 2 * size
+    assert set(second.asked.values()) == {2}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_client_whose_connections_break_comes_back_and_answers(serving: Server, size: int) -> None:
+    trainer = Trainer()
+    async with line(serving) as (url, cut), scene(serving, url) as client:
+        ways = talks(f"broken-{size}", size)
+        runs = {
+            n: asyncio.create_task(client.run(talk(n, way, turns=2), policy=trainer))
+            for n, way in ways.items()
+        }
+        await eventually(lambda: trainer.waiting == size, 30.0)
+        cut()
+        trainer.go.set()
+        found = {name: heard(ways[name], await run) for name, run in runs.items()}
+
+    assert found == {name: [f"to {name} {turn}" for turn in range(2)] for name in ways}
+    assert set(trainer.asked.values()) == {1}
+
+
+@asynccontextmanager
+async def line(serve: Server) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A line to the server, and what cuts all connections over it."""
+    host, port = serve.url.removeprefix("http://").split(":")
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass  # it was cut
+        finally:
+            writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far, back = await asyncio.open_connection(host, int(port))
+        writers.update((writer, back))
+        async with asyncio.TaskGroup() as both:
+            both.create_task(pump(reader, back))
+            both.create_task(pump(far, writer))
+        writers.difference_update((writer, back))
+
+    def cut() -> None:
+        for writer in writers:
+            writer.transport.abort()
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", cut
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_group_as_large_as_can_be_is_answered_by_its_trainer(serving: Server, size: int) -> None:
+    trainer = Trainer()
+    trainer.go.set()
+    async with scene(serving) as client:
+        result = await client.run_group(talk(f"group-{size}", WAYS[0], turns=2), size, policy=trainer)
+
+    assert {rollout.outcome for rollout in result.rollouts} == {"passed"}
+    assert set(trainer.asked.values()) == {size}
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_what_was_handed_to_the_trainer_is_not_kept_while_it_thinks(serving: Server, size: int) -> None:
+    """Images of 1 MB: the agents read them from a file as they send them."""
+    for n in range(size):
+        (serving.place / f"image-{n}").write_bytes(image(n))
+    trainer = Trainer()
+    async with scene(serving) as client:
+        (worker,) = map(psutil.Process, serving.workers())
+        before = worker.memory_info().rss
+        runs = [asyncio.create_task(client.run(shown(n, size), policy=trainer)) for n in range(size)]
+        await eventually(lambda: trainer.waiting == size, 60.0)
+        after = worker.memory_info().rss
+        trainer.go.set()
+        rollouts = [await run for run in runs]
+
+    assert {rollout.outcome for rollout in rollouts} == {"passed"}
+    assert after - before < size * MiB / 2, f"{(after - before) / MiB:.0f} MiB more"
+
+
+def image(number: int) -> bytes:
+    data = base64.b64encode(os.urandom(MiB * 3 // 4)).decode()
+    url = {"url": f"data:image/png;base64,{data}"}
+    content = [{"type": "text", "text": f"image {number}"}, {"type": "image_url", "image_url": url}]
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+
+
+def shown(number: int, size: int) -> hw.Instance:
+    requests = [["/v1/chat/completions", f"@image-{number}", {}]]
+    return hw.Instance(id=f"shown-{size}-{number}", data={"requests": requests})
