@@ -53,6 +53,12 @@ class Seen(NamedTuple):
         half = [(float(done), float(size)) for done, size in self.samples if done >= total / 2]
         return fitted([done for done, _ in half], [size for _, size in half])
 
+    def tenths(self) -> list[float]:
+        """The mean of memory in each tenth of the rollouts, as far as there are readings."""
+        total = self.samples[-1][0]
+        parts = [[size for done, size in self.samples if done * 10 // (total + 1) == n] for n in range(10)]
+        return [sum(part) / len(part) for part in parts if part]
+
 
 def measured(pid: int, work: Callable[[], None], done: Callable[[], int] = lambda: 0) -> Seen:
     """Let `work` happen; `done` says how many rollouts are over."""

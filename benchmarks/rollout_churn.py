@@ -50,7 +50,7 @@ class Works(msgspec.Struct, frozen=True):
 FULL = Works(
     images=Work("image", 40, 4, 45, IMAGE),
     talks=Work("text", 512, 256, 20, TEXT),
-    churn=Work("text", 10_000, 64, 2, TEXT),
+    churn=Work("text", 20_000, 64, 2, TEXT),  # the slope is that of the second half
 )
 QUICK = Works(
     images=Work("image", 4, 4, 10, IMAGE),
@@ -105,6 +105,7 @@ def churn(directory: Path, works: Works, peers: bool) -> list[Row]:
     seen = _ours(directory / "churn", work)
     rows = [
         _sloped(work, seen),
+        Row(f"{work}: memory in each tenth", " ".join(f"{mean / MB:.1f}" for mean in seen.tenths()), "MB"),
         Row(f"{work}: peak memory", round(seen.peak / MB, 1), "MB"),
         *_rested(work, seen, None),
         Row(f"{work}: CPU a turn", round(1000 * seen.cpu / work.calls, 2), "ms"),
