@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.gateway_scene import connect
 
 from holdwater.core.config import RunConfig, Serving
 from holdwater.core.records import Exchange, Limits
 from holdwater.core.serving import Answer, ModelChoice, Source
-from holdwater.gateway.client import connect
 from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
@@ -94,7 +94,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(place: Path, url: str | None = None, **options: Any) -> AsyncIterator[Worker]:
+async def worker(
+    place: Path, url: str | None = None, keep_alive: float = 15.0, **options: Any
+) -> AsyncIterator[Worker]:
     place.mkdir(exist_ok=True)
     directory = RunDirectory.create(place / "run")
     options = {"serving": Serving(), **options}
@@ -105,7 +107,13 @@ async def worker(place: Path, url: str | None = None, **options: Any) -> AsyncIt
     async with AsyncExitStack() as stack:
         made.models = await stack.enter_async_context(Models(welcome, directory, made.emit))
         made.gateway = await stack.enter_async_context(
-            Gateway(made.models.upstream, place / "s", model=config.model, terms=terms_of(config))
+            Gateway(
+                made.models.upstream,
+                place / "s",
+                model=config.model,
+                keep_alive=keep_alive,
+                terms=terms_of(config),
+            )
         )
         made.http = await stack.enter_async_context(connect(made.gateway.socket))
         yield made

@@ -72,6 +72,9 @@ suite = hw.Suite(name="scene", instances=instances, grade=grade, group=group)
 '''
 
 
+BODIES = 8
+
+
 class Model:
     """An endpoint that counts what it is asked; `gate` holds its replies while it is clear.
 
@@ -84,11 +87,16 @@ class Model:
         self.gate.set()
         self.waiting = self.most = 0
         self.url = ""
+        self.refuses = 0  # the status that everybody gets
+        self.bodies: list[dict[str, Any]] = []  # bound: BODIES
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         said = [str(message["content"]) for message in body["messages"]]
         self.asked["|".join(said)] += 1
+        self.bodies = [*self.bodies, body][-BODIES:]
+        if self.refuses:
+            return web.json_response({"error": {"message": "refused"}}, status=self.refuses)
         if said[-1] == "refuse":
             return web.json_response({"error": {"message": "no such thing", "code": "invalid"}}, status=400)
         self.waiting += 1

@@ -133,7 +133,8 @@ async def test_a_killed_worker_is_told_and_replaced_at_once(tmp_path: Path) -> N
     [
         ("dies", "exited with 1: the licence server is down", 60.0),
         pytest.param("refuses", "the licence server is down", 60.0, marks=pytest.mark.proof),
-        pytest.param("hangs", "not ready after", 3.0, marks=pytest.mark.proof),
+        pytest.param("hangs", "not ready after", 6.0, marks=pytest.mark.proof),
+        pytest.param("no log", "cannot be started", 60.0, marks=pytest.mark.proof),
     ],
 )
 async def test_who_cannot_start_is_told_within_seconds_while_others_serve(
@@ -143,13 +144,18 @@ async def test_who_cannot_start_is_told_within_seconds_while_others_serve(
     async with fleet(tmp_path, workers=2, concurrency=4, serving=serving) as scene:
         await until("both", lambda: ready(scene, 2))
         (tmp_path / "trouble").write_text(trouble)
+        if trouble == "no log":
+            (tmp_path / "run" / "logs").rename(tmp_path / "run" / "elsewhere")
 
         os.kill(next(iter(scene.hosts())), signal.SIGKILL)
 
-        await until("it is told", lambda: reason in scene.fleet.condition().unfit, seconds=6)
+        within = 6 + (starting if trouble == "hangs" else 0)
+        await until("it is told", lambda: reason in scene.fleet.condition().unfit, within)
         assert ready(scene, 1) and scene.fleet.condition().wanted == 2
         await scene.pid(await scene.start("pass"))
         (tmp_path / "trouble").unlink()
+        if trouble == "no log":
+            (tmp_path / "run" / "elsewhere").rename(tmp_path / "run" / "logs")
         await until("it could be started", lambda: ready(scene, 2), seconds=10)
         assert scene.fleet.condition().unfit == ""
         assert len(scene.noted("worker.unfit")) == 1 and scene.unfit() == []

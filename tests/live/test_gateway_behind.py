@@ -38,7 +38,7 @@ class Server:
 
 
 def model_of(w, session):
-    return ChatClient(w.http, w.gateway.url, w.gateway.url, session.key, "asked")
+    return ChatClient(w.gateway.ask, w.gateway.url, w.gateway.url, session.key, "asked")
 
 
 async def said(w, session, *texts):

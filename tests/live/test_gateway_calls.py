@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gzip
+import io
 import json
 import random
 import stat
@@ -203,7 +204,18 @@ def canonical(requests):
     return sorted(json.dumps(request, sort_keys=True) for request in requests)
 
 
-async def test_the_record_is_what_the_upstream_saw_through_branches_and_media():
+async def by_http(s, messages, **options):
+    body = json.dumps({"model": MODEL, "messages": messages, **options}).encode()
+    async with s.post(io.BytesIO(body)) as response:
+        return await response.json()
+
+
+async def in_process(s, messages, **options):
+    return await s.client.chat(messages, **options)
+
+
+@pytest.mark.parametrize("chat", [by_http, in_process])
+async def test_the_record_is_what_the_upstream_saw_through_branches_and_media(chat):
     rng = random.Random(3)
     images = ["data:image/png;base64," + base64.b64encode(rng.randbytes(n)).decode() for n in (5000, 400_000)]
     seen = Seen()
@@ -217,11 +229,11 @@ async def test_the_record_is_what_the_upstream_saw_through_branches_and_media():
             ]
             if turn == 7:
                 history = [*history[:3], {"role": "user", "content": "the story so far"}]
-            reply = await s.client.chat(history, tools=[{"n": turn // 5}])
+            reply = await chat(s, history, tools=[{"n": turn // 5}])
             history = [*history, reply["choices"][0]["message"]]
             async with asyncio.TaskGroup() as side:
                 for text in ("title", "summary"):
-                    side.create_task(s.client.chat([{"role": "user", "content": text}]))
+                    side.create_task(chat(s, [{"role": "user", "content": text}]))
         assert canonical(s.log.requests()) == canonical(map(json.loads, seen.bodies))
         assert len(s.log.blobs) == 2
         stored = sum(len(message) for e in s.log.exchanges for message in map(bytes, e.append))

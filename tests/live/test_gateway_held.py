@@ -9,6 +9,7 @@ import tracemalloc
 import weakref
 from contextlib import AsyncExitStack
 
+import aiohttp
 import pytest
 from tests.held_scene import Held, Trainer, Unheld, worker
 from tests.speech import DIALECTS, message_of, send, speak, text_of
@@ -208,7 +209,7 @@ async def test_bodies_are_gone_while_calls_are_held(tmp_path):
     """Twenty requests of 1 MB that begin alike: what is held of each is what is new."""
     long = {"role": "user", "content": "x" * MiB}
     async with worker(tmp_path) as w, w.session(1) as session, asyncio.TaskGroup() as group:
-        model = ChatClient(w.http, w.gateway.url, w.gateway.url, session.key, "m")
+        model = ChatClient(w.gateway.ask, w.gateway.url, w.gateway.url, session.key, "m")
         Trainer(w, lambda dialect, request: {"text": "ok"})
         await model.chat([long])
         w.on = lambda message: None
@@ -267,3 +268,24 @@ async def test_nothing_of_an_attempt_waits_for_a_collection(tmp_path):
                 await w.until(lambda _, refs=(held, ended): not any(ref() for ref in refs))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_who_reads_events_is_kept_alive_while_nobody_answers(tmp_path, dialect):
+    async with worker(tmp_path, keep_alive=0.01) as w, w.session(1) as session, asyncio.TaskGroup() as group:
+        sign = SPOKEN[dialect].keep_alive
+        async with send(Client(w, session), speak(dialect, "x", stream=True)) as response:
+            for _ in range(3):
+                assert await response.content.readexactly(len(sign)) == sign
+            w.answer(1, 1, text="at last", version="9")
+            assert b"at last" in await response.read()
+        async with send(Client(w, session), speak(dialect, "x", stream=True)) as response:
+            assert await response.content.readexactly(len(sign)) == sign
+            w.answer(1, 2, error="too late for a status")
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+        plain = group.create_task(said(Client(w, session), dialect, False, "x"))
+        await w.until(lambda _: len(w.of(Held)) == 3)
+        w.answer(1, 3, error="no")
+        assert (await plain)[0] == 502
+    assert [(e.status, e.version) for e in w.exchanges(1)] == [(200, "9"), (499, ""), (502, "")]

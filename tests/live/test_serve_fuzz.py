@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.door_scene import EVENTS, FRAMES, JSON, MSGPACK, Reading, scene
 
-from holdwater.core.serving import PROTOCOL, Answer, Finished, Order, Problem
+from holdwater.core.groups import GroupTerms
+from holdwater.core.records import Ask, Instance, Network, Start
+from holdwater.core.serving import PROTOCOL, Answer, Finished, ModelChoice, Order, Problem, Source
 from holdwater.serve import body as bodies
 from holdwater.serve import guests
 from holdwater.serve.speech import STATUS
@@ -139,6 +141,33 @@ async def test_a_wrong_order_is_told_what_is_wrong_with_it(body, code, message):
             assert message in problem.message
         (note,) = s.notes
         assert note[0] == f"serve.{code}" and note[1].isprintable()
+        assert s.desk.tickets == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"limits": Ask(acting=-5.0)}, "limits.acting"),
+        ({"limits": Ask(acting=float("nan"))}, "limits.acting"),
+        ({"limits": Ask(requests=0)}, "limits.requests"),
+        ({"group": GroupTerms(quorum=0)}, "group.quorum"),
+        ({"group": GroupTerms(patience=float("inf"))}, "group.patience"),
+        ({"model": ModelChoice(source=Source.ENDPOINT, url="file:///etc/passwd")}, "model.url"),
+        ({"model": ModelChoice(source=Source.ENDPOINT, url="http://[::1")}, "model.url"),
+        ({"sampling": {"x": msgspec.msgpack.Ext(5, b"x")}}, "sampling"),
+        ({"instance": Instance(id="i", directory="/etc")}, "instance.directory"),
+        ({"instance": Instance(id="i", start=Start(build="/etc"))}, "instance.start.build"),
+        ({"instance": Instance(id="i", grader=Start(network=Network.OPEN))}, "instance.grader.network"),
+        ({"instance": Instance(id="i", start=Start(env={"A": "${HOME}"}))}, "instance.start.env"),
+        ({"instance": Instance(id="i", limits=Ask(memory=-1))}, "instance.limits.memory"),
+    ],
+)
+async def test_what_no_client_may_ask_for_is_refused_by_its_name(more, field):
+    async with scene() as s, s.post(Order(**{"key": "a", "instance": "i", **more}), packed=True) as response:
+        problem = msgspec.json.decode(await response.read(), type=Problem)
+
+        assert (response.status, problem.code) == (400, "invalid")
+        assert problem.message.startswith(f"`{field}` ")
         assert s.desk.tickets == {}
 
 

@@ -47,6 +47,7 @@ class Group(msgspec.Struct):
     started: bool = False
     scoring: bool = False
     cut_at: float | None = None
+    was_cut: bool = False
 
     def enlist(self, sample: int) -> None:
         """A member was opened, at first or in the place of another."""

@@ -38,52 +38,12 @@ from .events import (
 )
 from .failures import DISK, POISON
 from .groups import Group, Standing, cut, straggled
-from .policy import Next, Policy, Result, Spent, decide, outcome_kind, rank
+from .policy import Next, Policy, Result, Spent, decide, rank
 from .records import Attempt, Failure, Outcome, Where
+from .state import CUT, WHOLE, Key, Sample, State, outcome_of
 
 LOG_BOUND = 4096
 EARLY = 0.05  # seconds before its time that a timer may fire; earlier, it belongs to another `Wake`
-
-
-class Sample(msgspec.Struct):
-    """An open sample: pulled, not closed."""
-
-    instance: int
-    sample: int
-    number: int
-    spent: Spent
-    losses: int = 0
-    preemptions: int = 0
-    running: Attempt | None = None
-    best: Result | None = None
-    regrades: int | None = None
-    group: int | None = None
-    withdrawn: Failure | None = None  # nobody wants it any more
-
-
-Key = tuple[int, int]  # instance, sample; or a group, and one of these:
-WHOLE = -1  # all of its members are ready
-CUT = -2  # its stragglers' time is over
-
-
-class State(msgspec.Struct):
-    """Everything that the planner knows."""
-
-    policy: Policy
-    next_attempt: int
-    open: dict[Key, Sample] = {}  # bound: `_window` samples, or what may be ordered at once
-    groups: dict[int, Group] = {}  # bound: as `open`
-    ready: list[Key] = []
-    members: list[Key] = []  # ready, and of a group that has its slots
-    alone: list[Key] = []  # ready, but in a worker of their own
-    delayed: list[tuple[float, Key]] = []  # a heap
-    running: dict[int, Key] = {}  # bound: `policy.concurrency`
-    pulling: int = 0
-    exhausted: bool = False
-    draining: bool = False
-    aborted: bool = False
-    finished: bool = False
-    wake_at: float | None = None
 
 
 class Plan:
@@ -120,8 +80,8 @@ class Plan:
     def waiting(self) -> dict[str, int]:
         """Why the samples that do not run are waiting."""
         counts = {
-            "slot": sum(map(self._places, self._ready)),
-            "a worker of its own": sum(map(self._places, self._alone)),
+            "slot": sum(map(self._state.places, self._ready)),
+            "a worker of its own": sum(map(self._state.places, self._alone)),
             "back-off": sum(1 for _, key in self._state.delayed if key[1] != CUT),
         }
         return {why: count for why, count in counts.items() if count}
@@ -204,8 +164,8 @@ class Plan:
         lost = result.where is Where.WORKER and result.kind != POISON
         if not lost and result.where is not Where.INTERRUPTED:
             return self._judged(key, sample, result, at)
-        if sample.withdrawn is not None:
-            return self._refuse(key, sample.withdrawn)
+        if (unwanted := self._unwanted(sample)) is not None:
+            return self._refuse(key, unwanted)
         sample.losses += lost
         sample.preemptions += not lost and result.kind != DISK  # for want of disk nobody is preempted
         self._queue(key, first=True)
@@ -213,7 +173,7 @@ class Plan:
 
     def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
         """A verdict with blame: another try, or the end of the sample."""
-        last = sample.regrades is not None or sample.withdrawn is not None
+        last = sample.regrades is not None or self._unwanted(sample) is not None
         following = None if last else decide(result, sample.spent, self._policy_for(sample))
         if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
@@ -222,13 +182,18 @@ class Plan:
             return []
         del self._state.open[key]
         spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
-        outcome = _outcome(sample, sample.best, spent=spent)
+        outcome = outcome_of(sample, sample.best, spent=spent)
         return [Close(outcome=outcome), *self._parted(sample, outcome)]
 
     def _policy_for(self, sample: Sample) -> Policy:
         """Members of a group have one round: they are compared with each other as they are."""
         policy = self._state.policy
         return policy if sample.group is None else msgspec.structs.replace(policy, attempts=1)
+
+    def _unwanted(self, sample: Sample) -> Failure | None:
+        """Why it is not tried again, if that is so: nobody wants it, or its group was cut."""
+        group = self._state.groups.get(sample.group) if sample.group is not None else None
+        return sample.withdrawn or (cut(group.terms) if group is not None and group.was_cut else None)
 
     def _again(self, key: Key, sample: Sample, following: Next, at: float) -> None:
         sample.spent = Spent(following.round, following.retries, following.scale)
@@ -243,7 +208,7 @@ class Plan:
         key = self._state.running.get(attempt)
         if key is None or self._state.open[key].preemptions >= self._state.policy.preemptions:
             return []
-        group = self._group_of(key)
+        group = self._state.group_of(key)
         if group is not None and group.members[key[1]] is Standing.ARRIVED:
             return []  # nearly done, and others wait with it
         return [Interrupt(attempt=attempt)]
@@ -258,7 +223,7 @@ class Plan:
         if sample.running is not None:
             return [End(attempt=sample.running.id, failure=failure)]
         self._unqueue(key)
-        group = self._group_of(key)
+        group = self._state.group_of(key)
         if group is not None and not group.started:
             sample.group = None
             if not group.dismiss(key[1]):
@@ -271,7 +236,7 @@ class Plan:
 
     def _joined(self, attempt: int, at: float) -> list[AnyCommand]:
         key = self._state.running.get(attempt)
-        group = self._group_of(key) if key is not None else None
+        group = self._state.group_of(key) if key is not None else None
         if key is None or group is None:
             return []
         group.members[key[1]] = Standing.ARRIVED
@@ -303,6 +268,7 @@ class Plan:
 
     def _cut(self, group: Group) -> list[AnyCommand]:
         """Who acts is graded on what it left; who waits for another try is not tried again."""
+        group.was_cut = True
         commands: list[AnyCommand] = []
         for sample, standing in list(group.members.items()):
             member = self._state.open.get((group.instance, sample))
@@ -316,22 +282,7 @@ class Plan:
         """A group whose members are all there waits for slots for them all."""
         if group.complete and not group.started and not group.queued and group.places:
             group.queued = True
-            (self._alone if self._is_suspect(group) else self._ready).append((group.id, WHOLE))
-
-    def _is_suspect(self, group: Group) -> bool:
-        samples = (self._state.open.get((group.instance, sample)) for sample in group.members)
-        losses = max((sample.losses for sample in samples if sample is not None), default=0)
-        return losses >= self._state.policy.losses_before_alone
-
-    def _group_of(self, key: Key) -> Group | None:
-        group = self._state.open[key].group
-        return None if group is None else self._state.groups[group]
-
-    def _places(self, key: Key) -> int:
-        """Slots that it needs: never more than there are."""
-        if key[1] != WHOLE:
-            return 1
-        return min(self._state.groups[key[0]].places, self._state.policy.concurrency)
+            (self._alone if self._state.is_suspect(group) else self._ready).append((group.id, WHOLE))
 
     # What can be started, pulled or finished now.
 
@@ -364,8 +315,8 @@ class Plan:
         """Their group has slots for them."""
         while self._members:
             key = self._members.popleft()
-            group = self._group_of(key)
-            alone = group is not None and self._is_suspect(group)
+            group = self._state.group_of(key)
+            alone = group is not None and self._state.is_suspect(group)
             commands.append(Start(attempt=self._attempt(key, alone)))
 
     def _start(self, commands: list[AnyCommand]) -> None:
@@ -382,13 +333,11 @@ class Plan:
     def _next_queue(self) -> deque[Key] | None:
         """Whose first can be started now; nobody passes a group that waits for enough slots."""
         policy = self._state.policy
-        free = policy.concurrency - len(self._state.running)
-        if self._state.groups:
-            free -= sum(group.absent for group in self._state.groups.values() if group.started)
-        suspect = self._alone and self._running_alone < policy.alone_at_once
-        if suspect and self._places(self._alone[0]) <= free:
+        free = self._state.free
+        suspect = self._alone and self._state.running_alone < policy.alone_at_once
+        if suspect and self._state.places(self._alone[0]) <= free:
             return self._alone
-        return self._ready if self._ready and self._places(self._ready[0]) <= free else None
+        return self._ready if self._ready and self._state.places(self._ready[0]) <= free else None
 
     def _attempt(self, key: Key, alone: bool) -> Attempt:
         state = self._state
@@ -416,9 +365,9 @@ class Plan:
         state = self._state
         if state.exhausted or state.policy.ordered:
             return
-        missing = self._window - len(state.open) - state.pulling
+        missing = self._state.window - len(state.open) - state.pulling
         starved = not self._ready and not state.pulling
-        if missing >= max(1, self._window // 8) or (missing > 0 and starved):
+        if missing >= max(1, self._state.window // 8) or (missing > 0 and starved):
             state.pulling += missing
             commands.append(Pull(count=missing))
 
@@ -428,24 +377,9 @@ class Plan:
             state.wake_at = state.delayed[0][0]
             commands.append(Wake(at=state.wake_at))
 
-    @property
-    def _window(self) -> int:
-        """How many samples may be open: enough that a free slot never waits for the suite, and no more.
-
-        Samples in back-off make room for others, up to four times the concurrency.
-        """
-        concurrency = self._state.policy.concurrency
-        ahead = max(4, concurrency)
-        return min(concurrency + ahead + len(self._state.delayed), 4 * concurrency + ahead)
-
-    @property
-    def _running_alone(self) -> int:
-        samples = (self._state.open[key] for key in self._state.running.values())
-        return sum(1 for sample in samples if sample.running is not None and sample.running.alone)
-
     def _queue(self, key: Key, *, first: bool) -> None:
         sample = self._state.open[key]
-        if (group := self._group_of(key)) is not None:
+        if (group := self._state.group_of(key)) is not None:
             group.wait(sample.sample)
             if group.started:
                 self._members.append(key)
@@ -478,16 +412,3 @@ class Plan:
         self._alone = deque(state.alone)  # bound: as `State.open`
         self._members = deque(state.members)  # bound: as `State.open`
         self._log: deque[tuple[float, AnyEvent]] = deque(maxlen=LOG_BOUND)
-
-
-def _outcome(sample: Sample, best: Result, *, spent: bool) -> Outcome:
-    kind = outcome_kind(best, spent=spent)
-    scored = kind in ("passed", "failed")
-    return Outcome(
-        instance=sample.instance,
-        sample=sample.sample,
-        attempt=best.attempt,
-        kind=kind,
-        score=(best.score or 0.0) if scored else None,
-        where=best.where,
-    )

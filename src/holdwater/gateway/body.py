@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Protocol
 
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 
-Part = bytes | bytearray | memoryview
+Held = bytes | bytearray | memoryview
+
+
+class Lazy(Protocol):
+    """Bytes that are made when they are sent, the same each time."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterator[bytes]: ...
+
+
+Part = Held | Lazy
 
 SMALL = 16 * 1024  # bytes up to which a body leaves together with its headers
 SLICE = 256 * 1024  # bytes written before the socket is asked whether it can take more
@@ -26,7 +38,6 @@ class Admission:
         self.bound = bound
         self.used = 0
         self._growing = asyncio.Lock()
-        self._writing = asyncio.Lock()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # one for each call that waits
 
     async def take(self, size: int) -> Admitted:
@@ -37,12 +48,6 @@ class Admission:
         else:
             self.used += size
         return Admitted(self, size)
-
-    async def written(self, write: Callable[[], bytes]) -> tuple[bytes, Admitted]:
-        """What `write` makes, once it fits. One at a time waits with its bytes made, the others without."""
-        async with self._writing:
-            content = write()
-            return content, await self.take(len(content))
 
     async def _wait(self, size: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,7 +129,11 @@ class Body:
         self._admitted = admitted
         self._retention = retention
         self._retained = False
-        self.size = sum(len(part) for part in parts)
+        self._measure(parts)
+
+    def _measure(self, parts: tuple[Part, ...]) -> None:
+        self.size = sum([len(part) for part in parts])
+        self._held = sum([len(part) for part in parts if isinstance(part, Held)])
 
     @property
     def at_hand(self) -> bool:
@@ -134,24 +143,20 @@ class Body:
     def replace(self, parts: tuple[Part, ...]) -> None:
         """Send `parts` instead, before anything was sent."""
         self._parts = parts
-        self.size = sum(len(part) for part in parts)
+        self._measure(parts)
 
     def taken(self) -> bytes:
         """All of it, for an upstream in this process."""
         assert self._parts is not None
-        return b"".join(self._parts)
+        return b"".join([piece for part in self._parts for piece in _pieces(part)])
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         assert self._parts is not None
         if self.size > SMALL:
             writer.send_headers()  # or else they would be joined with the body: a copy of it
         for part in self._parts:
-            if len(part) <= SLICE:
-                await writer.write(part)
-                continue
-            view = memoryview(part)
-            for start in range(0, len(part), SLICE):
-                await writer.write(view[start : start + SLICE])
+            for piece in _pieces(part):
+                await writer.write(piece)
         self._sent()
 
     def _sent(self) -> None:
@@ -159,7 +164,7 @@ class Body:
             self._admitted.release()
         if self._parts is None or self._retained:
             return
-        self._retained = self._retention is not None and self._retention.take(self.size)
+        self._retained = self._retention is not None and self._retention.take(self._held)
         if not self._retained:
             self._parts = None
 
@@ -169,7 +174,7 @@ class Body:
             self._admitted.release()
         if self._retained and self._retention is not None:
             self._retained = False
-            self._retention.used -= self.size
+            self._retention.used -= self._held
 
 
 class Payload(payload.Payload):
@@ -189,7 +194,18 @@ class Payload(payload.Payload):
         await self._body.write(writer)
 
 
-def joined(key: str, head: bytes, messages: bytes | memoryview | None) -> tuple[Part, ...]:
+def _pieces(part: Part) -> Iterator[Held]:
+    if not isinstance(part, Held):
+        yield from part.pieces()
+    elif len(part) <= SLICE:
+        yield part
+    else:
+        view = memoryview(part)
+        for start in range(0, len(part), SLICE):
+            yield view[start : start + SLICE]
+
+
+def joined(key: str, head: bytes, messages: Part | None) -> tuple[Part, ...]:
     """A request of the keys in the JSON object `head` and, under `key`, the array `messages`, in parts."""
     if messages is None:
         return (head,)

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from ..core.errors import ModelFailed
+from .near import Conversation, Near
 from .upstreams.retry import error_in
 
-Ask = Callable[[str, Callable[[], bytes]], Awaitable[tuple[int, bytes]]]
-"""Takes a key, and what makes a request; gives the status and the body of the answer: `Gateway.ask`."""
+Ask = Callable[[str, Near], Awaitable[tuple[int, bytes]]]
+"""Takes a key and a request; gives the status and the body of the answer: `Gateway.ask`."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,13 +31,14 @@ class ChatClient:
         self.key = key
         self.name = name
         self._ask = ask
+        self._conversation = Conversation()
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         """The reply's JSON; raises `ModelFailed` with the upstream's message if there is none."""
         if options.get("stream"):
             raise ValueError("`stream` is for clients that read events: `chat` returns the whole reply")
-        request = {"model": self.name, "messages": messages, **options}
-        status, content = await self._ask(self.key, lambda: _encode(request))
+        head = {name: Raw(_encode(value)) for name, value in {"model": self.name, **options}.items()}
+        status, content = await self._ask(self.key, Near(head, self._conversation.said(messages)))
         if status != 200:
             raise _failed(status, content)
         reply = _decoded(content)

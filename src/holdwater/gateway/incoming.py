@@ -11,7 +11,6 @@ from aiohttp import web
 
 from .body import Admission, Admitted
 from .encodings import DECODERS, Garbled
-from .near import Near, Request
 
 UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
 JOINED = 8 * 1024 * 1024  # bytes of a body up to which its pieces are kept and joined
@@ -27,18 +26,18 @@ class Unreadable(Exception):
         self.status = status
 
 
-async def read_body(request: Request, admission: Admission, cap: int) -> tuple[bytes | bytearray, Admitted]:
+def too_large(cap: int) -> Unreadable:
+    return Unreadable(f"the body is larger than the {cap} bytes that are allowed", 413)
+
+
+async def read_body(request: web.BaseRequest, admission: Admission, cap: int) -> tuple[bytearray, Admitted]:
     """The body of `request`, decompressed, and what was admitted for it."""
-    if isinstance(request, Near):
-        if request.size > cap:
-            raise _too_large(cap)
-        return request.taken()
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in DECODERS:
         raise Unreadable(f"`Content-Encoding` is not supported: `{encoding[:40]}`", 415)
     length = request.content_length if encoding == "identity" else None
     if length is not None and length > cap:
-        raise _too_large(cap)
+        raise too_large(cap)
     admitted = await admission.take(UNKNOWN if length is None else length)
     reader = _Reader(request, admitted, cap)
     try:
@@ -48,10 +47,6 @@ async def read_body(request: Request, admission: Admission, cap: int) -> tuple[b
     except BaseException:  # boundary: given back, then raised again
         admitted.release()
         raise
-
-
-def _too_large(cap: int) -> Unreadable:
-    return Unreadable(f"the body is larger than the {cap} bytes that are allowed", 413)
 
 
 async def _ask_for_body(request: web.BaseRequest) -> None:
@@ -121,5 +116,5 @@ class _Reader:
 
     async def _make_room(self, size: int) -> None:
         if size > self._cap:
-            raise _too_large(self._cap)
+            raise too_large(self._cap)
         await self._admitted.grow(size)

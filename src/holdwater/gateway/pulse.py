@@ -6,10 +6,13 @@ It costs a timer a stream; a task is made only when there is something to say.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+
+Opening = Callable[[], Awaitable[web.StreamResponse]]
 
 
 class Pulse:
@@ -20,6 +23,7 @@ class Pulse:
         self._every = every
         self._loop = asyncio.get_running_loop()
         self._response: web.StreamResponse | None = None
+        self._opening: Opening | None = None
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None  # awaited when the pulse ends
@@ -40,7 +44,22 @@ class Pulse:
         """From now on `response` is kept alive."""
         self._response = response
         self.heard()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_later(self._every, self._beat)
+
+    def later(self, opening: Opening) -> None:
+        """Unless a response is started before its time comes, have it opened for the first sign."""
+        self._opening = opening
+        self.heard()
+        self._timer = self._loop.call_later(self._every, self._beat)
+
+    async def opened(self) -> None:
+        """Let nothing be opened from now on; what is being opened is when this returns."""
+        if self._opening is not None:
+            self._opening = None
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
 
     def stop(self) -> None:
         """The end comes: nothing may follow it."""
@@ -57,9 +76,11 @@ class Pulse:
         self._timer = self._loop.call_later(rest if rest > 0.0 else self._every, self._beat)
 
     async def _say(self) -> None:
-        if self._response is None:
-            return
         try:
+            if self._response is None and self._opening is not None:
+                self._response = await self._opening()
+            if self._response is None:
+                return
             await self._response.write(self._sign)
         except ConnectionError:
             pass  # the client is gone: the call itself is told in its own way

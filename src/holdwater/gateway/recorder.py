@@ -7,13 +7,15 @@ the messages. It neither talks to anyone nor writes; `sessions.py` does. The way
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 from blake3 import blake3
 from msgspec import Raw
 from xxhash import xxh3_128
+
+from .body import Part
 
 Buffer = bytes | bytearray
 
@@ -62,6 +64,12 @@ class Tip(NamedTuple):
     names: bytes  # as `digests`, of what is steady in the messages
 
 
+class Slices(Protocol):
+    """Messages of which some can be had, each by itself."""
+
+    def __getitem__(self, part: slice, /) -> Sequence[Raw | bytes]: ...
+
+
 class Reading(NamedTuple):
     """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live.
 
@@ -69,10 +77,10 @@ class Reading(NamedTuple):
     """
 
     head: dict[str, Raw]
-    fresh: list[Raw]  # the messages after the first `known` ones
+    fresh: Slices  # the messages after the first `known` ones
     known: int
     digests: bytes
-    span: memoryview | None  # the array of messages
+    span: Part | None  # the array of messages
     mark: Mark | None
 
 
@@ -109,7 +117,7 @@ class Recorder:
 
     def delta(self, reading: Reading, head: bytes) -> Delta:
         """What is new in it, given `head`: its other keys, as they go upstream."""
-        head_digest = _digest(head)
+        head_digest = digest(head)
         parent, keep = self._parent(reading.digests, head_digest)
         append = [bytes(raw) for raw in reading.fresh[keep - reading.known :]]
         for part in (*append, head):
@@ -133,7 +141,7 @@ class Recorder:
         if steady is None:
             return reading.digests
         kept = parent.names[: keep * DIGEST] if parent is not None else b""
-        return kept + b"".join([_digest(steady(message)) for message in append])
+        return kept + b"".join([digest(steady(message)) for message in append])
 
     def written(self, delta: Delta, number: int) -> None:
         """The exchange is in the record: later requests may continue it."""
@@ -231,13 +239,13 @@ def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
 def _identities(messages: list[Raw], form: Form) -> tuple[bytes, int]:
     """The digests of messages; how many come before the first that may be sent in other bytes next time."""
     if form.lasting is None:
-        return b"".join([_digest(raw) for raw in messages]), len(messages)
+        return b"".join([digest(raw) for raw in messages]), len(messages)
     digests: list[bytes] = []
     steady = len(messages)
     for place, raw in enumerate(messages):
         content = bytes(raw)
         lasting = form.lasting(content)
-        digests.append(_digest(lasting))
+        digests.append(digest(lasting))
         if len(lasting) != len(content):
             steady = min(steady, place)
     return b"".join(digests), steady
@@ -266,7 +274,7 @@ def _marked(body: Buffer, opening: int, end: int, count: int, before: xxh3_128) 
     return Mark(opening, end, count, before.digest(), bytes(body[max(0, end - _LAST) : end]))
 
 
-def _end_before(body: Buffer, close: int, later: list[Raw]) -> int:
+def _end_before(body: Buffer, close: int, later: Sequence[Raw | bytes]) -> int:
     """The end of the message before `later`, the last ones before the bracket that ends at `close`."""
     end = _end_of_last(body, close)
     for raw in reversed(later):
@@ -289,7 +297,8 @@ def _after_blanks(body: Buffer, start: int) -> int:
     return start
 
 
-def _digest(part: Raw | bytes) -> bytes:
+def digest(part: Raw | bytes) -> bytes:
+    """What a message, or the other keys of a request, is known by."""
     return blake3(part).digest(DIGEST)
 
 

@@ -23,11 +23,12 @@ from ..core.records import NO_USAGE, Failure, MiB, Where
 from .behind import Behind
 from .body import Admission, Body, Retention, joined
 from .dialects import Asked, Dialect, Stream
+from .headers import sent_on
 from .identity import identity
-from .incoming import read_body
+from .incoming import read_body, too_large
 from .near import Near, Request
 from .pulse import Pulse
-from .recorder import UNREADABLE, Delta, Form, Malformed
+from .recorder import UNREADABLE, Delta, Form, Malformed, Reading
 from .routes import Route
 from .sampling import imposed
 from .sessions import BILLED, Ending, Session
@@ -42,35 +43,6 @@ LARGEST_REPLY = 64 * MiB
 KEEP_ALIVE = 15.0  # seconds of silence in mid-stream
 _STATUS = {"stall": 504, UNRECORDED: 400}  # of failures that are no 502
 NOT_COUNTING = frozenset({404, 405, 501})  # from an upstream that does not know how to count tokens
-
-_NOT_SENT = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "trailers",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "authorization",
-        "x-api-key",
-        "api-key",
-        "x-goog-api-key",
-        "cookie",
-        "content-length",
-        "content-encoding",
-        "accept-encoding",
-        "expect",
-        "forwarded",
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "x-real-ip",
-    }
-)
 
 
 class Unspoken(HoldwaterError):
@@ -109,7 +81,7 @@ class Relay:
         turn = Turn(request, session, delta, dialect, recorded)
         try:
             async with self._answer(call, session, recorded, dialect, upstream) as answer:
-                turn.version = behind.version if answer.version is None else answer.version
+                turn.answered(answer, behind.version)
                 if answer.failure is None and _is_stream(answer) and not isinstance(request, Near):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
                         return await turn.stream(answer, dialect.stream(asked), pulse)
@@ -130,7 +102,7 @@ class Relay:
         # Where there is no record, it has had its turn already.
         return _paced(call, session, upstream) if session.replays else upstream.send(call)
 
-    async def count(self, request: Request, session: Session, route: Route) -> web.Response:
+    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
         """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
         content, admitted = await read_body(request, self.admission, self._cap)
         estimate = counted(route.dialect, len(content))
@@ -156,10 +128,8 @@ class Relay:
 
     async def _prepare(self, request: Request, session: Session, route: Route, behind: Behind) -> Prepared:
         form = route.dialect.form
-        content, admitted = await read_body(request, self.admission, self._cap)
-        body = Body((content,), admitted, self.retention)
+        body, reading = await self._taken(request, session, form)
         try:
-            reading = session.recorder(form).read(content)
             asked = _imposing(_asked(route, reading.head, behind.model), form, reading.head, behind.sampling)
             sent = {**reading.head, **asked.changes}
             if asked.changes:
@@ -175,6 +145,21 @@ class Relay:
             raise
         call = _call(request, session, asked, route, body)
         return Prepared(call._replace(manner=wanted, delta=delta), delta, asked)
+
+    async def _taken(self, request: Request, session: Session, form: Form) -> tuple[Body, Reading]:
+        """A request's body, and what it says."""
+        if isinstance(request, Near):
+            body = request.body(form.key, self.retention)
+            if body.size > self._cap:
+                raise too_large(self._cap)
+            return body, request.reading(form.key)
+        content, admitted = await read_body(request, self.admission, self._cap)
+        body = Body((content,), admitted, self.retention)
+        try:
+            return body, session.recorder(form).read(content)
+        except BaseException:  # boundary: given back, then raised again
+            body.free()
+            raise
 
 
 def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
@@ -200,7 +185,7 @@ async def _paced(call: Call, session: Session, upstream: Upstream) -> AsyncItera
         yield answer
 
 
-def _keys(content: bytes | bytearray) -> dict[str, Raw]:
+def _keys(content: bytearray) -> dict[str, Raw]:
     try:
         return msgspec.json.decode(content, type=dict[str, Raw])
     except UNREADABLE as error:
@@ -227,7 +212,7 @@ def _call(request: Request, session: Session, asked: Asked, route: Route, body: 
     if session.key in place.query:  # in whatever parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
         place = place._replace(query="&".join(kept))
-    headers = _headers(request, session)
+    headers = sent_on(request.headers, session.key)
     return Call(place.target, headers, body, session.waiting, route.dialect.form.dialect, session.attempt)
 
 
@@ -249,9 +234,14 @@ class Turn:
         self._dialect = dialect
         self._started = time.time()
         self._written = False
-        self.version = ""  # of the policy that answers
+        self._answer: Answer | None = None
+        self._version = ""  # of the policy, where its answer does not say it
         self._stream: Stream | None = None
         self._response: web.StreamResponse | None = None
+
+    def answered(self, answer: Answer, version: str) -> None:
+        self._answer = answer
+        self._version = version
 
     async def whole(self, answer: Answer) -> web.Response:
         """An answer in one piece."""
@@ -273,6 +263,8 @@ class Turn:
         self._stream = stream
         held: list[bytes] = []
         size = 0
+        if answer.waits:
+            pulse.later(self._open)
         async for piece in answer.pieces():
             size = _bounded(size + len(piece))
             held += stream.events(piece)
@@ -292,14 +284,20 @@ class Turn:
         return self._response
 
     async def _send(self, answer: Answer, held: list[bytes], pulse: Pulse) -> None:
+        await pulse.opened()
         if self._response is None:
-            self._response = web.StreamResponse(status=answer.status, headers=_returned(answer))
-            assert not isinstance(self._request, Near), "an answer to this process is never a stream"
-            await self._response.prepare(self._request)
-            pulse.start(self._response)
+            pulse.start(await self._open())
+        assert self._response is not None
         pulse.heard()
         await self._response.write(b"".join(held))
         held.clear()
+
+    async def _open(self) -> web.StreamResponse:
+        assert self._answer is not None
+        assert not isinstance(self._request, Near), "an answer to this process is never a stream"
+        self._response = web.StreamResponse(status=self._answer.status, headers=_returned(self._answer))
+        await self._response.prepare(self._request)
+        return self._response
 
     def failed(self, error: ModelFailed) -> web.StreamResponse:
         """There is no answer, or no end of it: an error where one can still be sent, a cut otherwise."""
@@ -325,7 +323,7 @@ class Turn:
         if not self._written:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
-            ending = self._partial(GONE)._replace(error=reason, saved=nothing, version=self.version)
+            ending = self._partial(GONE)._replace(error=reason, saved=nothing, version=self._told())
             self._session.write(self._delta, ending, self._started)
 
     def _partial(self, status: int) -> Ending:
@@ -338,22 +336,19 @@ class Turn:
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
-        ending = ending._replace(saved=self._saved, version=self.version)
+        ending = ending._replace(saved=self._saved, version=self._told())
         self._session.write(self._delta, ending, self._started)
         self._session.failure = failure
+
+    def _told(self) -> str:
+        """The version of the policy that answered; none where nobody did."""
+        if self._answer is None:
+            return ""
+        return self._version if self._answer.version is None else self._answer.version
 
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
-
-
-def _headers(request: Request, session: Session) -> dict[str, str]:
-    """The client's headers that go upstream: not those of its connection, and nothing with its key."""
-    return {
-        name: value
-        for name, value in request.headers.items()
-        if name.lower() not in _NOT_SENT and session.key not in value
-    }
 
 
 def _returned(answer: Answer) -> CIMultiDict[str]:

@@ -176,16 +176,10 @@ class Gateway:
             if not await session.close():
                 self.on_failed_cleanup(f"calls of attempt {session.attempt} did not end when it closed")
 
-    async def ask(self, key: str, write: Callable[[], bytes]) -> tuple[int, bytes]:
-        """A Chat Completions call from this process: status and body of the answer to what `write` makes."""
+    async def ask(self, key: str, near: Near) -> tuple[int, bytes]:
+        """A Chat Completions call from this process: the status and the body of its answer."""
         await asyncio.sleep(0)  # an answer that is at hand would never let others have their turn
-        content, admitted = await self.relay.admission.written(write)
-        try:
-            near = Near(content, admitted)
-            del content  # gone once it is sent
-            response = await self._answered(near, key)
-        finally:
-            admitted.release()
+        response = await self._answered(near, key)
         assert isinstance(response, web.Response) and isinstance(response.body, bytes)
         return response.status, response.body
 
@@ -219,7 +213,7 @@ class Gateway:
         self.serving += 1
         try:
             async with session.call():
-                if asked.kind is Kind.COUNT:
+                if asked.kind is Kind.COUNT and not isinstance(request, Near):
                     return await self.relay.count(request, session, asked)
                 async with session.turn():
                     return await self.relay.pass_on(request, session, asked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import zstandard
@@ -69,17 +69,17 @@ class Blobs:
         if seen.hexdigest() != name:
             raise LedgerCorrupt(f"a blob is not what was written: `{path}`")
 
-    def sync(self, name: str) -> None:
-        """Make a blob survive power loss, whoever wrote it."""
-        path = self._find(name)
-        if path is None:
-            raise LedgerCorrupt(f"a blob is missing: {name!r}")
-        try:
-            sync_path(path)
-            for above in (path.parent, path.parent.parent, self.path):
-                sync_directory(above)
-        except OSError as e:
-            raise cannot_write(path, e) from e
+    def sync(self, names: Iterable[str]) -> None:
+        """Make blobs survive power loss, whoever wrote them. A directory that they share is synced once."""
+        above: set[Path] = set()  # bound: three for each name
+        for name in names:
+            path = self._find(name)
+            if path is None:
+                raise LedgerCorrupt(f"a blob is missing: {name!r}")
+            _sync(path, sync_path)
+            above |= {path.parent, path.parent.parent, self.path}
+        for directory in above:
+            _sync(directory, sync_directory)
 
     def paths(self) -> Iterator[Path]:
         """Every blob's file; its stem is the hash."""
@@ -126,6 +126,13 @@ class Blobs:
                 raise
         except OSError as e:
             raise cannot_write(path, e) from e
+
+
+def _sync(path: Path, sync: Callable[[Path], None]) -> None:
+    try:
+        sync(path)
+    except OSError as e:
+        raise cannot_write(path, e) from e
 
 
 def is_hash(name: str) -> bool:

@@ -291,6 +291,13 @@ class Book:
     def expect(self, total: int | None) -> None:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('total', ?)", (total,))
 
+    def remember(self, name: str, value: bytes) -> None:
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def recalled(self, name: str) -> bytes | None:
+        row = self.connection.execute("SELECT value FROM meta WHERE key = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
     def finish(self, state: str, reason: str, exit_status: int) -> None:
         now = self._now()
         self.connection.execute(

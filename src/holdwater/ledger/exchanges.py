@@ -92,8 +92,7 @@ class AttemptLog:
     def _sync_blobs(self) -> None:
         with self._lock:
             names, self._unsynced = self._unsynced, set()
-        for name in names:
-            self._blobs.sync(name)
+        self._blobs.sync(names)
 
 
 def _unwritten(error: LedgerFailed) -> RunFailed:

@@ -19,6 +19,7 @@ from . import orders, retention, schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory
 from .exchanges import spending
+from .journal import Journal
 from .orders import Closed, OrderRow
 from .standing import Known, Standing
 from .tally import TALLY, Counts, counts
@@ -75,6 +76,11 @@ class Ledger:
         """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
         return await self._writer.do(self._settle, verdict)
 
+    async def forget_journal(self, worker: int) -> None:
+        """The worker is gone: once all that was settled before is committed, nobody needs its journal."""
+        await self._writer.do(lambda: None)
+        Journal(self.directory, worker, self.token).remove()
+
     async def close_sample(self, outcome: Outcome, keep: Keep = Keep.ALL) -> None:
         """Write what became of a sample, also in the place of what was written before; with it, what goes."""
         await self._writer.do(self._book.close_sample, outcome, keep)
@@ -98,6 +104,13 @@ class Ledger:
     async def expect(self, total: int | None) -> None:
         """Write how many samples there will be in the end, where the suite can tell."""
         await self._writer.do(self._book.expect, total)
+
+    async def remember(self, name: str, value: bytes) -> None:
+        """Write something small that the next conductor needs."""
+        await self._writer.do(self._book.remember, name, value)
+
+    async def recalled(self, name: str) -> bytes | None:
+        return await self._writer.do(self._book.recalled, name)
 
     async def finish(self, state: str, reason: str, exit_status: int) -> None:
         """Write how this conductor ended the run: `finished`, `interrupted` or `stopped`."""

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 from blake3 import blake3
 
-from ..core.authoring import Suite
+from ..core.authoring import Agent, Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput, HoldwaterError
 from ..core.records import Instance
@@ -25,7 +25,8 @@ DIGITS = 32  # of its digest, in the name of an instance that an order brings
 class Catalogue:
     """One server's."""
 
-    def __init__(self, suite: Suite, config: RunConfig, ledger: Ledger) -> None:
+    def __init__(self, suite: Suite, agent: Agent, config: RunConfig, ledger: Ledger) -> None:
+        self.agent = agent  # who acts on them
         self._source = Source(suite, config)
         self._ledger = ledger
         self._grown = asyncio.Condition()

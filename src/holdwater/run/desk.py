@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
-from ..core.authoring import Suite
 from ..core.config import RunConfig, Serving
 from ..core.errors import HoldwaterError, Refused
 from ..core.events import Membership, Opened
@@ -35,6 +35,7 @@ from .ticket import MemberState, Ticket
 
 BUSY_SECONDS = 1.0  # before it is worth to ask again
 CLIENT_GONE = "its client is gone"
+STEERED = "steered"  # what the ledger remembers the model by; its key is in no file
 Key = tuple[int, int]  # instance, sample
 
 
@@ -42,24 +43,23 @@ class Desk:
     """One server's. Implements `scheduler.Customers`."""
 
     def __init__(
-        self, config: RunConfig, suite: Suite, scheduler: Scheduler, fleet: Attended, service: Service
+        self, config: RunConfig, catalogue: Catalogue, scheduler: Scheduler, fleet: Attended, service: Service
     ) -> None:
-        ledger = scheduler.ledger
         self._config = config
+        self._serving = config.serving or Serving()
+        self._catalogue = catalogue
+        self._scheduler = scheduler
+        self._ledger = scheduler.ledger
         self._fleet = fleet
         self._service = service
         self._calls = Calls(fleet)
-        self._serving = config.serving or Serving()
-        self._ledger = ledger
-        self._scheduler = scheduler
-        self._catalogue = Catalogue(suite, config, ledger)
         self._tickets: dict[str, Ticket] = {}  # by key; bound: `serving.queue` rollouts
         self._wanted: dict[Key, Ticket] = {}  # by sample; bound: the same
         self._groups: dict[int, Ticket] = {}  # by order; bound: the same
         self._parked: dict[str, OrderRow] = {}  # left by an earlier conductor; bound: the same
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="holdwater-results")
         self.open = 0  # rollouts of all tickets
-        self._steered = False
+        self._has_model = config.model is not None or not catalogue.agent.uses_model
         self._tasks: asyncio.TaskGroup | None = None
 
     @asynccontextmanager
@@ -94,8 +94,10 @@ class Desk:
         self._check(order)
         brought = order.instance
         order = msgspec.structs.replace(order, instance=self._catalogue.name(brought))
-        if (ticket := self._tickets.get(order.key)) is not None:
+        while (ticket := self._tickets.get(order.key)) is not None:
             await asyncio.shield(ticket.placed)
+            if self._tickets.get(order.key) is not ticket:
+                continue  # it was refused, or is over and gone
             if ticket.order != order:
                 raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
             ticket.new = False
@@ -125,7 +127,8 @@ class Desk:
 
     async def steer(self, to: Steer, key: str | None = None) -> None:
         """From now on the run's model is another one, with that key."""
-        self._steered = True
+        await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
+        self._has_model = True
         self._fleet.steer(Steered(to=to, key=key))
         await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
 
@@ -167,6 +170,9 @@ class Desk:
             ticket.timer = loop.call_later(self._serving.grace, self.cancel, ticket, "client", CLIENT_GONE)
 
     def cancel(self, ticket: Ticket, kind: str, message: str) -> None:
+        if (parked := self._parked.pop(ticket.order.key, None)) is not None:
+            self._start(self._abandon(parked, kind, message))
+            return
         for member in ticket.members:
             if member.outcome is None:
                 self._scheduler.withdraw(ticket.row.instance, member.sample, cancelled(kind, message))
@@ -220,8 +226,12 @@ class Desk:
     def rally(self, group: int, together: bool) -> None:
         self._fleet.score(group, together)
 
+    def lack(self, group: int) -> None:
+        """A member failed for good, and is going to be replaced."""
+        self._groups[group].coming += 1
+
     async def replace(self, group: int, instance: int) -> None:
-        """A member failed for good: another one is opened in its place."""
+        """Another one is opened in its place."""
         ticket = self._groups[group]
         sample = await self._ledger.add_member(group, instance, len(ticket.members))
         ticket.replaced(sample)
@@ -236,13 +246,15 @@ class Desk:
             raise Refused("version", f"protocol {order.protocol} is not spoken here: {PROTOCOL} is")
         if order.key in self._tickets:
             return
-        slots = self._config.slots
+        slots, queue = self._config.slots, self._serving.queue
+        if order.size > queue:
+            raise Refused("invalid", f"{order.size} rollouts are more than may ever be open: {queue}")
         if order.group is not None and order.size > slots:
             hint = "its members run at once: ask for fewer, or start the server with more `--concurrency`"
             raise Refused("invalid", f"a group of {order.size} does not fit {slots} slots", hint)
         if order.model.source is Source.FUNCTION and self._serving.policy is None:
             raise Refused("invalid", "the server has no policy of its own", "start it with `--policy`")
-        if order.model.source is Source.RUN and self._config.model is None and not self._steered:
+        if order.model.source is Source.RUN and not self._has_model:
             hint = "name an `endpoint`, answer as `trainer`, or start the server with `--model`"
             raise Refused("invalid", "the server has no model", hint)
 
@@ -305,6 +317,9 @@ class Desk:
 
     async def _recall(self) -> None:
         """Those that need no client go on at once, the others when theirs comes back."""
+        if (steered := await self._ledger.recalled(STEERED)) is not None:
+            self._has_model = True
+            self._fleet.steer(Steered(to=msgspec.msgpack.decode(steered, type=Steer)))
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:
@@ -322,14 +337,17 @@ class Desk:
 
     def _give_up(self) -> None:
         """Their clients did not come back."""
-        for key, row in list(self._parked.items()):
-            del self._parked[key]
-            assert self._tasks is not None
-            self._tasks.create_task(self._abandon(row))
+        parked, self._parked = self._parked, {}
+        for row in parked.values():
+            self._start(self._abandon(row, "client", CLIENT_GONE))
 
-    async def _abandon(self, row: OrderRow) -> None:
+    async def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
         ticket = await self._revive(msgspec.msgpack.decode(row.asked, type=Order), row)
-        self.cancel(ticket, "client", CLIENT_GONE)
+        self.cancel(ticket, kind, message)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None, "the desk is not open"
+        self._tasks.create_task(work)
 
     # What goes.
 
@@ -341,7 +359,7 @@ class Desk:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        if self._service.draining and not self._tickets:
+        if self._service.draining and not self._tickets and not self._parked:
             self._scheduler.finish()
 
     def _member(self, attempt: Attempt) -> tuple[Ticket, MemberState] | None:

@@ -42,6 +42,7 @@ from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
+from .catalogue import Catalogue
 from .config import Environment
 from .desk import Desk
 from .feed import Feed, NoFeed, RunFeed, compare
@@ -282,7 +283,8 @@ async def _served(
         return
     assert isinstance(fleet, LocalFleet | InlineFleet)
     service = Service(fleet, scheduler, governor, around.timeline)
-    desk = Desk(config, around.given.suite, scheduler, fleet, service)
+    catalogue = Catalogue(around.given.suite, around.given.agent, config, scheduler.ledger)
+    desk = Desk(config, catalogue, scheduler, fleet, service)
     scheduler.serve(desk)
     async with desk.opened(), door(desk):
         yield service.duties()

@@ -30,9 +30,17 @@ from ..rollout.wire import (
 )
 
 ToAttempt = Take | Answered
+
+
+class Gone(Record, frozen=True):
+    """A worker is no more, and everything that it said has been passed on."""
+
+    worker: int
+
+
 # What an attempt says before its verdict.
 Underway = Arrived | Progress | Held | Unheld | Asked
-News = Done | Noted | Said | Broken | Unfit | Underway
+News = Done | Noted | Said | Broken | Unfit | Underway | Gone
 Emit = Callable[[News], None]
 
 

@@ -52,11 +52,11 @@ class Calls:
     async def fetch(self, call: str, *, whole: bool, member: int) -> Called | None:
         """What is asked in a call; None when it is not held any more."""
         attempt, number = split(call)
-        asking = self._asking.get(call)
-        if asking is None:
-            asking = self._asking[call] = asyncio.get_running_loop().create_future()
-            if not self._fleet.send(attempt, Take(attempt=attempt, call=number, whole=whole)):
-                self._tell(call, None)
+        while (other := self._asking.get(call)) is not None:  # for another connection, which has other calls
+            await asyncio.shield(other)
+        asking = self._asking[call] = asyncio.get_running_loop().create_future()
+        if not self._fleet.send(attempt, Take(attempt=attempt, call=number, whole=whole)):
+            self._tell(call, None)
         asked = await asyncio.shield(asking)
         if asked is None:
             return None

@@ -36,7 +36,7 @@ from ..rollout.wire import (
     Welcome,
 )
 from ..sandbox.sweep import sweep_attempts
-from .fleet import Census, Condition, Emit, ToAttempt
+from .fleet import Census, Condition, Emit, Gone, ToAttempt
 from .governor import NEW_WORKER
 from .placement import Placement
 from .process import WorkerProcess
@@ -218,6 +218,8 @@ class LocalFleet:
         try:
             worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
         except OSError as error:
+            if not self._births.any:
+                raise
             self._unable(f"cannot be started: {error}")
             return None
         self._roster.add(worker)
@@ -299,6 +301,7 @@ class LocalFleet:
             self._group.create_task(self._clear(list(worker.attempts)))
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
+        self._emit(Gone(worker=worker.number))
         self._staff()
         await self._placement.wake()
 

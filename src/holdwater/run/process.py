@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -65,6 +66,7 @@ class WorkerProcess:
         self.rss = 0
         self.first = 0  # its size when it was ready
         self.living: tuple[Living, ...] = ()
+        self._run = welcome.config.id
         self.log = Path(welcome.directory) / "logs" / f"worker-{welcome.token}-{number}.log"
         # attempt -> bytes of what the worker has grown by; bound: the run's concurrency
         self._shares: dict[int, int] = {}
@@ -76,25 +78,30 @@ class WorkerProcess:
         self._leaving: asyncio.TimerHandle | None = None
         settings = allocator.settings(env)
         self._asked = allocator.asked(settings)
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
+        with ExitStack() as unless_started:
+            unless_started.callback(self._socket.close)
+            self._process = self._exec(theirs, {**env, **settings})
+            unless_started.pop_all()
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._offer()
+        self._writer: asyncio.StreamWriter | None = None
+        lent = {name: env.get(name) for name in settings}
+        self._welcome = msgspec.structs.replace(welcome, worker=number, lent=lent)
+
+    def _exec(self, theirs: socket.socket, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with theirs, _opened(self.log) as log:
             # A group of its own: a Ctrl-C at the terminal is the conductor's to hear.
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "holdwater.rollout.worker", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-                env={**env, **settings, "HOLDWATER_RUN": welcome.config.id},  # the mark that sweeps go by
+                env={**env, "HOLDWATER_RUN": self._run},  # the mark that sweeps go by
             )
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
-        self._offer()
-        self._socket = ours
-        self._writer: asyncio.StreamWriter | None = None
-        lent = {name: env.get(name) for name in settings}
-        self._welcome = msgspec.structs.replace(welcome, worker=number, lent=lent)
 
     def _offer(self) -> None:
         """If the kernel ever has to choose: after a sandbox, before the conductor."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from ..core.config import Critic, Keep, RunConfig
+from ..core.config import Keep, RunConfig
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
 from ..core.events import (
     Abort,
@@ -37,13 +37,12 @@ from ..core.events import (
     Withdrawn,
     Woke,
 )
-from ..core.failures import DISK, interrupted, worker_lost
+from ..core.failures import interrupted, worker_lost
 from ..core.plan import Plan
 from ..core.policy import Policy, Result
-from ..core.records import Ask, Attempt, Failure, Outcome, Verdict, Where
+from ..core.records import Attempt, Failure, Outcome, Verdict, Where
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
-from ..rollout.scope import CANCEL_SECONDS
 from ..rollout.wire import (
     Arrived,
     Asked,
@@ -52,15 +51,16 @@ from ..rollout.wire import (
     Held,
     Job,
     Noted,
-    Offer,
     Progress,
     Said,
     Unfit,
     Unheld,
 )
 from .admission import Admission, Asks
+from .customers import Customers, own_fault
+from .deadlines import Deadlines
 from .feed import Feed
-from .fleet import Fleet, News, Underway
+from .fleet import Fleet, Gone, News
 from .governor import Governor
 from .observers import Observers
 from .replay import Earlier
@@ -69,27 +69,6 @@ from .wanted import Supplies
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # what interrupted attempts get to settle before the run ends without them
-CLOSES = 3  # what an attempt closes one after another
-
-
-class Customers(Protocol):
-    """Whoever ordered samples: what their attempts bring, and who is told of them."""
-
-    def offer(self, attempt: Attempt) -> Offer | None: ...
-
-    def started(self, attempt: Attempt) -> None: ...
-
-    def underway(self, news: Underway) -> None: ...
-
-    def settled(self, verdict: Verdict) -> None: ...
-
-    def closed(self, outcome: Outcome) -> None: ...
-
-    def rally(self, group: int, together: bool) -> None:
-        """Have those of the group that are there scored."""
-
-    async def replace(self, group: int, instance: int) -> None:
-        """Open another sample for the group."""
 
 
 class Scheduler:
@@ -117,7 +96,7 @@ class Scheduler:
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self._unstarted: set[int] = set()  # bound: the run's concurrency
-        self._due: dict[int, float] = {}  # bound: the run's concurrency
+        self._deadlines = Deadlines(config)
         self._ended: dict[int, Failure] = {}  # before they were started; bound: the run's concurrency
         self._begun: set[asyncio.Task[None]] = set()  # bound: the run's concurrency, and one pull
         self._customers: Customers | None = None
@@ -176,6 +155,7 @@ class Scheduler:
 
     def open(self, opened: Sequence[Opened]) -> None:
         """Samples that are in the ledger and can be tried."""
+        self._begin(self._expect([event for event in opened if event.last is None]))
         for event in opened:
             self._take(event)
 
@@ -222,8 +202,10 @@ class Scheduler:
                 self._spawn(self._ledger.note(kind, message, attempt))
             case Said(line=line):
                 self._say(line)
+            case Gone(worker=worker):
+                self._spawn(self._ledger.forget_journal(worker))
             case Arrived(attempt=attempt):
-                self._due.pop(attempt, None)  # from here on it waits for others
+                self._deadlines.wait(attempt)
                 self._take(Joined(attempt=attempt))
             case Progress() | Held() | Unheld() | Asked():
                 if self._customers is not None:
@@ -293,6 +275,7 @@ class Scheduler:
             case Rally(group=group, together=together):
                 self._rally(group, together)
             case Replace(group=group, instance=instance) if self._customers is not None:
+                self._customers.lack(group)
                 self._spawn(self._customers.replace(group, instance))
             case Disband(group=group):
                 self._admission.disbanded(group)
@@ -354,7 +337,7 @@ class Scheduler:
             self._refuse(attempt, ended)
         elif attempt.id in self._attempts:
             await self._fleet.start(job)
-            self._due[attempt.id] = self._loop.time() + self._longest(asks)
+            self._deadlines.begin(attempt.id, asks)
             if self._customers is not None:
                 self._customers.started(attempt)
 
@@ -388,7 +371,7 @@ class Scheduler:
             self._customers.rally(group, together)
         for attempt in self._attempts.values():
             if attempt.group == group:
-                self._due[attempt.id] = self._loop.time() + self._config.limits.grading + self._closing
+                self._deadlines.score(attempt.id)
 
     async def _close(self, outcome: Outcome) -> None:
         """Written, then told. What is ordered is kept until it has been delivered."""
@@ -417,7 +400,7 @@ class Scheduler:
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
-        self._due.pop(verdict.attempt, None)  # it ended, however long a full disk puts off the commit
+        self._deadlines.end(verdict.attempt)  # it ended, however long a full disk puts off the commit
         if self._customers is not None:
             verdict = own_fault(verdict)
             self._customers.settled(verdict)
@@ -436,25 +419,11 @@ class Scheduler:
 
     async def _watch(self) -> None:
         """An attempt that overran all its limits is named, ended and handed back; the run goes on."""
-        now = self._loop.time()
-        for attempt_id in [a for a, due in self._due.items() if due < now]:
-            del self._due[attempt_id]
+        for attempt_id in self._deadlines.overdue():
             where = self._fleet.give_up(attempt_id)
             self.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
             failure = worker_lost(self._attempts[attempt_id], f"it hung {where}")
             self.hear(Done(verdict=Verdict(attempt=attempt_id, token=self._ledger.token, failure=failure)))
-
-    def _longest(self, asks: Ask) -> float:
-        """The seconds after which nothing of the attempt can be running by its own limits."""
-        config, limits = self._config, self._config.limits.under(asks)
-        asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
-        phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
-        return phases + self._closing
-
-    @property
-    def _closing(self) -> float:
-        """Seconds for what an attempt closes, and more than enough."""
-        return CLOSES * (self._config.closing + CANCEL_SECONDS) + self._config.patience
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Something that is done before the run ends; an end by an error leaves it to the journals."""
@@ -470,17 +439,6 @@ class Scheduler:
         if task is not None:
             self._begun.add(task)
             task.add_done_callback(self._begun.discard)
-
-
-def own_fault(verdict: Verdict) -> Verdict:
-    """What one order's model does wrong must not stop the others: a failure of the run is theirs alone.
-
-    But for the disk: that is everybody's.
-    """
-    failure = verdict.failure
-    if failure is None or failure.where is not Where.RUN or failure.kind in (DISK, "record"):
-        return verdict
-    return msgspec.structs.replace(verdict, failure=msgspec.structs.replace(failure, where=Where.MODEL))
 
 
 def interruption() -> Interrupted:

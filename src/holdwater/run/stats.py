@@ -83,7 +83,7 @@ class Statistics:
             held=held,
             usage=self._usage,
             saved=self._saved,
-            workers=gauge.workers,
+            workers=condition.ready + condition.starting + condition.draining,
             draining=condition.draining,
             lost=condition.lost,
             recycled=condition.recycled,

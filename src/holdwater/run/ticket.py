@@ -66,6 +66,7 @@ class Ticket:
         self.new = True  # False: it was known when it was placed
         self.members: list[MemberState] = []  # bound: the order's size, and what is replaced
         self.placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.coming = 0  # members that are being replaced
         self.version = 0  # grows with every change
         self.followers = 0
         self.timer: asyncio.TimerHandle | None = None  # runs while nobody waits for it
@@ -85,6 +86,7 @@ class Ticket:
         """Another member is there, in the place of one that failed."""
         self.members.append(MemberState(len(self.members), sample))
         self.row = msgspec.structs.replace(self.row, samples=(*self.row.samples, sample))
+        self.coming -= 1
         self.change()
 
     def member(self, sample: int) -> MemberState:
@@ -102,7 +104,8 @@ class Ticket:
     @property
     def finished(self) -> bool:
         """Every member is closed."""
-        return bool(self.members) and all(member.outcome is not None for member in self.members)
+        settled = all(member.outcome is not None for member in self.members)
+        return bool(self.members) and settled and not self.coming
 
     def close(self, outcome: Outcome) -> None:
         member = self.member(outcome.sample)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ..core.errors import Refused
 from ..core.serving import Accepted, Answer, Order, Problem
+from .asked import check
 from .body import Bodies
 from .desk import Desk, Ticket
 from .follow import Follower
@@ -47,6 +48,7 @@ class Orders:
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
+        check(order)
         ticket = await self._placed(order, model_key(request))
         order = ticket.order  # without the instance that it brought
         if speech.streamed:

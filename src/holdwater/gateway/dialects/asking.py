@@ -24,14 +24,14 @@ def as_chat(dialect: str, request: dict[str, Any]) -> dict[str, Any]:
     speaks = spoken(dialect)
     pairing = Pairing()
     said = [*speaks.system(request), *messages(dialect, items(request.get(speaks.key)))]
+    tools = items(request.get("tools"))
+    others = {**request, "tools": [tool for tool in tools if not _is_custom(tool)]}
     made = {
         "model": request.get("model"),
         "messages": [_message(pairing.named(message)) for message in said if message.role != "unknown"],
-        "tools": [_tool(tool) for tool in items(request.get("tools")) if _is_custom(tool)],
+        "tools": [*speaks.tools(others), *(_tool(tool) for tool in tools if _is_custom(tool))],
         **_OPTIONS[dialect](request),
     }
-    functions = [tool for tool in speaks.tools(_without_custom(request)) if fields(tool["function"])["name"]]
-    made["tools"] = [*functions, *made["tools"]]
     return {key: value for key, value in made.items() if value is not None and value != []}
 
 
@@ -47,11 +47,6 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _is_custom(tool: Any) -> bool:
     return fields(tool).get("type") == "custom" and "input_schema" not in tool
-
-
-def _without_custom(request: Object) -> dict[str, Any]:
-    tools = [tool for tool in items(request.get("tools")) if not _is_custom(tool)]
-    return {**request, "tools": tools}
 
 
 def _tool(tool: Object) -> dict[str, Any]:

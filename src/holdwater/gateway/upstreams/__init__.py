@@ -35,7 +35,8 @@ class Answer(Protocol):
     status: int
     headers: CIMultiDict[str]  # those that may go on to the client
     failure: Failure | None  # what the status means for the attempt
-    version: str | None  # of the policy, where it says so
+    version: str | None  # of the policy, where it says so; known when the body is
+    waits: bool  # its body may take long to begin: a client that reads events is kept alive meanwhile
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives; raises `ModelFailed` if it breaks off."""

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple, Protocol
 
+from multidict import CIMultiDict
+
 from ...core.errors import LedgerCorrupt, ModelFailed
-from ...core.records import MiB
+from ...core.records import Failure, MiB
 from ...core.serving import Answer
 from ..dialects import Manner
+from ..dialects.replying import Wanted
 from ..recorder import Delta
 from ..routes import DIALECTS
 from . import Call
 from .spoken import answered, wanted_by
-from .whole import Whole
+from .whole import Whole, content_type
 
 LARGEST = 128 * MiB  # of a question that is handed out
 _REFERENCE = b'"holdwater-'  # what stands in a message in the place of a medium
@@ -79,30 +83,27 @@ class HeldUpstream:
         self._handed: dict[int, int] = {}  # exchange -> its call; bound: the attempt's exchanges
 
     @asynccontextmanager
-    async def send(self, call: Call) -> AsyncIterator[Whole]:
+    async def send(self, call: Call) -> AsyncIterator[HeldAnswer]:
         if call.delta is None:
             raise ModelFailed("nobody here counts tokens", kind="held")
         wanted = wanted_by(call)
         call.body.free()
         self._count += 1
-        number = self._count
-        held = self._calls[number] = _HeldCall(number, call.delta, call.manner)
-        self._listener.held(number)
+        held = self._calls[self._count] = _HeldCall(self._count, call.delta, call.manner)
+        self._listener.held(held.number)
         try:
-            answer = await self._answered(held)
+            yield HeldAnswer(partial(self._answered, held), wanted, call.dialect, call.manner)
         finally:
-            del self._calls[number]
+            del self._calls[held.number]
             for _ in held.taking:
-                self._listener.asked(number, None)
+                self._listener.asked(held.number, None)
             if held.answer is None:
-                self._listener.unheld(number)
-        reply = answered(answer, call.dialect, wanted)
-        yield Whole(reply, DIALECTS[call.dialect], call.manner, answer.version)
+                self._listener.unheld(held.number)
 
     def take(self, number: int, *, whole: bool) -> None:
         """Have the listener told what is asked in a call: all of it, or what is new since those before."""
         held = self._calls.get(number)
-        if held is None:
+        if held is None or held.answer is not None:
             return self._listener.asked(number, None)
         held.taking.append(whole)
         return held.news.set()
@@ -156,6 +157,31 @@ class HeldUpstream:
             before = earlier.request(delta.parent, delta.keep)
             head = earlier.head(delta.parent) if head is None else head
         return _asked(held, (*before, *map(earlier.resolved, delta.append)), parent, head)
+
+
+class HeldAnswer:
+    """Implements `Answer`: there at once, but for what it says."""
+
+    status = 200
+    failure: Failure | None = None
+    waits = True
+
+    def __init__(
+        self, waiting: Callable[[], Awaitable[Answer]], wanted: Wanted, dialect: str, manner: Manner
+    ) -> None:
+        self.headers = CIMultiDict({"Content-Type": content_type(manner)})
+        self.version: str | None = None
+        self._waiting = waiting
+        self._wanted = wanted
+        self._dialect = dialect
+        self._manner = manner
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        answer = await self._waiting()
+        self.version = answer.version
+        reply = answered(answer, self._dialect, self._wanted)
+        async for piece in Whole(reply, DIALECTS[self._dialect], self._manner).pieces():
+            yield piece
 
 
 class _HeldCall:

@@ -279,6 +279,8 @@ class Opened:
 class HttpAnswer:
     """An answer of an HTTP server on its way to the client."""
 
+    waits = False
+
     def __init__(
         self, upstream: HttpUpstream, opened: Opened, headers: CIMultiDict[str], failure: Failure | None
     ) -> None:

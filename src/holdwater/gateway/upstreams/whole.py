@@ -20,18 +20,22 @@ class Whole:
 
     status = 200
     failure: Failure | None = None
+    waits = False
 
     def __init__(self, reply: bytes, dialect: Dialect, manner: Manner, version: str | None = None) -> None:
-        events = manner is Manner.EVENTS
-        self.headers = CIMultiDict({"Content-Type": "text/event-stream" if events else "application/json"})
+        self.headers = CIMultiDict({"Content-Type": content_type(manner)})
         self.version = version
         if manner is Manner.ARRAY:
             reply = b"[" + reply + b"]"
         try:
-            self._pieces = dialect.told(reply) if events else [reply]
+            self._pieces = dialect.told(reply) if manner is Manner.EVENTS else [reply]
         except MISSHAPEN as error:
             raise ModelFailed(f"the reply cannot be told: {error}", kind="garbage") from None
 
     async def pieces(self) -> AsyncIterator[bytes]:
         for piece in self._pieces:
             yield piece
+
+
+def content_type(manner: Manner) -> str:
+    return "text/event-stream" if manner is Manner.EVENTS else "application/json"

@@ -1,0 +1,57 @@
+"""When nothing of an attempt can be running any more by its own limits: whoever is over that hangs.
+
+The limits themselves are kept in the worker; this is for workers that do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..core.config import Critic, RunConfig
+from ..core.records import Ask
+from ..rollout.scope import CANCEL_SECONDS
+
+CLOSES = 6  # what an attempt closes one after another: a member of a group has most
+
+
+class Deadlines:
+    """Of the attempts that run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[int, float] = {}  # bound: the run's concurrency
+        self._scoring: dict[int, float] = {}  # seconds that being scored may take; bound: the same
+
+    def begin(self, attempt: int, asks: Ask) -> None:
+        """A worker has it."""
+        config, limits = self._config, self._config.limits.under(asks)
+        asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
+        phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
+        self._due[attempt] = self._loop.time() + phases + self._closing
+        self._scoring[attempt] = limits.grading + self._closing
+
+    def wait(self, attempt: int) -> None:
+        """It waits for its group: that is no fault of its own."""
+        self._due.pop(attempt, None)
+
+    def score(self, attempt: int) -> None:
+        """Its group is being scored."""
+        self._due[attempt] = self._loop.time() + self._scoring.get(attempt, self._closing)
+
+    def end(self, attempt: int) -> None:
+        self._due.pop(attempt, None)
+        self._scoring.pop(attempt, None)
+
+    def overdue(self) -> list[int]:
+        """Those that hang; each is named once."""
+        now = self._loop.time()
+        late = [attempt for attempt, due in self._due.items() if due < now]
+        for attempt in late:
+            self.end(attempt)
+        return late
+
+    @property
+    def _closing(self) -> float:
+        """Seconds for what an attempt closes, and more than enough."""
+        return CLOSES * (self._config.closing + CANCEL_SECONDS) + self._config.patience

@@ -1,0 +1,189 @@
+"""Orders as a client sees them, on a server in this process: keys, instances, models, results that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve_scene import SUITE, eventually, model
+
+import holdwater as hw
+from holdwater.api.serving import ServingOptions, prepare_server, start_server
+from holdwater.client import AsyncClient, OrderRefused
+from holdwater.core.groups import GroupTerms
+from holdwater.core.records import Ask, Instance
+from holdwater.core.serving import ModelChoice, Order, Source, Trajectories
+
+TRAINER = ModelChoice(source=Source.TRAINER)
+
+
+@asynccontextmanager
+async def serving(place: Path, *, agent: str | None = None, **options: Any) -> AsyncIterator[AsyncClient]:
+    """A server whose attempts live in this process, and a client of it."""
+    (place / "scene.py").write_text(SUITE)
+    said: ServingOptions = {"listen": f"unix:{place}/socket", **options.pop("serving", {})}
+    prepared = prepare_server(
+        f"{place}/scene.py:suite",
+        agent or f"{place}/scene.py:solve",
+        place / "run",
+        {"workers": 0, "concurrency": 4, **options},
+        said,
+    )
+    server = asyncio.create_task(start_server(prepared, {}))
+    try:
+        async with AsyncClient(f"unix:{place}/socket", patience=20.0) as client:
+            await eventually(lambda: (place / "socket").exists() or server.done(), 20.0)
+            yield client
+            await client.drain()
+        await asyncio.wait_for(server, 20.0)
+    finally:
+        server.cancel()
+        await asyncio.wait([server])
+
+
+async def test_the_same_key_is_the_same_order_and_another_content_is_a_conflict(tmp_path: Path) -> None:
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        first, second = await asyncio.gather(
+            client.order(Order(key="k", instance="i1")), client.order(Order(key="k", instance="i1"))
+        )
+        third = await client.order(Order(key="k", instance="i1"))
+        with pytest.raises(OrderRefused, match="asks otherwise") as refused:
+            await client.order(Order(key="k", instance="i2"))
+
+    assert first.rollouts == second.rollouts == third.rollouts
+    assert third.new is False
+    assert refused.value.code == "conflict"
+    assert hw.audit(tmp_path / "run").planned == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "told"),
+    [
+        (Order(key="k", instance="nobody", model=TRAINER), "unknown", "no such instance: `nobody`"),
+        (Order(key="k", instance="i1", size=9), "invalid", "9 rollouts are more than may ever be open: 8"),
+        (Order(key="k", instance="i1", size=5, group=GroupTerms()), "invalid", "does not fit 4 slots"),
+        (Order(key="k", instance="i1", model=ModelChoice(source=Source.FUNCTION)), "invalid", "no policy"),
+        (Order(key="k", instance="i1"), "invalid", "the server has no model"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_and_nothing_is_written(
+    tmp_path: Path, order: Order, code: str, told: str
+) -> None:
+    async with serving(tmp_path, serving={"queue": 8}) as client:
+        with pytest.raises(OrderRefused, match=told) as refused:
+            await client.order(order)
+        open_orders = (await client.stats()).orders["open"]
+
+    assert refused.value.code == code
+    assert (open_orders, hw.audit(tmp_path / "run").planned) == (0, 0)
+
+
+async def test_an_instance_that_an_order_brings_is_kept_once_and_tried_as_it_is(tmp_path: Path) -> None:
+    brought = Instance(id="mine", instruction="mine", data={"turns": 1, "score": 0.25})
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        rollouts = [await client.run(brought) for _ in range(2)]
+        other = await client.run(Instance(id="mine", instruction="another", data={"turns": 1}))
+
+    assert [(rollout.reward, rollout.sample) for rollout in rollouts] == [(0.25, 0), (0.25, 1)]
+    assert rollouts[0].instance == rollouts[1].instance != other.instance
+
+
+async def test_a_detached_order_goes_on_without_its_client_and_its_result_waits(tmp_path: Path) -> None:
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        upstream.gate.clear()
+        following = asyncio.create_task(client.order(Order(key="d", instance="i1", detached=True)))
+        await eventually(lambda: upstream.waiting == 1, 10.0)
+        following.cancel()
+        await asyncio.wait([following])
+        upstream.gate.set()
+
+        async def over() -> bool:
+            return await client.result("d") is not None
+
+        await eventually(over, 10.0)
+        result = await client.result("d")
+
+    assert result is not None and result.rollouts[0].outcome == "passed"
+
+
+async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Path) -> None:
+    async with model() as upstream, serving(tmp_path, model="m", base_url="http://127.0.0.1:9/v1") as client:
+        choice = ModelChoice(source=Source.ENDPOINT, url=upstream.url, name="its-own", version="step-7")
+        rollout = await client.run("i1", model=choice, limits=Ask(requests=2), sampling={"temperature": 0.5})
+
+    assert rollout.failure is not None and rollout.failure.where == "limit"
+    assert rollout.trajectory is not None
+    assert {node.version for node in rollout.trajectory if node.sampled} == {"step-7"}
+    assert upstream.bodies[0]["model"] == "its-own" and upstream.bodies[0]["temperature"] == 0.5
+
+
+async def test_one_orders_bad_endpoint_stops_nobody_else(tmp_path: Path) -> None:
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url, retries=0) as client:
+        upstream.refuses = 401
+        refused = await client.run("i1")
+        upstream.refuses = 0
+        other = await client.run("i2")
+
+    assert refused.failure is not None and refused.failure.where == "model"
+    assert other.outcome == "passed"
+
+
+async def test_what_the_server_was_steered_to_is_remembered_when_it_goes_on(tmp_path: Path) -> None:
+    async with model() as upstream:
+        async with serving(tmp_path) as client:
+            await client.steer(upstream.url, "steered", version="1")
+            first = await client.run("i1")
+        async with serving(tmp_path) as client:
+            second = await client.run("i1")
+
+    for rollout in (first, second):
+        assert rollout.trajectory is not None and rollout.outcome == "passed"
+        assert {node.version for node in rollout.trajectory if node.sampled} == {"1"}
+
+
+async def test_weights_that_change_in_mid_rollout_are_recorded_turn_by_turn(tmp_path: Path) -> None:
+    async with model() as old, model() as new, serving(tmp_path) as client:
+        await client.steer(old.url, version="old")
+        old.gate.clear()
+        run = asyncio.create_task(client.run("i1"))
+        await eventually(lambda: old.waiting == 1, 10.0)
+        await client.steer(new.url, version="new")
+        old.gate.set()
+        rollout = await run
+
+    assert rollout.trajectory is not None
+    assert [node.version for node in rollout.trajectory if node.sampled] == ["old", "new", "new"]
+
+
+async def test_files_go_when_the_result_is_delivered_and_not_before(tmp_path: Path) -> None:
+    async with (
+        model() as upstream,
+        serving(tmp_path, model="m", base_url=upstream.url, keep="none") as client,
+    ):
+        result = await client.order(Order(key="k", instance="i1"))
+        exchanges = tmp_path / "run" / "exchanges"
+        await eventually(lambda: not list(exchanges.rglob("*.seg")), 10.0)
+        again = await client.order(Order(key="k", instance="i1"))
+
+    assert result.rollouts[0].trajectory
+    assert again.rollouts[0].reward == result.rollouts[0].reward and not again.rollouts[0].trajectory
+    assert hw.audit(tmp_path / "run").ok
+
+
+async def test_an_agent_that_needs_no_model_is_served_without_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, agent="nop") as client:
+        rollout = await client.run("i1", trajectory=Trajectories.NONE)
+
+    assert rollout.outcome == "passed"
+
+
+async def test_rollouts_that_have_nothing_to_do_with_each_other_can_be_one_order(tmp_path: Path) -> None:
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        result = await client.order(Order(key="k", instance="i1", size=6))
+
+    assert [rollout.outcome for rollout in result.rollouts] == ["passed"] * 6
+    assert result.together is False
