@@ -126,11 +126,15 @@ class HeldUpstream:
             await held.news.wait()
             held.news.clear()
             while held.taking and held.answer is None:
-                question = await self._question(held, whole=held.taking[0])
-                held.taking.popleft()
-                self._unwritten[id(held.delta)] = held
-                self._listener.asked(held.number, question)
+                await self._hand_out(held)
         return held.answer
+
+    async def _hand_out(self, held: _HeldCall) -> None:
+        """Say what is asked, and keep nothing of it: the answer may take long."""
+        question = await self._question(held, whole=held.taking[0])
+        held.taking.popleft()
+        self._unwritten[id(held.delta)] = held
+        self._listener.asked(held.number, question)
 
     async def _question(self, held: _HeldCall, *, whole: bool) -> Question:
         delta = held.delta
