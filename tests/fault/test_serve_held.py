@@ -6,14 +6,12 @@ import asyncio
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,9 +28,7 @@ from holdwater.client import (
     Call,
     Called,
     Dropped,
-    GroupTerms,
     ModelChoice,
-    Order,
     OrderRefused,
     Rollout,
     Source,
