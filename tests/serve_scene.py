@@ -24,7 +24,7 @@ from aiohttp import web
 from holdwater.client import AsyncClient
 
 SUITE = '''
-import asyncio, os, signal, time
+import asyncio, functools, operator, os, signal, time
 import holdwater as hw
 
 def instances():
@@ -66,6 +66,9 @@ async def solve(instance, sandbox, model):
         os.kill(os.getpid(), signal.SIGKILL)
     if data.get("end") == "hang":
         time.sleep(3600)
+    if data.get("compute"):  # one call in C, which holds the interpreter all the while
+        late = functools.partial(operator.lt, time.monotonic() + data["compute"])
+        next(filter(late, iter(time.monotonic, None)))
     return text
 
 suite = hw.Suite(name="scene", instances=instances, grade=grade, group=group)
