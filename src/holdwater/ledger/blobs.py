@@ -71,13 +71,13 @@ class Blobs:
 
     def sync(self, names: Iterable[str]) -> None:
         """Make blobs survive power loss, whoever wrote them. A directory that they share is synced once."""
-        above: set[Path] = set()  # bound: three for each name
+        above = {self.path}  # bound: 256 and this
         for name in names:
             path = self._find(name)
             if path is None:
                 raise LedgerCorrupt(f"a blob is missing: {name!r}")
             _sync(path, sync_path)
-            above |= {path.parent, path.parent.parent, self.path}
+            above.add(path.parent)
         for directory in above:
             _sync(directory, sync_directory)
 
@@ -103,7 +103,7 @@ class Blobs:
         return squeezed if squeezed.exists() else None
 
     def _plain(self, name: str) -> Path:
-        return self.path / name[:2] / name[2:4] / name
+        return self.path / name[:2] / name
 
     @property
     def _aside(self) -> Path:
