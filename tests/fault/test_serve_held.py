@@ -89,7 +89,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--workers", "1", "--concurrency", str(SLOTS), "--ungoverned", "--grace", "1")
+    flags = ("--workers", "1", "--concurrency", str(SLOTS), "--ungoverned", "--grace", "2")
     with server(tmp_path_factory.mktemp("held"), *flags, suite=SUITE) as found:
         yield found
 
@@ -134,6 +134,7 @@ def said(call: Call) -> str:
 def heard(way: tuple[str, bool], rollout: Rollout) -> list[str]:
     """What the agent was answered."""
     dialect, stream = way
+    assert rollout.outcome == "passed", rollout.failure
     found = []
     for status, body in rollout.answer:
         assert status == 200, body
@@ -306,7 +307,10 @@ async def line(serve: Server) -> AsyncIterator[tuple[str, Callable[[], None]]]:
             writer.close()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far, back = await asyncio.open_connection(host, int(port))
+        try:
+            far, back = await asyncio.open_connection(host, int(port))
+        except ConnectionError:
+            return writer.close()  # the server is not there yet
         writers.update((writer, back))
         async with asyncio.TaskGroup() as both:
             both.create_task(pump(reader, back))
@@ -319,6 +323,8 @@ async def line(serve: Server) -> AsyncIterator[tuple[str, Callable[[], None]]]:
 
     async with await asyncio.start_server(connect, "127.0.0.1", 0) as listening:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", cut
+        cut()
+        await eventually(lambda: not writers, 5.0)
 
 
 @pytest.mark.parametrize("size", SIZES)
