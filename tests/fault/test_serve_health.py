@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
