@@ -1,4 +1,4 @@
-"""Groups as trainers ask for them: scored with everything alive, settled as asked whatever happens, then gone."""
+"""Groups as trainers ask for them: scored with everything alive, settled as asked, and then gone."""
 
 from __future__ import annotations
 
