@@ -1,4 +1,4 @@
-"""Groups as trainers ask for them: scored with everything alive, settled as asked whatever happens, then gone."""
+"""Groups as trainers ask for them: scored with everything alive, settled as asked, and then gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
