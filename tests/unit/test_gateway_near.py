@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.gateway.near import PIECE, Conversation
+from holdwater.gateway.near import LARGE, PIECE, Conversation
 from holdwater.gateway.recorder import digest
 
 NUMBERS = st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, -0.0])
@@ -67,6 +67,20 @@ def test_a_message_that_is_changed_in_its_place_is_sent_as_it_is_now(change):
     change(messages)
 
     assert written(conversation.said(messages)) == msgspec.json.encode(messages)
+
+
+@pytest.mark.parametrize("odd", ["", '"', "\\", "\n", "\x7f", "é", "\u2028", "😀", "/"])
+def test_large_texts_are_sent_as_json_has_them(odd):
+    large = "x" * LARGE + odd
+    image = [{"type": "text", "text": large}, {"type": "image_url", "image_url": {"url": large + "y"}}]
+    messages = [{"role": "user", "content": large}, {"role": "user", "name": None, "content": image}]
+    conversation = Conversation()
+
+    for _ in range(2):
+        said = conversation.said(messages)
+
+        assert written(said) == msgspec.json.encode(messages)
+        assert len(said) == len(written(said))
 
 
 def test_what_was_said_stays_as_it_was_when_the_agent_changes_it_afterwards():

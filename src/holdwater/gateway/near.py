@@ -6,6 +6,7 @@ Of a conversation that goes on, only what is new is copied and hashed; no messag
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from .body import Body, Retention, joined
 from .recorder import Reading, digest
 
 PIECE = 64 * 1024  # bytes that are made before they are sent
+LARGE = 16 * 1024  # characters of a text from which encoding it each time is worth avoiding
 
 _encode = msgspec.json.Encoder().encode
+_PLACE = secrets.token_hex(16)  # stands for a text, and never for itself: nobody knows it
 
 
 class Near:
@@ -56,6 +59,12 @@ class Entry(NamedTuple):
     size: int
     digest: bytes
     lasts: bool  # an equal message has the same bytes
+    parts: tuple[bytes | str, ...] = ()  # its bytes, with large texts that are as they are; none: encode it
+
+    def content(self) -> list[bytes]:
+        if not self.parts:
+            return [_encode(self.message)]
+        return [part.encode() if isinstance(part, str) else part for part in self.parts]
 
 
 class Messages:
@@ -72,7 +81,7 @@ class Messages:
 
     def __getitem__(self, part: slice) -> list[bytes]:
         """Some of the messages, each by itself."""
-        return [_encode(entry.message) for entry in self.entries[part]]
+        return [b"".join(entry.content()) for entry in self.entries[part]]
 
     def pieces(self) -> Iterator[bytes]:
         """All of it, a little at a time."""
@@ -80,7 +89,7 @@ class Messages:
         for number, entry in enumerate(self.entries):
             if number:
                 held.append(b",")
-            held.append(_encode(entry.message))
+            held += entry.content()
             size += entry.size
             if size >= PIECE:
                 yield b"".join(held)
@@ -112,7 +121,26 @@ def _entry(message: Mapping[str, Any]) -> Entry:
     except _Other:
         copy, lasts = msgspec.json.decode(_encode(message)), False
     content = _encode(copy)
-    return Entry(copy, len(content), digest(content), lasts)
+    parts = _parts(copy) if lasts and len(content) >= LARGE else ()
+    return Entry(copy, len(content), digest(content), lasts, parts)
+
+
+def _parts(message: Any) -> tuple[bytes | str, ...]:
+    """What is around the large texts of a message that JSON has as they are, and these, in turn."""
+    texts: list[str] = []
+    around = _encode(_without(message, texts)).split(_PLACE.encode())
+    return (around[0], *(part for pair in zip(texts, around[1:], strict=True) for part in pair))
+
+
+def _without(value: Any, texts: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(item, texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without(item, texts) for item in value]
+    if value is None or len(value) < LARGE or not value.isascii() or len(_encode(value)) != len(value) + 2:
+        return value
+    texts.append(value)
+    return _PLACE
 
 
 class _Other(Exception):
