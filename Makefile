@@ -19,6 +19,7 @@ proof:
 	@$(bin)/python benchmarks/flat_memory.py
 	@$(bin)/python benchmarks/throughput.py
 	@$(bin)/python benchmarks/gateway_rate.py
+	@$(bin)/python benchmarks/rollout_churn.py
 	@$(bin)/python benchmarks/admission.py
 	@$(bin)/python benchmarks/metering.py
 	@$(bin)/python benchmarks/allocator.py

@@ -46,6 +46,7 @@ class Seen(NamedTuple):
     cpu: float
     seconds: float
     samples: list[tuple[int, int]]  # rollouts that were over, and memory
+    beside: float = 0.0  # CPU of the process that the worker works for
 
     def slope(self) -> Slope:
         """Bytes a rollout over the second half."""
@@ -53,10 +54,19 @@ class Seen(NamedTuple):
         half = [(float(done), float(size)) for done, size in self.samples if done >= total / 2]
         return fitted([done for done, _ in half], [size for _, size in half])
 
+    def tenths(self) -> list[float]:
+        """The mean of memory in each tenth of the rollouts, as far as there are readings."""
+        total = self.samples[-1][0]
+        parts = [[size for done, size in self.samples if done * 10 // (total + 1) == n] for n in range(10)]
+        return [sum(part) / len(part) for part in parts if part]
 
-def measured(pid: int, work: Callable[[], None], done: Callable[[], int] = lambda: 0) -> Seen:
+
+def measured(
+    pid: int, work: Callable[[], None], done: Callable[[], int] = lambda: 0, beside: int | None = None
+) -> Seen:
     """Let `work` happen; `done` says how many rollouts are over."""
     start, before, began = resident(pid), _cpu(pid), time.monotonic()
+    others = _cpu(beside) if beside is not None else 0.0
     samples: list[tuple[int, int]] = []  # bound: ten a second
     over = threading.Event()
 
@@ -72,9 +82,10 @@ def measured(pid: int, work: Callable[[], None], done: Callable[[], int] = lambd
         over.set()
         thread.join()
     seconds, cpu = time.monotonic() - began, _cpu(pid) - before
+    others = _cpu(beside) - others if beside is not None else 0.0
     peak = resident(pid, "VmHWM")
     time.sleep(REST)
-    return Seen(start, peak, resident(pid), cpu, seconds, samples)
+    return Seen(start, peak, resident(pid), cpu, seconds, samples, others)
 
 
 def resident(pid: int, field: str = "VmRSS") -> int:

@@ -50,7 +50,7 @@ class Works(msgspec.Struct, frozen=True):
 FULL = Works(
     images=Work("image", 40, 4, 45, IMAGE),
     talks=Work("text", 512, 256, 20, TEXT),
-    churn=Work("text", 10_000, 64, 2, TEXT),
+    churn=Work("text", 20_000, 64, 2, TEXT),  # the slope is that of the second half
 )
 QUICK = Works(
     images=Work("image", 4, 4, 10, IMAGE),
@@ -79,6 +79,7 @@ def images(directory: Path, works: Works, peers: bool) -> list[Row]:
         at_most(f"{work}: peak memory", seen.peak / MB, 130, "MB"),
         *_rested(work, seen, 15),
         at_most(f"{work}: CPU a turn", 1000 * seen.cpu / work.calls, 8, "ms"),
+        _server(work, seen),
         _rate(work, seen),
         Row(f"{work}: disk", round(kept / MB, 1), "MB"),
         at_most(f"{work}: disk / unique compressed bytes", kept / _unique(work), 1.05, ""),
@@ -94,6 +95,7 @@ def talks(directory: Path, works: Works, peers: bool) -> list[Row]:
         at_most(f"{work}: peak memory", seen.peak / MB, 110, "MB"),
         *_rested(work, seen, None),
         at_most(f"{work}: CPU a turn", 1000 * seen.cpu / work.calls, 1.2, "ms"),
+        _server(work, seen),
         _rate(work, seen),
     ]
     return rows + (_beside(work, work, seen, directory, faster=4) if peers else [])
@@ -105,9 +107,11 @@ def churn(directory: Path, works: Works, peers: bool) -> list[Row]:
     seen = _ours(directory / "churn", work)
     rows = [
         _sloped(work, seen),
+        Row(f"{work}: memory in each tenth", " ".join(f"{mean / MB:.1f}" for mean in seen.tenths()), "MB"),
         Row(f"{work}: peak memory", round(seen.peak / MB, 1), "MB"),
         *_rested(work, seen, None),
         Row(f"{work}: CPU a turn", round(1000 * seen.cpu / work.calls, 2), "ms"),
+        _server(work, seen),
         _rate(work, seen),
     ]
     scaled = work._replace(rollouts=min(SCALED, work.rollouts))
@@ -126,9 +130,11 @@ def _ours(out: Path, work: Work) -> Seen:
         nonlocal over
         over += 1
 
-    with upstream() as port, _serving(out, f"http://127.0.0.1:{port}/v1", work.at_once) as (address, worker):
-        seen = measured(worker, lambda: asyncio.run(_drive(address, work, one_more)), lambda: over)
-    return seen
+    with (
+        upstream() as port,
+        _serving(out, f"http://127.0.0.1:{port}/v1", work.at_once) as (address, worker, server),
+    ):
+        return measured(worker, lambda: asyncio.run(_drive(address, work, one_more)), lambda: over, server)
 
 
 async def _drive(address: str, work: Work, one_more: Callable[[], None]) -> None:
@@ -150,8 +156,8 @@ async def _drive(address: str, work: Work, one_more: Callable[[], None]) -> None
 
 
 @contextmanager
-def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int]]:
-    """A server with one worker that is never recycled: its address, the worker's process id."""
+def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int, int]]:
+    """A server with one worker that is never recycled: its address, the worker's process id and its own."""
     address = f"unix:{out}.socket"
     command = [
         *(sys.executable, "-m", "holdwater.cli", "serve", f"{HERE / 'churn_work.py'}:suite", "--quiet"),
@@ -165,7 +171,7 @@ def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int]]:
     try:
         asyncio.run(_up(address, server))
         (worker,) = filter(is_worker, psutil.Process(server.pid).children())
-        yield address, worker.pid
+        yield address, worker.pid, server.pid
     finally:
         server.terminate()
         server.wait(PATIENCE)
@@ -183,6 +189,11 @@ async def _up(address: str, server: subprocess.Popen[bytes]) -> None:
             if server.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"the server at `{address}` does not come up")
             await asyncio.sleep(0.2)
+
+
+def _server(work: Work, seen: Seen) -> Row:
+    what = f"{work}: CPU a turn of the server's own process, beside it"
+    return Row(what, round(1000 * seen.beside / work.calls, 2), "ms")
 
 
 def _rate(work: Work, seen: Seen, who: str = "holdwater") -> Row:

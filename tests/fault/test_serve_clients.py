@@ -117,7 +117,8 @@ async def test_clients_that_read_nothing_are_refused_in_the_end_and_cost_no_memo
                 for n in range(size):
                     silent.enter_context(await asyncio.to_thread(deaf, serve, large(n), f"deaf-{n}"))
                 await eventually(lambda: passed(client, size + 2), 60.0)
-                grown = process.memory_info().rss - before
+                bound = before + size * LARGE / 2
+                await eventually(lambda: process.memory_info().rss < bound, 10.0)  # results are being written
                 async with serve.client(busy="raise") as another:
                     with pytest.raises(Busy):
                         await another.run("i1")
@@ -125,7 +126,6 @@ async def test_clients_that_read_nothing_are_refused_in_the_end_and_cost_no_memo
                 await eventually(lambda: opened(client, 0), 20.0)
                 late = await client.result("deaf-0")
 
-    assert grown < size * LARGE / 2 + 8 * 2**20
     assert late is not None and late.rollouts[0].outcome == "passed"
 
 

@@ -16,7 +16,7 @@ from holdwater.api.serving import ServingOptions, prepare_server, start_server
 from holdwater.client import AsyncClient, OrderRefused
 from holdwater.core.groups import GroupTerms
 from holdwater.core.records import Ask, Instance
-from holdwater.core.serving import ModelChoice, Order, Source, Trajectories
+from holdwater.core.serving import AnyEvent, ModelChoice, Order, Source, Trajectories, Turned
 
 TRAINER = ModelChoice(source=Source.TRAINER)
 
@@ -172,6 +172,22 @@ async def test_files_go_when_the_result_is_delivered_and_not_before(tmp_path: Pa
     assert result.rollouts[0].trajectory
     assert again.rollouts[0].reward == result.rollouts[0].reward and not again.rollouts[0].trajectory
     assert hw.audit(tmp_path / "run").ok
+
+
+async def test_turns_are_told_with_what_was_said_in_them(tmp_path: Path) -> None:
+    turned: list[Turned] = []
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+
+        def hear(event: AnyEvent) -> None:
+            if isinstance(event, Turned):
+                turned.append(event)
+
+        rollout = await client.run(Instance(id="slow", data={"turns": 3, "pause": 0.2}), on_event=hear)
+
+    said = [node for event in turned for node in event.nodes]
+    assert rollout.trajectory is not None
+    assert said == list(rollout.trajectory)[: len(said)]
+    assert len(turned) > 0 and turned[0].nodes[0].role == "user"
 
 
 async def test_an_agent_that_needs_no_model_is_served_without_one(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from .. import plugin
 from ..core.authoring import Act, Agent, Suite
 from ..core.config import RunConfig, SandboxKind, Serving
 from ..core.errors import BadInput
-from ..core.records import Summary
+from ..core.summary import Summary
 from ..ledger.directory import RunDirectory
+from ..rollout.allocator import keep_bounded
 from ..run.config import environment
 from ..run.desk import Desk
 from ..run.dock import check_daemon
@@ -80,6 +81,7 @@ async def start_server(prepared: PreparedServer, around: Around) -> Summary:
     """Serve until it is drained or told to end; the run's summary."""
     run = prepared.run
     _allow_files()
+    keep_bounded()
     if run.config.sandbox is SandboxKind.DOCKER:
         await check_daemon(environment())
     async with _upstream(run.config) as upstream:

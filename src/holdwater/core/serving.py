@@ -162,12 +162,13 @@ class Started(Event, frozen=True):
 
 
 class Turned(Event, frozen=True):
-    """Turns are in the record; `usage` is that of the attempt so far."""
+    """Turns are in the record; `usage` is the attempt's so far, `nodes` what has not been told yet."""
 
     member: int
     attempt: int
     turns: int
     usage: Usage = NO_USAGE
+    nodes: tuple[Node, ...] = ()
 
 
 class Called(Event, frozen=True):

@@ -15,6 +15,8 @@ OTHER = "other"  # musl's, for one
 
 _ALL_ARENAS = b"arena.4096.purge"  # jemalloc's number for all of them
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MiB = 1024 * 1024
+_GLIBC_BOUNDS = {-1: _MiB, -3: _MiB, -8: 2}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
 
 
 def in_force() -> str:
@@ -34,6 +36,17 @@ def give_back() -> None:
         library.malloc_trim(0)
     elif status := library.mallctl(_ALL_ARENAS, None, None, None, 0):
         raise OSError(status, os.strerror(status))
+
+
+def keep_bounded() -> None:
+    """What is large and freed goes back to the kernel at once, in a process that was started by someone else.
+
+    glibc raises its threshold with every large block that is freed, and keeps the next ones: here it stays.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallctl") and hasattr(library, "mallopt"):
+        for parameter, value in _GLIBC_BOUNDS.items():
+            library.mallopt(parameter, value)
 
 
 def resident() -> int:

@@ -20,7 +20,8 @@ from ..core.errors import HoldwaterError, Refused
 from ..core.events import Membership, Opened
 from ..core.groups import GroupTerms, cancelled
 from ..core.records import Attempt, Instance, Outcome, Verdict
-from ..core.serving import PROTOCOL, Answer, Called, Health, Order, Result, Source, Stats, Steer
+from ..core.serving import PROTOCOL, Answer, Called, Health, Node, Order, Result, Source, Stats, Steer
+from ..ledger.nodes import nodes
 from ..ledger.orders import KeyTaken, OrderRow
 from ..ledger.reader import Reader
 from ..ledger.results import result_of
@@ -150,6 +151,13 @@ class Desk:
         loop = asyncio.get_running_loop()
         how = ticket.order.trajectory
         return await loop.run_in_executor(self._reading, result_of, self._reader, ticket.row, how)
+
+    async def nodes(self, attempt: int, since: int) -> tuple[Node, ...]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reading, self._nodes, attempt, since)
+
+    def _nodes(self, attempt: int, since: int) -> tuple[Node, ...]:
+        return tuple(node for node in nodes(self._ledger.directory, attempt) if node.id >= since)
 
     async def delivered(self, ticket: Ticket) -> None:
         await self._ledger.deliver(ticket.id, self._config.keep)

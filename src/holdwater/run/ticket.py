@@ -15,7 +15,7 @@ import msgspec
 
 from ..core.errors import Refused
 from ..core.records import NO_USAGE, Outcome
-from ..core.serving import Answer, Called, Order, Result
+from ..core.serving import Answer, Called, Node, Order, Result
 from ..ledger.orders import Closed, OrderRow
 
 
@@ -42,6 +42,8 @@ class MemberState:
 
 class Counter(Protocol):
     """What a ticket asks of its desk."""
+
+    async def nodes(self, attempt: int, since: int) -> tuple[Node, ...]: ...
 
     async def fetch(self, call: str, *, whole: bool, member: int) -> Called | None: ...
 
@@ -138,6 +140,10 @@ class Ticket:
             self.followers -= 1
             if not self.followers:
                 self._desk.left(self)
+
+    async def nodes(self, member: int, since: int) -> tuple[Node, ...]:
+        """The messages of a member's conversation from the one with this number on."""
+        return await self._desk.nodes(self.members[member].attempt, since)
 
     async def called(self, call: str, *, whole: bool) -> Called | None:
         """What is asked in a held call; None when it is not held any more."""

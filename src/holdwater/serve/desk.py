@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from ..core.records import Usage
-from ..core.serving import Answer, Called, Health, Order, Result, Stats, Steer
+from ..core.serving import Answer, Called, Health, Node, Order, Result, Stats, Steer
 
 
 class Member(Protocol):
@@ -61,6 +61,8 @@ class Ticket(Protocol):
     def attended(self) -> AbstractAsyncContextManager[None]: ...
 
     async def changed(self, seen: int) -> int: ...
+
+    async def nodes(self, member: int, since: int) -> tuple[Node, ...]: ...
 
     async def called(self, call: str, *, whole: bool) -> Called | None: ...
 

@@ -59,12 +59,18 @@ class Follower:
 
     async def _tell(self, member: Member, told: _Told) -> None:
         if member.attempt != told.attempt:
-            told.attempt, told.turns = member.attempt, 0
+            told.attempt, told.turns, told.nodes = member.attempt, 0, 0
             await self._stream.tell(Started(member=member.member, attempt=member.attempt))
         if member.turns != told.turns:
             told.turns = member.turns
+            nodes = await self._ticket.nodes(member.member, told.nodes)
+            told.nodes += len(nodes)
             turned = Turned(
-                member=member.member, attempt=member.attempt, turns=member.turns, usage=member.usage
+                member=member.member,
+                attempt=told.attempt,
+                turns=told.turns,
+                usage=member.usage,
+                nodes=nodes,
             )
             await self._stream.tell(turned)
         await self._tell_calls(member, told)
@@ -98,6 +104,7 @@ class _Told:
     def __init__(self) -> None:
         self.attempt = 0
         self.turns = 0
+        self.nodes = 0
         self.settled = False
         self.calls: set[str] = set()  # that wait for its answer; bound: what the agent has in flight
         self.kept: dict[str, None] = {}  # that it has the request of; bound: KEPT_CALLS

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from ..core.errors import Refused
 from ..core.records import Usage
-from ..core.serving import Answer, Called, Health, Order, Result, Rollout, Stats, Steer
+from ..core.serving import Answer, Called, Health, Node, Order, Result, Rollout, Stats, Steer
 
 
 class FakeMember:
@@ -43,6 +43,7 @@ class FakeTicket:
         self.answers: list[Answer] = []
         self.asked: dict[str, Called] = {}  # by call: what is new in it, or all of it
         self.whole: list[str] = []  # calls that had to be told in full
+        self.said: dict[int, list[Node]] = {}  # by member
         self._changed = asyncio.Condition()
 
     @property
@@ -83,6 +84,9 @@ class FakeTicket:
         async with self._changed:
             await self._changed.wait_for(lambda: self.version != seen)
         return self.version
+
+    async def nodes(self, member: int, since: int) -> tuple[Node, ...]:
+        return tuple(self.said.get(member, ())[since:])
 
     async def called(self, call: str, *, whole: bool) -> Called | None:
         asked = self.asked.get(call)
