@@ -69,7 +69,7 @@ async def test_a_worker_that_is_killed_is_never_told_as_ready(serving: Server, t
         watch = asyncio.create_task(watched(serving, client, seen))
         for _ in range(times):
             kill(min(living(serving)))
-            await eventually(lambda: seen[-1].health.ready == 1, 5.0)
+            await eventually(lambda: bool(seen) and seen[-1].health.ready == 1, 5.0)
             await serving.ready(client, workers=2)
         watch.cancel()
 
