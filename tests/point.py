@@ -14,7 +14,7 @@ from typing import Any
 
 import holdwater as hw
 from holdwater import api
-from holdwater.core.records import Summary
+from holdwater.core.summary import Summary
 from holdwater.ledger.reader import AttemptRow, EventRow, OutcomeRow, Reader
 from holdwater.rollout.duty import Duty
 from holdwater.testing.faults import Fault

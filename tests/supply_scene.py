@@ -13,7 +13,8 @@ from tests.ledger_scene import new_run
 from holdwater.core.authoring import Suite
 from holdwater.core.config import SandboxKind
 from holdwater.core.errors import HoldwaterError
-from holdwater.core.records import Grade, Instance, Summary, Verdict
+from holdwater.core.records import Grade, Instance, Verdict
+from holdwater.core.summary import Summary
 from holdwater.governor.meter import Meter
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import Reader

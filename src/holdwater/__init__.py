@@ -56,18 +56,8 @@ if TYPE_CHECKING:
         RunFailed,
         SandboxFailed,
     )
-    from .core.records import (
-        Ask,
-        CommandResult,
-        Grade,
-        Health,
-        Instance,
-        Limits,
-        Network,
-        Start,
-        Summary,
-        Verdict,
-    )
+    from .core.records import Ask, CommandResult, Grade, Health, Instance, Limits, Network, Start, Verdict
+    from .core.summary import Summary
 
 __all__ = [
     "Agent",

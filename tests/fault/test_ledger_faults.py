@@ -14,7 +14,8 @@ import pytest
 from tests.ledger_scene import SOURCE, exchange, new_run, passed, planned, settle_all
 
 from holdwater.core.errors import LedgerFailed, RunFailed
-from holdwater.core.records import Attempt, Gauge, Usage, Where
+from holdwater.core.records import Attempt, Usage, Where
+from holdwater.core.summary import Gauge
 from holdwater.ledger.audit import audit
 from holdwater.ledger.blobs import Blobs
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges

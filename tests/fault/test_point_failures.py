@@ -14,7 +14,8 @@ from tests.point import QUICK, attempts, kinds, numbered, outcomes, play, solve,
 from tests.scene import Scene, until
 
 import holdwater as hw
-from holdwater.core.records import Summary, Where
+from holdwater.core.records import Where
+from holdwater.core.summary import Summary
 from holdwater.sandbox.probe import probe
 from holdwater.testing.scripted import Fault, Reply, Script, planned, serve
 

@@ -1,4 +1,4 @@
-"""Groups as trainers ask for them: scored with everything alive, settled as asked whatever happens, then gone."""
+"""Groups as trainers ask for them: scored with everything alive, settled as asked, and then gone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve_scene import Model, Server, eventually, model, server
+from tests.serve_scene import Model, Server, eventually, kill, model, server
 
 import holdwater as hw
 from holdwater.client import Ask, AsyncClient, GroupTerms, ModelChoice, Result, Source
@@ -276,3 +277,40 @@ async def test_a_group_whose_server_dies_goes_on_with_what_is_left_of_its_terms(
 
         assert Counter(map(str, failures(result))) == {"None": 2, "('model', 'invalid')": 2}
         assert (result.together, [len(seen) for seen in s.scored("killed")]) == (True, [2])
+
+
+@pytest.mark.proof
+async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_path: Path) -> None:
+    kinds: list[tuple[GroupTerms, dict[str, Any]]] = [
+        (GroupTerms(), {"judged": True}),
+        (GroupTerms(replace=1), {"ends": {"0": "refuse"}}),
+        (GroupTerms(), {"ends": {"1": "refuse"}}),
+        (GroupTerms(), {"ends": {"2": "hang"}, "limits": Ask(acting=1.0)}),
+        (GroupTerms(quorum=5, patience=0.1), {"ends": {"3": "hang"}}),
+        (GroupTerms(), {"ends": {"0": "die"}}),
+        (GroupTerms(), {"group": "raise"}),
+    ]
+    flags = ("--workers", "2", "--least-workers", "2", "--concurrency", "24", "--retries", "1")
+    with server(tmp_path, *flags, "--backoff", "0.05", "--memory", "3GiB", suite=SUITE) as serve:
+        async with scene(serve) as s:
+            groups = [(f"{n}", *kinds[n % len(kinds)]) for n in range(70)]
+            asked = [asyncio.create_task(s.group(name, 6, terms, **how)) for name, terms, how in groups]
+            for _ in range(3):
+                await asyncio.sleep(1.0)
+                await serve.ready(s.client)
+                kill(serve.workers()[0])
+            results = [await one for one in asked]
+            assert set((await s.census()).values()) == {1}
+            await eventually(lambda: not s.sandboxes(), 5.0, lambda: str(s.sandboxes()))
+        audit = hw.audit(serve.out)
+
+    for (name, terms, how), result in zip(groups, results, strict=True):
+        told = {failure for failure in failures(result) if failure is not None}
+        if how.get("group") == "raise":
+            assert (rewards(result), told) == ([None] * 6, {("grade", "exception")}), name
+            continue
+        assert told <= {("model", "invalid"), ("limit", "timeout"), ("limit", "straggler")}, name
+        scored = [reward for reward in rewards(result) if reward is not None]
+        assert result.together and scored == [10.0 + n for n in range(len(scored))], name
+        assert len(scored) >= (6 if terms.replace else 5), name
+    assert audit.ok and audit.settled == sum(len(result.rollouts) for result in results) + 1

@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
 
 import psutil
 import pytest
 from tests.serve_scene import Server, eventually, kill, server
-from tests.speech import DIALECTS, speak, text_of
+from tests.trainer_scene import SUITE, WAYS, Trainer, heard, line, said, talk, talks
 
 import holdwater as hw
 from holdwater.client import (
@@ -30,44 +30,10 @@ from holdwater.client import (
     Dropped,
     ModelChoice,
     OrderRefused,
-    Rollout,
     Source,
 )
 from holdwater.core.records import MiB
-from holdwater.gateway.dialects import Place
-from holdwater.gateway.routes import DIALECTS as SPOKEN
 
-SUITE = '''
-import asyncio
-from pathlib import Path
-import aiohttp
-import holdwater as hw
-
-HERE = Path(__file__).parent
-
-
-async def solve(instance, sandbox, model):
-    """Posts what it was told to, one after the other; what it was answered, as it came."""
-    answers = []
-    headers = {"Authorization": f"Bearer {model.key}", "Content-Type": "application/json"}
-    async with aiohttp.ClientSession(headers=headers) as http:
-        for path, body, more in instance.data["requests"]:
-            data = open(HERE / body[1:], "rb") if body.startswith("@") else body.encode()
-            url = model.url.removesuffix("/v1") + path
-            async with http.post(url, data=data, headers=more) as response:
-                answers.append([response.status, await response.text()])
-    return answers
-
-
-async def grade(instance, sandbox, answer):
-    while instance.data.get("slow") and not (HERE / "graded").exists():
-        await asyncio.sleep(0.02)
-    return answer is not None
-
-
-suite = hw.Suite(name="held", instances=list, grade=grade, group=lambda instance, members: None)
-'''
-WAYS = [(dialect, stream) for dialect in DIALECTS for stream in (False, True)]
 SIZES = [24, pytest.param(104, marks=pytest.mark.proof)]
 SLOTS = 128
 HELD = ModelChoice(source=Source.TRAINER)
@@ -89,7 +55,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--workers", "1", "--concurrency", str(SLOTS), "--ungoverned", "--grace", "1")
+    flags = ("--workers", "1", "--concurrency", str(SLOTS), "--ungoverned", "--grace", "2")
     with server(tmp_path_factory.mktemp("held"), *flags, suite=SUITE) as found:
         yield found
 
@@ -109,59 +75,6 @@ async def idle(client: AsyncClient) -> bool:
 
 async def held(client: AsyncClient, count: int) -> bool:
     return (await client.stats()).held == count
-
-
-def talk(name: str, way: tuple[str, bool], turns: int = 1, **data: Any) -> hw.Instance:
-    """An agent that says its turns in one dialect. What it was answered before is always the same to it."""
-    dialect, stream = way
-    requests = []
-    for turn in range(turns):
-        texts = [text for n in range(turn) for text in (f"{name} {n}", "so")]
-        request = speak(dialect, *texts, f"{name} {turn}", stream=stream)
-        requests.append([request.path, request.body.decode(), dict(request.headers)])
-    return hw.Instance(id=name, data={"requests": requests, **data})
-
-
-def talks(name: str, count: int, turns: int = 1) -> dict[str, tuple[str, bool]]:
-    return {f"{name}-{n}": WAYS[n % len(WAYS)] for n in range(count)}
-
-
-def said(call: Call) -> str:
-    """What the agent said last."""
-    return str(call.chat["messages"][-1]["content"])
-
-
-def heard(way: tuple[str, bool], rollout: Rollout) -> list[str]:
-    """What the agent was answered."""
-    dialect, stream = way
-    found = []
-    for status, body in rollout.answer:
-        assert status == 200, body
-        if stream:
-            reader = SPOKEN[dialect].stream(SPOKEN[dialect].ask({}, Place("v1beta/models/m:x"), None))
-            assert list(reader.events(body.encode()))
-            body = reader.reply()
-        found.append(text_of(dialect, json.loads(body)))
-    return found
-
-
-class Trainer:
-    """Holds back its answers until it is told `go`."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.asked: Counter[str] = Counter()
-        self.waiting = 0
-
-    async def __call__(self, call: Call) -> str:
-        text = said(call)
-        self.asked[text] += 1
-        self.waiting += 1
-        try:
-            await self.go.wait()
-        finally:
-            self.waiting -= 1
-        return f"to {text}"
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -271,6 +184,64 @@ async def test_a_worker_that_is_killed_with_calls_held_is_asked_no_turn_again(
     assert set(second.asked.values()) == {2}
 
 
+@pytest.mark.proof
+async def test_workers_that_are_recycled_with_calls_held_lose_none(tmp_path: Path) -> None:
+    """More drain than may: those that wait longest go on elsewhere, and are asked nothing again."""
+    first, second = Trainer(), Trainer()
+    first.go.set()
+
+    async def trainer(call: Call) -> str:
+        return await (second if "long" in said(call) and said(call).endswith(" 1") else first)(call)
+
+    flags = ("--workers", "1", "--recycle-after", "12", "--concurrency", "40", "--ungoverned")
+    with server(tmp_path, *flags, suite=SUITE) as serve:
+        async with serve.client() as client:
+            await serve.ready(client)
+            long = talks("long", 16)
+            runs = {n: client.run(talk(n, way, turns=3), policy=trainer) for n, way in long.items()}
+            waiting = {name: asyncio.create_task(run) for name, run in runs.items()}
+            await eventually(lambda: second.waiting == len(long), 30.0)
+            while (stats := await client.stats()).recycled < 4:
+                name = f"short-{first.asked.total()}"
+                assert heard(WAYS[0], await client.run(talk(name, WAYS[0]), policy=trainer)) == [
+                    f"to {name} 0"
+                ]
+            await eventually(lambda: second.asked.total() >= 2 * len(long), 30.0)
+            second.go.set()
+            found = {name: heard(long[name], await run) for name, run in waiting.items()}
+
+    assert stats.lost == 0
+    assert found == {name: [f"to {name} {turn}" for turn in range(3)] for name in long}
+    assert set(first.asked.values()) == {1}
+
+
+@pytest.mark.proof
+async def test_a_server_that_is_killed_with_calls_held_asks_only_those_again(tmp_path: Path) -> None:
+    first, second = Trainer(), Trainer()
+    first.go.set()
+
+    async def trainer(call: Call) -> str:
+        return await (second if said(call).endswith(" 1") else first)(call)
+
+    with server(tmp_path, "--workers", "1", "--concurrency", "104", "--ungoverned", suite=SUITE) as serve:
+        async with serve.client() as client:
+            await serve.ready(client)
+            ways = talks("left", 104)
+            runs = {
+                n: asyncio.create_task(client.run(talk(n, way, turns=3), policy=trainer))
+                for n, way in ways.items()
+            }
+            await eventually(lambda: second.waiting == len(ways), 30.0)
+            serve.kill()
+            serve.start()
+            await eventually(lambda: second.asked.total() == 2 * len(ways), 60.0)
+            second.go.set()
+            found = {name: heard(ways[name], await run) for name, run in runs.items()}
+
+    assert found == {name: [f"to {name} {turn}" for turn in range(3)] for name in ways}
+    assert set(first.asked.values()) == {1}
+
+
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_client_whose_connections_break_comes_back_and_answers(serving: Server, size: int) -> None:
     trainer = Trainer()
@@ -287,38 +258,6 @@ async def test_a_client_whose_connections_break_comes_back_and_answers(serving: 
 
     assert found == {name: [f"to {name} {turn}" for turn in range(2)] for name in ways}
     assert set(trainer.asked.values()) == {1}
-
-
-@asynccontextmanager
-async def line(serve: Server) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """A line to the server, and what cuts all connections over it."""
-    host, port = serve.url.removeprefix("http://").split(":")
-    writers: set[asyncio.StreamWriter] = set()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass  # it was cut
-        finally:
-            writer.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far, back = await asyncio.open_connection(host, int(port))
-        writers.update((writer, back))
-        async with asyncio.TaskGroup() as both:
-            both.create_task(pump(reader, back))
-            both.create_task(pump(far, writer))
-        writers.difference_update((writer, back))
-
-    def cut() -> None:
-        for writer in writers:
-            writer.transport.abort()
-
-    async with await asyncio.start_server(connect, "127.0.0.1", 0) as listening:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", cut
 
 
 @pytest.mark.parametrize("size", SIZES)

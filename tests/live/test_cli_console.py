@@ -165,7 +165,7 @@ def test_all_data_arrives_through_a_stdout_that_was_made_non_blocking() -> None:
 
 def test_reports_name_every_field_of_a_record() -> None:
     code = """
-from holdwater.core.records import Gauge
+from holdwater.core.summary import Gauge
 Console().data([Gauge(at=1.0)])
 """
     told = json.loads(python(code).stdout)

@@ -112,6 +112,29 @@ async def test_a_call_that_nobody_waits_for_any_more_ends_its_policy() -> None:
     assert stage.answers == {}
 
 
+async def test_a_call_that_is_told_again_after_its_answer_is_not_asked_again() -> None:
+    """As when a connection is lost: what is told on the next may cross the answer."""
+    asked: list[str] = []
+
+    async def again(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1))
+        for call in ("1", "2"):
+            await connection.tell(called(call, "hello"))
+            await connection.answer(call)
+        await connection.tell(called("1", "hello"), called("3", "hello"))
+        await connection.answer("3")
+        return await connection.finish()
+
+    def policy(call: Call) -> str:
+        asked.append(call.id)
+        return "hi"
+
+    async with playing(again) as stage, AsyncClient(stage.url) as client:
+        await client.run("add-1", policy=policy)
+
+    assert asked == ["1", "2", "3"]
+
+
 async def test_a_lost_connection_neither_asks_twice_nor_loses_what_is_known() -> None:
     asked: list[str] = []
     goes_on = asyncio.Event()

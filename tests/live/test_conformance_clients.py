@@ -21,7 +21,7 @@ from zstandard import ZstdDecompressor
 
 import holdwater as hw
 from holdwater.agent.presets import PRESETS
-from holdwater.core.records import Summary
+from holdwater.core.summary import Summary
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.export import export
 from holdwater.ledger.raw import raw_turn

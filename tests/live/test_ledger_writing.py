@@ -13,7 +13,8 @@ from tests.ledger_scene import failed, new_run, passed, planned, settle_all
 
 from holdwater.core.errors import BadInput, LedgerCorrupt, LedgerFailed
 from holdwater.core.policy import Policy, decide
-from holdwater.core.records import Attempt, Failure, Gauge, Grade, Outcome, Usage, Verdict, Where
+from holdwater.core.records import Attempt, Failure, Grade, Outcome, Usage, Verdict, Where
+from holdwater.core.summary import Gauge
 from holdwater.ledger import book, schema
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import Reader

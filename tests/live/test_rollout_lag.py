@@ -14,7 +14,7 @@ from tests.ledger_scene import new_run
 from tests.point import numbered, play, suite
 
 import holdwater as hw
-from holdwater.core.records import Gauge
+from holdwater.core.summary import Gauge
 from holdwater.ledger import book
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import Reader

@@ -6,8 +6,9 @@ import sys
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdwater.core.records import Gauge, Usage
+from holdwater.core.records import Usage
 from holdwater.core.serving import Health, Stats
+from holdwater.core.summary import Gauge
 from holdwater.run.fleet import Condition
 from holdwater.run.metrics import exposition
 from holdwater.run.stats import RECENT, Rate, Recent, Statistics

@@ -7,7 +7,8 @@ import threading
 import pytest
 from rich.text import Text
 
-from holdwater.core.records import Gauge, GiB, MiB, Summary, Usage
+from holdwater.core.records import GiB, MiB, Usage
+from holdwater.core.summary import Gauge, Summary
 from holdwater.view.figures import count, duration, line, size
 from holdwater.view.report import totals
 from holdwater.view.survey import Survey

@@ -18,7 +18,8 @@ from ..agent.python import python as python_agent
 from ..core.authoring import Act, Agent, Critique, Suite
 from ..core.config import RunConfig, SandboxKind
 from ..core.errors import AGENT_MISSING, BadInput, RunFailed
-from ..core.records import Summary, Verdict
+from ..core.records import Verdict
+from ..core.summary import Summary
 from ..gateway.upstreams.policy import Policy
 from ..ledger.audit import Audit
 from ..ledger.audit import audit as audit_run

@@ -10,7 +10,8 @@ from typing import Any, TypedDict, TypeVar
 import uvloop
 
 from ..core.authoring import Agent, Critique, Enclose, Suite
-from ..core.records import Summary, Verdict
+from ..core.records import Verdict
+from ..core.summary import Summary
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..run.config import environment

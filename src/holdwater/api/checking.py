@@ -11,7 +11,8 @@ from typing import Unpack
 
 from ..core.authoring import Suite
 from ..core.errors import HoldwaterError, Interrupted, RunStopped
-from ..core.records import Record, Summary, Verdict
+from ..core.records import Record, Verdict
+from ..core.summary import Summary
 from ..ledger.reader import OutcomeRow, Reader
 from ..run.config import default_directory
 from ..run.options import Options

@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from ..agent.predictions import index
 from ..core.authoring import Suite
 from ..core.errors import BadInput
-from ..core.records import Instance, Summary
+from ..core.records import Instance
+from ..core.summary import Summary
 from ..ledger.export_swebench import report as report_of
 from ..ledger.reader import Reader
 from ..run.options import Options

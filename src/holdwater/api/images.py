@@ -9,7 +9,7 @@ import msgspec
 
 from ..core.config import RunConfig
 from ..core.image import ImagesAudit, Plan
-from ..core.records import Summary
+from ..core.summary import Summary
 from ..image.docker.janitor import Left
 from ..ledger.directory import RunDirectory
 from ..ledger.images import BuildReport, report, write_manifest

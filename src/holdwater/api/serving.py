@@ -18,7 +18,7 @@ from .. import plugin
 from ..core.authoring import Act, Agent, Suite
 from ..core.config import RunConfig, SandboxKind, Serving
 from ..core.errors import BadInput
-from ..core.records import Summary
+from ..core.summary import Summary
 from ..ledger.directory import RunDirectory
 from ..rollout.allocator import keep_bounded
 from ..run.config import environment

@@ -12,7 +12,7 @@ from .console import Console
 
 if TYPE_CHECKING:
     from ..api import Around
-    from ..core.records import Summary
+    from ..core.summary import Summary
     from ..ledger.directory import RunDirectory
     from ..view.terminal import Display
 

@@ -12,7 +12,7 @@ from .settings import merged
 
 if TYPE_CHECKING:
     from ..api import Around
-    from ..core.records import Summary
+    from ..core.summary import Summary
 
 
 def grade(

@@ -12,7 +12,7 @@ from .flags import Flag, find_run
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..core.records import Summary
+    from ..core.summary import Summary
     from ..ledger.images import BuildReport
     from ..ledger.reader import InstanceRow, Reader
 

@@ -20,6 +20,7 @@ from .calls import Call, Conversations
 from .errors import OrderRefused, ServerGone
 
 CALLS_AN_ORDER = 64  # that wait or are being answered; with so many its stream is not read
+BEGUN = 1024  # newest calls of an order that are not begun again
 CANCELLING = 2.0  # seconds for a policy whose answer nobody wants any more
 
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -47,6 +48,7 @@ class Answering:
         self._post = post
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by call; bound: CALLS_AN_ORDER
         self._room = asyncio.Semaphore(CALLS_AN_ORDER)
+        self._begun: dict[str, None] = {}  # calls, the newest last; bound: BEGUN
 
     async def __aenter__(self) -> Answering:
         return self
@@ -63,8 +65,8 @@ class Answering:
     async def hear(self, event: AnyEvent) -> None:
         """Do what the event asks for; of a new call: begin, and wait while there are too many."""
         if isinstance(event, Called):
-            # One that is told again, after a connection was lost, is being answered.
-            if event.call not in self._tasks:
+            # One that is told again, after a connection was lost, is being answered, or just was.
+            if event.call not in self._begun:
                 await self._begin(self.conversations.take(event))
         elif isinstance(event, Dropped) and event.call in self._tasks:
             self._tasks[event.call].cancel()
@@ -75,6 +77,9 @@ class Answering:
         await self._room.acquire()
         task = asyncio.create_task(self._answer(call))
         self._tasks[call.id] = task
+        self._begun[call.id] = None
+        if len(self._begun) > BEGUN:
+            del self._begun[next(iter(self._begun))]
         task.add_done_callback(lambda done: self._ended(call.id))
 
     def _ended(self, call: str) -> None:

@@ -155,6 +155,15 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
     return Failure(where=otherwise.where, kind="exception", message=_told(error), phase=phase)
 
 
+def first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
+    """The first of the errors that came together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, HoldwaterError)
+    return error
+
+
 def let_go(error: BaseException) -> None:
     """Part an error that has been dealt with, and what it came from, from the frames that they went through.
 

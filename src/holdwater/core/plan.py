@@ -164,7 +164,7 @@ class Plan:
         lost = result.where is Where.WORKER and result.kind != POISON
         if not lost and result.where is not Where.INTERRUPTED:
             return self._judged(key, sample, result, at)
-        if (unwanted := self._unwanted(sample)) is not None:
+        if (unwanted := self._state.unwanted(sample)) is not None:
             return self._refuse(key, unwanted)
         sample.losses += lost
         sample.preemptions += not lost and result.kind != DISK  # for want of disk nobody is preempted
@@ -173,8 +173,8 @@ class Plan:
 
     def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
         """A verdict with blame: another try, or the end of the sample."""
-        last = sample.regrades is not None or self._unwanted(sample) is not None
-        following = None if last else decide(result, sample.spent, self._policy_for(sample))
+        last = sample.regrades is not None or self._state.unwanted(sample) is not None
+        following = None if last else decide(result, sample.spent, self._state.policy_for(sample))
         if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
         if following is not None:
@@ -184,16 +184,6 @@ class Plan:
         spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
         outcome = outcome_of(sample, sample.best, spent=spent)
         return [Close(outcome=outcome), *self._parted(sample, outcome)]
-
-    def _policy_for(self, sample: Sample) -> Policy:
-        """Members of a group have one round: they are compared with each other as they are."""
-        policy = self._state.policy
-        return policy if sample.group is None else msgspec.structs.replace(policy, attempts=1)
-
-    def _unwanted(self, sample: Sample) -> Failure | None:
-        """Why it is not tried again, if that is so: nobody wants it, or its group was cut."""
-        group = self._state.groups.get(sample.group) if sample.group is not None else None
-        return sample.withdrawn or (cut(group.terms) if group is not None and group.was_cut else None)
 
     def _again(self, key: Key, sample: Sample, following: Next, at: float) -> None:
         sample.spent = Spent(following.round, following.retries, following.scale)
@@ -299,17 +289,12 @@ class Plan:
         if not state.draining:
             self._start(commands)
             self._pull(commands)
-        if not state.draining or self._unfinished_groups:
+        if not state.draining or self._state.unfinished_groups:
             self._wake(commands)
-        over = (state.draining and not self._unfinished_groups) or (state.exhausted and not state.open)
+        over = (state.draining and not self._state.unfinished_groups) or (state.exhausted and not state.open)
         if over and not state.running and not state.finished:
             state.finished = True
             commands.append(Finish())
-
-    @property
-    def _unfinished_groups(self) -> bool:
-        """Whether a group that has begun can be finished before the run ends."""
-        return not self._state.aborted and any(group.started for group in self._state.groups.values())
 
     def _start_members(self, commands: list[AnyCommand]) -> None:
         """Their group has slots for them."""

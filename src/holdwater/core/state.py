@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .groups import Group
+from .groups import Group, cut
 from .policy import Policy, Result, Spent, outcome_kind
 from .records import Attempt, Failure, Outcome
 
@@ -61,6 +61,21 @@ class State(msgspec.Struct):
         samples = (self.open.get((group.instance, sample)) for sample in group.members)
         losses = max((sample.losses for sample in samples if sample is not None), default=0)
         return losses >= self.policy.losses_before_alone
+
+    def policy_for(self, sample: Sample) -> Policy:
+        """Members of a group have one round: they are compared with each other as they are."""
+        policy = self.policy
+        return policy if sample.group is None else msgspec.structs.replace(policy, attempts=1)
+
+    def unwanted(self, sample: Sample) -> Failure | None:
+        """Why it is not tried again, if that is so: nobody wants it, or its group was cut."""
+        group = self.groups.get(sample.group) if sample.group is not None else None
+        return sample.withdrawn or (cut(group.terms) if group is not None and group.was_cut else None)
+
+    @property
+    def unfinished_groups(self) -> bool:
+        """Whether a group that has begun can be finished before the run ends."""
+        return not self.aborted and any(group.started for group in self.groups.values())
 
     def places(self, key: Key) -> int:
         """Slots that it needs: never more than there are."""

@@ -16,7 +16,8 @@ from ..core.config import Keep
 from ..core.errors import BadInput, LedgerFailed
 from ..core.policy import keeps, verdict_kind
 from ..core.prices import LARGEST_COST
-from ..core.records import Attempt, Gauge, Outcome, Record, Usage, Verdict
+from ..core.records import Attempt, Outcome, Record, Usage, Verdict
+from ..core.summary import Gauge
 from . import orders
 from .compression import pack, unpack
 from .orders import OrderRow

@@ -13,7 +13,8 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.image import How, Made, Recipe
-from ..core.records import Record, Summary
+from ..core.records import Record
+from ..core.summary import Summary
 from .disk import NEW, cannot_write, sync_directory
 from .reader import OutcomeRow, Reader
 

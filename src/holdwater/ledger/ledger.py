@@ -14,7 +14,8 @@ import msgspec
 
 from ..core.config import Keep
 from ..core.errors import LedgerCorrupt
-from ..core.records import Attempt, Gauge, Outcome, Verdict, Where
+from ..core.records import Attempt, Outcome, Verdict, Where
+from ..core.summary import Gauge
 from . import orders, retention, schema, standing
 from .book import Book, Planned
 from .directory import RunDirectory

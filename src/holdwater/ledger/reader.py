@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from ..core.errors import LedgerCorrupt
-from ..core.records import Gauge, Record, Summary, Times, Usage, Verdict, Where
+from ..core.records import Record, Times, Usage, Verdict, Where
+from ..core.summary import Gauge, Summary
 from .compression import unpack
 from .directory import RunDirectory
 from .schema import check_version, connect, failed

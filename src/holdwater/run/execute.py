@@ -28,7 +28,7 @@ from ..core.budget import RunBudget
 from ..core.config import Critic, RunConfig, SandboxKind
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
-from ..core.records import Summary
+from ..core.summary import Summary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import Meter
 from ..ledger.directory import RunDirectory

@@ -97,8 +97,8 @@ class LocalFleet:
             self._finish(job.attempt, found)
             return
         found.host(job)
-        if job.attempt.group is not None:
-            await self._placement.wake()  # the others of its group can join it
+        if job.attempt.group is not None:  # the others of its group can join it
+            self._group.create_task(self._placement.wake())  # not awaited: what it says is heard only after
 
     def interrupt(self, attempt: int, failure: Failure) -> None:
         if self._placement.end(attempt, failure):

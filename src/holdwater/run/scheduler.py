@@ -9,10 +9,8 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
-import msgspec
-
 from ..core.config import Keep, RunConfig
-from ..core.errors import HoldwaterError, Interrupted, RunStopped
+from ..core.errors import HoldwaterError, Interrupted, RunStopped, first
 from ..core.events import (
     Abort,
     AnyCommand,
@@ -49,16 +47,16 @@ from ..rollout.wire import (
     Broken,
     Done,
     Held,
-    Job,
     Noted,
     Progress,
     Said,
     Unfit,
     Unheld,
 )
-from .admission import Admission, Asks
+from .admission import Admission
 from .customers import Customers, own_fault
 from .deadlines import Deadlines
+from .dispatch import Dispatch
 from .feed import Feed
 from .fleet import Fleet, Gone, News
 from .governor import Governor
@@ -148,10 +146,12 @@ class Scheduler:
         self._governor = governor
         self._space = space
         self._admission = Admission(governor, supply)
+        self._dispatch = Dispatch(self._ledger, self._admission, governor, self._earlier)
 
     def serve(self, customers: Customers) -> None:
         """Samples are ordered; before `run`."""
         self._customers = customers
+        self._dispatch.offer = customers.offer
 
     def open(self, opened: Sequence[Opened]) -> None:
         """Samples that are in the ledger and can be tried."""
@@ -183,7 +183,7 @@ class Scheduler:
                 for task in (*perpetual, *self._begun):
                     task.cancel()
         except* HoldwaterError as group:
-            raise _first(group) from None
+            raise first(group) from None
         finally:
             self._over = True
             self._feed.close()
@@ -300,44 +300,19 @@ class Scheduler:
             self._take(Exhausted())
 
     async def _start(self, attempt: Attempt) -> None:
-        """Written before it starts, when its memory is there; its time begins when a worker has it."""
-        payload = await self._ledger.payload(attempt.instance)
-        asks = msgspec.msgpack.decode(payload, type=Asks).limits
-        offer = self._customers.offer(attempt) if self._customers is not None else None
-        asks = asks if offer is None else asks.under(offer.limits)
-        granted = await self._admission.granted(attempt, payload, asks)
-        if isinstance(granted, Failure) and granted.where is Where.INTERRUPTED:
-            self._forget(attempt.id, granted)
-            return
-        await self._ledger.begin(attempt)
-        failure = granted if isinstance(granted, Failure) else self._ended.pop(attempt.id, None)
-        if failure is not None:
-            self._refuse(attempt, failure)
-            return
-        assert not isinstance(granted, Failure)
-        lease, images = granted
-        earlier = await self._earlier(attempt, payload)
-        if isinstance(earlier, Failure):
-            self._refuse(attempt, earlier)
-            return
-        answer = await self._ledger.answer(attempt.regrades) if attempt.regrades is not None else None
-        memory, quota = self._governor.limits(attempt.id, lease)
-        job = Job(
-            attempt=attempt,
-            payload=payload,
-            answer=answer,
-            lease=memory,
-            quota=quota,
-            earlier=earlier,
-            images=images,
-            offer=offer,
-        )
+        """Its time begins when a worker has it."""
+        made = await self._dispatch.made(attempt)
         self._unstarted.discard(attempt.id)
-        if (ended := self._ended.pop(attempt.id, None)) is not None:
+        ended = self._ended.pop(attempt.id, None)
+        if isinstance(made, Failure) and made.where is Where.INTERRUPTED:
+            self._forget(attempt.id, made)
+        elif isinstance(made, Failure):
+            self._refuse(attempt, made)
+        elif ended is not None:
             self._refuse(attempt, ended)
         elif attempt.id in self._attempts:
-            await self._fleet.start(job)
-            self._deadlines.begin(attempt.id, asks)
+            await self._fleet.start(made.job)
+            self._deadlines.begin(attempt.id, made.asks)
             if self._customers is not None:
                 self._customers.started(attempt)
 
@@ -443,11 +418,3 @@ class Scheduler:
 
 def interruption() -> Interrupted:
     return Interrupted("interrupted", "`holdwater resume` continues the run")
-
-
-def _first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, HoldwaterError)
-    return error

@@ -9,8 +9,8 @@ import time
 
 import msgspec
 
-from ..core.records import Gauge
 from ..core.serving import Health, Stats
+from ..core.summary import Gauge
 from ..rollout.duty import Duty
 from .fleet import Attended, Condition
 from .governor import Governor

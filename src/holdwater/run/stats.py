@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from ..core.records import NO_USAGE, Gauge, Usage
+from ..core.records import NO_USAGE, Usage
 from ..core.serving import Health, Stats
+from ..core.summary import Gauge
 from .fleet import Condition
 
 WINDOW = 60  # seconds that a rate is taken over

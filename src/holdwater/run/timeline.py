@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from ..core.errors import HoldwaterError
-from ..core.records import Gauge
+from ..core.summary import Gauge
 from ..governor.meter import Meter
 from ..governor.reading import Reading
 from ..governor.room import Level

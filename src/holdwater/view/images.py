@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.image import How, ImagesAudit, Plan, Unforeseen
-from ..core.records import Summary
+from ..core.summary import Summary
 from ..image.docker.janitor import Left
 from ..ledger.images import FAILED, BuildReport, ImageRow, images
 from ..ledger.images import report as report_of

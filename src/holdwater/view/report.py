@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ..core.records import Gauge, Summary
+from ..core.summary import Gauge, Summary
 from ..ledger.reader import OutcomeRow, Reader
 from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
 from .survey import Survey, seconds, survey

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
-from ..core.records import Record, Summary
+from ..core.records import Record
+from ..core.summary import Summary
 from ..ledger.reader import OutcomeRow
 
 MOST_ROWS = 40

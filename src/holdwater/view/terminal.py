@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.prices import dollars
-from ..core.records import Gauge, Summary
+from ..core.summary import Gauge, Summary
 from .figures import cost, count, duration, line, saved, size, spec, tally, tokens
 from .timeline import bars
 

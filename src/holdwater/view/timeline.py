@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from ..core.records import Gauge
+from ..core.summary import Gauge
 from .figures import size
 
 BARS = "▁▂▃▄▅▆▇█"
