@@ -23,7 +23,8 @@ INSTALLING = 1200.0  # seconds
 
 NOT_RUN = {
     "OpenHands benchmarks": "not on PyPI",
-    "Harbor, mini-swe-agent, verifiers": "no adapter for this work here",
+    "Harbor, mini-swe-agent": "no adapter for this work here",
+    "verifiers": "see `rollout_churn.py --peers`",
 }
 
 
