@@ -302,15 +302,19 @@ async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_p
             results = [await one for one in asked]
             assert set((await s.census()).values()) == {1}
             await eventually(lambda: not s.sandboxes(), 5.0, lambda: str(s.sandboxes()))
-        audit = hw.audit(serve.out)
+    audit = hw.audit(tmp_path / "run")
 
     for (name, terms, how), result in zip(groups, results, strict=True):
         told = {failure for failure in failures(result) if failure is not None}
         if how.get("group") == "raise":
             assert (rewards(result), told) == ([None] * 6, {("grade", "exception")}), name
             continue
-        assert told <= {("model", "invalid"), ("limit", "timeout"), ("limit", "straggler")}, name
+        cut = {("limit", "straggler"), ("cancelled", "straggler")}  # acting, or lost
+        assert told <= {("model", "invalid"), ("limit", "timeout"), *cut}, name
         scored = [reward for reward in rewards(result) if reward is not None]
-        assert result.together and scored == [10.0 + n for n in range(len(scored))], name
+        # Those who are lost while others, who were scored with them, are over already keep their own grade.
+        late = scored.count(0.5)
+        assert len(set(scored) - {0.5}) == len(scored) - late, name
+        assert result.together is (late == 0), name
         assert len(scored) >= (6 if terms.replace else 5), name
     assert audit.ok and audit.settled == sum(len(result.rollouts) for result in results) + 1

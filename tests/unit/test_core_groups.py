@@ -70,7 +70,8 @@ class Serving(RuleBasedStateMachine):
         self.running: dict[int, Attempt] = {}
         self.refused: set[int] = set()
         self.arrived: set[int] = set()
-        self.rallied: set[int] = set()  # attempts that are being scored
+        self.rallied: dict[int, bool] = {}  # attempts that are being scored -> together
+        self.scored: set[int] = set()  # groups of which some were scored together and are over
         self.ended: dict[int, Where] = {}
         self.withdrawn: set[Key] = set()
         self.disbanded: set[int] = set()
@@ -103,8 +104,8 @@ class Serving(RuleBasedStateMachine):
                 self.ended[attempt] = failure.where
             case Interrupt(attempt=attempt):
                 self.ended[attempt] = Where.INTERRUPTED
-            case Rally(group=group):
-                self.rally(group)
+            case Rally(group=group, together=together):
+                self.rally(group, together)
             case Replace(group=group, instance=instance):
                 self.open(group, instance, replacement=True)
             case Disband(group=group):
@@ -120,13 +121,14 @@ class Serving(RuleBasedStateMachine):
                 assert not self.running
                 self.finished = True
 
-    def rally(self, group: int) -> None:
-        """Nobody of the group is on its way: each is here, or over."""
+    def rally(self, group: int, together: bool) -> None:
+        """Nobody of the group is on its way, in or out: each is here, or over; nobody is scored apart."""
         here = {a.id: (a.instance, a.sample) for a in self.running.values() if a.group == group}
-        assert here and here.keys() <= self.arrived
+        assert here and here.keys() <= self.arrived and not here.keys() & self.rallied.keys()
+        assert not (together and group in self.scored)
         missing = self.members(group) - set(here.values()) - set(self.outcomes)
         assert missing <= self.withdrawn
-        self.rallied |= here.keys()
+        self.rallied |= dict.fromkeys(here, together)
 
     def members(self, order: int) -> set[Key]:
         return {key for key, of in self.ordered.items() if of == order}
@@ -142,9 +144,13 @@ class Serving(RuleBasedStateMachine):
 
     def settle(self, result: Result) -> None:
         attempt = self.running.pop(result.attempt)
-        for known in (self.arrived, self.rallied, self.refused):
+        for known in (self.arrived, self.refused):
             known.discard(attempt.id)
         self.ended.pop(attempt.id, None)
+        together = self.rallied.pop(attempt.id, False) and result.where is None
+        if together and attempt.group is not None:
+            self.scored.add(attempt.group)
+            result = msgspec.structs.replace(result, together=True)
         self.take(Settled(result=result))
 
     def acting(self) -> list[Attempt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .groups import GroupTerms
+from .groups import Group, GroupTerms
 from .policy import Result
 from .records import Attempt, Failure, Outcome, Record
 
@@ -17,6 +17,11 @@ class Membership(Record, frozen=True):
     group: int
     size: int
     terms: GroupTerms = GroupTerms()
+    scored: bool = False  # together, before this conductor: some of its members are closed
+
+    def opened(self, instance: int) -> Group:
+        """The group itself, when its first member is opened."""
+        return Group(id=self.group, instance=instance, size=self.size, terms=self.terms, scored=self.scored)
 
 
 class Opened(Event, frozen=True):

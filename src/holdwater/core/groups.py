@@ -30,7 +30,11 @@ class Standing(StrEnum):
     WAITING = "waiting"  # for a start, or for another try
     RUNNING = "running"
     ARRIVED = "arrived"  # graded, alive, waiting for the others
+    SCORED = "scored"  # its worker was told to: its verdict follows
     CLOSED = "closed"
+
+
+THERE = (Standing.ARRIVED, Standing.SCORED)
 
 
 class Group(msgspec.Struct):
@@ -45,7 +49,7 @@ class Group(msgspec.Struct):
     coming: int = 0  # replacements that have been asked for and not opened
     queued: bool = False
     started: bool = False
-    scoring: bool = False
+    scored: bool = False  # together, and some of those are closed: nobody can be compared with them any more
     cut_at: float | None = None
     was_cut: bool = False
 
@@ -61,9 +65,27 @@ class Group(msgspec.Struct):
         return self.size > 0
 
     def wait(self, sample: int) -> None:
-        """A member is to be tried again: what is being scored is scored without it."""
+        """A member is to be tried again. With one that others had waited for, their quorum is gone."""
+        if self.members[sample] in THERE:
+            self.cut_at, self.was_cut = None, False
         self.members[sample] = Standing.WAITING
-        self.scoring = False
+
+    def gives_up(self, sample: int) -> bool:
+        """Whether a member is a straggler that is not tried again."""
+        return self.was_cut and self.members[sample] not in THERE
+
+    def close(self, sample: int, *, together: bool) -> None:
+        """A member is over; `together`: by the scoring of its group."""
+        self.members[sample] = Standing.CLOSED
+        self.scored = self.scored or together
+
+    def rally(self) -> bool:
+        """Those that are there are scored; whether together."""
+        together = self.arrived >= self.terms.least and not self.scored
+        for sample, standing in self.members.items():
+            if standing is Standing.ARRIVED:
+                self.members[sample] = Standing.SCORED
+        return together
 
     @property
     def places(self) -> int:
@@ -92,21 +114,17 @@ class Group(msgspec.Struct):
 
     @property
     def due(self) -> bool:
-        """Whether nobody is left to wait for, and it is not being scored yet."""
-        ready = self.started and not self.coming and not self.scoring and self.arrived > 0
+        """Whether nobody is left to wait for: neither who acts nor who is still being scored."""
+        ready = self.started and not self.coming and self.arrived > 0
         return ready and self._all(Standing.ARRIVED, Standing.CLOSED)
 
     @property
     def arrived(self) -> int:
         return self._count(Standing.ARRIVED)
 
-    @property
-    def scored_together(self) -> bool:
-        return self.arrived >= self.terms.least
-
     def take_replacement(self) -> bool:
         """Whether a member that failed for good is to be replaced."""
-        if self.replaced >= self.terms.replace or self.scoring:
+        if self.replaced >= self.terms.replace or self.scored or self._count(Standing.SCORED):
             return False
         self.replaced += 1
         self.coming += 1

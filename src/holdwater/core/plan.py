@@ -37,7 +37,7 @@ from .events import (
     Woke,
 )
 from .failures import DISK, POISON
-from .groups import Group, Standing, cut, straggled
+from .groups import THERE, Group, Standing, cut, straggled
 from .policy import Next, Policy, Result, Spent, decide, rank
 from .records import Attempt, Failure, Outcome, Where
 from .state import CUT, WHOLE, Key, Sample, State, outcome_of
@@ -143,9 +143,7 @@ class Plan:
         )
         if event.group is not None:
             sample.group = event.group.group
-            group = state.groups.get(sample.group) or Group(
-                id=sample.group, instance=event.instance, size=event.group.size, terms=event.group.terms
-            )
+            group = state.groups.get(sample.group) or event.group.opened(event.instance)
             state.groups[group.id] = group
             group.enlist(event.sample)
         if event.last is not None:
@@ -199,7 +197,7 @@ class Plan:
         if key is None or self._state.open[key].preemptions >= self._state.policy.preemptions:
             return []
         group = self._state.group_of(key)
-        if group is not None and group.members[key[1]] is Standing.ARRIVED:
+        if group is not None and group.members[key[1]] in THERE:
             return []  # nearly done, and others wait with it
         return [Interrupt(attempt=attempt)]
 
@@ -240,9 +238,10 @@ class Plan:
         group = self._state.groups.get(sample.group) if sample.group is not None else None
         if group is None:
             return []
-        group.members[sample.sample] = Standing.CLOSED
         failed = outcome.kind not in ("passed", "failed") and sample.withdrawn is None
-        if failed and group.take_replacement():
+        replaced = failed and group.take_replacement()
+        group.close(sample.sample, together=sample.best is not None and sample.best.together)
+        if replaced:
             return [Replace(group=group.id, instance=group.instance)]
         if group.over:
             del self._state.groups[group.id]
@@ -253,8 +252,7 @@ class Plan:
     def _rallied(self, group: Group) -> list[AnyCommand]:
         if not group.due:
             return []
-        group.scoring = True
-        return [Rally(group=group.id, together=group.scored_together)]
+        return [Rally(group=group.id, together=group.rally())]
 
     def _cut(self, group: Group) -> list[AnyCommand]:
         """Who acts is graded on what it left; who waits for another try is not tried again."""
@@ -279,10 +277,10 @@ class Plan:
     def _advance(self, at: float, commands: list[AnyCommand]) -> None:
         state = self._state
         while state.delayed and state.delayed[0][0] <= at:
-            key = heapq.heappop(state.delayed)[1]
+            when, key = heapq.heappop(state.delayed)
             if key[1] != CUT:
                 self._queue(key, first=False)
-            elif key[0] in state.groups:
+            elif key[0] in state.groups and state.groups[key[0]].cut_at == when:
                 commands += self._cut(state.groups[key[0]])
         if not state.aborted:
             self._start_members(commands)

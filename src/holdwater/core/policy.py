@@ -9,7 +9,7 @@ import msgspec
 
 from .config import Critic, Keep, RunConfig
 from .failures import POISON, RULES, Again, Rule, Scored
-from .records import Failure, Record, Verdict, Where
+from .records import Failure, Grade, Record, Verdict, Where
 
 LARGEST_SCALE = 8
 LONGEST_BACKOFF = 60.0
@@ -53,6 +53,7 @@ class Result(Record, frozen=True):
     score: float | None = None
     patched: bool = False  # it left a patch that is not empty; where the suite takes none, work
     enough: bool | None = None  # what a critic of the user's own says
+    together: bool = False  # it was scored with its group
 
     @classmethod
     def of(cls, verdict: Verdict) -> Result:
@@ -67,6 +68,7 @@ class Result(Record, frozen=True):
             score=grade.score if grade else None,
             patched=verdict.salvage is not None if verdict.patch is None else verdict.patch > 0,
             enough=verdict.enough,
+            together=verdict.together,
         )
 
     @property
@@ -176,6 +178,11 @@ def verdict_kind(failure: Failure | None, passed: bool | None) -> str:
     """The word by which a single verdict is counted."""
     result = Result(attempt=0, where=failure.where if failure else None, passed=passed)
     return outcome_kind(result, spent=False)
+
+
+def stands(failure: Failure | None, grade: Grade | None) -> bool:
+    """Whether the grade counts, whatever follows: a group waits for nothing else of such a member."""
+    return grade is not None and verdict_kind(failure, grade.passed) in ("passed", "failed")
 
 
 def exit_status(kind: str, where: Where | None) -> int:

@@ -68,9 +68,11 @@ class State(msgspec.Struct):
         return policy if sample.group is None else msgspec.structs.replace(policy, attempts=1)
 
     def unwanted(self, sample: Sample) -> Failure | None:
-        """Why it is not tried again, if that is so: nobody wants it, or its group was cut."""
+        """Why it is not tried again, if that is so: nobody wants it, or it was cut."""
         group = self.groups.get(sample.group) if sample.group is not None else None
-        return sample.withdrawn or (cut(group.terms) if group is not None and group.was_cut else None)
+        if sample.withdrawn is None and group is not None and group.gives_up(sample.sample):
+            return cut(group.terms)
+        return sample.withdrawn
 
     @property
     def unfinished_groups(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..core.policy import stands
 from ..core.records import Verdict
 from ..core.serving import Node, Reference, Result, Rollout, Trajectories
 from .message import decoded
@@ -24,20 +25,21 @@ LARGEST_RESULT = 32 << 20  # ... and of a whole result; beyond, a reference stan
 def result_of(reader: Reader, order: OrderRow, how: Trajectories) -> Result:
     """What became of an order whose rollouts are all over."""
     rollouts: list[Rollout] = []
-    together = False
+    together: list[bool] = []  # of those that could be scored
     room = LARGEST_RESULT
     for member, sample in enumerate(order.samples):
         rollout, verdict, taken = _read(
             reader, (order.instance, sample, member), how, min(room, LARGEST_TRAJECTORY)
         )
         rollouts.append(rollout)
-        together = together or verdict.together
+        if stands(verdict.failure, verdict.grade):
+            together.append(verdict.together)
         room -= taken
     return Result(
         key=order.key,
         order=order.id,
         rollouts=tuple(rollouts),
-        together=together,
+        together=bool(together) and all(together),
         new=not order.delivered,
     )
 

@@ -23,7 +23,7 @@ from ..core.errors import (
     as_failure,
 )
 from ..core.failures import RULES, Scored, disk_full
-from ..core.policy import verdict_kind
+from ..core.policy import stands
 from ..core.records import (
     Failure,
     Instance,
@@ -75,7 +75,7 @@ async def live(life: Life, place: Place) -> Verdict:
                 if life.ready and _worth_grading(life.failure):
                     await work.judge()
                     await work.ask(before=False)
-                if attempt.group is not None and _stands(life):
+                if attempt.group is not None and stands(life.failure, life.grade):
                     await work.score()
                 work.end()
                 full = was_full()  # looked at before the sandbox gives its room back
@@ -349,12 +349,6 @@ class _Work:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self.life.calls.call(function, *for_caller(function, *arguments))
-
-
-def _stands(life: Life) -> bool:
-    """Whether its grade counts, so that its group waits for nothing else of it."""
-    kind = verdict_kind(life.failure, life.grade.passed) if life.grade is not None else ""
-    return kind in ("passed", "failed")
 
 
 def _worth_grading(failure: Failure | None) -> bool:

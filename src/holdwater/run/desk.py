@@ -384,4 +384,5 @@ def _membership(ticket: Ticket) -> Membership | None:
     open_ = sum(1 for member in ticket.members if member.outcome is None)
     replaced = len(ticket.members) - ticket.order.size  # also by an earlier conductor
     terms = msgspec.structs.replace(terms, replace=max(0, terms.replace - replaced))
-    return Membership(group=ticket.id, size=open_, terms=terms)
+    scored = any(member.reward is not None for member in ticket.members)
+    return Membership(group=ticket.id, size=open_, terms=terms, scored=scored)
