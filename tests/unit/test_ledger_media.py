@@ -94,3 +94,15 @@ def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
 
     assert [msgspec.json.encode(e) for e in back] == [msgspec.json.encode(e) for e in (first, failed)]
     assert back[1].reply is None and back[1].head is None
+
+
+def test_blobs_of_runs_that_kept_them_one_directory_deeper_are_found(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    name = blobs.put(os.urandom(100))
+    (path,) = blobs.paths()
+    deeper = path.parent / name[2:4] / path.name
+    deeper.parent.mkdir()
+    path.rename(deeper)
+
+    assert len(blobs.get(name)) == 100
+    assert blobs.put(blobs.get(name)) == name and list(blobs.paths()) == [deeper]

@@ -97,10 +97,11 @@ class Blobs:
 
     def _find(self, name: str) -> Path | None:
         plain = self._plain(name)
-        if plain.exists():
-            return plain
-        squeezed = plain.with_suffix(".zst")
-        return squeezed if squeezed.exists() else None
+        older = plain.parent / name[2:4] / name  # runs of before lie one directory deeper
+        for path in (plain, plain.with_suffix(".zst"), older, older.with_suffix(".zst")):
+            if path.exists():
+                return path
+        return None
 
     def _plain(self, name: str) -> Path:
         return self.path / name[:2] / name
