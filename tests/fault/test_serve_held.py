@@ -282,12 +282,13 @@ async def test_what_was_handed_to_the_trainer_is_not_kept_while_it_thinks(servin
         before = worker.memory_info().rss
         runs = [asyncio.create_task(client.run(shown(n, size), policy=trainer)) for n in range(size)]
         await eventually(lambda: trainer.waiting == size, 60.0)
-        after = worker.memory_info().rss
+        # What was sent and freed goes back to the kernel within a moment.
+        grown = lambda: worker.memory_info().rss - before  # noqa: E731
+        await eventually(lambda: grown() < size * MiB / 2, 10.0, lambda: f"{grown() / MiB:.0f} MiB more")
         trainer.go.set()
         rollouts = [await run for run in runs]
 
     assert {rollout.outcome for rollout in rollouts} == {"passed"}
-    assert after - before < size * MiB / 2, f"{(after - before) / MiB:.0f} MiB more"
 
 
 def image(number: int) -> bytes:

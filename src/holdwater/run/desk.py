@@ -106,7 +106,8 @@ class Desk:
         ticket = self._tickets[order.key] = Ticket(order, key, self)
         try:
             await self._write(ticket, brought)
-            self._service.counts.ordered()
+            if ticket.new:
+                self._service.counts.ordered()
         except BaseException as error:  # boundary: given back, then raised again
             del self._tickets[order.key]
             ticket.placed.set_result(None)
