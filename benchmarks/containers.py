@@ -163,7 +163,7 @@ def many(host: str, place: Path, count: int) -> list[Row]:
     say(f"{count} containers, 20 at once")
     suite = place / "containers_suite.py"
     suite.write_text(SUITE.format(count=count, image=IMAGE))
-    words = [sys.executable, "-m", "holdwater.cli", "run", f"{suite}:suite", "--agent", f"{suite}:solve"]
+    words = [sys.executable, "-m", "holdwater", "run", f"{suite}:suite", "--agent", f"{suite}:solve"]
     words += ["--sandbox", "docker", "--sandbox-memory", "128MiB", "--concurrency", "20", "--quiet"]
     words += ["--out", str(place / "run")]
     env = {**os.environ, "DOCKER_HOST": host, "HOLDWATER_CACHE": str(place / "cache")}

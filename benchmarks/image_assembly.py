@@ -109,7 +109,7 @@ class Scene:
         (self.place / "tmp").mkdir(exist_ok=True)
         if host:
             environment["DOCKER_HOST"] = host
-        line = [sys.executable, "-m", "holdwater.cli", "images", verb, str(recipe), *words]
+        line = [sys.executable, "-m", "holdwater", "images", verb, str(recipe), *words]
         with (self.place / "said").open("wb") as said:
             return subprocess.Popen(line, env=environment, stdout=said, stderr=said)
 

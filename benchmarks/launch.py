@@ -68,7 +68,7 @@ def holdwater(
     seconds: float = SECONDS,
 ) -> Launched:
     """A `holdwater` command; `during` is called with its process id while it runs."""
-    command = [sys.executable, "-m", "holdwater.cli", *arguments]
+    command = [sys.executable, "-m", "holdwater", *arguments]
     return measured(command, log, is_worker, during=during, seconds=seconds)
 
 

@@ -69,7 +69,7 @@ def idle(directory: Path, seconds: float) -> list[Row]:
         f"{directory}/run",
     )
     agent = ("--agent", f"{HERE / 'idle.py'}:wait")
-    command = [sys.executable, "-m", "holdwater.cli", "run", f"{HERE / 'idle.py'}:suite", *agent, *words]
+    command = [sys.executable, "-m", "holdwater", "run", f"{HERE / 'idle.py'}:suite", *agent, *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         time.sleep(SETTLING)
         conductor = psutil.Process(process.pid)

@@ -160,7 +160,7 @@ def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int, int]
     """A server with one worker that is never recycled: its address, the worker's process id and its own."""
     address = f"unix:{out}.socket"
     command = [
-        *(sys.executable, "-m", "holdwater.cli", "serve", f"{HERE / 'churn_work.py'}:suite", "--quiet"),
+        *(sys.executable, "-m", "holdwater", "serve", f"{HERE / 'churn_work.py'}:suite", "--quiet"),
         *("--agent", f"{HERE / 'churn_work.py'}:talk", "--model", MODEL, "--base-url", url),
         *("--out", str(out), "--listen", address, "--workers", "1", "--concurrency", str(at_once)),
         *("--recycle-after", "1000000"),

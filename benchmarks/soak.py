@@ -62,7 +62,7 @@ def soaked(directory: Path, minutes: float, plotted: Path | None) -> list[Row]:
             *("--model", MODEL, "--base-url", url, "--memory", BUDGET, "--concurrency", "12"),
             *("--workers", "2", "--json", "--quiet"),
         ]
-        command = [sys.executable, "-m", "holdwater.cli", *arguments]
+        command = [sys.executable, "-m", "holdwater", *arguments]
         stop = {"SOAK_STOP": str(time.time() + 60 * minutes)}
         kills: list[float] = []  # when; bound: one a minute
         ran = measured(

@@ -82,7 +82,7 @@ async def main(steered):
         listen = f"unix:{place}/s"
         suite, agent = f"{HERE}/guessing.py:suite", f"{HERE}/guessing.py:guess"
         words = ["serve", suite, "--agent", agent, "--listen", listen, "--out", f"{place}/run", "--quiet"]
-        server = await asyncio.create_subprocess_exec(sys.executable, "-m", "holdwater.cli", *words)
+        server = await asyncio.create_subprocess_exec(sys.executable, "-m", "holdwater", *words)
         policy = Policy()
         app = web.Application()
         app.router.add_post("/v1/chat/completions", policy.complete)

@@ -39,7 +39,7 @@ class Command:
         self.words = words
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [*before, sys.executable, "-m", "holdwater.cli", *words],
+                [*before, sys.executable, "-m", "holdwater", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

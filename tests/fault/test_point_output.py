@@ -125,7 +125,7 @@ def stderr(how: str, place: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("how", ["open", "closed", "blocked"])
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_stdout_is_one_document_and_every_line_is_at_home(scene: Scene, workers: str, how: str) -> None:
-    words = [sys.executable, "-m", "holdwater.cli", "run", f"{scene.file}:suite", "--out", str(scene.out)]
+    words = [sys.executable, "-m", "holdwater", "run", f"{scene.file}:suite", "--out", str(scene.out)]
     words += [*scene.agent(), "--json", "--workers", workers]
     shell = 'exec "$@" 2>&-' if how == "closed" else 'exec "$@"'
     with stderr(how, scene.place) as err:
@@ -184,7 +184,7 @@ def test_a_stderr_that_is_never_read_does_not_hold_up_a_run(scene: Scene) -> Non
         'log.warning("from the suite: %d", n)', '[log.warning("x" * 1000) for _ in range(200)]'
     )
     scene.suite(source.replace("    below(instance)\n", ""), COUNT=COUNT, LINES=1)
-    words = [sys.executable, "-m", "holdwater.cli", "run", f"{scene.file}:suite", "--out", str(scene.out)]
+    words = [sys.executable, "-m", "holdwater", "run", f"{scene.file}:suite", "--out", str(scene.out)]
     read, write = os.pipe()
     started = time.monotonic()
     done = subprocess.run(

@@ -124,7 +124,7 @@ def test_what_is_no_name_is_refused(tmp_path: Path, name: str, capfd: pytest.Cap
 
 
 def holdwater(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdwater.cli", *words]
+    command = [sys.executable, "-m", "holdwater", *words]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=90, env=environment(), cwd=cwd, check=False
     )

@@ -15,7 +15,7 @@ PATIENCE = 60.0
 
 
 def holdwater(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdwater.cli", *words]
+    command = [sys.executable, "-m", "holdwater", *words]
     settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
     return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
 
@@ -157,7 +157,7 @@ sys.exit(cli.main(["agents"]))
 
 
 def test_a_closed_stdout_and_stderr_are_survived() -> None:
-    command = f"{sys.executable} -m holdwater.cli agents >&- 2>&- <&-"
+    command = f"{sys.executable} -m holdwater agents >&- 2>&- <&-"
 
     done = subprocess.run(["sh", "-c", command], env=environment(), timeout=PATIENCE, check=False)
 

@@ -126,7 +126,7 @@ def test_it_says_where_it_listens_goes_on_after_a_kill_and_drains_on_a_signal(tm
 
 def command(out: Path, listen: str) -> list[str]:
     model = ["--agent", "oracle", "--model", "scripted", "--workers", "1"]
-    program = [sys.executable, "-m", "holdwater.cli", "serve", "demo", *model]
+    program = [sys.executable, "-m", "holdwater", "serve", "demo", *model]
     return [*program, "--listen", listen, "--out", str(out)]
 
 

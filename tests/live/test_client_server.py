@@ -31,7 +31,7 @@ class Served:
         words += ["--listen", self.url, "--out", str(self.place / "run")]
         with (self.place / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "holdwater.cli", *words, stdout=log, stderr=log
+                sys.executable, "-m", "holdwater", *words, stdout=log, stderr=log
             )
 
     async def end(self, number: int) -> int:

@@ -34,7 +34,7 @@ def solving(request: dict[str, object]) -> Reply:
 def type_in(line: str, out: Path, url: str) -> dict[str, object]:
     words = shlex.split(line.replace("$PWD", str(ROOT)))
     process = subprocess.run(
-        [sys.executable, "-m", "holdwater.cli", *words, "--out", str(out), "--json", "--quiet"],
+        [sys.executable, "-m", "holdwater", *words, "--out", str(out), "--json", "--quiet"],
         cwd=ROOT,
         env={**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"},
         capture_output=True,

@@ -17,7 +17,7 @@ def seen_on_a_terminal(words: list[str], columns: int) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdwater.cli", *words],
+        [sys.executable, "-m", "holdwater", *words],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

@@ -95,7 +95,7 @@ def page(renderable: object, width: int = 100) -> str:
 
 def holdwater(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    command = [sys.executable, "-m", "holdwater.cli", *words]
+    command = [sys.executable, "-m", "holdwater", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=cwd, check=False)
 
 
