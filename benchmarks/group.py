@@ -54,7 +54,7 @@ class Group:
         command = [
             sys.executable,
             "-m",
-            "holdwater.cli",
+            "holdwater",
             "run",
             *words,
             "--out",
