@@ -286,15 +286,20 @@ async def test_a_result_has_what_became_of_each_rollout(tmp_path: Path) -> None:
     async with Ledger(directory) as ledger:
         shop = Shop(ledger, directory)
         order = await shop.order("k", 2)
-        await shop.close(order, order.samples[0])
+        await shop.close(order, order.samples[0], together=True)
         await shop.close(order, order.samples[1], "gemini", children=(child,), together=True)
+        mixed = await shop.order("m", 2)
+        await shop.close(mixed, mixed.samples[0], together=True)
+        await shop.close(mixed, mixed.samples[1])
 
     with Reader(directory) as reader:
+        apart = result_of(reader, mixed, Trajectories.NONE)
         made = result_of(reader, order, Trajectories.NODES)
         alone = rollout_of(reader, order.instance, order.samples[1], 1, Trajectories.NODES)
         bare = rollout_of(reader, order.instance, order.samples[1], 1, Trajectories.NONE)
 
     assert (made.key, made.order, made.together, made.new) == ("k", order.id, True, True)
+    assert apart.together is False
     assert [(r.instance, r.member, r.outcome, r.reward) for r in made.rollouts] == [
         ("k", member, "passed", 0.5) for member in (0, 1)
     ]
