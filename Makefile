@@ -10,7 +10,7 @@ demo:
 test:
 	@scripts/setup dev
 	@scripts/test-needs
-	@$(bin)/pytest -m "not proof" --numprocesses 4 --dist worksteal
+	@$(bin)/pytest -m "not proof" --numprocesses 3 --dist worksteal
 
 proof:
 	@scripts/setup dev

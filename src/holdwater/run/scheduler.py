@@ -312,7 +312,7 @@ class Scheduler:
             self._refuse(attempt, ended)
         elif attempt.id in self._attempts:
             await self._fleet.start(made.job)
-            self._deadlines.begin(attempt.id, made.asks)
+            self._deadlines.begin(attempt, made.asks)
             if self._customers is not None:
                 self._customers.started(attempt)
 
