@@ -26,15 +26,19 @@ async def test_a_killed_worker_costs_no_rollout_and_no_turn_is_paid_for_twice(
 ) -> None:
     async with model() as upstream:
         flags = ("--model", "m", "--base-url", upstream.url, "--workers", "2", "--least-workers", "2")
-        with server(tmp_path, *flags, "--concurrency", str(size)) as serve:
+        # What is declared need not be learned first: all run at once.
+        with server(tmp_path, *flags, "--concurrency", str(size), "--sandbox-memory", "64MiB") as serve:
             async with serve.client() as client:
                 await serve.ready(client, workers=2)
                 told: list[Health] = []
                 watch = asyncio.create_task(watched(client, told))
+                upstream.gate.clear()
                 runs = [
                     asyncio.create_task(client.run(instance(n, pause=0.05), key=f"k{n}")) for n in range(size)
                 ]
-                await eventually(lambda: sum(upstream.asked.values()) >= size, 20.0)
+                await eventually(lambda: upstream.waiting == size, 40.0)  # all are in their first turn
+                upstream.gate.set()
+                await eventually(lambda: sum(upstream.asked.values()) >= 1.5 * size, 20.0)
                 upstream.gate.clear()
                 await eventually(lambda: upstream.waiting == size, 20.0)
                 kill(serve.workers()[0])
