@@ -163,7 +163,7 @@ async def test_more_bases_than_the_disk_can_hold_are_all_made(
 @pytest.mark.parametrize(
     ("size", "count", "each"),
     [
-        (130 * MB, 9, 12 * MB),
+        pytest.param(130 * MB, 9, 12 * MB, marks=pytest.mark.proof),
         pytest.param(2000 * MB, 40, 150 * MB, marks=[pytest.mark.proof, pytest.mark.timeout(1800)]),
     ],
 )

@@ -91,6 +91,7 @@ def manifest(scene: DockerScene) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof  # the same without the command: `test_docker_budget.py`
 def test_a_disk_budget_holds_more_images_than_fit_on_it(
     scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

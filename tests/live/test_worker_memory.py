@@ -146,7 +146,7 @@ async def comes_back(place: Path, suite: Path, allocator: str, work: str) -> Non
             assert told.message.startswith("worker 7: gave back ")
 
 
-@pytest.mark.parametrize("give_back", ["raising", "missing"])
+@pytest.mark.parametrize("give_back", [pytest.param("raising", marks=pytest.mark.proof), "missing"])
 async def test_a_trim_that_cannot_be_made_is_counted_once_and_changes_nothing_else(
     tmp_path: Path, suite: Path, give_back: str
 ) -> None:
