@@ -1,7 +1,7 @@
-"""One container of an attempt: made and started, connected, held to another limit, restarted, removed.
+"""One container of an attempt: created and started, connected, held to another limit, restarted, removed.
 
-What is asked for is `spec.py`'s. It is known by its name from the beginning, so that it can be removed
-although nobody heard that it was made.
+`spec.py` says what the daemon is asked for; `startup.py` waits for what the image starts. A container has its
+name from the beginning, so that it can be removed although the answer to its creation was lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from ...core.errors import SandboxFailed
 from ...core.records import Network
 from ...docker.client import DockerClient, DockerError
-from .failures import failure, gone, reported
+from .failures import gone, reported
 from .spec import Wanted, body
 
 MAKING = 120.0  # seconds for the daemon to make or start one: many at once wait for each other
@@ -37,25 +37,11 @@ class Container:
         self.volumes: tuple[str, ...] = ()  # directories of the daemon's machine
         self._networks = networks
         self._network = Network.NONE
-        self._started = 0.0
+        self.started = 0.0  # not after it, by the daemon's clock
 
-    async def make(self, wanted: Wanted, network: Network) -> None:
-        """Create and start it."""
-        await self._create(body(wanted))
-        self._network = network
-        self._started = time.time() - 1.0  # the daemon's clock may be another
-        try:
-            await self.client.post(f"{self.path}/start", seconds=MAKING)
-        except DockerError as error:
-            if "executable file not found" in error.message:
-                raise no_sleep() from error
-            raise failure(error, "cannot start a container") from error
-        with reported("a container was started"):
-            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
-        self.pid = told["State"]["Pid"]
-        self.volumes = tuple(one["Source"] for one in told["Mounts"] if one["Type"] == "volume")
-
-    async def _create(self, asked: dict[str, Any]) -> None:
+    async def create(self, wanted: Wanted, network: Network) -> None:
+        """Make it; its files can be written before it is started."""
+        asked = body(wanted)
         with reported("cannot make a container"):
             try:
                 told = await self._created(asked)
@@ -65,6 +51,17 @@ class Container:
                 await self.remove(ASKING)  # left by a worker that was killed at the same attempt
                 told = await self._created(asked)
         self.id = told["Id"]
+        self._network = network
+        self.started = time.time() - 1.0  # the daemon's clock may be another
+
+    async def start(self) -> None:
+        await self.client.post(f"{self.path}/start", seconds=MAKING)
+
+    async def look(self) -> None:
+        """See what it is like now that it runs."""
+        told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+        self.pid = told["State"]["Pid"]
+        self.volumes = tuple(one["Source"] for one in told["Mounts"] if one["Type"] == "volume")
 
     async def _created(self, asked: dict[str, Any]) -> Any:
         return await self.client.post("/containers/create", {"name": self.name}, asked, MAKING)
@@ -104,13 +101,17 @@ class Container:
             told = b"".join([piece async for piece in pieces])  # bound: the daemon keeps 256 events
         return [msgspec.json.decode(line) for line in told.splitlines() if line.strip()]
 
+    async def exit_code(self) -> str | None:
+        """How its first process ended; None: it runs, as far as the daemon remembers."""
+        told = await self.events("die", self.started)
+        return str(told[-1].get("Actor", {}).get("Attributes", {}).get("exitCode", "")) if told else None
+
     async def ended_at_once(self) -> bool:
         """Whether its first process could not go on for want of a program."""
         try:
-            told = await self.events("die", self._started)
+            return await self.exit_code() == NOT_FOUND
         except DockerError:
             return False
-        return any(one.get("Actor", {}).get("Attributes", {}).get("exitCode") == NOT_FOUND for one in told)
 
     async def restart(self) -> None:
         """End everything in it, whatever it does: its files stay."""

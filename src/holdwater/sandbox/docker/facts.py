@@ -9,7 +9,7 @@ from ...core.errors import ImageFailed
 from ...core.records import Record
 from ...docker.client import DockerClient, DockerError
 from .failures import reported
-from .spec import Image
+from .spec import HealthCheck, Image
 
 T = TypeVar("T")
 
@@ -88,7 +88,20 @@ def _image(told: dict[str, Any]) -> Image:
         path=env.get("PATH", ""),
         workdir=config.get("WorkingDir") or "",
         user=config.get("User") or "",
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        health=_health(config.get("Healthcheck") or {}, config.get("Shell") or ["/bin/sh", "-c"]),
     )
+
+
+def _health(told: dict[str, Any], shell: list[str]) -> HealthCheck | None:
+    kind, *words = told.get("Test") or ["NONE"]
+    if kind not in ("CMD", "CMD-SHELL") or not words:
+        return None
+    names = {"interval": "Interval", "timeout": "Timeout", "start_period": "StartPeriod"}
+    seconds = {ours: told[theirs] / 1e9 for ours, theirs in names.items() if told.get(theirs)}
+    retries = {"retries": told["Retries"]} if told.get("Retries") else {}
+    argv = words if kind == "CMD" else [*shell, *words]
+    return HealthCheck(argv=tuple(argv), **seconds, **retries)
 
 
 def _may_limit(told: dict[str, Any]) -> bool:

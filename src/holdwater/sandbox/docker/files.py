@@ -108,7 +108,7 @@ class Files:
         found = await self.find(path)
         if found is None:
             told = await self.client.get(posixpath.dirname(self.archive) + "/json", seconds=ASKING)
-            if not told["State"]["Running"]:
+            if told["State"]["Status"] not in ("created", "running"):
                 raise DockerError("the container is not running", status=409)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -29,17 +29,16 @@ from .command import ContainerCommand, Launch
 from .container import Container, no_sleep
 from .facts import Facts
 from .failures import container_gone, reported
-from .files import Files, Owner, directories, member
+from .files import Files, Owner
 from .life import ContainerLife
 from .spec import Image, Wanted, workdir
+from .startup import ContainerStartup
 from .watch import ContainerWatch
 from .work import Work
 
-OPENING = 30.0  # seconds
 THREADS = 4
 AT_ONCE = 500  # paths in one command
 JOINED = 'l=; for p; do l=$l$p; done; set --; unset p; eval "unset l; $l"'  # a line that came in pieces
-EVERYBODY = 0o777  # directories that are asked for can be written by whoever acts, and whoever grades
 
 
 class DockerSandboxes:
@@ -199,7 +198,7 @@ class DockerSandbox:
             await (await self._container()).reach(network)
 
     async def mark(self) -> None:
-        if not self._life.begun and self._counted:
+        if not self._life.begun and self._counted and not self._image.starts_services:
             return  # what is as in the image needs no mark
         kept = await self._kept()
         with reported("cannot see what a sandbox holds"):
@@ -265,18 +264,24 @@ class DockerSandbox:
                 kind="start",
                 again=False,
             )
+        _check_words([*self._start.env, *self._start.env.values()])
         facts = self._sandboxes.facts
         daemon = await facts.daemon()
         container = Container(self._sandboxes.client, name, self._sandboxes.networks)
+        wanted = self._wanted(daemon.cpus, facts.quotas)
         try:
-            await container.make(self._wanted(daemon.cpus, facts.quotas), self._network)
+            await container.create(wanted, self._network)
         except SandboxFailed as error:
             if not facts.quotas or "storage-opt" not in error.message:
                 raise
             facts.quotas = False  # it is watched instead
-            await container.make(self._wanted(daemon.cpus, False), self._network)
+            wanted = self._wanted(daemon.cpus, False)
+            await container.create(wanted, self._network)
+        startup = ContainerStartup(container, wanted, self._launch)
+        await startup.furnish(partial(self._owner, Files(container.client, container.path)))
+        await startup.start()
         self._watch.begin(container, daemon.root)
-        await self._furnish(container)
+        await startup.settle()
         return container
 
     def _wanted(self, cpus: int, quotas: bool) -> Wanted:
@@ -293,31 +298,6 @@ class DockerSandbox:
             cpus=cpus,
             quota=quotas,
         )
-
-    async def _furnish(self, container: Container) -> None:
-        """The directories that must be there, for whom they must be."""
-        wanted, files = self._wanted(1, False), Files(container.client, container.path)
-        with reported("cannot make a sandbox's directories"):
-            if wanted.read_only:
-                if not wanted.as_root:
-                    await self._open_up(container, wanted.writable)
-                return
-            made = []
-            for path in self._start.directories:
-                info = member(path.lstrip("/"), await self._owner(files), tarfile.DIRTYPE)
-                info.mode = EVERYBODY
-                made.append((info, b""))
-            if not wanted.as_root and await files.look(wanted.workdir) is None:
-                made += directories(wanted.workdir.strip("/").split("/"), await self._owner(files))
-            if made:
-                await files.put("/", made)
-
-    async def _open_up(self, container: Container, paths: list[str]) -> None:
-        """Volumes of a read-only container are root's: others may write them too."""
-        launch = self._launch(["chmod", "0777", *paths], {}, "0", "/")
-        command = ContainerCommand(container, launch, None)
-        if await command.finish(OPENING):
-            raise SandboxFailed(f"cannot make a sandbox's directories: {command.stderr.text().strip()}")
 
     async def _owner(self, files: Files) -> Owner:
         user = self._start.user or self._image.user

@@ -5,6 +5,7 @@ Everything that holds a sandbox to its limits from outside is here: memory, CPU,
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 import msgspec
@@ -24,8 +25,24 @@ CAPABILITIES = (
     "AUDIT_WRITE",  # without it `su` fails in images with PAM
 )
 
-# The first process sleeps, and reaps what commands leave: a shell that waits for one child reaps any.
-FIRST = ["sh", "-c", 'sleep "$0" & wait $!']
+# The command of a container sleeps, and reaps what other commands leave: a shell that waits for one child
+# reaps any. A killed `sleep` is started again. `READY` shows that an entrypoint has handed over.
+READY = "holdwater: the command runs"
+SLEEP = 'while sleep "$0" & wait $!; code=$?; [ $code -gt 128 ]; do :; done; exit $code'
+KEEP_ALIVE = ["sh", "-c", f'echo "{READY}"; {SLEEP}']
+
+# An entrypoint that is one of these, without a script, starts nothing and takes our command for a script.
+INTERPRETERS = ("sh", "bash", "dash", "ash", "zsh", "node", "perl", "python", "python3", "ruby")
+
+
+class HealthCheck(Record, frozen=True):
+    """The health check that an image declares."""
+
+    argv: tuple[str, ...]
+    interval: float = 30.0  # seconds, as docker has it
+    timeout: float = 30.0
+    start_period: float = 0.0
+    retries: int = 3
 
 
 class Image(Record, frozen=True):
@@ -35,6 +52,17 @@ class Image(Record, frozen=True):
     path: str = ""
     workdir: str = ""
     user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    health: HealthCheck | None = None
+
+    @property
+    def starts_services(self) -> bool:
+        """Whether its entrypoint has to run: a bare interpreter starts nothing."""
+        if not self.entrypoint:
+            return False
+        program, *words = self.entrypoint
+        bare = posixpath.basename(program) in INTERPRETERS and all(word.startswith("-") for word in words)
+        return not bare
 
 
 def workdir(start: Start, image: Image) -> str:
@@ -69,6 +97,13 @@ class Wanted(msgspec.Struct, frozen=True):
         return workdir(self.start, self.image)
 
     @property
+    def first_workdir(self) -> str:
+        """Where the first process is started; the daemon makes it, as root's."""
+        if self.image.starts_services:
+            return self.image.workdir or "/"
+        return self.workdir if self.as_root else "/"
+
+    @property
     def writable(self) -> list[str]:
         """Where a container with a read-only root can be written."""
         return sorted({"/tmp", self.workdir, *self.start.directories} - {"/"})
@@ -77,21 +112,25 @@ class Wanted(msgspec.Struct, frozen=True):
 def body(wanted: Wanted) -> dict[str, Any]:
     """The body of `POST /containers/create`."""
     limits, start = wanted.limits, wanted.start
-    seconds = limits.setup + limits.acting + limits.grading + SLACK
+    seconds = str(int(limits.setup + limits.acting + limits.grading + SLACK))
     asked: dict[str, Any] = {
         "Image": start.image,
-        "Entrypoint": FIRST,
-        "Cmd": [str(int(seconds))],
         "User": "0",  # of the first process alone: each command has its own
-        "WorkingDir": wanted.workdir if wanted.as_root else "/",  # the daemon makes it, as root's
+        "WorkingDir": wanted.first_workdir,
         "Labels": wanted.labels,
-        "Healthcheck": {"Test": ["NONE"]},
+        "Healthcheck": {"Test": ["NONE"]},  # `startup.py` runs it until it passes, and no longer
         "StopSignal": "SIGKILL",
         "HostConfig": _host(wanted),
     }
+    env: dict[str, str] = {}
     if wanted.search:
-        path = ":".join([*wanted.search, wanted.image.path or "/usr/local/bin:/usr/bin:/bin"])
-        asked["Env"] = [f"PATH={path}"]
+        env["PATH"] = ":".join([*wanted.search, wanted.image.path or "/usr/local/bin:/usr/bin:/bin"])
+    if wanted.image.starts_services:
+        env |= start.env
+        asked |= {"Cmd": [*KEEP_ALIVE, seconds], "User": wanted.image.user}
+    else:
+        asked |= {"Entrypoint": KEEP_ALIVE, "Cmd": [seconds]}
+    asked["Env"] = [f"{name}={value}" for name, value in env.items()]
     if wanted.read_only:
         asked["Volumes"] = {path: {} for path in wanted.writable}
     return asked

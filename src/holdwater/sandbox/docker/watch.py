@@ -20,7 +20,7 @@ from ...core.records import Limits
 from ...docker.client import DockerError
 from .. import quota
 from ..cgroup import PROC, ROOT, Cgroup, CgroupHome
-from ..watch import Counts, Watch, size
+from ..watch import OWN, Counts, Watch, size
 from .container import ASKING, Container
 
 STATS = 5.0  # seconds between questions to a daemon whose control groups are not seen from here
@@ -33,12 +33,18 @@ class ContainerWatch(Watch):
         super().__init__("", limits, threads, lambda commands: [])
         self._container: Container | None = None
         self._earlier = Counts()  # of groups that are gone
+        self._services = 0  # processes that the image's entrypoint has started
         self._told: dict[str, Any] = {}  # the daemon's last answer, where there is no group
 
     def begin(self, container: Container, root: str) -> None:
         """The container runs; `root` is where the daemon keeps what it writes, if that is seen from here."""
         self._container, self._directory = container, root
         self.group = group_of(container.pid, container.id)
+        self._services = max(0, super().population() - OWN)
+
+    def population(self) -> int:
+        """Processes of commands."""
+        return max(0, super().population() - self._services)
 
     def restarting(self) -> None:
         """All in the container is about to end; its group will be another, of the same name."""
