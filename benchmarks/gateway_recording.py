@@ -59,7 +59,8 @@ async def _record(session: Session, body: bytearray) -> None:
     head = msgspec.json.encode(reading.head)
     delta = await session.delta(form, reading, head)
     delta = delta._replace(identity=identity(form.dialect, reading.head, delta.names))
-    session.write(delta, Ending(200, REPLY, Usage(requests=1, output_tokens=100)), time.time())
+    call = session.threads.begin(session.threads.tick(), delta, len(body), has_tools=False)
+    session.write(delta, Ending(200, REPLY, Usage(requests=1, output_tokens=100)), time.time(), call)
 
 
 def hashing(size: int, turns: int) -> float:

@@ -55,6 +55,7 @@ class FakeSession:
         self.drifted = 0
         self.waited = 0.0
         self.failure: Failure | None = None
+        self.unanswered: Failure | None = None
 
 
 class FakeLog:

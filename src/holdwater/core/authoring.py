@@ -201,7 +201,11 @@ class Session(Protocol):
 
     @property
     def failure(self) -> Failure | None:
-        """Why the last model call failed, if it did; None once one succeeds again."""
+        """Why the last model call of the conversation's main thread failed, if it did."""
+
+    @property
+    def unanswered(self) -> Failure | None:
+        """Why the last failed call of any thread failed, where no later call succeeded."""
 
 
 Enclose = Callable[[str, AbstractAsyncContextManager[Any]], AbstractAsyncContextManager[Any]]

@@ -22,6 +22,7 @@ from ..core.errors import HoldwaterError, ModelFailed
 from ..core.records import NO_USAGE, Failure, MiB, Where
 from .behind import Behind
 from .body import Admission, Body, Retention, joined
+from .call_threads import ThreadCall
 from .dialects import Asked, Dialect, Stream
 from .headers import sent_on
 from .identity import identity
@@ -55,6 +56,7 @@ class Prepared(NamedTuple):
     call: Call
     delta: Delta
     asked: Asked
+    has_tools: bool
 
 
 class Relay:
@@ -75,10 +77,12 @@ class Relay:
         """One call that is a turn of a conversation."""
         dialect = route.dialect
         behind = self.behind(session)
+        requested = session.threads.tick()
         upstream = _spoken(behind, session, dialect)
-        call, delta, asked = await self._prepare(request, session, route, behind)
+        call, delta, asked, has_tools = await self._prepare(request, session, route, behind)
+        placed = session.threads.begin(requested, delta, call.body.size, has_tools)
         recorded = session.recorded(delta)
-        turn = Turn(request, session, delta, dialect, recorded)
+        turn = Turn(request, session, delta, dialect, recorded, placed)
         try:
             async with self._answer(call, session, recorded, dialect, upstream) as answer:
                 turn.answered(answer, behind.version)
@@ -131,6 +135,7 @@ class Relay:
         body, reading = await self._taken(request, session, form)
         try:
             asked = _imposing(_asked(route, reading.head, behind.model), form, reading.head, behind.sampling)
+            has_tools = bytes(reading.head.get("tools", b"")) not in (b"", b"[]", b"null")
             sent = {**reading.head, **asked.changes}
             if asked.changes:
                 body.replace(joined(form.key, msgspec.json.encode(sent), reading.span))
@@ -144,7 +149,7 @@ class Relay:
             body.free()
             raise
         call = _call(request, session, asked, route, body)
-        return Prepared(call._replace(manner=wanted, delta=delta), delta, asked)
+        return Prepared(call._replace(manner=wanted, delta=delta), delta, asked, has_tools)
 
     async def _taken(self, request: Request, session: Session, form: Form) -> tuple[Body, Reading]:
         """A request's body, and what it says."""
@@ -173,9 +178,8 @@ def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
         f"the upstream does not speak the agent's dialect `{dialect.form.dialect}`: it speaks {spoken}",
         "give the run an upstream that speaks it, or the agent another dialect",
     )
-    session.failure = Failure(
-        where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False
-    )
+    failure = Failure(where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False)
+    session.threads.refuse(failure)
     raise error
 
 
@@ -226,8 +230,10 @@ class Turn:
         delta: Delta,
         dialect: Dialect,
         recorded: Recorded | None,
+        call: ThreadCall,
     ) -> None:
         self._request = request
+        self._call = call
         self._saved = recorded.usage if recorded is not None else None
         self._session = session
         self._delta = delta
@@ -324,7 +330,8 @@ class Turn:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
             ending = self._partial(GONE)._replace(error=reason, saved=nothing, version=self._told())
-            self._session.write(self._delta, ending, self._started)
+            self._session.threads.abandon(self._call)
+            self._session.write(self._delta, ending, self._started, self._call)
 
     def _partial(self, status: int) -> Ending:
         stream = self._stream
@@ -337,8 +344,8 @@ class Turn:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
         ending = ending._replace(saved=self._saved, version=self._told())
-        self._session.write(self._delta, ending, self._started)
-        self._session.failure = failure
+        self._session.write(self._delta, ending, self._started, self._call)
+        self._session.threads.end(self._call, failure)
 
     def _told(self) -> str:
         """The version of the policy that answered; none where nobody did."""

@@ -24,6 +24,7 @@ from ..core.prices import priced
 from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
 from .behind import Behind
+from .call_threads import CallThreads, ThreadCall
 from .recorder import Delta, Form, Reading, Recorder
 from .terms import Terms
 from .upstreams.breaker import Tripped
@@ -71,6 +72,7 @@ class Session:
         self.drifted = 0
         self.exchanges = 0  # its own, those of its borrowers included
         self.closed = False
+        self.threads = CallThreads()
         self._lender: Session | None = None
         self._by = ""
         self._lent: set[Session] = set()  # bound: the borrowers that are open
@@ -81,7 +83,6 @@ class Session:
         self._terms = terms
         self._recording = recording
         self._over: Failure | None = None
-        self._failure: Failure | None = None
         self._broken: Failure | None = None
         self._calls: set[asyncio.Timeout] = set()  # one for each call in flight
         self._unrecorded: set[asyncio.Task[Any] | None] = set()  # one for each turn that is not in the record
@@ -122,18 +123,22 @@ class Session:
 
     @property
     def failure(self) -> Failure | None:
-        """Why the last model call failed, if it did.
+        """Why the last call of the conversation's main thread failed, if it did.
 
         A record that cannot be written stays the reason, and so does a budget that refused a call.
         """
-        return self._broken or self._over or self._failure
+        return self._broken or self._over or self._blame(self.threads.failure)
 
-    @failure.setter
-    def failure(self, failure: Failure | None) -> None:
-        """Whatever ails a model that is not the run's own ails this attempt alone."""
+    @property
+    def unanswered(self) -> Failure | None:
+        """Why the last failed call of any thread failed, where no later call succeeded."""
+        return self._blame(self.threads.unanswered)
+
+    def _blame(self, failure: Failure | None) -> Failure | None:
+        """The same failure; where the model is not the run's own, it ails this attempt alone."""
         if failure is not None and failure.where is Where.RUN and not self._terms.shared:
-            failure = structs.replace(failure, where=Where.MODEL, again=failure.kind == Tripped.kind)
-        self._failure = failure
+            return structs.replace(failure, where=Where.MODEL, again=failure.kind == Tripped.kind)
+        return failure
 
     @property
     def throttled(self) -> bool:
@@ -260,7 +265,7 @@ class Session:
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
 
-    def write(self, delta: Delta, ending: Ending, started: float) -> None:
+    def write(self, delta: Delta, ending: Ending, started: float, call: ThreadCall) -> None:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self._owner.exchanges + 1
         reply = self._kept(ending.reply)
@@ -297,6 +302,7 @@ class Session:
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)
         self._recorders[delta.dialect].written(delta, number)
+        self.threads.write(call, number)
         if self.behind is not None and self.behind.written is not None:
             self.behind.written(delta, number)
 

@@ -19,8 +19,13 @@ def leased(limits: Limits, job: Job) -> Limits:
 
 
 def model_first(failure: Failure | None, session: Session | None) -> Failure | None:
-    """When the last model call failed, that is why the agent ended: never a zero for the agent."""
+    """A failed call of the conversation's main thread is why the agent ended: never a zero for the agent.
+
+    An agent that failed itself may have failed of any call that nothing later made good.
+    """
     cause = session.failure if session else None
+    if cause is None and session is not None and failure is not None and failure.where is Where.AGENT:
+        cause = session.unanswered
     blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
     return cause if cause is not None and blames_agent else failure
 
