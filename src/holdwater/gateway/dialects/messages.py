@@ -27,7 +27,7 @@ _OPENING = 64  # bytes of a message in which its content begins, where it says l
 
 def lasting(message: bytes) -> bytes:
     """What stays of `message` when it is sent again: no hints for a cache, and a single text as such."""
-    message = without_cache_control(message)
+    message = _without_hints(message)
     if _TEXT_FIRST.search(message, 0, _OPENING) is None:
         return message
     try:
@@ -40,8 +40,34 @@ def lasting(message: bytes) -> bytes:
     return message.replace(bytes(content), bytes(block["text"]), 1)
 
 
+def _without_hints(message: bytes) -> bytes:
+    """The bytes of `message` without hints for the upstream's cache; the input of a tool has none."""
+    if _WORD not in message:
+        return message
+    parts: list[bytes] = []
+    done = 0
+    for given in _inputs(message):
+        at = message.index(given, done)
+        parts += (without_cache_control(message[done:at]), given)
+        done = at + len(given)
+    return b"".join((*parts, without_cache_control(message[done:])))
+
+
+def _inputs(message: bytes) -> list[bytes]:
+    """What the tools of `message` are called with, as far as it says `cache_control`."""
+    if b'"input"' not in message:
+        return []
+    try:
+        content = msgspec.json.decode(message, type=_Content).content
+        blocks = msgspec.json.decode(content, type=list[dict[str, Raw]])
+    except UNREADABLE:
+        return []
+    inputs = [bytes(block["input"]) for block in blocks if "input" in block]
+    return [given for given in inputs if _WORD in given]
+
+
 def without_cache_control(message: bytes) -> bytes:
-    """The bytes of `message` without any hint for the upstream's cache."""
+    """The bytes of `message` without anything that looks like a hint."""
     parts: list[bytes] = []
     done = at = 0
     while (at := message.find(_WORD, at)) >= 0:

@@ -20,15 +20,21 @@ from .sse import EventStream
 _NULL = Raw(b"null")
 # What Codex puts above the output of a command.
 _MADE_UP = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
+_REFERENCE = frozenset({"id", "type"})  # the keys of an `item_reference`
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 def steady(item: bytes) -> bytes:
-    """An item without its id, which a client may have made up, and without how long a command took."""
+    """An item without its id, which a client may have made up, and without how long a command took.
+
+    The id of a reference to an earlier item is all that it says.
+    """
     if b'"id"' in item:
         try:
             fields = _OBJECT.decode(item)
         except UNREADABLE:
+            return item
+        if fields.keys() <= _REFERENCE:
             return item
         fields.pop("id", None)
         item = msgspec.json.encode(fields)
