@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from tests.ledger_scene import failed, new_run, passed, planned, settle_all
 
-from holdwater.core.errors import BadInput, LedgerCorrupt, LedgerFailed
+from holdwater.core.errors import BadInput, DuplicateInstance, LedgerCorrupt, LedgerFailed
 from holdwater.core.policy import Policy, decide
 from holdwater.core.records import Attempt, Failure, Grade, Outcome, Usage, Verdict, Where
 from holdwater.core.summary import Gauge
 from holdwater.ledger import book, schema
-from holdwater.ledger.ledger import Ledger
+from holdwater.ledger.ledger import Ledger, SuitePass
 from holdwater.ledger.reader import Reader
 
 
@@ -171,30 +171,32 @@ async def test_a_resume_tells_new_changed_missing_and_duplicate(tmp_path: Path) 
         await settle_all(first, ["same"])
         await first.plan([planned("changed", b"old"), planned("gone")])
     async with Ledger(directory) as ledger:
-        same, changed, new = await ledger.sight([planned("same"), planned("changed", b"new"), planned("new")])
+        items = [planned("same"), planned("changed", b"new"), planned("new")]
+        same, changed, new = await ledger.sight(items, SuitePass.COMPARE)
 
         assert same is not None and (same.id, same.closed) == (1, 1)
         assert changed is not None and changed.digest == b"old"
         assert new is None
         assert await ledger.missing() == ["gone"]
-        await ledger.sighted(["gone"])
+        assert await ledger.sight([planned("same", place="elsewhere")], SuitePass.COMPARE) == [None]
+        await ledger.sight([planned("gone")], SuitePass.COMPARE)
         assert await ledger.missing() == []
-        with pytest.raises(BadInput, match="duplicate id `same`"):
-            await ledger.sight([planned("same", place="elsewhere")])
-        with pytest.raises(BadInput, match="duplicate id"):
-            await ledger.plan([planned("changed", b"new")])
         row = await ledger.replace("changed", b"new", b"newer", "s:2")
         assert await ledger.payload(row) == b"newer"
 
 
-async def test_planning_again_what_an_earlier_conductor_planned_gives_the_same_row(tmp_path: Path) -> None:
+async def test_planning_again_adds_new_instances_alone_and_refuses_duplicates(tmp_path: Path) -> None:
     directory = new_run(tmp_path)
     async with Ledger(directory) as first:
         rows = await first.plan([planned("a"), planned("b", b"payload")])
     async with Ledger(directory) as second:
-        assert await second.plan([planned("b", b"payload")]) == rows[1:]
-        with pytest.raises(BadInput, match="has changed"):
-            await second.plan([planned("a", b"other")])
+        await second.sight([planned("a"), planned("b")], SuitePass.COMPARE)
+        [new] = await second.plan([planned("b", b"payload"), planned("c"), planned("a")])
+        assert new not in rows
+        with pytest.raises(DuplicateInstance, match="duplicate id `b`") as refused:
+            await second.plan([planned("d"), planned("b"), planned("e")])
+        known = await second.known("d")
+        assert known is not None and refused.value.rows == (known.id,)
 
 
 async def test_an_open_sample_is_continued_where_it_stood(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ An error that ends an attempt becomes a `Failure` by `as_failure`; an error that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .records import Failure, Phase, Where
 
 
@@ -28,6 +30,14 @@ class BadInput(HoldwaterError):
 
 class RunLocked(BadInput):
     """Another conductor holds the run directory."""
+
+
+class DuplicateInstance(BadInput):
+    """A suite yields the same id twice; `rows` are the new instances that came before the second one."""
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class SuiteFailed(BadInput):

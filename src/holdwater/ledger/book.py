@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.config import Keep
-from ..core.errors import BadInput, LedgerFailed
+from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
 from ..core.policy import keeps, verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Outcome, Record, Usage, Verdict
@@ -23,7 +23,7 @@ from .compression import pack, unpack
 from .orders import OrderRow
 from .retention import drop_sample
 from .schema import connect, failed, migrate
-from .standing import Known, known, verdict_of
+from .standing import Known, SuitePass, known, pass_number, verdict_of
 from .text import clean, encode
 
 LONGEST_TIMELINE = 20_000  # rows; over it, every second one goes
@@ -108,57 +108,51 @@ class Book:
     # Instances.
 
     def plan(self, items: Sequence[Planned]) -> list[int]:
-        return [self._plan(item) for item in items]
+        rows: list[int] = []
+        try:
+            for item in items:
+                if self.sight([item], SuitePass.PLAN) == [None]:
+                    rows.append(self._plan(item))
+        except DuplicateInstance as error:
+            raise DuplicateInstance(error.message, rows) from None
+        return rows
 
     def _plan(self, item: Planned) -> int:
-        try:
-            cursor = self.connection.execute(
-                "INSERT INTO instance (name, digest, payload, place, planned, sighted)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (item.name, item.digest, pack(item.payload), clean(item.place), self.token, self.token),
-            )
-        except sqlite3.IntegrityError:
-            return self._plan_again(item)
+        seen = pass_number(self.token, SuitePass.PLAN)
+        cursor = self.connection.execute(
+            "INSERT INTO instance (name, digest, payload, place, planned, sighted) VALUES (?, ?, ?, ?, ?, ?)",
+            (item.name, item.digest, pack(item.payload), clean(item.place), self.token, seen),
+        )
         self._count("planned")
         return cursor.lastrowid or 0
 
-    def _plan_again(self, item: Planned) -> int:
-        """An instance of an earlier conductor is the same row; a second one in this suite is refused."""
-        found = self.sight([item])[0]
-        if found is None:
-            raise LedgerFailed(f"the ledger refused the instance `{item.name}`")
-        if found.digest != item.digest:
-            raise BadInput(
-                f"the instance has changed since it was planned: `{item.name}` in {item.place}",
-                hint="`--accept-changes` takes it as it is now",
-            )
-        return found.id
+    def sight(self, items: Sequence[Planned], during: SuitePass) -> list[Known | None]:
+        """The known instance of each item, marked as seen in this pass.
 
-    def sight(self, items: Sequence[Planned]) -> list[Known | None]:
-        """What was known of each, now marked as seen in the suite; a second sighting is a duplicate."""
-        found: list[Known | None] = []
+        A second one in a pass is a duplicate: comparing passes over it, planning refuses it.
+        """
+        seen = pass_number(self.token, during)
+        entries: list[Known | None] = []
         for item in items:
-            entry = known(self.connection, item.name, self.token)
-            if entry is not None and entry.sighted:
-                raise BadInput(f"duplicate id `{item.name}`: first in {entry.place}, again in {item.place}")
+            entry = known(self.connection, item.name)
+            if entry is not None and entry.sighted == seen:
+                if during is SuitePass.PLAN:
+                    places = f"first in {entry.place}, again in {item.place}"
+                    raise DuplicateInstance(f"duplicate id `{item.name}`: {places}")
+                entry = None
             if entry is not None:
                 self.connection.execute(
                     "UPDATE instance SET sighted = ?, place = ? WHERE id = ?",
-                    (self.token, clean(item.place), entry.id),
+                    (seen, clean(item.place), entry.id),
                 )
-            found.append(entry)
-        return found
-
-    def sighted(self, names: Sequence[str]) -> None:
-        self.connection.executemany(
-            "UPDATE instance SET sighted = ? WHERE name = ?", ((self.token, name) for name in names)
-        )
+            entries.append(entry)
+        return entries
 
     def replace(self, item: Planned) -> int:
         """The instance as the suite has it now; what was settled stays."""
         row = self.connection.execute(
-            "UPDATE instance SET digest = ?, payload = ?, place = ?, sighted = ? WHERE name = ? RETURNING id",
-            (item.digest, pack(item.payload), clean(item.place), self.token, item.name),
+            "UPDATE instance SET digest = ?, payload = ?, place = ? WHERE name = ? RETURNING id",
+            (item.digest, pack(item.payload), clean(item.place), item.name),
         ).fetchone()
         if row is None:
             raise BadInput(f"no such instance: `{item.name}`")

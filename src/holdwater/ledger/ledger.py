@@ -22,11 +22,11 @@ from .directory import RunDirectory
 from .exchanges import spending
 from .journal import Journal
 from .orders import Closed, OrderRow
-from .standing import Known, Standing
+from .standing import Known, Standing, SuitePass
 from .tally import TALLY, Counts, counts
 from .writer import Writer
 
-__all__ = ["Counts", "Known", "Ledger", "Planned", "Standing"]
+__all__ = ["Counts", "Known", "Ledger", "Planned", "Standing", "SuitePass"]
 
 
 class Ledger:
@@ -66,7 +66,10 @@ class Ledger:
     # What the conductor writes.
 
     async def plan(self, items: Sequence[Planned]) -> list[int]:
-        """Write instances; their rows. An id that comes twice raises, what came before it stays."""
+        """Write the instances that are new; their rows.
+
+        An id that this pass has seen before raises `DuplicateInstance`; the new ones before it stay.
+        """
         return await self._writer.do(self._book.plan, items)
 
     async def begin(self, attempt: Attempt) -> None:
@@ -122,13 +125,9 @@ class Ledger:
     async def known(self, name: str) -> Known | None:
         return await self._writer.do(self._known, name)
 
-    async def sight(self, items: Sequence[Planned]) -> list[Known | None]:
-        """What is known of each; from now on they count as seen in the suite. A second sighting raises."""
-        return await self._writer.do(self._book.sight, items)
-
-    async def sighted(self, names: Sequence[str]) -> None:
-        """Mark instances as seen in the suite."""
-        await self._writer.do(self._book.sighted, names)
+    async def sight(self, items: Sequence[Planned], during: SuitePass) -> list[Known | None]:
+        """The known instance of each item, marked as seen in this pass; planning refuses a second one."""
+        return await self._writer.do(self._book.sight, items, during)
 
     async def missing(self, limit: int = 100) -> list[str]:
         """The first ids that were planned before and that this conductor has not seen in the suite."""
@@ -243,7 +242,7 @@ class Ledger:
         return float(row[0])
 
     def _known(self, name: str) -> Known | None:
-        return standing.known(self._book.connection, name, self.token)
+        return standing.known(self._book.connection, name)
 
     def _missing(self, limit: int) -> list[str]:
         return standing.missing(self._book.connection, self.token, limit)

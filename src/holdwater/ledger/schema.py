@@ -29,7 +29,7 @@ MIGRATIONS: tuple[str, ...] = (
         payload BLOB NOT NULL,        -- packed, see compression.py
         place TEXT NOT NULL,
         planned INTEGER NOT NULL,     -- the conductor that planned it
-        sighted INTEGER NOT NULL      -- the conductor that last saw it in the suite
+        sighted INTEGER NOT NULL      -- the pass over the suite that last saw it, see standing.py
     );
     CREATE TABLE attempt (
         id INTEGER PRIMARY KEY,

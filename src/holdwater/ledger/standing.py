@@ -6,6 +6,7 @@ Reads only, on the writer's connection and a page at a time. What follows from a
 from __future__ import annotations
 
 import sqlite3
+from enum import IntEnum
 
 import msgspec
 
@@ -19,6 +20,18 @@ RETRIED = frozenset(where for where, rule in RULES.items() if rule.again is Agai
 BLAMELESS = frozenset((Where.INTERRUPTED, Where.RUN))  # they say nothing about the sample
 
 
+class SuitePass(IntEnum):
+    """The passes that a conductor makes over its suite: a resume compares first, then samples are planned."""
+
+    COMPARE = 0
+    PLAN = 1
+
+
+def pass_number(token: int, during: SuitePass) -> int:
+    """A number that is larger than that of every earlier pass of the run."""
+    return 2 * token + during
+
+
 class Known(Record, frozen=True):
     """An instance that was planned before."""
 
@@ -27,7 +40,7 @@ class Known(Record, frozen=True):
     digest: bytes
     place: str
     closed: int  # samples with an outcome
-    sighted: bool  # this conductor saw it in the suite already
+    sighted: int  # the pass that last saw it in the suite
 
 
 class Standing(Record, frozen=True):
@@ -57,7 +70,7 @@ class OpenPage(Record, frozen=True):
     after: int | None  # the instance to go on behind; None at the end
 
 
-def known(connection: sqlite3.Connection, name: str, token: int) -> Known | None:
+def known(connection: sqlite3.Connection, name: str) -> Known | None:
     row = connection.execute(
         "SELECT id, name, digest, place, (SELECT count(*) FROM outcome WHERE instance = i.id), sighted"
         " FROM instance i WHERE name = ?",
@@ -66,13 +79,14 @@ def known(connection: sqlite3.Connection, name: str, token: int) -> Known | None
     if row is None:
         return None
     id_, name, digest, place, closed, sighted = row
-    return Known(id=id_, name=name, digest=digest, place=place, closed=closed, sighted=sighted == token)
+    return Known(id=id_, name=name, digest=digest, place=place, closed=closed, sighted=sighted)
 
 
 def missing(connection: sqlite3.Connection, token: int, limit: int) -> list[str]:
     """Names that were planned before and that this conductor has not seen in the suite."""
     rows = connection.execute(
-        "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?", (token, limit)
+        "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?",
+        (pass_number(token, SuitePass.COMPARE), limit),
     ).fetchall()
     return [name for (name,) in rows]
 

@@ -15,7 +15,7 @@ from ..core.authoring import Agent, Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput, HoldwaterError
 from ..core.records import Instance
-from ..ledger.ledger import Ledger, Planned
+from ..ledger.ledger import Ledger, Planned, SuitePass
 from .feed import BATCH, planned
 from .source import Source
 
@@ -70,7 +70,7 @@ class Catalogue:
     async def _write(self, items: list[Planned]) -> None:
         """New ones, and what has changed since an earlier conductor wrote it."""
         new: list[Planned] = []
-        for item, known in zip(items, await self._ledger.sight(items), strict=True):
+        for item, known in zip(items, await self._ledger.sight(items, SuitePass.PLAN), strict=True):
             if known is None:
                 new.append(item)
             elif known.digest != item.digest:

@@ -261,10 +261,10 @@ def check_variables(suite: Suite, config: RunConfig, env: Environment) -> None:
 
 
 def default_directory(suite: str) -> Path:
-    """`runs/<time>-<suite>`, in the current directory."""
+    """`runs/<time>-<suite>-<random>`, in the current directory: starts in the same second do not collide."""
     stem = Path(suite.split(":")[0]).stem if "/" in suite or "." in suite else suite.split(":")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(3)}"
 
 
 def parse_bytes(text: str, flag: str) -> int:

@@ -167,7 +167,7 @@ async def _conduct(
             provision = await timeline.during(meter, _provision(config, ledger, given, stack))
             if provision is not None:
                 space.keep_in(provision.supply)
-            feed = await timeline.during(meter, _feed(config, ledger, space, given))
+            feed = await timeline.during(meter, _feed(config, ledger, space, given, say))
         observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
         earlier = earlier_in(config, ledger)
         scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
@@ -241,7 +241,9 @@ async def _provision(
     return await stack.enter_async_context(Provision(config, given.environment, ledger, logs))
 
 
-async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct) -> Feed:
+async def _feed(
+    config: RunConfig, ledger: Ledger, space: Space, given: Conduct, say: Callable[[str], None]
+) -> Feed:
     """Where the samples come from; a resume looks first whether the suite is still what was planned."""
     if given.works is not None:
         await given.works.set_up(space)
@@ -254,7 +256,7 @@ async def _feed(config: RunConfig, ledger: Ledger, space: Space, given: Conduct)
         await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
     source = Source(given.suite, config)
     await ledger.expect(None if source.total is None else source.total * config.samples)
-    return RunFeed(config, ledger, source, resumed=given.resumed)
+    return RunFeed(config, ledger, source, resumed=given.resumed, say=say)
 
 
 @asynccontextmanager

@@ -6,21 +6,23 @@ A sample is written to the ledger before it is handed out. `compare` tells a res
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import msgspec
 from blake3 import blake3
 
 from ..core.config import RunConfig
-from ..core.errors import BadInput, HoldwaterError
+from ..core.errors import BadInput, DuplicateInstance, HoldwaterError
 from ..core.events import Opened
 from ..core.records import Instance
-from ..ledger.ledger import Ledger, Planned, Standing
+from ..ledger.ledger import Ledger, Planned, Standing, SuitePass
 from .source import Source
 
 BATCH = 256
 NAMED = 10  # changed or missing instances that a message names
+READ_MORE = 10  # times the planned instances that are read, and so many beside them,
+READ_LEAST = 100_000  # until those that did not come count as missing: a suite may have no end
 
 
 class Feed(Protocol):
@@ -38,7 +40,17 @@ class Feed(Protocol):
 class RunFeed:
     """The samples of a run: first those that stand open in the ledger, then new ones."""
 
-    def __init__(self, config: RunConfig, ledger: Ledger, source: Source, *, resumed: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: Ledger,
+        source: Source,
+        *,
+        resumed: bool,
+        say: Callable[[str], None] = lambda line: None,  # for the user
+    ) -> None:
+        self._shard = config.shard
+        self._say = say
         self._samples = config.samples
         self._ledger = ledger
         self._source = source
@@ -59,7 +71,7 @@ class RunFeed:
         while not opened and self._refused is None:
             items = await self._source.take(math.ceil(count / self._samples))
             if not items:
-                self._ended(opened)
+                await self._end()
                 break
             for row in await self._plan(self._storable(items)):
                 opened += [Opened(instance=row, sample=sample) for sample in range(self._samples)]
@@ -69,10 +81,16 @@ class RunFeed:
     def close(self) -> None:
         self._source.close()
 
-    def _ended(self, opened: list[Opened]) -> None:
-        """The suite has no more. To have given nothing at all is a mistake of whoever chose."""
-        if not (opened or self._given or self._resumed or self._source.error):
-            self._refused = BadInput("no instance was chosen", "look at `--only`, `--shard` and the suite")
+    async def _end(self) -> None:
+        """A run without an instance is a mistake, unless a small suite has none for this shard."""
+        if self._given or self._resumed or self._source.error:
+            return
+        if self._shard is not None and self._source.matched:
+            empty = "no instance of the suite falls into `--shard {}/{}`".format(*self._shard)
+            self._say(f"warning: {empty}")
+            await self._ledger.note("shard.empty", empty)
+            return
+        self._refused = BadInput("no instance was chosen", "look at `--only` and the suite")
 
     async def _take_standing(self, count: int) -> list[Opened]:
         opened: list[Opened] = []
@@ -94,20 +112,12 @@ class RunFeed:
         return rows
 
     async def _plan(self, items: list[Planned]) -> list[int]:
-        """Write what is new; a duplicate ends the pulling, what came before it stays."""
-        if self._resumed:
-            items = [item for item in items if await self._ledger.known(item.name) is None]
-        rows: list[int] = []
+        """Write the new instances; a duplicate ends the pulling, and those before it stay."""
         try:
-            rows = await self._ledger.plan(items)
-        except BadInput as error:
+            return await self._ledger.plan(items)
+        except DuplicateInstance as error:
             self._refused = error
-            for item in items:  # those before the duplicate have been written
-                known = await self._ledger.known(item.name)
-                if known is None or known.place != item.place:
-                    break
-                rows.append(known.id)
-        return rows
+            return list(error.rows)
 
 
 class NoFeed:
@@ -149,15 +159,20 @@ def reopened(standing: Standing) -> Opened:
 
 
 async def compare(ledger: Ledger, source: Source, *, accept: bool) -> None:
-    """Refuse to resume over a suite whose planned instances changed or vanished, unless that is accepted."""
+    """Refuse to resume over a suite whose planned instances changed or vanished, unless that is accepted.
+
+    The suite is read until all planned instances have come, and no further: it may have no end.
+    """
     changed: list[str] = []
-    count = 0
-    while items := await source.take(BATCH):
+    absent = (await ledger.counts()).planned
+    most = READ_LEAST + READ_MORE * absent
+    while absent and most > 0 and (items := await source.take(BATCH)):
+        most -= len(items)
         rows = [planned(*item) for item in items]
-        for row, known in zip(rows, await ledger.sight(rows), strict=True):
+        for row, known in zip(rows, await ledger.sight(rows, SuitePass.COMPARE), strict=True):
+            absent -= known is not None
             if known is None or known.digest == row.digest:
                 continue
-            count += 1
             changed += [row.name] if len(changed) < NAMED else []
             if accept:
                 await ledger.replace(row.name, row.digest, row.payload, row.place)

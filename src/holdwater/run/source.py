@@ -28,6 +28,7 @@ class Source:
         self._config = config
         self._position = 0  # instances that the suite has yielded
         self._chosen = 0
+        self.matched = 0  # instances that `--only` lets through, of every shard
         self._over = False
         self._feed: _ThreadFeed | None = None
         self.error: HoldwaterError | None = None
@@ -69,8 +70,14 @@ class Source:
         if not items and self._feed.error is not None:
             self._fail_with(self._feed.error, self._position + 1)
         elif not items:
-            self._over = True
+            self._end()
         return items
+
+    def _end(self) -> None:
+        """A suite that ends before its declared size has lost instances: the run is not finished."""
+        self._over = True
+        if self._suite.size is not None and self._position < self._suite.size:
+            self._fail(f"declares {self._suite.size} instances (`size`) and yielded {self._position}")
 
     def _choose(self, item: Any) -> tuple[Instance, str] | None:
         if self._over:  # the limit is reached, or what came before was no instance
@@ -81,9 +88,10 @@ class Source:
             self._fail(f"yielded {type(item).__name__} as instance {self._position}: expected `Instance`")
             return None
         config = self._config
-        if config.shard is not None and (self._position - 1) % config.shard[1] != config.shard[0] - 1:
-            return None
         if config.only and not any(fnmatch.fnmatchcase(item.id, pattern) for pattern in config.only):
+            return None
+        self.matched += 1
+        if config.shard is not None and (self._position - 1) % config.shard[1] != config.shard[0] - 1:
             return None
         self._chosen += 1
         if self._limit_reached():
