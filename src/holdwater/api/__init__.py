@@ -42,11 +42,12 @@ from ..run.config import (
 from ..run.dock import check_daemon
 from ..run.execute import create
 from ..run.feed import Feed
-from ..run.options import Budgets as Budgets
 from ..run.options import Options as Options
-from ..run.options import settings, with_budget
+from ..run.options import ResumeOptions as ResumeOptions
+from ..run.options import replace_settings, settings
 from ..run.regrade import RegradeFeed, check_kept
 from ..run.replay import replayed
+from ..run.resumption import read_choices
 from ..suite.load import absolute as absolute_suite
 from ..suite.load import load as load_suite
 from .around import Around as Around
@@ -105,12 +106,15 @@ def resume(
     critic: Critique | None = None,
     accept_changes: bool = False,
     policy: Policy | None = None,
-    **budgets: Unpack[Budgets],
+    **options: Unpack[ResumeOptions],
 ) -> Summary:
-    """Go on with a run that was stopped or killed. Objects that the run was given are given again."""
+    """Go on with a run that was stopped or killed. Objects that the run was given are given again.
+
+    `retry` opens samples again that did not pass; the other options replace settings of the run.
+    """
     around: Around = {"policy": policy, "critic": critic}
     return wait(
-        aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **budgets)
+        aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **options)
     )
 
 
@@ -121,15 +125,16 @@ async def aresume(
     agent: Agent | Act | None = None,
     accept_changes: bool = False,
     around: Around | None = None,
-    **budgets: Unpack[Budgets],
+    **options: Unpack[ResumeOptions],
 ) -> Summary:
     """`resume`, for code that has an event loop."""
     directory = RunDirectory.open(path)
-    config = with_budget(directory.read_config(), budgets)
+    config = replace_settings(directory.read_config(), options)
+    retry = read_choices(directory, options)
     if config.recipe is not None:
         from .images import go_on
 
-        return await go_on(directory, config, around or {})
+        return await go_on(directory, config, retry, around or {})
     if config.serving is not None:
         again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` goes on with it"
         raise BadInput(f"the directory is a server's: `{path}`", again)
@@ -144,8 +149,8 @@ async def aresume(
         resumed=True,
         accept_changes=accept_changes,
         importable=importable and given.policy is None,
-        budget=config.budget,
-        disk=config.disk,
+        retry=retry,
+        config=config,
     )
     async with _upstream(config, given.policy) as upstream:
         return await conducted(directory, msgspec.structs.replace(given, upstream=upstream), around or {})

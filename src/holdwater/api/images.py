@@ -19,7 +19,7 @@ from ..run.build import audit_build as audit_build
 from ..run.build import plan_build as plan_build
 from ..run.config import environment
 from ..run.daemon import clean_daemon
-from ..run.execute import create
+from ..run.execute import Conduct, create
 from ..run.images import no_agent
 from ..run.options import BuildOptions as BuildOptions
 from ..run.options import build_settings
@@ -58,22 +58,28 @@ def prepare_images(
 
 async def start_build(prepared: PreparedBuild, around: Around) -> Summary:
     """Make the directory of a prepared build and conduct it."""
-    return await _build(create(prepared.path, prepared.config), prepared.config, around, resumed=False)
+    directory = create(prepared.path, prepared.config)
+    return await _build(directory, _given(directory, prepared.config, around), around)
 
 
-async def _build(directory: RunDirectory, config: RunConfig, around: Around, *, resumed: bool) -> Summary:
+async def go_on(
+    directory: RunDirectory, config: RunConfig, retry: tuple[str, ...], around: Around
+) -> Summary:
+    """Resume a build."""
+    given = _given(directory, config, around)
+    given = msgspec.structs.replace(given, resumed=True, retry=retry, config=config)
+    return await _build(directory, given, around)
+
+
+def _given(directory: RunDirectory, config: RunConfig, around: Around) -> Conduct:
     assert config.recipe is not None
     works = works_for(config, directory.logs)
     given = given_to(works.suite, no_agent(config.recipe.chosen), around)
-    given = msgspec.structs.replace(
-        given, works=works, resumed=resumed, budget=config.budget, disk=config.disk
-    )
+    return msgspec.structs.replace(given, works=works)
+
+
+async def _build(directory: RunDirectory, given: Conduct, around: Around) -> Summary:
     summary = await conducted(directory, given, around)
     with Reader(directory) as reader:
         write_manifest(reader)
     return summary
-
-
-async def go_on(directory: RunDirectory, config: RunConfig, around: Around) -> Summary:
-    """Resume a build."""
-    return await _build(directory, config, around, resumed=True)

@@ -5,41 +5,58 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from .console import Console
 from .flags import Flag, find_run
 
+AGAIN = Group("What is tried again", sort_key=1)
+INSTEAD = Group("In place of the run's own settings, from now on", sort_key=2)
 
-def _instead(what: str) -> Parameter:
-    return Parameter(help=f"The run's budget of {what}, in place of its own", show_default=False)
+
+def _in(group: Group, text: str) -> Parameter:
+    return Parameter(group=group, help=text, show_default=False, negative="")
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Budgets:
-    """A run that its budget stopped goes on with a larger one."""
+class Changes:
+    """What a resume does otherwise than the run so far. Each is an option of `api.resume` too."""
 
-    run_requests: Annotated[int | None, _instead("model calls")] = None
-    run_tokens: Annotated[int | None, _instead("tokens")] = None
-    run_cost: Annotated[float | None, _instead("cost, in US dollars")] = None
-    run_time: Annotated[float | None, _instead("seconds")] = None
-    disk: Annotated[str | None, _instead("disk, such as `80GiB`")] = None
+    retry: Annotated[
+        list[str] | None,
+        _in(AGAIN, "`failed`, `infrastructure`, `all`, or a pattern over instance ids; may be repeated"),
+    ] = None
+    retry_poison: Annotated[bool | None, _in(AGAIN, "Instances that took their workers down")] = None
+    concurrency: Annotated[int | str | None, _in(INSTEAD, "Attempts at once, or `auto`")] = None
+    workers: Annotated[int | None, _in(INSTEAD, "Processes that host them")] = None
+    attempts: Annotated[int | None, _in(INSTEAD, "Goes at an instance")] = None
+    retries: Annotated[int | None, _in(INSTEAD, "Further tries after an infrastructure failure")] = None
+    timeout: Annotated[float | None, _in(INSTEAD, "Seconds for acting")] = None
+    memory: Annotated[str | None, _in(INSTEAD, "The budget of memory, such as `8GiB`")] = None
+    disk: Annotated[str | None, _in(INSTEAD, "The budget of disk, such as `80GiB`")] = None
+    base_url: Annotated[str | None, _in(INSTEAD, "The model's server")] = None
+    rpm: Annotated[float | None, _in(INSTEAD, "Model calls a minute")] = None
+    tpm: Annotated[float | None, _in(INSTEAD, "Tokens a minute")] = None
+    run_requests: Annotated[int | None, _in(INSTEAD, "The budget of model calls")] = None
+    run_tokens: Annotated[int | None, _in(INSTEAD, "The budget of tokens")] = None
+    run_cost: Annotated[float | None, _in(INSTEAD, "The budget of cost, in US dollars")] = None
+    run_time: Annotated[float | None, _in(INSTEAD, "The budget of seconds")] = None
 
 
 def resume(
     run: str | None = None,
     /,
     *,
-    budgets: Budgets = Budgets(),  # noqa: B008 - frozen
+    changes: Changes = Changes(),  # noqa: B008 - frozen
     accept_changes: Flag = False,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
     """Go on with a run that was stopped or killed.
 
-    What is settled stays settled; an attempt that had finished is not run again.
-    For example: `holdwater resume runs/mine`.
+    Settled samples stay settled, unless `--retry` names them; an attempt that had finished is not run again.
+    For example: `holdwater resume runs/mine`, or `holdwater resume runs/mine --retry infrastructure`.
 
     Parameters
     ----------
@@ -57,9 +74,9 @@ def resume(
     from .conduct import conducted
 
     path = find_run(run)
-    given = dataclasses.asdict(budgets)
+    options = dataclasses.asdict(changes)
     return conducted(
-        lambda around: api.aresume(path, accept_changes=accept_changes, around=around, **given),
+        lambda around: api.aresume(path, accept_changes=accept_changes, around=around, **options),
         json=json,
         quiet=quiet,
     )

@@ -3,7 +3,7 @@
 # Annotations are objects here: another module's flags are made of these.
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -94,7 +94,7 @@ class Common:
         list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
     ] = None
     concurrency: Annotated[
-        int | Literal["auto"] | None,
+        int | str | None,
         _in(MACHINE, "Attempts at once, or `auto`: as many as the budget allows (auto)"),
     ] = None
     ungoverned: Annotated[

@@ -136,7 +136,7 @@ class Plan:
             instance=event.instance,
             sample=event.sample,
             number=event.number,
-            spent=Spent(event.round, event.retries, event.scale),
+            spent=Spent(event.round, event.retries, event.scale, event.first),
             losses=event.losses,
             best=event.best,
             regrades=event.regrades,
@@ -184,7 +184,7 @@ class Plan:
         return [Close(outcome=outcome), *self._parted(sample, outcome)]
 
     def _again(self, key: Key, sample: Sample, following: Next, at: float) -> None:
-        sample.spent = Spent(following.round, following.retries, following.scale)
+        sample.spent = Spent(following.round, following.retries, following.scale, sample.spent.first)
         if sample.group is not None:
             self._state.groups[sample.group].wait(sample.sample)
         if following.delay:

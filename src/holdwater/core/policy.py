@@ -82,6 +82,7 @@ class Spent(msgspec.Struct):
     round: int = 1
     retries: int = 0  # in this round
     scale: int = 1
+    first: int = 1  # the round from which `--attempts` counts
 
 
 class Next(Record, frozen=True):
@@ -104,7 +105,7 @@ def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
         scale = min(spent.scale * 2, LARGEST_SCALE) if rule.grows else spent.scale
         delay = backoff(result, spent.retries, policy)
         return Next(round=spent.round, retries=spent.retries + 1, scale=scale, delay=delay)
-    if result.kind != POISON and spent.round < policy.attempts:
+    if result.kind != POISON and spent.round - spent.first + 1 < policy.attempts:
         return Next(round=spent.round + 1, retries=0, scale=spent.scale)
     return None
 

@@ -17,10 +17,12 @@ from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
 from ..core.policy import keeps, verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Outcome, Record, Usage, Verdict
+from ..core.reopening import ClosedSample
 from ..core.summary import Gauge
 from . import orders
 from .compression import pack, unpack
 from .orders import OrderRow
+from .reopening import reopen
 from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, SuitePass, known, pass_number, verdict_of
@@ -253,6 +255,14 @@ class Book:
         self._count_outcome(outcome.kind, score, 1)
         if not keeps(keep, outcome.kind):
             drop_sample(self.connection, key, keep, self._now())
+
+    def reopen(self, chosen: Callable[[ClosedSample], bool]) -> int:
+        """Take the outcomes of the chosen samples away; how many there were."""
+        count = 0
+        for kind, score in reopen(self.connection, chosen, self._now()):
+            self._count_outcome(kind, score, -1)
+            count += 1
+        return count
 
     # The run.
 

@@ -110,6 +110,10 @@ class RunDirectory:
         """The last step of creation: from here on the directory holds a run."""
         if self.config.exists():
             raise self._holds_a_run()
+        self.replace_config(config)
+
+    def replace_config(self, config: RunConfig) -> None:
+        """Put another configuration in the place of the run's own; hold the lock around that."""
         replace_file(self.config, msgspec.json.format(msgspec.json.encode(_whole(config)), indent=2) + b"\n")
 
     def read_config(self) -> RunConfig:

@@ -15,6 +15,7 @@ import msgspec
 from ..core.config import Keep
 from ..core.errors import LedgerCorrupt
 from ..core.records import Attempt, Outcome, Verdict, Where
+from ..core.reopening import ClosedSample
 from ..core.summary import Gauge
 from . import orders, retention, schema, standing
 from .book import Book, Planned
@@ -88,6 +89,10 @@ class Ledger:
     async def close_sample(self, outcome: Outcome, keep: Keep = Keep.ALL) -> None:
         """Write what became of a sample, also in the place of what was written before; with it, what goes."""
         await self._writer.do(self._book.close_sample, outcome, keep)
+
+    async def reopen(self, chosen: Callable[[ClosedSample], bool]) -> int:
+        """Open closed samples again, all or none; how many. `chosen` is asked in the writer's thread."""
+        return await self._writer.do(self._book.reopen, chosen)
 
     async def going(self, limit: int) -> list[tuple[int, str]]:
         """Attempts that were dropped and whose files may still be there, each with its instance's name."""

@@ -101,6 +101,16 @@ MIGRATIONS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     CREATE INDEX rollout_orders ON rollout (orders, member);
     """,
+    """
+    CREATE TABLE reopened (           -- samples that had an outcome and are tried again
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        sample INTEGER NOT NULL,
+        number INTEGER NOT NULL,      -- attempts that it had had: retries count anew from here
+        round INTEGER NOT NULL,       -- in which it goes on: rounds count anew from here
+        at REAL NOT NULL,
+        PRIMARY KEY (instance, sample, number)
+    ) WITHOUT ROWID;
+    """,
 )
 BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
 

@@ -14,6 +14,7 @@ from ..core.failures import POISON, RULES, Again
 from ..core.policy import Result, Spent, rank
 from ..core.records import Record, Verdict, Where
 from .compression import unpack
+from .reopening import reopened_at
 
 PAGE = 256  # standings in memory at a time
 RETRIED = frozenset(where for where, rule in RULES.items() if rule.again is Again.RETRIES)
@@ -53,6 +54,7 @@ class Standing(Record, frozen=True):
     retries: int = 0  # infrastructure failures in this round, `last` included
     scale: int = 1
     losses: int = 0
+    first: int = 1  # the round from which `--attempts` counts
     best: Result | None = None
     last: Result | None = (
         None  # a verdict with blame that nothing has followed on yet: another try, or the close
@@ -62,7 +64,7 @@ class Standing(Record, frozen=True):
     def spent(self) -> Spent:
         """What had been used up when `last` was settled: with it, `policy.decide` says what follows."""
         counted = self.last is not None and self.last.where in RETRIED
-        return Spent(round=self.round, retries=self.retries - counted, scale=self.scale)
+        return Spent(round=self.round, retries=self.retries - counted, scale=self.scale, first=self.first)
 
 
 class OpenPage(Record, frozen=True):
@@ -127,19 +129,23 @@ def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Stan
     ).fetchall()
     if not rows:
         return Standing(instance=instance, sample=sample)
+    before, first = reopened_at(connection, instance, sample)
     last, number, round_, scale, _ = rows[-1]
-    results = [(of, Result.of(verdict_of(packed))) for _, _, of, _, packed in rows if packed is not None]
-    blamed = [result for _, result in results if not _blameless(result)]
+    results = [(n, of, Result.of(verdict_of(packed))) for _, n, of, _, packed in rows if packed is not None]
+    blamed = [result for _, _, result in results if not _blameless(result)]
+    anew = number == before  # nothing was tried since the sample was opened again
+    round_ = first if anew else round_
     return Standing(
         instance=instance,
         sample=sample,
         number=number,
         round=round_,
-        retries=sum(1 for of, result in results if of == round_ and result.where in RETRIED),
+        retries=sum(1 for n, of, r in results if n > before and of == round_ and r.where in RETRIED),
         scale=scale,
-        losses=sum(1 for _, result in results if result.where is Where.WORKER and result.kind != POISON),
+        losses=sum(1 for _, _, r in results if r.where is Where.WORKER and r.kind != POISON),
+        first=first,
         best=max(blamed, key=rank, default=None),
-        last=blamed[-1] if blamed and blamed[-1].attempt == last else None,
+        last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,
     )
 
 

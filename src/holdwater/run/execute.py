@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..core.authoring import Agent, Critique, Enclose, Suite
-from ..core.budget import RunBudget
 from ..core.config import Critic, RunConfig, SandboxKind
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
@@ -54,6 +53,7 @@ from .log import RunLog
 from .observers import Observer, Observers
 from .provision import Provision
 from .replay import earlier_in
+from .resumption import change_settings, reopen_samples
 from .retention import Retention
 from .scheduler import Scheduler, interruption
 from .service import Service
@@ -83,10 +83,9 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     enclose: Enclose | None = None  # for attempts that live in this process
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
     critic: Critique | None = None  # a function, in the place of what the run names
-    budget: RunBudget | None = None  # in the place of the run's own
-    disk: int | None = None  # the same
+    retry: Sequence[str] = ()  # closed samples that are opened again: words of `Retry`, or patterns
     works: Works | None = None  # in the place of suite, agent and workers: a build of images
-    config: RunConfig | None = None  # in the place of the run's own: a server that goes on
+    config: RunConfig | None = None  # in the place of the run's own, where it goes on
     door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # where a server's clients come in
 
 
@@ -121,8 +120,6 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = given.config or directory.read_config()
-    if given.budget is not None:
-        config = msgspec.structs.replace(config, budget=given.budget, disk=given.disk or config.disk)
     if given.feed is not None:
         config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
     signals = Signals()
@@ -136,6 +133,8 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
         space = Space(config, directory, _places(directory, config))
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
+            if given.config is not None and config.serving is None:
+                await change_settings(ledger, config)
             try:
                 with _interruptible(signals):
                     async with given.works or nullcontext():
@@ -247,6 +246,7 @@ async def _feed(
     """Where the samples come from; a resume looks first whether the suite is still what was planned."""
     if given.works is not None:
         await given.works.set_up(space)
+        await reopen_samples(ledger, given.retry)
         return await given.works.feed(ledger, given.resumed)
     if given.feed is not None:
         return given.feed(ledger)
@@ -254,6 +254,7 @@ async def _feed(
         return NoFeed()
     if given.resumed:
         await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
+        await reopen_samples(ledger, given.retry)
     source = Source(given.suite, config)
     await ledger.expect(None if source.total is None else source.total * config.samples)
     return RunFeed(config, ledger, source, resumed=given.resumed, say=say)

@@ -152,6 +152,7 @@ def reopened(standing: Standing) -> Opened:
         round=spent.round,
         retries=spent.retries,
         scale=spent.scale,
+        first=spent.first,
         losses=standing.losses,
         best=standing.best,
         last=standing.last,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -21,9 +21,40 @@ from ..core.records import Limits
 from ..gateway.prices import read_prices
 from ..image.recipe import read as read_recipe
 from ..rollout.critic import own_critic, spec_of
-from .config import check_spending, parse_bytes, parse_sampling, parse_shard
+from .config import check, parse_bytes, parse_sampling, parse_shard
 
-CALLS = ("run_requests", "run_tokens", "run_cost", "run_time")  # what a `RunBudget` is made of
+LIMITS = {  # option -> field of `Limits`
+    "setup_timeout": "setup",
+    "timeout": "acting",
+    "working_time": "working",
+    "grade_timeout": "grading",
+    "sandbox_memory": "memory",
+    "sandbox_disk": "disk",
+    "sandbox_cpus": "cpus",
+    "sandbox_cpu_seconds": "cpu_seconds",
+    "sandbox_pids": "pids",
+    "sandbox_output": "output",
+    "max_requests": "requests",
+    "max_input_tokens": "input_tokens",
+    "max_output_tokens": "output_tokens",
+    "max_cost": "cost",
+}
+BUDGET = {  # option -> field of `RunBudget`
+    "run_requests": "requests",
+    "run_tokens": "tokens",
+    "run_cost": "cost",
+    "run_time": "seconds",
+}
+SIZES = {
+    "sandbox_memory",
+    "sandbox_disk",
+    "sandbox_output",
+    "memory",
+    "disk",
+    "worker_memory",
+    "largest_request",
+}
+RETRYING = {"retry", "retry_poison"}  # they are no settings of a run
 
 
 class Options(TypedDict, total=False):
@@ -87,14 +118,28 @@ class Options(TypedDict, total=False):
     patience: float | None
 
 
-class Budgets(TypedDict, total=False):
-    """What a run that goes on may use in all, in the place of what it was given first."""
+class ResumeOptions(TypedDict, total=False):
+    """What a run that goes on can be told, in the place of what it was told first; and what it tries again.
 
+    `retry` holds words of `core.reopening.Retry`, or patterns over instance ids.
+    """
+
+    retry: str | Sequence[str] | None
+    retry_poison: bool | None
+    concurrency: int | str | None
+    workers: int | None
+    attempts: int | None
+    retries: int | None
+    timeout: float | None
+    memory: int | str | None
+    disk: int | str | None
+    base_url: str | None
+    rpm: float | None
+    tpm: float | None
     run_requests: int | None
     run_tokens: int | None
     run_cost: float | None
     run_time: float | None
-    disk: int | str | None
 
 
 class BuildOptions(TypedDict, total=False):
@@ -126,57 +171,40 @@ def build_settings(options: BuildOptions) -> dict[str, Any]:
 
 def settings(options: Options) -> dict[str, Any]:
     """The options as fields of a `RunConfig`."""
+    fields, limits, budget = _parse(options)
+    return {**fields, "limits": Limits(**limits), "budget": RunBudget(**budget)}
+
+
+def replace_settings(config: RunConfig, options: ResumeOptions) -> RunConfig:
+    """The run's configuration, with those of its settings replaced that are given now."""
+    fields, limits, budget = _parse(options)
+    for name in RETRYING & fields.keys():
+        del fields[name]
+    changed = msgspec.structs.replace(
+        config,
+        **fields,
+        limits=msgspec.structs.replace(config.limits, **limits),
+        budget=msgspec.structs.replace(config.budget, **budget),
+    )
+    check(changed)
+    return changed
+
+
+def _parse(options: Options | ResumeOptions) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Those options that are given: as fields of a `RunConfig`, of its limits and of its budget."""
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    limits = {
-        "setup": said.pop("setup_timeout", None),
-        "acting": said.pop("timeout", None),
-        "working": said.pop("working_time", None),
-        "grading": said.pop("grade_timeout", None),
-        "memory": _size(said.pop("sandbox_memory", None), "--sandbox-memory"),
-        "disk": _size(said.pop("sandbox_disk", None), "--sandbox-disk"),
-        "cpus": said.pop("sandbox_cpus", None),
-        "cpu_seconds": said.pop("sandbox_cpu_seconds", None),
-        "pids": said.pop("sandbox_pids", None),
-        "output": _size(said.pop("sandbox_output", None), "--sandbox-output"),
-        "requests": said.pop("max_requests", None),
-        "input_tokens": said.pop("max_input_tokens", None),
-        "output_tokens": said.pop("max_output_tokens", None),
-        "cost": said.pop("max_cost", None),
-    }
-    said["limits"] = Limits(**{name: value for name, value in limits.items() if value is not None})
-    said["budget"] = _budget({name: said.pop(name, None) for name in CALLS})
-    for name in ("memory", "disk", "worker_memory", "largest_request"):
-        if name in said:
-            said[name] = _size(said[name], f"--{name.replace('_', '-')}")
+    for name in SIZES & said.keys():
+        said[name] = _size(said[name], f"--{name.replace('_', '-')}")
+    limits = {field: said.pop(option) for option, field in LIMITS.items() if option in said}
+    budget = {field: said.pop(option) for option, field in BUDGET.items() if option in said}
     for option, field in (("mount", "mounts"), ("sandbox_read_only", "read_only")):
         if option in said:
             said[field] = said.pop(option)
     for name, kind in (("network", Network), ("keep", Keep), ("sandbox", SandboxKind)):
         if name in said:
             said[name] = _choice(kind, said[name], name)
-    return {name: READ[name](value) if name in READ else value for name, value in said.items()}
-
-
-def _budget(said: Mapping[str, Any]) -> RunBudget:
-    return RunBudget(
-        requests=said.get("run_requests"),
-        tokens=said.get("run_tokens"),
-        cost=said.get("run_cost"),
-        seconds=said.get("run_time"),
-    )
-
-
-def with_budget(config: RunConfig, budgets: Budgets) -> RunConfig:
-    """The run's configuration, with those of its budgets replaced that are given now."""
-    new = msgspec.structs.asdict(_budget(cast(Mapping[str, Any], budgets)))
-    given = {name: value for name, value in new.items() if value is not None}
-    changed = msgspec.structs.replace(
-        config,
-        budget=msgspec.structs.replace(config.budget, **given),
-        disk=_size(budgets.get("disk"), "--disk") or config.disk,
-    )
-    check_spending(changed)
-    return changed
+    fields = {name: READ[name](value) if name in READ else value for name, value in said.items()}
+    return fields, limits, budget
 
 
 def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:

@@ -161,6 +161,8 @@ def worth_typing(summary: Summary, seen: Survey, directory: str) -> list[str]:
     said = []
     if summary.state not in ("finished", "running"):
         said.append(f"holdwater resume {directory}")
+    elif summary.exit_status == 1:
+        said.append(f"holdwater resume {directory} --retry infrastructure")
     if summary.state == "running":
         said.append(f"holdwater show {directory} --watch")
     problem = next((row for kind, row in sorted(seen.first.items()) if kind != "passed"), None)
