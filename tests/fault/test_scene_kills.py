@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from tests.scene import Command, Scene, lines, until
 
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.journal import read_journals
+from holdwater.ledger.journal import journals, read_journal
 from holdwater.ledger.reader import Reader
 
 SUITE = """
@@ -117,6 +118,7 @@ def verdicts(scene: Scene) -> set[str]:
     """The instances that have a verdict of their own: committed, or noted by a worker just before."""
     if not (scene.out / "run.json").exists():
         return set()
-    noted = {v.attempt for v in read_journals(RunDirectory(scene.out)) if v.failure is None}
+    read = (read_journal(path, pytest.fail) for path in journals(RunDirectory(scene.out)))
+    noted = {v.attempt for v in chain.from_iterable(read) if v.failure is None}
     with Reader(scene.out) as reader:
         return {row.instance for row in reader.attempts() if row.kind == "passed" or row.attempt in noted}

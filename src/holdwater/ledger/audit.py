@@ -15,6 +15,7 @@ from ..core.records import Record, Verdict
 from .blobs import Blobs
 from .directory import RunDirectory
 from .exchanges import decode, read_frames
+from .journal import journals, read_journal
 from .media import references
 from .reader import PAGE, Reader
 
@@ -61,6 +62,7 @@ class _Auditor:
         duplicated = self._duplicated()
         self._outcomes()
         self._attempts()
+        self._journals()
         lost = planned - settled
         self._lost(lost)
         return Audit(
@@ -215,6 +217,12 @@ class _Auditor:
         # a verdict over an attempt that could no longer speak for itself may know of fewer exchanges
         if found < verdict.exchanges or (found > verdict.exchanges and verdict.failure is None):
             yield f"attempt {attempt} has {found} exchanges, its verdict says {verdict.exchanges}"
+
+    def _journals(self) -> None:
+        """Verdicts that are not committed yet; a journal goes when all of its verdicts are."""
+        for path in journals(self.reader.directory):
+            for _ in read_journal(path, self._damage):
+                pass
 
     def _blob(self, name: str) -> Iterator[str]:
         if name in self.checked:

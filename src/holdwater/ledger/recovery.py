@@ -14,7 +14,7 @@ from ..core.records import Record, Verdict
 from .blobs import Blobs
 from .directory import RunDirectory
 from .exchanges import Spending, spending
-from .journal import journals, read_journals
+from .journal import journals, read_journal
 from .ledger import Ledger
 
 GONE = "the conductor was gone"
@@ -29,10 +29,13 @@ class Recovered(Record, frozen=True):
 
 async def recover(ledger: Ledger, directory: RunDirectory) -> Recovered:
     """Settle everything that an earlier conductor left unsettled."""
-    verdicts = 0
-    for verdict in read_journals(directory):
-        verdicts += await ledger.settle(verdict)
-    cut = 0
+    verdicts = cut = 0
+    damages: list[str] = []  # bound: the records of the journals
+    for path in journals(directory):
+        for verdict in read_journal(path, damages.append):
+            verdicts += await ledger.settle(verdict)
+    for damage in damages:
+        await ledger.note("journal.damaged", damage)
     for attempt, token in await ledger.unsettled():
         spent = await _spending(ledger, directory, attempt)
         cut += await ledger.settle(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,14 +72,16 @@ class Segment:
         """Make what was written survive power loss. Blocks for as long as the disk takes."""
         if not self._unsynced:
             return
+        self._unsynced = False  # first: another thread may append meanwhile, and that is not synced
         try:
             os.fsync(self._fd)
             if not self._named:
                 sync_directory(self.path.parent)
                 sync_directory(self.path.parent.parent)
         except OSError as e:
+            self._unsynced = True
             raise cannot_write(self.path, e) from e
-        self._unsynced, self._named = False, True
+        self._named = True
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -94,9 +96,12 @@ def frame(payload: bytes) -> bytes:
     return b"".join((fields, _CHECK.pack(zlib.crc32(fields)), body))
 
 
-def read(path: Path) -> Iterator[bytes]:
-    """The records, one in memory at a time; ends at a torn tail, raises at corruption before it."""
-    for payload, _ in _records(path):
+def read(path: Path, on_damage: Callable[[int], None] | None = None) -> Iterator[bytes]:
+    """The records, one in memory at a time; ends at a torn tail, raises at corruption before it.
+
+    With `on_damage` it does not raise: each damaged stretch is reported by its first byte and passed over.
+    """
+    for payload, _ in _records(path, on_damage=on_damage):
         yield payload
 
 
@@ -123,7 +128,9 @@ def _whole(path: Path) -> int:
     return whole
 
 
-def _records(path: Path, at: int = 0) -> Iterator[tuple[bytes, int]]:
+def _records(
+    path: Path, at: int = 0, on_damage: Callable[[int], None] | None = None
+) -> Iterator[tuple[bytes, int]]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while at < size:
@@ -132,12 +139,18 @@ def _records(path: Path, at: int = 0) -> Iterator[tuple[bytes, int]]:
             if header and end > size:
                 return  # torn: the writer was stopped within this frame
             payload = _payload(file, header) if header else None
-            if payload is None:
-                if _has_frame(file, at + 1, size):
-                    raise _damaged(path, at)
+            if payload is not None:
+                yield payload, end
+                at = end
+                continue
+            following = _next_frame(file, at + 1, size)
+            if on_damage is None and following is not None:
+                raise _damaged(path, at)
+            if on_damage is not None and size - at >= HEADER:
+                on_damage(at)
+            if following is None:
                 return  # nothing good follows: pages that power loss took from the tail
-            yield payload, end
-            at = end
+            at = following
 
 
 def _header(file: BinaryIO, at: int) -> tuple[int, int, int] | None:
@@ -164,8 +177,8 @@ def _payload(file: BinaryIO, header: tuple[int, int, int]) -> bytes | None:
         return None
 
 
-def _has_frame(file: BinaryIO, at: int, size: int) -> bool:
-    """Whether a whole frame begins anywhere from `at` on."""
+def _next_frame(file: BinaryIO, at: int, size: int) -> int | None:
+    """Where the first whole frame from `at` on begins."""
     while at < size:
         file.seek(at)
         chunk = file.read(SCAN)
@@ -173,10 +186,10 @@ def _has_frame(file: BinaryIO, at: int, size: int) -> bool:
         while found >= 0:
             header = _header(file, at + found)
             if header and at + found + HEADER + header[1] <= size and _payload(file, header) is not None:
-                return True
+                return at + found
             found = chunk.find(MAGIC, found + 1)
         at += max(1, len(chunk) - 1)  # a magic may lie across two chunks
-    return False
+    return None
 
 
 def _damaged(path: Path, at: int) -> LedgerCorrupt:

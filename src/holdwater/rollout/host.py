@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +42,6 @@ from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog, read_exchanges
 from ..ledger.files import log_path, output_path, patch_path, salvage_path, taken_out_path
-from ..ledger.journal import Journal
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
@@ -55,6 +54,7 @@ from .group import Groups
 from .life import Life
 from .models import Followed, Models
 from .place import Log, Paths
+from .verdicts import VerdictJournal
 from .wire import (
     Answered,
     Arrived,
@@ -129,7 +129,7 @@ class Host:
         welcome = self._welcome
         async with AsyncExitStack() as stack:
             self._journal = stack.enter_context(
-                closing(Journal(self._directory, welcome.worker, welcome.token))
+                VerdictJournal(self._directory, self._reserve, welcome.worker, welcome.token)
             )
             self.sandboxes = await self._sandboxes(stack)
             if not self._models.any:
@@ -263,29 +263,25 @@ class Host:
                 self._noter(attempt.id)("attempt.crashed", traceback.format_exc(limit=-8))
                 failure = worker_lost(attempt, f"internal error: {type(error).__name__}: {error}")
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
+            self._living.pop(attempt.id, None)  # first: what has its verdict cannot be interrupted any more
             if attempt.id in self._tasks:  # else it was given up, and has its verdict
-                self._report(verdict, tainted)
+                await self._report(verdict, tainted)
         finally:
             self._living.pop(attempt.id, None)
+            self._stopped.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
             self.on_end()
 
-    def _report(self, verdict: Verdict, tainted: bool) -> None:
+    async def _report(self, verdict: Verdict, tainted: bool) -> None:
+        """Without room for the journal, the conductor waits for room and commits the verdict itself."""
         try:
-            self._note_down(verdict)
+            await self._journal.write(verdict)
+        except DiskFull as error:
+            self._noter(verdict.attempt)("journal.full", error.message)
         except HoldwaterError as error:
             self._emit(Broken(message=error.message))
             return
         self._emit(Done(verdict=verdict, tainted=tainted))
-
-    def _note_down(self, verdict: Verdict) -> None:
-        """Out of the reserve if need be; without one, the conductor waits for room and commits it itself."""
-        while True:
-            try:
-                return self._journal.append(verdict)
-            except DiskFull as error:
-                if not self._reserve.give():
-                    return self._noter(verdict.attempt)("journal.full", error.message)
 
     def _noter(self, attempt: int) -> Callable[[str, str], None]:
         return lambda kind, message: self._emit(Noted(kind=kind, message=message, attempt=attempt))

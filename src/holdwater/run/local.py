@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 
 from ..core.config import RunConfig
 from ..core.failures import interrupted, worker_lost
 from ..core.records import Attempt, Failure, Verdict
-from ..ledger.directory import RunDirectory
 from ..rollout.duty import Duty
 from ..rollout.wire import (
     Allow,
@@ -35,11 +32,11 @@ from ..rollout.wire import (
     Unfit,
     Welcome,
 )
-from ..sandbox.sweep import sweep_attempts
 from .fleet import Census, Condition, Emit, Gone, ToAttempt
 from .governor import NEW_WORKER
 from .placement import Placement
 from .process import WorkerProcess
+from .remains import WorkerRemains
 from .roster import Roster
 from .scaling import Births, Scaling
 
@@ -65,7 +62,7 @@ class LocalFleet:
         self.news = 0
         self._steered: Steered | None = None  # the last: for workers that start later
         self._closing = False
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="holdwater-sweep")
+        self._remains = WorkerRemains(welcome, self._note)
         self._stack = AsyncExitStack()
         self._clock = asyncio.get_running_loop().time
 
@@ -87,7 +84,7 @@ class LocalFleet:
             else:
                 worker.leave()
         await self._stack.aclose()
-        self._threads.shutdown(wait=False)
+        self._remains.close()
 
     # What the scheduler asks for.
 
@@ -289,7 +286,7 @@ class LocalFleet:
         self._emit(message)
 
     async def _mourn(self, worker: WorkerProcess, reason: str) -> None:
-        """A worker is gone: its attempts are handed back, and another one takes its place."""
+        """A worker is gone: attempts without a verdict are handed back, and another one takes its place."""
         if self._closing:
             return
         if not (worker.ready or worker.draining):
@@ -298,22 +295,15 @@ class LocalFleet:
             self._lost += 1
             self._note("worker.lost", f"worker {worker.number}: {reason}")
         if worker.attempts:
-            self._group.create_task(self._clear(list(worker.attempts)))
+            self._group.create_task(self._remains.sweep(list(worker.attempts)))
+        for verdict in await self._remains.read_verdicts(worker.number, frozenset(worker.attempts)):
+            worker.forget(verdict.attempt)
+            self._emit(Done(verdict=verdict))
         for attempt in list(worker.attempts.values()):
             self._finish(attempt, worker_lost(attempt, reason))
         self._emit(Gone(worker=worker.number))
         self._staff()
         await self._placement.wake()
-
-    async def _clear(self, attempts: list[int]) -> None:
-        """Remove what the attempts of a dead worker left: days are long, and the end of the run is far."""
-        config = self._config
-        scratch = Path(config.scratch) if config.scratch else RunDirectory(self._welcome.directory).scratch
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._threads, sweep_attempts, config.id, scratch, attempts)
-        except OSError as error:
-            self._note("sweep.failed", f"attempts {attempts}: {error}")
 
     def _recycle(self, worker: WorkerProcess, reason: str) -> None:
         """Another one takes its place first; until that is ready it goes on as before."""
