@@ -98,6 +98,26 @@ async def test_the_same_reply_in_the_form_that_is_asked_for(
     assert b"data: {" in body if now else json.loads(body) == json.loads(bytes(old.reply))
 
 
+@pytest.mark.parametrize("query", ["alt=sse", ""], ids=["events", "array"])
+async def test_google_clients_get_each_chunk_of_a_stream_again(tmp_path: Path, query: str) -> None:
+    """They keep each chunk as a message of its own, so that chunks in other places ask something new."""
+    request = speak("gemini", "hi", stream=True)
+    path = request.path.partition("?")[0] + ("?" + query if query else "")
+    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+        async with p.attempt(1) as first:
+            before = chunks_of(await answered(first, request._replace(path=path)))
+        async with p.attempt(2, 1) as second:
+            assert chunks_of(await answered(second, request._replace(path=path))) == before
+            assert second.session.saved == first.session.usage
+    assert len(before) > 2
+
+
+def chunks_of(body: bytes) -> list[Any]:
+    if body.startswith(b"["):
+        return list(json.loads(body))
+    return [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+
+
 @SPOKEN
 async def test_an_edited_conversation_goes_live(tmp_path: Path, dialect: str) -> None:
     script = saying(Reply(text="one"), Reply(text="two"), Reply(text="three"))

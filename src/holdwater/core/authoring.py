@@ -158,6 +158,7 @@ class Recorded(NamedTuple):
     reply: bytes  # JSON
     usage: Usage
     version: str = ""  # of the policy that gave it
+    chunks: bytes | None = None  # as in `Exchange`
 
 
 class Recording(Protocol):

@@ -340,6 +340,8 @@ class Exchange(Record, frozen=True):
     saved: Usage = NO_USAGE  # in the place of `usage`, where an earlier attempt's reply was given again
     version: str = ""  # of the policy that answered, where it says
     by: str = ""  # the child attempt that asked; empty: the attempt itself
+    # The pieces of a stream as a JSON array, in the dialect whose clients keep them apart (Gemini).
+    chunks: msgspec.Raw | None = None
 
 
 class CommandResult(Record, frozen=True):

@@ -102,7 +102,8 @@ class Relay:
         self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, upstream: Upstream
     ) -> AbstractAsyncContextManager[Answer]:
         if recorded is not None:
-            return nullcontext(Whole(recorded.reply, dialect, call.manner, recorded.version))
+            reply, chunks = recorded.reply, recorded.chunks
+            return nullcontext(Whole(reply, dialect, call.manner, recorded.version, chunks))
         # Where there is no record, it has had its turn already.
         return _paced(call, session, upstream) if session.replays else upstream.send(call)
 
@@ -255,7 +256,7 @@ class Turn:
         failure = answer.failure
         try:
             reply = self._dialect.read_reply(body)
-            ending = Ending(answer.status, reply.reply or body, reply.usage)
+            ending = Ending(answer.status, reply.reply or body, reply.usage, chunks=reply.chunks)
             if failure is None and reply.error is not None:
                 failure = failure_inside(reply.error)
         except UNREADABLE as error:
@@ -281,7 +282,8 @@ class Turn:
         if not stream.ended:
             raise ModelFailed("the upstream's stream ended early", kind="cut")
         failure = failure_inside(stream.error) if stream.error is not None else None
-        self._write(Ending(answer.status, stream.reply(), stream.usage, streamed=True), failure)
+        ending = Ending(answer.status, stream.reply(), stream.usage, streamed=True, chunks=stream.chunks)
+        self._write(ending, failure)
         held.append(stream.rest)
         await self._send(answer, held, pulse)
         assert self._response is not None

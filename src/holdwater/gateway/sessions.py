@@ -48,6 +48,7 @@ class Ending(NamedTuple):
     streamed: bool = False
     saved: Usage | None = None  # in the place of `usage`: the reply was in the record
     version: str = ""  # of the policy that answered
+    chunks: bytes | None = None  # as in `Exchange`
     billed: bool = True  # False: the upstream refused it or was not reached, so that it costs nothing
 
 
@@ -268,7 +269,7 @@ class Session:
     def write(self, delta: Delta, ending: Ending, started: float, call: ThreadCall) -> None:
         """Put the exchange into the record. Only then may the end of its reply leave."""
         number = self._owner.exchanges + 1
-        reply = self._kept(ending.reply)
+        reply, chunks = self._kept(ending.reply), self._kept(ending.chunks)
         usage, saved = NO_USAGE, ending.saved or NO_USAGE
         if ending.saved is None:
             usage = priced(ending.usage, self._terms.price, billed=ending.billed)
@@ -290,6 +291,7 @@ class Session:
             saved=saved,
             version=ending.version,
             by=self._by,
+            chunks=Raw(chunks) if chunks is not None else None,
         )
         try:
             self._log.append(exchange)

@@ -162,7 +162,8 @@ def decode(content: bytes, attempt: int) -> Exchange:
     except msgspec.MsgspecError as e:
         raise LedgerCorrupt(f"an exchange of attempt {attempt} is not one: {e}") from e
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    fields["head"], fields["reply"] = _present(stored.head), _present(stored.reply)
+    for name in ("head", "reply", "chunks"):
+        fields[name] = _present(fields[name])
     return Exchange(**fields)
 
 
@@ -208,6 +209,7 @@ class _Stored(Record, frozen=True):
     saved: Usage = NO_USAGE
     version: str = ""
     by: str = ""
+    chunks: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def _present(raw: msgspec.Raw) -> msgspec.Raw | None:

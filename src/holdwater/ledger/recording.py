@@ -65,7 +65,8 @@ class EarlierReplies:
 
     def _read(self, exchange: Exchange) -> Recorded:
         reply = resolve(bytes(exchange.reply or b"null"), self._blobs)
-        return Recorded(reply, exchange.usage.plus(exchange.saved), exchange.version)
+        chunks = None if exchange.chunks is None else resolve(bytes(exchange.chunks), self._blobs)
+        return Recorded(reply, exchange.usage.plus(exchange.saved), exchange.version, chunks)
 
 
 class _Place:

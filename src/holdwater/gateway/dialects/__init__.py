@@ -54,6 +54,7 @@ class Whole(NamedTuple):
     usage: Usage
     error: Any  # an error inside a 200, if there is one
     reply: bytes | None = None  # for the record, where it is not the body as it came
+    chunks: bytes | None = None  # the body as it came, where that is a JSON array of chunks
 
 
 class Stream(Protocol):
@@ -79,6 +80,10 @@ class Stream(Protocol):
 
     def reply(self) -> bytes:
         """What came, in the shape of a reply that was not streamed."""
+
+    @property
+    def chunks(self) -> bytes | None:
+        """What came, piece by piece, where `told` cannot say it so again: a JSON array."""
 
     @property
     def usage(self) -> Usage: ...

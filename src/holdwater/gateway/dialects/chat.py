@@ -104,8 +104,8 @@ class ChatStream(EventStream):
         self.error = chunk.pop("error", None) or self.error
         self._usage = self._usage if usage is None else usage
         for field, value in chunk.items():
-            if value is not None:
-                self._envelope.setdefault(field, value)
+            if self._envelope.get(field) is None:
+                self._envelope[field] = value
         for choice in choices:
             index = _number(choice.get("index", 0))
             self._choices.setdefault(index, _Assembled()).take(choice)
@@ -121,7 +121,8 @@ class ChatStream(EventStream):
 
 
 class _Assembled:
-    """One choice of a reply that came in deltas."""
+    """One choice of a reply that came in deltas. A field that no delta has is absent, and null is not empty:
+    a client that is served the reply again must send back the same message."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}  # field -> its pieces
@@ -134,33 +135,45 @@ class _Assembled:
     def take(self, choice: dict[str, Any]) -> None:
         for field, value in (choice.get("delta") or {}).items():
             if field == "tool_calls" and isinstance(value, list):
+                self._fields[field] = []
                 for call in value:
                     self._take_call(call)
-            elif isinstance(value, str) and field != "role":
+            elif field == "role":
+                self._fields[field] = value or self._fields.get(field, "assistant")
+            elif isinstance(value, str):
                 self._texts.setdefault(field, []).append(value)
-            elif value is not None:
-                self._fields[field] = value if field == "role" else joined(self._fields.get(field), value)
+            else:
+                self._fields[field] = joined(self._fields.get(field), value)
         for field, value in (choice.get("logprobs") or {}).items():
             if value is not None:
                 self._logprobs[field] = known = self._logprobs.get(field) or []
                 known.extend(value)
             else:
                 self._logprobs.setdefault(field, None)
-        for field, value in choice.items():
+        for field in choice.keys() - {"index", "delta"}:
+            value = choice[field]
             if isinstance(value, list):
-                self._beside.setdefault(field, []).extend(value)
-            elif value is not None and field not in ("index", "delta", "logprobs"):
+                self._beside[field] = listed = self._beside.get(field) or []
+                listed.extend(value)
+            elif field == "logprobs" or value is None:
+                self._beside.setdefault(field, None)
+            else:
                 self._beside[field] = value
 
     def _take_call(self, call: dict[str, Any]) -> None:
         index = self._index(call)
-        known = self._calls.setdefault(index, {"type": "function", "function": {}})
-        function = call.get("function") or {}
-        beside = {k: v for k, v in call.items() if k not in ("index", "function") and v is not None}
-        known.update({k: joined(known.get(k), v) if k == "custom" else v for k, v in beside.items()})
-        known["function"].update({k: v for k, v in function.items() if k != "arguments" and v is not None})
-        if isinstance(arguments := function.get("arguments"), str):
-            self._arguments.setdefault(index, []).append(arguments)
+        known = self._calls.setdefault(index, {})
+        for field, value in call.items():
+            if field == "function" and isinstance(value, dict):
+                arguments = value.get("arguments")
+                if isinstance(arguments, str):
+                    self._arguments.setdefault(index, []).append(arguments)
+                named = known.get(field) or {}
+                known[field] = {**named, **{name: _renewed(named.get(name), v) for name, v in value.items()}}
+            elif field == "custom":
+                known[field] = joined(known.get(field), value)
+            elif field != "index":
+                known[field] = _renewed(known.get(field), value)
 
     def _index(self, call: dict[str, Any]) -> int:
         """Some upstreams leave it out: then a new id begins a new call."""
@@ -171,20 +184,23 @@ class _Assembled:
         return last + 1 if begins else last
 
     def choice(self, index: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": None, **self._fields}
+        message: dict[str, Any] = {"role": "assistant", **self._fields}
         message.update({field: "".join(pieces) for field, pieces in self._texts.items()})
         if self._calls:
-            message["content"] = message["content"] or None
             message["tool_calls"] = [self._call(i) for i in sorted(self._calls)]
         logprobs = {"logprobs": self._logprobs} if self._logprobs else {}
-        return {"index": index, "message": message, "finish_reason": None, **logprobs, **self._beside}
+        return {"finish_reason": None, **self._beside, **logprobs, "index": index, "message": message}
 
     def _call(self, index: int) -> dict[str, Any]:
         call = self._calls[index]
-        if call["type"] != "function" and not call["function"]:
-            return {key: value for key, value in call.items() if key != "function"}
-        arguments = "".join(self._arguments.get(index, []))
-        return {**call, "function": {**call["function"], "arguments": arguments}}
+        if index not in self._arguments:
+            return call
+        return {**call, "function": {**call["function"], "arguments": "".join(self._arguments[index])}}
+
+
+def _renewed(old: Any, new: Any) -> Any:
+    """A name that is said again: some upstreams repeat it, or leave it null or empty, in each delta."""
+    return old if new in (None, "") and old is not None else new
 
 
 def _number(index: Any) -> int:

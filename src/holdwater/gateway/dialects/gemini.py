@@ -68,7 +68,7 @@ class Gemini:
                 stream.add(chunk)
         except MISSHAPEN as error:
             raise msgspec.ValidationError(str(error)) from None
-        return Whole(stream.usage, stream.error, stream.reply())
+        return Whole(stream.usage, stream.error, stream.reply(), body)
 
     def stream(self, asked: Asked) -> GeminiStream:
         return GeminiStream()
@@ -114,12 +114,20 @@ def _counted(counts: Any) -> Usage:
 
 
 class GeminiStream(EventStream):
-    """Each chunk is a reply of its own, with the parts that are new."""
+    """Each chunk is a reply of its own, with the parts that are new.
+
+    Google's own clients send each one back as a content of its own, so the record keeps them apart.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._envelope: dict[str, Any] = {}
         self._candidates: dict[int, _Candidate] = {}
+        self._chunks: list[bytes] = []  # bound: the relay's for a reply
+
+    @property
+    def chunks(self) -> bytes | None:
+        return b"[" + b",".join(self._chunks) + b"]"
 
     @property
     def usage(self) -> Usage:
@@ -138,6 +146,7 @@ class GeminiStream(EventStream):
     def _take(self, data: bytes) -> bool:
         if data != b"[DONE]":  # some imitations say it
             self.add(mapping(data))
+            self._chunks.append(data)
         return True
 
     def _reply(self) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class MessagesStream(EventStream):
         for field, value in (counts or {}).items():
             old = self._usage.get(field)
             both = isinstance(old, int) and isinstance(value, int)
-            if value is not None:
+            if value is not None or field not in self._usage:
                 self._usage[field] = max(old, value) if both else value
 
     def _reply(self) -> dict[str, Any]:
@@ -214,7 +214,9 @@ class _Block:
         for field, value in delta.items():
             if field == "type" or value is None:
                 continue
-            if isinstance(value, str):
+            if field == "signature":
+                self._fields[field] = value  # said at once, and again rather than on
+            elif isinstance(value, str):
                 self._texts.setdefault(field, []).append(value)
             elif field == "citation":
                 self._fields["citations"] = [*(self._fields.get("citations") or ()), value]

@@ -53,6 +53,11 @@ class EventStream:
         """From here on, what comes ends the reply."""
         return self.finished or self.done or self.error is not None
 
+    @property
+    def chunks(self) -> bytes | None:
+        """What came, piece by piece, where `told` cannot say it so again: a JSON array."""
+        return None
+
     def reply(self) -> bytes:
         """What came, in the shape of a reply that was not streamed."""
         try:

@@ -55,14 +55,16 @@ def _chat_end(place: int, choice: Object) -> dict[str, Any]:
 
 def _message_deltas(message: Object) -> Iterator[dict[str, Any]]:
     """Reasoning and the like come before the content, calls after it."""
-    role, content = message.pop("role", "assistant"), message.pop("content", _NULL)
-    calls = _objects(message.pop("tool_calls", _NULL))
+    role, calls = message.pop("role", "assistant"), _objects(message.get("tool_calls", _NULL))
+    if calls:
+        del message["tool_calls"]
     texts = {field: value for field, value in message.items() if _is_text(value)}
+    content = {"content": texts.pop("content")} if "content" in texts else {}
     others = {field: value for field, value in message.items() if field not in texts}
-    yield {"role": role, "content": "" if _is_text(content) else content, **others}
+    yield {"role": role, **others, **dict.fromkeys(content, "")}
     yield from ({field: text} for field, text in texts.items())
-    if _is_text(content):
-        yield {"content": content}
+    if content:
+        yield content
     for place, call in enumerate(calls):
         yield from ({"tool_calls": [{**piece, "index": place}]} for piece in _call_pieces(call))
 
