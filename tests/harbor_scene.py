@@ -185,6 +185,26 @@ def separate(place: Path, image: str | None) -> None:
     task(place / "separate", toml, image=image, solution__solve_sh=solve, tests__test_sh=test)
 
 
+def links(place: Path, image: str | None) -> None:
+    """A directory with links of every kind and a pipe, for a verifier in a sandbox of its own."""
+    toml = """
+    artifacts = ["out"]
+    [environment]
+    [verifier]
+    environment_mode = "separate"
+    """
+    solve = """
+    mkdir -p out/bin; cd out
+    echo yes > file; ln file hard; ln -s "$PWD/file" inside; ln -s ../file bin/up
+    ln -s /bin/sh bin/sh; mkfifo pipe
+    """
+    test = """
+    cd out || exec /bin/sh -c "echo 0 > /logs/verifier/reward.txt"
+    [ "$(cat hard inside bin/up)" = "$(printf 'yes\\nyes\\nyes')" ] && bin/sh -c true && reward 1 || reward 0
+    """
+    task(place / "links", toml, image=image, solution__solve_sh=solve, tests__test_sh=test)
+
+
 def collect(place: Path, image: str | None) -> None:
     """A command between agent and verifier; one that fails costs nothing."""
     toml = """
@@ -339,6 +359,7 @@ PROCESSES = (
     final,
     health,
     separate,
+    links,
     collect,
     artifacts,
     variables,

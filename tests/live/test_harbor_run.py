@@ -80,6 +80,40 @@ def test_artifacts_are_kept_as_declared_and_one_that_is_missing_is_noted(place):
     }
 
 
+def test_an_entry_that_cannot_be_taken_is_named_and_costs_no_other(place):
+    """Given an artifact directory with a link that leads out, one that stays inside, and a pipe."""
+    write(place / "tree")
+
+    row = play(place / "tree", "oracle", only=["processes/links"])["processes/links"]
+
+    found = kept(place, row) / "artifacts" / "out"
+    assert (row["kind"], row["score"]) == ("passed", 1.0)
+    assert {path.name: path.read_text() for path in found.iterdir() if path.is_file()} == dict.fromkeys(
+        ("file", "hard", "inside"), "yes\n"
+    )
+    assert (found / "inside").readlink() == Path("file")
+    assert not (found / "bin" / "sh").is_symlink() and not (found / "pipe").exists()
+    assert "out: `bin/sh`: a link that leads out, to `/bin/sh`" in row["detail"]
+    assert "out: `pipe`: neither file, directory nor link" in row["detail"]
+
+
+@pytest.mark.parametrize(("mode", "ended_as"), [("separate", ("grade", None)), ("shared", ("failed", 0.0))])
+def test_a_verifier_that_did_not_get_its_artifacts_never_scores(place, mode, ended_as):
+    """Given a directory from which more would be left out than is taken."""
+    toml = f"artifacts = ['out', 'not/there']\n[verifier]\nenvironment_mode = '{mode}'\n"
+    task(place / "tree" / "one", toml, tests__test_sh="reward 0")
+
+    async def litter(instance, sandbox, model):
+        await sandbox.run(
+            "mkdir out && python3 -c 'import os; [os.mkfifo(f\"out/{n}\") for n in range(10010)]'"
+        )
+
+    row = play(place / "tree", litter)["one"]
+
+    assert (row["kind"], row["score"]) == ended_as
+    assert "out: refused" in row["detail"] or "did not get an artifact: `out`" in row["failure"]
+
+
 WRONG = {
     "missing": "true",
     "empty-text": ": > /logs/verifier/reward.txt",

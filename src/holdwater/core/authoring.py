@@ -19,6 +19,7 @@ from .records import (
     Failure,
     Grade,
     Instance,
+    LeftOut,
     Limits,
     Network,
     Salvage,
@@ -60,10 +61,10 @@ class WholeSandbox(Sandbox, Protocol):
     async def put(self, source: Path, path: str) -> None:
         """Copy a file, or what is in a directory, of this machine to `path` in the sandbox."""
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
         """Copy a file or a directory out, to `into`, without what matches `exclude` (patterns as in a shell).
 
-        Members that lead out of `into`, by name or by link, and devices are refused: SandboxFailed.
+        Links that stay inside come out as links. Links that lead out, devices and pipes are left out.
         """
 
     async def renew(self, start: Start | None = None) -> None:

@@ -204,6 +204,18 @@ class Failure(Record, frozen=True):
     after: float = 0.0  # seconds to wait first (Retry-After)
 
 
+class LeftOut(Record, frozen=True):
+    """An entry of a directory that was taken out of a sandbox, and did not come out with it."""
+
+    path: str  # below that directory
+    reason: str
+    link: str | None = None  # the target, if the entry is a symbolic link
+    lost: bool = False  # whether the content of a file is missing with it
+
+    def __str__(self) -> str:
+        return f"`{self.path[:300]}`: {self.reason}"
+
+
 class Grade(Record, frozen=True):
     """What the suite made of the work."""
 

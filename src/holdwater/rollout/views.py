@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..core.authoring import Model, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed
-from ..core.records import CommandResult, Network, Start
+from ..core.records import CommandResult, LeftOut, Network, Start
 from .disks import Hurt
 from .place import Paths
 
@@ -110,9 +110,9 @@ class SandboxView(View):
         with self._hurt.noticed():
             await self._alive().put(source, path)
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
         with self._hurt.noticed():
-            await self._alive().take(path, into, exclude)
+            return await self._alive().take(path, into, exclude)
 
     async def renew(self, start: Start | None = None) -> None:
         self._alive()
@@ -215,8 +215,8 @@ class BlockingSandbox:
     def put(self, source: Path, path: str) -> None:
         wait_for(self._view, self._view.put(source, path), self._loop)
 
-    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
-        wait_for(self._view, self._view.take(path, into, exclude), self._loop)
+    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
+        return wait_for(self._view, self._view.take(path, into, exclude), self._loop)
 
     def renew(self, start: Start | None = None) -> None:
         wait_for(self._view, self._view.renew(start), self._loop)

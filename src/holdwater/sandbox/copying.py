@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import SandboxFailed
-from ..core.records import MiB
+from ..core.records import LeftOut, MiB
 from . import beneath
 from .changes import Exactly
 from .unpack import CREATE, excluded, unpack
@@ -43,15 +43,22 @@ def put(source: Path, root: str, steps: Sequence[str]) -> None:
                 _put_file(path, root, [*inner, name])
 
 
-def take(root: str, steps: Sequence[str], into: Path, exclude: Sequence[str] = ()) -> None:
-    """Copy a file, as `into`, or what is in a directory, into it. Blocks."""
+def take(
+    root: str, steps: Sequence[str], into: Path, exclude: Sequence[str] = (), origin: str = ""
+) -> tuple[LeftOut, ...]:
+    """Copy a file, as `into`, or what is in a directory, into it; the entries that were left out. Blocks.
+
+    `origin`: the directory as the sandbox calls it.
+    """
     with tempfile.TemporaryFile() as spool:
         with tarfile.open(fileobj=spool, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             single = _pack(tar, root, list(steps), exclude)
         spool.seek(0)
-        unpack(spool, into.parent if single else into)
-        if single:
-            (into.parent / steps[-1]).replace(into)
+        if not single:
+            return unpack(spool, into, origin=origin)
+        unpack(spool, into.parent)
+        (into.parent / steps[-1]).replace(into)
+        return ()
 
 
 def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
@@ -121,7 +128,7 @@ def _add(tar: tarfile.TarFile, root: str, steps: list[str], name: str) -> None:
         elif stat.S_ISDIR(found.st_mode):
             info.type = tarfile.DIRTYPE
         elif not stat.S_ISREG(found.st_mode):
-            info.type = tarfile.CHRTYPE  # it will be refused
+            info.type = tarfile.CHRTYPE  # it will be left out
     if info.type != tarfile.REGTYPE:
         tar.addfile(info)
         return

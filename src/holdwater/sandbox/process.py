@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
-from ..core.records import CommandResult, Limits, MiB, Network, Salvage, Start
+from ..core.records import CommandResult, LeftOut, Limits, MiB, Network, Salvage, Start
 from . import beneath, bubblewrap, changes, copying, marks, quota
 from .beneath import naming
 from .capture import Log, result_of
@@ -217,10 +217,13 @@ class ProcessSandbox:
         except OSError as e:
             raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
         self._prepare()
         with naming(path):
-            await self._in_thread(copying.take, *self._layout.places.place(path), into, exclude)
+            origin = self._layout.started_in(path)
+            return await self._in_thread(
+                copying.take, *self._layout.places.place(path), into, exclude, origin
+            )
 
     async def renew(self, start: Start | None = None) -> None:
         self._check_open()

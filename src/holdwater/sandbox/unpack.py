@@ -1,6 +1,7 @@
 """Takes an archive apart that came out of a sandbox: nothing in it is believed.
 
-Names and links that lead out of the directory, devices and pipes are refused, and so is what is too much.
+Links that lead out of the directory, devices and pipes are left out and reported. Names that lead out, and an
+archive that is too large, are refused.
 """
 
 from __future__ import annotations
@@ -15,37 +16,53 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import SandboxFailed
-from ..core.records import GiB
+from ..core.records import GiB, LeftOut
 from . import beneath
 
 LARGEST = 1 * GiB  # of all files together
 MOST = 100_000  # members
+MOST_LEFT_OUT = 10_000  # members
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 MODE = 0o755  # what of a file's mode is taken over
 
 
 def unpack(
-    stream: IO[bytes], into: Path, exclude: Sequence[str] = (), largest: int = LARGEST, strip: int = 0
-) -> None:
-    """Write what a tar holds into the directory `into`, which is made if need be. Blocks.
+    stream: IO[bytes],
+    into: Path,
+    exclude: Sequence[str] = (),
+    largest: int = LARGEST,
+    *,
+    strip: int = 0,
+    origin: str = "",
+) -> tuple[LeftOut, ...]:
+    """Write what a tar holds into the directory `into`, which is made if need be; what was left out. Blocks.
 
     `exclude`: patterns as in a shell, over whole names and over each part of them. `strip`: how many leading
-    parts of a name are left out.
+    parts of a name are dropped. `origin`: the directory in the sandbox, for absolute links that stay inside.
     """
     into.mkdir(parents=True, exist_ok=True)
     room, count = largest, 0
+    left_out: list[LeftOut] = []  # bound: MOST_LEFT_OUT
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # it remembers every member
                 count, room = count + 1, room - member.size
-                if count > MOST or room < 0:
+                if count > MOST or room < 0 or len(left_out) > MOST_LEFT_OUT:
                     raise _refused("more than can be taken out", member.name)
                 steps = steps_of(member.name)[strip:]
-                if steps and not excluded(steps, exclude):
-                    _write(tar, member, str(into), steps)
+                if not steps or excluded(steps, exclude):
+                    continue
+                if member.islnk():
+                    member.linkname = "/".join(_steps_inside(member.linkname)[strip:])
+                elif member.issym():
+                    member.linkname = _without_origin(member.linkname, origin, len(steps) - 1)
+                if reason := _write(tar, member, str(into), steps):
+                    link, lost = member.linkname if member.issym() else None, member.isreg() or member.islnk()
+                    left_out.append(LeftOut(path="/".join(steps), reason=reason, link=link, lost=lost))
     except tarfile.TarError as error:
         raise SandboxFailed(f"not an archive: {error}", kind="archive") from error
+    return tuple(left_out)
 
 
 def steps_of(name: str) -> list[str]:
@@ -61,16 +78,18 @@ def excluded(steps: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: str, steps: list[str]) -> None:
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: str, steps: list[str]) -> str:
+    """Write one member; why it has to be left out, if it has."""
     try:
         if member.isdir():
             with beneath.open_parent(into, [*steps, ""], make=True):
-                return
+                return ""
         if member.issym():
-            _link(member, into, steps)
-            return
+            return _link(member.linkname, into, steps)
+        if member.islnk():
+            return _link_hard(member.linkname, into, steps)
         if not member.isreg():
-            raise _refused("neither file, directory nor symbolic link", member.name)
+            return "neither file, directory nor link"
         with beneath.open_parent(into, steps, make=True) as parent:
             _discard(steps[-1], parent)
         content: Any = tar.extractfile(member)
@@ -79,16 +98,46 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: str, steps: list
                 shutil.copyfileobj(content, file)
             os.fchmod(fd, 0o600 | member.mode & MODE)
     except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-        raise _refused(f"in the way of another ({error.strerror})", member.name) from error
+        return f"another entry is in its place ({error.strerror})"
+    return ""
 
 
-def _link(member: tarfile.TarInfo, into: str, steps: list[str]) -> None:
-    target = posixpath.normpath(posixpath.join(*steps[:-1], member.linkname))
-    if member.linkname.startswith("/") or target == ".." or target.startswith("../"):
-        raise _refused(f"a link that leads out, to `{member.linkname[:200]}`", member.name)
+def _link(target: str, into: str, steps: list[str]) -> str:
+    """A link that goes up no further than to `into`, and then down: no other link can lead it astray."""
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    if target.startswith("/") or up >= len(steps) or ".." in parts[up:]:
+        return f"a link that leads out, to `{target[:200]}`"
     with beneath.open_parent(into, steps, make=True) as parent:
         _discard(steps[-1], parent)
-        os.symlink(member.linkname, steps[-1], dir_fd=parent)
+        os.symlink(target, steps[-1], dir_fd=parent)
+    return ""
+
+
+def _link_hard(target: str, into: str, steps: list[str]) -> str:
+    """Another name of a file that came before."""
+    with beneath.open_parent(into, steps, make=True) as parent:
+        _discard(steps[-1], parent)
+        try:
+            first = target.split("/")
+            with beneath.open_parent(into, first) as other:
+                os.link(first[-1], steps[-1], src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+        except OSError as error:
+            return f"a hard link to what did not come out, `{target[:200]}` ({error.strerror})"
+    return ""
+
+
+def _steps_inside(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".", "..")]
+
+
+def _without_origin(target: str, origin: str, depth: int) -> str:
+    """An absolute link to a place below `origin`, as a relative one."""
+    inside = posixpath.normpath(target)
+    if not origin or ".." in target.split("/") or not f"{inside}/".startswith(f"{origin.rstrip('/')}/"):
+        return target
+    below = inside[len(origin.rstrip("/")) :].strip("/")
+    return "/".join([*[".."] * depth, *([below] if below else [])]) or "."
 
 
 def _discard(name: str, parent: int) -> None:

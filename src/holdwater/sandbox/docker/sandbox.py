@@ -17,7 +17,7 @@ from types import TracebackType
 
 from ...core.containers import Containers
 from ...core.errors import AttemptOver, SandboxFailed
-from ...core.records import CommandResult, Limits, Network, Salvage, Start
+from ...core.records import CommandResult, LeftOut, Limits, Network, Salvage, Start
 from ...docker.client import DockerClient
 from .. import marks, quota
 from ..capture import Log, result_of
@@ -176,10 +176,10 @@ class DockerSandbox:
         except OSError as e:
             raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> None:
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
         files = await self._files()
         with reported(f"cannot take `{path[:300]}` out of the sandbox"):
-            await trees.take(files, self._inside(path), into, exclude, self._sandboxes.threads)
+            return await trees.take(files, self._inside(path), into, exclude, self._sandboxes.threads)
 
     async def renew(self, start: Start | None = None) -> None:
         self._check_open()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from ...core.errors import SandboxFailed
+from ...core.records import LeftOut
 from ...docker.client import DockerError
 from ..changes import Exactly
 from ..command import finish_anyway
@@ -45,20 +46,23 @@ async def put(files: Files, source: Path, path: str, owner: Owner, threads: Exec
     await write_through(files, place, pack, threads)
 
 
-async def take(files: Files, path: str, into: Path, exclude: Sequence[str], threads: Executor) -> None:
-    """Copy a file, as `into`, or what is in a directory, into it."""
+async def take(
+    files: Files, path: str, into: Path, exclude: Sequence[str], threads: Executor
+) -> tuple[LeftOut, ...]:
+    """Copy a file, as `into`, or what is in a directory, into it; the entries that were left out."""
     found = await files.known(path)
     if not (found.is_directory or found.is_file):
         raise SandboxFailed(f"neither file nor directory: `{path}`", kind="path", again=False)
 
-    def take_apart(stream: IO[bytes]) -> None:
+    def take_apart(stream: IO[bytes]) -> tuple[LeftOut, ...]:
         if found.is_directory:
-            unpack(stream, into, exclude, strip=0 if found.path == "/" else 1)
-            return
+            strip = 0 if found.path == "/" else 1
+            return unpack(stream, into, exclude, strip=strip, origin=found.path)
         unpack(stream, into.parent)
         (into.parent / posixpath.basename(found.path)).replace(into)
+        return ()
 
-    await read_through(files, found.path, take_apart, threads)
+    return await read_through(files, found.path, take_apart, threads)
 
 
 async def write_through(

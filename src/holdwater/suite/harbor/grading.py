@@ -31,14 +31,14 @@ async def verify(task: Task, stage: Stage, sandbox: GradingSandbox) -> tuple[Rew
     """The rewards of a stage, and the end of what its verifier printed; GradeFailed where there are none."""
     kept = sandbox.artifacts / "steps" / stage.name if stage.name else sandbox.artifacts
     await _collect(task, stage, sandbox)
-    taken = await artifacts.take(stage.artifacts, sandbox, kept / "artifacts")
+    taken = await artifacts.take(stage.artifacts, sandbox, kept)
     await artifacts.keep(AGENT_LOGS, sandbox, kept / "agent")
     if stage.grader is None:
         await sandbox.reach(stage.verifier_reaches)
         await clear(task, sandbox)
     else:
         await sandbox.renew(stage.grader)
-        await artifacts.hand_over(taken, sandbox, kept / "artifacts")
+        await artifacts.hand_over(taken, sandbox, kept, root(task))
     if stage.puts_tests:
         for directory in stage.tests:
             await sandbox.put(directory, TESTS)
@@ -47,7 +47,8 @@ async def verify(task: Task, stage: Stage, sandbox: GradingSandbox) -> tuple[Rew
     (kept / "verifier").mkdir(parents=True, exist_ok=True)
     (kept / "verifier" / KEPT_OUTPUT).write_text(said, errors="backslashreplace")
     await artifacts.keep(VERIFIER_LOGS, sandbox, kept / "verifier")
-    return await _rewards(sandbox, tail(said, 300)), tail(said)
+    rewards = await _rewards(sandbox, tail(said, 300))
+    return rewards, "\n".join(part for part in (artifacts.named(taken), tail(said)) if part)
 
 
 async def solve(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
@@ -66,7 +67,7 @@ async def solve(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
 
 async def clear(task: Task, sandbox: GradingSandbox) -> None:
     """Nothing is left where tests and rewards will be, of the agent or of an earlier verifier."""
-    line = "; ".join(_CLEAR.format(directory) for directory in (TESTS, VERIFIER_LOGS))
+    line = "; ".join(artifacts.empty(directory) for directory in (TESTS, VERIFIER_LOGS))
     result = await sandbox.run(f"set -e; {line}", timeout=CLEARING, user=root(task))
     if not result.ok:
         raise GradeFailed(
@@ -129,9 +130,3 @@ async def _rewards(sandbox: GradingSandbox, said: str) -> Rewards:
             ) from error
         return parse(content, path)
     raise missing((REWARD_JSON, REWARD_TEXT), said)
-
-
-_CLEAR = (
-    "if [ -L {0} ] || [ ! -d {0} ]; then rm -rf {0}; mkdir -p {0}; fi; "
-    "chmod -R u+rwx {0} || true; rm -rf {0}/* {0}/.[!.]* {0}/..?*; chmod a+rwx {0}"
-)
