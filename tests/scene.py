@@ -154,12 +154,13 @@ class Scene:
 
     def scratch(self) -> list[str]:
         """The sandboxes' directories that are left."""
-        return [entry.name for entry in (self.out / "scratch").iterdir()]
+        place = self.out / "scratch"
+        return [entry.name for entry in place.glob("holdwater-*/*") if entry.name != ".holdwater"]
 
     def assert_clean(self) -> None:
         """Nothing of the run is left: no process, no sandbox, no socket."""
         assert [_line(p) for p in self.processes()] == []
-        assert self.scratch() == []
+        assert list((self.out / "scratch").iterdir()) == []
         assert list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"holdwater-{self.id}-*")) == []
 
     def assert_whole(self, planned: int, dropped: int = 0) -> None:

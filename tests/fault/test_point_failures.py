@@ -209,7 +209,13 @@ def test_model_that_refuses_the_request(tmp_path: Path) -> None:
 
 
 def test_sandbox_that_cannot_start(tmp_path: Path) -> None:
-    summary = play(tmp_path / "run", suite(**ONE), scratch="/proc/no-such-place")
+    def instances() -> Iterator[hw.Instance]:
+        (place,) = (tmp_path / "scratch").iterdir()
+        place.rename(tmp_path / "aside")
+        place.touch()  # no sandbox can be made below a file
+        yield hw.Instance(id="i0", files={"given.txt": "content"})
+
+    summary = play(tmp_path / "run", suite(instances=instances), scratch=str(tmp_path / "scratch"))
 
     assert [where for where, _ in failures(tmp_path / "run")] == ["sandbox"] * 3
     assert (end(tmp_path / "run"), summary.exit_status) == (("sandbox", None), 1)

@@ -126,7 +126,7 @@ class Scene:
         return Counter({name: count for name, count in rollout.answer.items() if not name.endswith(".Sink")})
 
     def sandboxes(self) -> list[str]:
-        return [path.name for path in (self.serve.out / "scratch").glob("*")]
+        return [path.name for path in (self.serve.out / "scratch").glob("holdwater-*/[0-9]*")]
 
 
 @asynccontextmanager

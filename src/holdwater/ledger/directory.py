@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ class Holder(Record, frozen=True):
     since: float
 
 
+class Identity(Record, frozen=True):
+    """Which directory a run's name on this machine belongs to: a copy has another inode."""
+
+    run: str
+    device: int
+    inode: int
+
+
 class RunDirectory:
     """A run's place on disk."""
 
@@ -49,6 +58,7 @@ class RunDirectory:
         self.scratch = self.path / "scratch"
         self.reserve = self.path / "reserve"
         self._lock = self.path / "lock"
+        self._identity = self.path / "identity.json"
 
     @classmethod
     def create(cls, path: Path | str) -> RunDirectory:
@@ -123,6 +133,30 @@ class RunDirectory:
             raise BadInput(f"cannot read `{self.config}`: {e.strerror}") from e
         except msgspec.MsgspecError as e:  # the message names the field
             raise BadInput(f"`{self.config}` is not a run's configuration: {e}") from e
+
+    def identify(self, run: str) -> str:
+        """The name by which the machine knows this directory's run; with the lock held.
+
+        Processes, sandboxes, containers and locks carry it. It is the run's id, and a fresh one in a copy of
+        the directory: so neither ever touches what belongs to the other.
+        """
+        place = self.path.stat()
+        try:
+            known = _identities.decode(self._identity.read_bytes())
+        except (FileNotFoundError, msgspec.MsgspecError):
+            known = None
+        except OSError as e:
+            raise BadInput(f"cannot read `{self._identity}`: {e.strerror}") from e
+        if known is not None and (known.device, known.inode) == (place.st_dev, place.st_ino):
+            return known.run
+        name = run if known is None else secrets.token_hex(8)
+        found = Identity(run=name, device=place.st_dev, inode=place.st_ino)
+        replace_file(self._identity, msgspec.json.encode(found) + b"\n")
+        return name
+
+    def sandboxes(self, config: RunConfig) -> Path:
+        """Where the sandboxes of this run keep their files: a directory that is this run's alone."""
+        return Path(config.scratch or self.scratch) / f"holdwater-{config.id}"
 
     # Creation.
 
@@ -238,3 +272,4 @@ def _acquire(fd: int, how: int) -> bool:
 # Made at import: msgspec crashes when two threads meet a type for the first time at once.
 _holders = msgspec.json.Decoder(Holder)
 _configs = msgspec.json.Decoder(RunConfig)
+_identities = msgspec.json.Decoder(Identity)

@@ -119,9 +119,8 @@ class Host:
         self.on_end: Callable[[], None] = _nothing  # called when an attempt has ended
         self.gateway: Path | None = None
         self.variables: Mapping[str, str] = welcome.variables
-        scratch = Path(config.scratch) if config.scratch else self._directory.scratch
-        self._disks = DiskWatch(self._reserve, {self._directory.path, scratch})
-        self._scratch = scratch
+        self._scratch = self._directory.sandboxes(config)
+        self._disks = DiskWatch(self._reserve, {self._directory.path, self._scratch})
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Host]:
@@ -165,7 +164,7 @@ class Host:
             scratch=self._scratch,
             run=config.id,
             network=config.network,
-            hide=(self._directory.path, *map(Path, self.suite.hidden)),
+            hide=(self._directory.path, self._scratch.parent, *map(Path, self.suite.hidden)),
             path=self._welcome.path,
             show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
         )

@@ -80,7 +80,7 @@ async def plan_build(prepared: PreparedBuild, tell: Callable[[str], None] = lamb
     with tempfile.TemporaryDirectory(prefix="holdwater-plan-") as logs:
         async with works_for(prepared.config, Path(logs)) as works:
             tell("preparing the agent's layer")
-            await works.set_up()
+            await works.set_up(prepared.config.id)
             rows: list[Foreseen | Unforeseen] = []  # bound: the images of the recipe, small records
             async for row in works.foreseen():
                 rows.append(row)

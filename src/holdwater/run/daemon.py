@@ -27,10 +27,12 @@ STORE = "daemon"
 class Daemon:
     """Opened for a build; a `run.space.Store` once it has begun."""
 
-    def __init__(self, config: RunConfig, environment: Environment, bases: RegistryBases, note: Note) -> None:
+    def __init__(
+        self, run: str, config: RunConfig, environment: Environment, bases: RegistryBases, note: Note
+    ) -> None:
         assert config.recipe is not None
         self._recipe = config.recipe
-        self._run = config.id
+        self._run = run
         self._budget = config.disk
         self._environment = environment
         self._bases = bases

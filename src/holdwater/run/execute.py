@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
@@ -39,6 +40,7 @@ from ..rollout.host import socket_prefix
 from ..rollout.lag import Lag
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
+from ..sandbox.scratch import bury, claim
 from ..sandbox.sweep import sweep
 from .budget import BudgetWatch
 from .catalogue import Catalogue
@@ -92,7 +94,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
 class Works(Protocol):
     """What is conducted in the place of agents; opened and closed around it with `async with`."""
 
-    async def set_up(self, space: Space) -> None:
+    async def set_up(self, run: str, space: Space) -> None:
         """What has to be there before the first attempt; measured, and a signal ends it."""
 
     async def feed(self, ledger: Ledger, resumed: bool) -> Feed: ...
@@ -123,18 +125,20 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     if given.feed is not None:
         config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
     signals = Signals()
-    with (
-        directory.lock(),
-        signals.heard() if given.signals else nullcontext(),
-        closing(RunLog(directory.path / "run.log", given.say)) as log,
-        routed(log.say),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(directory.lock())
+        config = msgspec.structs.replace(config, id=directory.identify(config.id))
+        stack.enter_context(signals.heard() if given.signals else nullcontext())
+        log = stack.enter_context(closing(RunLog(directory.path / "run.log", given.say)))
+        stack.enter_context(routed(log.say))
+        stack.enter_context(claim(directory.sandboxes(config)))
+        bury(directory.sandboxes(config).parent)
         _sweep(directory, config)
         space = Space(config, directory, _places(directory, config))
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             if given.config is not None and config.serving is None:
-                await change_settings(ledger, config)
+                await change_settings(ledger, given.config)
             try:
                 with _interruptible(signals):
                     async with given.works or nullcontext():
@@ -245,7 +249,7 @@ async def _feed(
 ) -> Feed:
     """Where the samples come from; a resume looks first whether the suite is still what was planned."""
     if given.works is not None:
-        await given.works.set_up(space)
+        await given.works.set_up(config.id, space)
         await reopen_samples(ledger, given.retry)
         return await given.works.feed(ledger, given.resumed)
     if given.feed is not None:
@@ -343,6 +347,6 @@ def _places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
     """Where a run writes."""
     return {
         "run": directory.path,
-        "scratch": Path(config.scratch) if config.scratch else directory.scratch,
+        "scratch": directory.sandboxes(config),
         "temp": Path(tempfile.gettempdir()),
     }

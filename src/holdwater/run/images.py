@@ -72,7 +72,7 @@ class ImageWorks:
         finally:
             await self.note.write()
 
-    async def set_up(self, space: Space | None = None) -> None:
+    async def set_up(self, run: str, space: Space | None = None) -> None:
         """The layer, the engine, and for a daemon what is left of earlier builds and what is free."""
         log = self._logs / "layer.log"
         found = blueprint_of(self.recipe, self.registries, self._environment, log)
@@ -82,7 +82,7 @@ class ImageWorks:
             self.engine = await self._stack.enter_async_context(engine)
             return
         bases = RegistryBases(self.registries, self._credentials)
-        daemon = Daemon(self._config, self._environment, bases, self.note)
+        daemon = Daemon(run, self._config, self._environment, bases, self.note)
         self.daemon = await self._stack.enter_async_context(daemon)
         self.engine = await self.daemon.engine(self.blueprint)
         if space is not None:

@@ -47,10 +47,10 @@ class WorkerRemains:
     async def sweep(self, attempts: list[int]) -> None:
         """Remove what the attempts of a dead worker left: days are long, and the end of the run is far."""
         config = self._config
-        scratch = Path(config.scratch) if config.scratch else self._directory.scratch
+        place = self._directory.sandboxes(config)
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._threads, sweep_attempts, config.id, scratch, attempts)
+            await loop.run_in_executor(self._threads, sweep_attempts, config.id, place, attempts)
         except OSError as error:
             self._note("sweep.failed", f"attempts {attempts}: {error}")
 

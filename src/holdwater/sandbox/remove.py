@@ -14,7 +14,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def remove_tree(directory: Path) -> str:
     """Remove it; what is still there, or nothing. Blocks."""
     try:
-        shutil.rmtree(directory)
+        if directory.is_symlink() or directory.is_file():
+            directory.unlink()
+        else:
+            shutil.rmtree(directory)
     except FileNotFoundError:
         pass
     except (OSError, RecursionError):

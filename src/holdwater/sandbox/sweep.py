@@ -1,6 +1,7 @@
 """Ends and removes what a killed run left: processes, control groups and directories.
 
-Called at the next start, when the run's lock is held and none of its sandboxes can be alive.
+Called at the next start, when the run's lock is held and none of its sandboxes can be alive. Directories of
+other runs are `scratch.py`'s.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..core.records import Record
 from . import cgroup, marks
 from .probe import probe
 from .remove import remove_tree
+from .scratch import empty
 
 SECONDS = 5.0
 
@@ -26,19 +28,19 @@ class Swept(Record, frozen=True):
     cgroups: int = 0
 
 
-def sweep(run: str, scratch: Path) -> Swept:
-    """Kill every process that carries the mark of `run`; remove its groups and all in `scratch`. Blocks."""
+def sweep(run: str, place: Path) -> Swept:
+    """Kill every process that carries the mark of `run`; remove its groups and its sandboxes. Blocks."""
     processes = marks.kill_all({marks.RUN: run}, SECONDS)
     groups = cgroup.left_by(run)
     processes += sum(_empty(group) for group in groups)
     return Swept(
         processes=processes,
         cgroups=sum(not group.exists() for group in groups),
-        directories=sum(not remove_tree(directory) for directory in _left_in(scratch)),
+        directories=empty(place),
     )
 
 
-def sweep_attempts(run: str, scratch: Path, attempts: Iterable[int]) -> Swept:
+def sweep_attempts(run: str, place: Path, attempts: Iterable[int]) -> Swept:
     """The same for single attempts of a run that goes on: their worker is dead. Blocks."""
     home, found = probe().cgroup, list(attempts)
     processes = sum(marks.kill_all({marks.RUN: run, marks.ATTEMPT: str(n)}, SECONDS) for n in found)
@@ -47,7 +49,7 @@ def sweep_attempts(run: str, scratch: Path, attempts: Iterable[int]) -> Swept:
         group for name in names for group in cgroup.Cgroup(home, name, cpu=True).directories if group.exists()
     ]
     processes += sum(_empty(group) for group in groups)
-    directories = [scratch / str(number) for number in found if (scratch / str(number)).exists()]
+    directories = [place / str(number) for number in found if (place / str(number)).exists()]
     return Swept(
         processes=processes,
         cgroups=sum(not group.exists() for group in groups),
@@ -66,9 +68,3 @@ def _empty(group: Path) -> int:
         killed |= found
         time.sleep(marks.LOOK_AGAIN)
     return len(killed)
-
-
-def _left_in(scratch: Path) -> list[Path]:
-    if not scratch.is_dir():
-        return []
-    return [entry for entry in scratch.iterdir() if entry.name.isdigit()]
