@@ -338,6 +338,19 @@ async def test_predictions_go_to_a_file_or_with_their_report_to_a_directory(
     assert rows(tmp_path / "all.jsonl")["good"]["model_patch"] == PATCH
 
 
+def test_predictions_of_a_suite_without_patches_say_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite = hw.Suite(name="s", instances=lambda: [hw.Instance(id="a")], grade=lambda *_: True)
+    hw.run(suite, lambda instance, sandbox, model: "done", out=tmp_path / "run")
+
+    for out in ([], ["--out", str(tmp_path / "both")]):
+        assert main(["export", str(tmp_path / "run"), "--format", "swebench", *out]) == 0
+
+        told = capfd.readouterr()
+        assert (told.out, told.err) == ("", "note: left out: instances without a patch: 1\n")
+
+
 # The command.
 
 

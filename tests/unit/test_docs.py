@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdwater
-from holdwater.api import Options
+from holdwater.api import Options, ResumeOptions
 from holdwater.cli import VERBS
+from holdwater.cli.resume import Changes
 from holdwater.cli.run import Flags
 from holdwater.cli.serve import Flags as ServeFlags
 from holdwater.core.failures import RULES, Again
@@ -50,7 +51,7 @@ NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}
 
 
 def flags() -> set[str]:
-    kinds = (Flags, ServeFlags)
+    kinds = (Flags, ServeFlags, Changes)
     return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 
@@ -90,6 +91,7 @@ def test_every_flag_is_an_option_of_the_library_too() -> None:
     beside = {"agent", "command"}  # an argument of its own there
 
     assert {field.name for field in dataclasses.fields(Flags)} - beside <= set(Options.__annotations__)
+    assert {field.name for field in dataclasses.fields(Changes)} == set(ResumeOptions.__annotations__)
 
 
 def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:

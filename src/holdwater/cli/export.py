@@ -14,7 +14,7 @@ from ..core.errors import BadInput, HoldwaterError
 from .console import Console
 from .flags import Flag, find_run
 
-What = Literal["outcomes", "attempts", "exchanges", "trajectories"]
+What = Literal["outcomes", "attempts", "pass-at-k", "exchanges", "trajectories"]
 Format = Literal["jsonl", "csv", "atif", "openai-jsonl", "openhands", "swebench", "harbor"]
 HINT = "for example `--out exported/`"
 LINES = (".jsonl", ".json")  # what a file of predictions is called; any other name is a directory's
@@ -43,10 +43,10 @@ def export(
     what
         What to write: outcomes, or with a format that is made for them trajectories, if nothing is said.
     format
-        `jsonl`; `csv` for outcomes and attempts; for trajectories `atif`, a file an attempt with its media
-        beside it, or `openai-jsonl`, a conversation a line for fine-tuning; for all there is `openhands`
-        (`output.jsonl` and its companions), `swebench` (predictions, and in a directory the report too) or
-        `harbor` (a job for its viewer).
+        `jsonl`; `csv` for outcomes, attempts and pass@k; for trajectories `atif`, a file an attempt with its
+        media beside it, or `openai-jsonl`, a conversation a line for fine-tuning; for all there is
+        `openhands` (`output.jsonl` and its companions), `swebench` (predictions, and in a directory the
+        report too) or `harbor` (a job for its viewer).
     out
         A file to write (for `atif`, `openhands` and `harbor` a directory); it replaces an earlier one when it
         is whole. Otherwise stdout.

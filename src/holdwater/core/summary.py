@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
+from .pass_rates import PassRate
 from .records import NO_USAGE, Record, Usage
 
 
@@ -50,6 +51,7 @@ class Summary(Record, frozen=True):
     attempts: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)  # the same by attempt
     score: float | None = None  # mean over scored samples
+    pass_at: tuple[PassRate, ...] = ()  # pass@1, pass@2, ... where `--samples` are several
     usage: Usage = NO_USAGE
     cost: float | None = None  # US dollars; None: the cost of some calls is unknown
     saved: Usage = NO_USAGE  # what was answered from the record and not used again

@@ -1,7 +1,7 @@
-"""A run as lines: outcomes, attempts or exchanges, as JSON Lines or CSV. Streams; holds one exchange at most.
+"""A run as lines: outcomes, attempts, pass@k or exchanges, as JSON Lines or CSV.
 
-It reads the ledger and nothing else. What other programs read is written by `export_*.py`, one format each;
-the tables that people read are in the CLI.
+It streams, holds one exchange at most, and reads the ledger and nothing else. What other programs read is
+written by `export_*.py`, one format each; the tables that people read are in the CLI.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ..core.errors import BadInput
+from ..core.pass_rates import PassRate
 from ..core.records import Exchange, Record, Times, Usage, Verdict
 from .blobs import Blobs
 from .exchanges import read_exchanges
@@ -21,17 +22,17 @@ from .export_atif import write_trajectories
 from .export_harbor import write_job
 from .export_openai import write_conversations
 from .export_openhands import write_openhands
-from .export_swebench import report, write_predictions
+from .export_swebench import count_patchless, report, write_predictions
 from .media import resolve
 from .omitted import Omitted
 from .reader import AttemptRow, OutcomeRow, Reader
 from .whole import whole_file
 
-KINDS = ("outcomes", "attempts", "exchanges", "trajectories")
+KINDS = ("outcomes", "attempts", "pass-at-k", "exchanges", "trajectories")
 RUN = "run"  # a format of its own for all there is
 FORMATS = {  # format -> what can be written so, first what it is if nobody says
-    "jsonl": ("outcomes", "attempts", "exchanges"),
-    "csv": ("outcomes", "attempts"),
+    "jsonl": ("outcomes", "attempts", "pass-at-k", "exchanges"),
+    "csv": ("outcomes", "attempts", "pass-at-k"),
     "openai-jsonl": ("trajectories",),
     "atif": ("trajectories",),
     "openhands": (RUN,),
@@ -57,7 +58,7 @@ def export(
         if isinstance(out, Path):
             DIRECTORIES[format](reader, out, omitted)
         elif format == "swebench":
-            omitted.patches = write_predictions(reader, out)
+            _write_predictions(reader, out, omitted)
         elif what == "trajectories":
             write_conversations(reader, everything, out, omitted)
         elif what == "exchanges":
@@ -69,9 +70,14 @@ def export(
 
 def _write_swebench(reader: Reader, into: Path, omitted: Omitted) -> None:
     with whole_file(into / "predictions.jsonl") as predictions:
-        omitted.patches = write_predictions(reader, predictions)
+        _write_predictions(reader, predictions, omitted)
     with whole_file(into / "report.json") as file:
         file.write(msgspec.json.format(_json(report(reader))) + b"\n")
+
+
+def _write_predictions(reader: Reader, out: BinaryIO, omitted: Omitted) -> None:
+    omitted.patches = write_predictions(reader, out)
+    omitted.patchless = count_patchless(reader)
 
 
 DIRECTORIES: dict[str, Callable[[Reader, Path, Omitted], object]] = {
@@ -98,9 +104,13 @@ def _checked(what: str | None, format: str, everything: bool) -> str:
 
 
 def _write_rows(reader: Reader, what: str, format: str, out: BinaryIO) -> None:
-    rows = map(_outcome, reader.outcomes()) if what == "outcomes" else map(_attempt, reader.attempts())
+    rows, columns = {
+        "outcomes": (map(_outcome, reader.outcomes()), OUTCOME_COLUMNS),
+        "attempts": (map(_attempt, reader.attempts()), ATTEMPT_COLUMNS),
+        "pass-at-k": (map(_flat, reader.pass_rates()), PassRate.__struct_fields__),
+    }[what]
     if format == "csv":
-        _write_csv(rows, OUTCOME_COLUMNS if what == "outcomes" else ATTEMPT_COLUMNS, out)
+        _write_csv(rows, columns, out)
     else:
         _write_lines(rows, out)
 

@@ -207,6 +207,7 @@ class _Job:
             "n_trials": self._graded,
             "n_errors": self._errors,
             "metrics": [{"mean": self._score / self._graded}] if self._graded else [],
+            "pass_at_k": {rate.k: rate.value for rate in summary.pass_at},
         }
         key = "__".join(word for word in (self._agent["name"], config.model, _short(config.suite)) if word)
         return {

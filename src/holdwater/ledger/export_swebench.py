@@ -53,6 +53,11 @@ def write_predictions(reader: Reader, out: BinaryIO) -> str:
     return f"left out: the patches of {unkept} instances are {not_kept(keep)}" if unkept else ""
 
 
+def count_patchless(reader: Reader) -> int:
+    """Settled instances of which there is no patch: their suite takes none, or they failed before that."""
+    return sum(verdict.patch is None and not _not_submitted(verdict) for _, verdict in _settled(reader))
+
+
 def report(reader: Reader, dataset: Iterable[str] = ()) -> dict[str, Any]:
     """The reference's report of a run; `dataset` are ids that belong to it, planned or not."""
     found: dict[str, set[str]] = {name: set() for name in LISTED}

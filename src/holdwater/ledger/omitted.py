@@ -16,6 +16,7 @@ class Omitted:
         self._count = 0
         self._keep = ""
         self.samples = 0  # beyond the first, where a format has one row for an instance
+        self.patchless = 0  # instances of which predictions have no line
         self.patches = ""  # what `export_swebench.py` says of those that it leaves out
 
     def omits(self, attempt: int) -> bool:
@@ -34,6 +35,8 @@ class Omitted:
             words.append(f"the exchanges of {self._count} attempts are {not_kept(self._keep)}")
         if self.samples:
             words.append(f"{self.samples} samples beyond the first of their instance")
+        if self.patchless:
+            words.append(f"instances without a patch: {self.patchless}")
         if self.patches:
             words.append(self.patches.removeprefix(LEFT_OUT))
         return LEFT_OUT + "; ".join(words) if words else ""

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import LedgerCorrupt
+from ..core.pass_rates import PassRate, pass_rates
 from ..core.records import Record, Times, Usage, Verdict, Where
 from ..core.summary import Gauge, Summary
 from .compression import unpack
@@ -104,7 +105,7 @@ class Reader:
         self._connection.close()
 
     def summary(self) -> Summary:
-        """The run in a page; costs the same at any size."""
+        """The run in a page; costs the same at any size, but for pass@k of several samples."""
         found, conductors = self.counts(), self._conductors()
         config = self.config
         meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag')"))
@@ -126,6 +127,7 @@ class Reader:
             attempts=found.attempts,
             verdicts=found.verdicts,
             score=found.score,
+            pass_at=self.pass_rates(),
             usage=found.usage,
             cost=found.usage.cost,
             saved=found.saved,
@@ -139,6 +141,12 @@ class Reader:
 
     def counts(self) -> Counts:
         return counts(self.rows(TALLY))
+
+    def pass_rates(self) -> tuple[PassRate, ...]:
+        """pass@k over the scored samples; none where an instance has one sample."""
+        if self.config.samples == 1 or self.config.recipe is not None:
+            return ()
+        return pass_rates({(n, passed): count for n, passed, count in self.rows(_SCORED)})
 
     def outcomes(self) -> Iterator[OutcomeRow]:
         """What became of each sample, in the order of planning."""
@@ -315,6 +323,12 @@ class Reader:
 
 _NONE_DROPPED = "WITH dropped (attempt, at, keep, bytes) AS (SELECT 0, 0, '', 0 WHERE false) "
 _TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
+_SCORED = """
+    SELECT n, passed, count(*) FROM (
+        SELECT count(*) AS n, sum(kind = 'passed') AS passed
+        FROM outcome WHERE kind IN ('passed', 'failed') GROUP BY instance
+    ) GROUP BY n, passed
+"""
 _OUTCOMES = """
     SELECT i.name, o.instance, o.sample, o.kind, o.score, o.place, o.closed, o.attempt,
         (SELECT count(*) FROM attempt a WHERE a.instance = o.instance AND a.sample = o.sample)

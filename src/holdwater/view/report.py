@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ..core.pass_rates import PassRate
 from ..core.summary import Gauge, Summary
 from ..ledger.reader import OutcomeRow, Reader
 from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
@@ -25,6 +26,7 @@ INSTANCE, WHAT = "instance", "what happened"
 COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
 ROOMY = ("tokens", WHAT)  # left out below WIDE columns
 WIDE = 76
+MOST_RATES = 8  # rows of pass@k
 LATE = 0.1  # seconds of lag of an event loop: a call that came meanwhile may have felt it
 
 
@@ -108,6 +110,8 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
     if summary.score is not None:
         scored = sum(summary.outcomes.get(kind, 0) for kind in SCORED)
         facts.add_row("score", Text(f"{summary.score:.3f}, the mean over {scored} scored"))
+    for rate in chosen_rates(summary.pass_at):
+        facts.add_row(f"pass@{rate.k}", Text(pass_rate(rate)))
     facts.add_row("attempts", Text(str(summary.attempts)))
     if summary.usage.requests:
         facts.add_row("tokens", Text(tokens(summary.usage)))
@@ -131,6 +135,18 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
         facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
+
+
+def chosen_rates(rates: Sequence[PassRate]) -> list[PassRate]:
+    """All, or of many the powers of two and the last: `--json` and `export --what pass-at-k` have all."""
+    if len(rates) <= MOST_RATES:
+        return list(rates)
+    return [rate for rate in rates if rate.k.bit_count() == 1 or rate is rates[-1]]
+
+
+def pass_rate(rate: PassRate) -> str:
+    many = "1 instance" if rate.instances == 1 else f"{rate.instances} instances"
+    return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {many}"
 
 
 def failures(seen: Survey, summary: Summary) -> list[RenderableType]:
