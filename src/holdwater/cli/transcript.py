@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
 from .console import Console, is_terminal, terminal_size, whole
 from .flags import Flag, find_run
+from .pager import paged
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,7 +33,8 @@ def transcript(
 ) -> int:
     """Print the conversation of an attempt.
 
-    The trajectory comes first, then what went on beside it: side calls, sub-agents, branches.
+    The trajectory comes first, then what went on beside it: side calls, sub-agents, branches. On a terminal
+    it is wrapped and shown by `$PAGER`, or `less`.
 
     For example: `holdwater transcript latest add-1`, or `holdwater transcript runs/mine add-1 --turn 3 --raw`
     for the request of one turn as it was sent.
@@ -63,13 +65,12 @@ def transcript(
         tree = conversation_of(reader, row.attempt)
         if turn is not None:
             tree.thread_of(turn)  # refuses one that is not there before anything is printed
-        with Console().stream() as out:
-            if raw:
-                print_raw(tree, turn, out)
-            elif json:
-                print_json(chosen(tree, turn), out)
-            else:
-                print_text(row, tree, turn, out)
+        if raw or json:
+            with Console().stream() as out:
+                print_raw(tree, turn, out) if raw else print_json(chosen(tree, turn), out)
+        else:
+            with paged() as page:
+                print_text(row, tree, turn, page, samples=reader.config.samples > 1)
     return 0
 
 
@@ -101,13 +102,15 @@ def print_json(turns: Iterator[Turn], out: BinaryIO) -> None:
     out.write(b"[]\n" if separator == b"[" else b"\n]\n")
 
 
-def print_text(row: AttemptRow, tree: Tree, number: int | None, out: BinaryIO) -> None:
+def print_text(
+    row: AttemptRow, tree: Tree, number: int | None, out: BinaryIO | IO[bytes], *, samples: bool = False
+) -> None:
     from rich.text import Text
 
     from ..view.transcript import render_title, render_turn
 
     paint = Painter(out)
-    paint(render_title(row, tree))
+    paint(render_title(row, tree, samples=samples))
     if not len(tree):
         paint(Text("no model call was made", "dim"))
     before = 0
@@ -118,23 +121,31 @@ def print_text(row: AttemptRow, tree: Tree, number: int | None, out: BinaryIO) -
 
 
 class Painter:
-    """Writes paragraphs, in colour on a terminal. Long lines stay whole: they can be searched and copied."""
+    """Writes paragraphs: on a terminal in colour and wrapped, elsewhere with long lines left whole."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: BinaryIO | IO[bytes]) -> None:
         import io
 
         from rich.console import Console as Rich
 
         self._out = out
         self._page = io.StringIO()
-        terminal = is_terminal(STDOUT)
-        width = terminal_size(STDOUT)[0]
+        self._terminal = is_terminal(STDOUT)
+        self._width = terminal_size(STDOUT)[0]
         self._rich = Rich(
-            file=self._page, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False
+            file=self._page,
+            force_terminal=self._terminal,
+            width=self._width,
+            markup=False,
+            emoji=False,
+            highlight=False,
         )
 
     def __call__(self, text: Text) -> None:
-        self._rich.print(text, soft_wrap=True)
+        from ..view.transcript import wrap_text
+
+        for row in wrap_text(text, self._rich, self._width) if self._terminal else (text,):
+            self._rich.print(row, soft_wrap=True)
         self._out.write(self._page.getvalue().encode(errors="replace"))
         self._page.seek(0)
         self._page.truncate()

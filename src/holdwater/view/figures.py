@@ -41,6 +41,23 @@ def line(text: str, most: int = 300) -> str:
     return safe if len(safe) <= most else safe[: most - 1] + "…"
 
 
+def block(text: str, indent: str = "") -> str:
+    """`text` on lines of its own, indented, with nothing in it that steers a terminal."""
+    rows = COLOURS.sub("", text).rstrip("\n").expandtabs(4).split("\n")
+    return "\n".join((indent + _printable(row)).rstrip() for row in rows)
+
+
+def _printable(row: str) -> str:
+    if row.isprintable():
+        return row
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in row.rstrip("\r"))
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 instance`, `12 instances`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def size(count: int) -> str:
     """Bytes: `640 MiB`, `1.2 GiB`."""
     if count < MiB:

@@ -16,7 +16,20 @@ from rich.text import Text
 from ..core.pass_rates import PassRate
 from ..core.summary import Gauge, Summary
 from ..ledger.reader import OutcomeRow, Reader
-from .figures import called, cost, count, duration, line, saved, spec, style_of, tallied, tally, tokens
+from .figures import (
+    called,
+    cost,
+    count,
+    duration,
+    format_count,
+    line,
+    saved,
+    spec,
+    style_of,
+    tallied,
+    tally,
+    tokens,
+)
 from .survey import Survey, seconds, survey
 from .terminal import running, waiting
 from .timeline import memory_over_time, what_bound
@@ -145,8 +158,8 @@ def chosen_rates(rates: Sequence[PassRate]) -> list[PassRate]:
 
 
 def pass_rate(rate: PassRate) -> str:
-    many = "1 instance" if rate.instances == 1 else f"{rate.instances} instances"
-    return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {many}"
+    over = format_count(rate.instances, "instance")
+    return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {over}"
 
 
 def failures(seen: Survey, summary: Summary) -> list[RenderableType]:

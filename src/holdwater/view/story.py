@@ -16,10 +16,11 @@ from rich.text import Text
 from ..core.policy import not_kept
 from ..core.records import Failure, Grade, Record, Usage, Verdict
 from ..ledger.reader import AttemptRow, InstanceRow, Reader
-from .figures import called, cost, duration, line, saved, size, style_of, tokens
+from .figures import block, called, cost, duration, format_count, line, saved, size, style_of, tokens
 
 MOST_ATTEMPTS = 200  # on a page
-LONGEST_DETAIL = 2000
+LONGEST_DETAIL = 4000  # characters
+NEW_LINE = "\n"
 
 
 class Story(Record, frozen=True):
@@ -30,6 +31,7 @@ class Story(Record, frozen=True):
     attempts: tuple[Chapter, ...]
     more: int = 0  # attempts that are not listed
     cost: float | None = None  # of all attempts, in US dollars; None: unknown
+    samples: int = 1  # of the instance
 
 
 class Chapter(Record, frozen=True):
@@ -43,10 +45,11 @@ class Chapter(Record, frozen=True):
 def story(reader: Reader, instance: InstanceRow) -> Story:
     """The attempts at an instance, the last MOST_ATTEMPTS of them."""
     chapters: list[Chapter] = []
-    more, spent = 0, Usage()
+    more, spent, samples = 0, Usage(), reader.config.samples
     for row in reader.attempts(instance.id):
         used = row.verdict.usage if row.verdict else Usage()
         spent = spent.plus(used)
+        samples = max(samples, row.sample + 1)
         left = tuple(str(path) for path in files(reader, row))
         chapters.append(Chapter(attempt=row, files=left, cost=used.cost))
         if len(chapters) > MOST_ATTEMPTS:
@@ -58,6 +61,7 @@ def story(reader: Reader, instance: InstanceRow) -> Story:
         attempts=tuple(chapters),
         more=more,
         cost=spent.cost,
+        samples=samples,
     )
 
 
@@ -74,11 +78,11 @@ def render_story(told: Story) -> RenderableType:
     if not told.attempts:
         parts.append(Text("no attempt has been made yet", "dim"))
     for chapter in told.attempts:
-        parts += [Text(), render_chapter(chapter)]
+        parts += [Text(), render_chapter(chapter, samples=told.samples > 1)]
     return Group(*parts)
 
 
-def render_chapter(chapter: Chapter) -> RenderableType:
+def render_chapter(chapter: Chapter, *, samples: bool) -> RenderableType:
     row, verdict = chapter.attempt, chapter.attempt.verdict
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True, min_width=8)
@@ -92,11 +96,11 @@ def render_chapter(chapter: Chapter) -> RenderableType:
         facts.add_row("files", Text(not_kept(row.dropped), "yellow"))
     for path in chapter.files:
         facts.add_row("file", Text(line(path)))
-    return Group(title(row), facts)
+    return Group(title(row, samples=samples), facts)
 
 
-def title(row: AttemptRow) -> Text:
-    sample = f" of sample {row.sample}" if row.sample else ""
+def title(row: AttemptRow, *, samples: bool) -> Text:
+    sample = f" of sample {row.sample}" if samples else ""
     kind = row.kind or "not settled"
     text = Text(f"attempt {row.number}{sample}: ").append(called(kind) if row.kind else kind, style_of(kind))
     return text.append(f"  (id {row.attempt})", "dim")
@@ -136,13 +140,13 @@ def verdict_facts(verdict: Verdict) -> Iterator[tuple[str, Text]]:
         yield "memory", Text(f"{size(verdict.peak_memory)} at its peak")
     if verdict.salvage:
         kept = verdict.salvage
-        yield "salvaged", Text(f"{kept.files} changed files, {size(kept.bytes)}")
+        yield "salvaged", Text(f"{format_count(kept.files, 'changed file')}, {size(kept.bytes)}")
 
 
 def failure_facts(failure: Failure) -> Iterator[tuple[str, Text]]:
     phase = f", in phase {failure.phase.value}" if failure.phase else ""
     yield "failure", Text(f"{failure.where.value}: {line(failure.kind, 40)}{phase}", "yellow")
-    yield "message", Text(line(failure.message, LONGEST_DETAIL))
+    yield "message", Text(block(first_part(failure.message)))
     if failure.hint:
         yield "hint", Text(line(failure.hint, LONGEST_DETAIL))
 
@@ -152,4 +156,20 @@ def grade_facts(grade: Grade) -> Iterator[tuple[str, Text]]:
     metrics = "".join(f", {line(name, 40)} {value:g}" for name, value in grade.metrics.items())
     yield "grade", passed.append(f", score {grade.score:g}{metrics}", "default")
     if grade.detail:
-        yield "detail", Text("\n".join(line(row) for row in grade.detail[-LONGEST_DETAIL:].splitlines()))
+        yield "detail", Text(block(last_part(grade.detail)))
+
+
+def first_part(text: str) -> str:
+    """The beginning of a long text, up to the end of a line where one is near."""
+    if len(text) <= LONGEST_DETAIL:
+        return text
+    cut = text[:LONGEST_DETAIL]
+    return f"{cut[: cut.rfind(NEW_LINE) + 1] or cut}…"
+
+
+def last_part(text: str) -> str:
+    """The end of a long text, from the beginning of a line where one is near: tests sum up there."""
+    if len(text) <= LONGEST_DETAIL:
+        return text
+    cut = text[-LONGEST_DETAIL:]
+    return f"…\n{cut[cut.find(NEW_LINE) + 1 :] or cut}"

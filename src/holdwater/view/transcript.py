@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
 from ..core.prices import dollars
@@ -17,21 +18,22 @@ from ..ledger.blobs import Blobs
 from ..ledger.message import Media, Message, ToolCall
 from ..ledger.reader import AttemptRow
 from ..ledger.trajectory import Tree, Turn
-from .figures import COLOURS, called, count, duration, line, style_of
+from .figures import block, called, count, duration, format_count, line, style_of
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 INDENT = "  "
 SHORT = 16  # characters of a blob's hash: enough to find its file
 
 
-def render_title(attempt: AttemptRow, tree: Tree) -> Text:
-    sample = f" of sample {attempt.sample}" if attempt.sample else ""
+def render_title(attempt: AttemptRow, tree: Tree, *, samples: bool = False) -> Text:
+    """Who acted and how it ended; `samples`: the instance has several, so that the first is named too."""
+    sample = f" of sample {attempt.sample}" if samples or attempt.sample else ""
     text = Text(line(attempt.instance), "bold").append(f"  attempt {attempt.number}{sample}: ", "default")
     kind = attempt.kind or "not settled"
     text.append(called(kind) if attempt.kind else kind, style_of(kind))
     main, *others = [len(thread.numbers) for thread in tree.threads()] or [0]
     beside = f", {sum(others)} beside the trajectory" if others else ""
-    return text.append(f", {main} {'turn' if main == 1 else 'turns'}{beside}", "default")
+    return text.append(f", {format_count(main, 'turn')}{beside}", "default")
 
 
 def render_turn(turn: Turn, blobs: Blobs, opens: bool = False) -> Iterator[Text]:
@@ -86,9 +88,9 @@ def render_message(message: Message, blobs: Blobs) -> Iterator[Text]:
     )
     yield title
     if message.reasoning:
-        yield Text(block(message.reasoning), "dim italic")
+        yield Text(block(message.reasoning, INDENT), "dim italic")
     for part in message.parts:
-        yield Text(block(part) if isinstance(part, str) else INDENT + pictured(part, blobs))
+        yield Text(block(part, INDENT) if isinstance(part, str) else INDENT + pictured(part, blobs))
     for call in message.calls:
         yield render_call(call)
 
@@ -124,13 +126,10 @@ def kilobytes(size: int) -> str:
     return f"{-(-size // 1024)} KB"
 
 
-def block(text: str, indent: str = INDENT) -> str:
-    """`text` on lines of its own, indented, with nothing in it that steers a terminal."""
-    rows = COLOURS.sub("", text).rstrip("\n").expandtabs(4).split("\n")
-    return "\n".join((indent + printable(row)).rstrip() for row in rows)
-
-
-def printable(row: str) -> str:
-    if row.isprintable():
-        return row
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in row.rstrip("\r"))
+def wrap_text(text: Text, console: Console, width: int) -> Iterator[Text]:
+    """The lines of `text`, each cut to `width` columns between words; what follows keeps its indentation."""
+    for row in text.split("\n", allow_blank=True):
+        margin = len(row.plain) - len(row.plain.lstrip(" "))
+        margin = min(margin, width // 2)
+        for part in row[margin:].wrap(console, width - margin):
+            yield Text(" " * margin).append_text(part)
