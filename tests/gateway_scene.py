@@ -62,6 +62,9 @@ class Log:
         self.blobs[digest] = content
         return digest
 
+    def read(self, number: int) -> Exchange:
+        return self.exchanges[number - 1]
+
     def requests(self) -> list[Any]:
         """The requests as the record has them, decoded."""
         return rebuilt(self.exchanges, self.blobs)

@@ -197,7 +197,7 @@ def test_a_text_in_the_place_of_messages_is_one(tmp_path: Path) -> None:
     found = talk.nodes()
 
     assert [(node.role, node.parent) for node in found] == [("system", None), ("user", 0), ("assistant", 1)]
-    assert [node.message for node in found[:2]] == ["Be brief.", "hi"]
+    assert [node.message for node in found[:2]] == ["Be brief.", {"role": "user", "content": "hi"}]
 
 
 # Any conversation: what was sent is what the nodes say.

@@ -152,6 +152,9 @@ class ExchangeLog(Protocol):
     def blob(self, content: bytes) -> str:
         """Keep `content` once in the run; its hash."""
 
+    def read(self, number: int) -> Exchange:
+        """An exchange that was written, as it stands in the record."""
+
 
 class Recorded(NamedTuple):
     """A reply that was paid for once."""

@@ -15,7 +15,9 @@ from blake3 import blake3
 from msgspec import Raw
 from xxhash import xxh3_128
 
+from ..core.records import Exchange
 from .body import Part
+from .reply_chain import Chaining, ChainLink, ChainName, ReplyChain
 
 Buffer = bytes | bytearray
 
@@ -39,9 +41,10 @@ class Form(NamedTuple):
 
     dialect: str = "chat"
     key: str = "messages"
-    optional: bool = False  # the key may be missing, or hold a text
+    optional: bool = False  # the key may be missing, or hold a text: that is one message of the user
     lasting: Callable[[bytes], bytes] | None = None  # a message without what comes and goes in it
     steady: Callable[[bytes], bytes] | None = None  # without what its client makes up anew at each start
+    chaining: Chaining | None = None
 
 
 class Mark(NamedTuple):
@@ -73,14 +76,14 @@ class Slices(Protocol):
 class Reading(NamedTuple):
     """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live.
 
-    What is no array of messages, or an empty one, stays in the head.
+    An empty array of messages stays in the head.
     """
 
     head: dict[str, Raw]
     fresh: Slices  # the messages after the first `known` ones
     known: int
     digests: bytes
-    span: Part | None  # the array of messages
+    span: Part | None  # the array of messages, or a text in its place
     mark: Mark | None
 
 
@@ -97,6 +100,8 @@ class Delta(NamedTuple):
     mark: Mark | None
     names: bytes
     identity: str = ""  # see `identity.py`
+    chain: ChainName | None = None
+    linked: bool = False  # the parent is known by that name; its reply stands before `append`
 
 
 class Recorder:
@@ -107,34 +112,47 @@ class Recorder:
         # By their first message, the latest last, so that what began otherwise costs nothing; bound: `TIPS`.
         self._tips: dict[bytes, list[Tip]] = {}
         self._count = 0
+        self._chain = ReplyChain(form.chaining)
 
     def read(self, body: Buffer) -> Reading:
         """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
         try:
-            return self._continued(body) or _whole(body, self._form)
+            reading = self._continued(body)
+            if reading is None or self._chain.before(reading.head) is not None:
+                reading = _whole(body, self._form)
+            return reading
         except UNREADABLE as error:
             raise Malformed(str(error)) from None
 
     def delta(self, reading: Reading, head: bytes) -> Delta:
         """What is new in it, given `head`: its other keys, as they go upstream."""
         head_digest = digest(head)
-        parent, keep = self._parent(reading.digests, head_digest)
+        chain = self._chain.before(reading.head)
+        link = self._chain.find(chain)
+        parent, keep = (None, 0) if chain is not None else self._parent(reading.digests, head_digest)
         append = [bytes(raw) for raw in reading.fresh[keep - reading.known :]]
         for part in (*append, head):
             if not part.isascii() and not _is_utf8(part):
                 raise Malformed("the body is not UTF-8")
         same = parent is not None and parent.head == head_digest
+        before = link or parent
         return Delta(
             dialect=self._form.dialect,
-            parent=parent.number if parent else None,
-            keep=keep,
+            parent=before.number if before else None,
+            keep=link.messages if link else keep,
             append=append,
             head=None if same else head,
             digests=reading.digests,
             head_digest=head_digest,
             mark=reading.mark,
             names=self._names(reading, parent, keep, append),
+            chain=chain,
+            linked=link is not None,
         )
+
+    def said_in(self, before: Exchange) -> list[bytes]:
+        """The messages that the reply of an exchange adds to the conversation."""
+        return self._chain.said(bytes(before.reply or b"null"))
 
     def _names(self, reading: Reading, parent: Tip | None, keep: int, append: list[bytes]) -> bytes:
         steady = self._form.steady
@@ -143,8 +161,13 @@ class Recorder:
         kept = parent.names[: keep * DIGEST] if parent is not None else b""
         return kept + b"".join([digest(steady(message)) for message in append])
 
-    def written(self, delta: Delta, number: int) -> None:
-        """The exchange is in the record: later requests may continue it."""
+    def written(self, delta: Delta, number: int, reply: bytes | None = None) -> None:
+        """The exchange is in the record: later requests may continue it, by name if it has a `reply`."""
+        if reply is not None:
+            link = ChainLink(number, delta.keep + len(delta.append))
+            self._chain.add(link, delta.chain, reply)
+        if delta.chain is not None:
+            return  # its messages are not what the conversation begins with
         digests = delta.digests
         # What the new tip begins with needs no place of its own.
         known = self._tips.pop(digests[:DIGEST], ())
@@ -192,6 +215,8 @@ def _whole(body: Buffer, form: Form) -> Reading:
     messages = head.pop(form.key)
     digests, steady = _identities(fresh, form)
     reading = Reading(head, fresh, 0, digests, memoryview(messages), None)
+    if _is_text(messages):
+        return reading
     return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
 
 
@@ -231,9 +256,13 @@ def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
         if form.optional:
             return []
         raise Malformed(f"`{form.key}` is missing")
-    if form.optional and bytes(memoryview(messages)[:1]) == b'"':
-        return []
+    if form.optional and _is_text(messages):
+        return [Raw(b'{"role":"user","content":%s}' % bytes(messages))]
     return _ARRAY.decode(messages)
+
+
+def _is_text(value: Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b'"'
 
 
 def _identities(messages: list[Raw], form: Form) -> tuple[bytes, int]:

@@ -262,7 +262,11 @@ class Session:
         try:
             keep = self._log.blob
             head = media.constants(delta.head, keep) if delta.head is not None else None
-            return delta._replace(append=[media.extracted(m, keep) for m in delta.append], head=head)
+            append = [media.extracted(message, keep) for message in delta.append]
+            if delta.linked and delta.parent is not None:
+                before = self._log.read(delta.parent)
+                append = [*self._recorders[delta.dialect].said_in(before), *append]
+            return delta._replace(append=append, head=head)
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
 
@@ -303,7 +307,8 @@ class Session:
         self._unrecorded.discard(asyncio.current_task())
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(usage.tokens)
-        self._recorders[delta.dialect].written(delta, number)
+        answered = ending.status == 200 and not ending.error
+        self._recorders[delta.dialect].written(delta, number, reply if answered else None)
         self.threads.write(call, number)
         if self.behind is not None and self.behind.written is not None:
             self.behind.written(delta, number)

@@ -7,6 +7,7 @@ memory. Frames are in `segment.py`, media in `media.py`.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -32,10 +33,12 @@ class AttemptLog:
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.path = segment_path(directory, attempt)
+        self._attempt = attempt
         self.count = 0
         self._blobs = Blobs(directory.blobs)
         self._reserve = Reserve(directory.reserve)
         self._segment: Segment | None = None
+        self._places = array("Q")  # the byte where each exchange begins; bound: those of one attempt
         self._closed = False
         self._unsynced: set[str] = set()  # bound: MOST_UNSYNCED
         self._lock = threading.Lock()  # large media are written from a thread of the gateway's
@@ -63,6 +66,10 @@ class AttemptLog:
             raise _unwritten(e) from e
         return name
 
+    def read(self, number: int) -> Exchange:
+        """An exchange that was written, as it stands in the record."""
+        return decode(segment.read_at(self.path, self._places[number - 1]), self._attempt)
+
     def sync(self) -> None:
         """Make all of it survive power loss. Blocks for as long as the disk takes: call it in a thread."""
         self._sync_blobs()
@@ -77,7 +84,9 @@ class AttemptLog:
     def _append(self, content: bytes) -> None:
         if self._segment is None:
             self._segment = Segment.open(self.path)
+        at = self._segment.size
         self._segment.append(content)
+        self._places.append(at)
 
     def _with_room(self, write: Callable[[bytes], T], content: bytes) -> T:
         """Out of the reserve if need be, but of its first half alone: the rest is for verdicts."""

@@ -15,13 +15,16 @@ from contextlib import (
     nullcontext,
 )
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from ..core.authoring import ExchangeLog
 from ..core.errors import BadInput, ModelFailed
 from ..core.records import NO_USAGE, Exchange
 from ..core.serving import Source
 from ..gateway.behind import Behind
+from ..gateway.recorder import Delta
 from ..gateway.routes import DIALECTS
 from ..gateway.upstreams import Upstream
 from ..gateway.upstreams.endpoints import Endpoints
@@ -51,7 +54,7 @@ class Models:
         serving = welcome.config.serving
         if policy is None and serving is not None and serving.policy is not None:
             policy = loaded(serving.policy)
-        self._policy = None if policy is None else PolicyUpstream(policy)
+        self._policy = None if policy is None else PolicyUpstream(policy, self._conversation)
         self._endpoints = Endpoints(welcome.config.stall)
         self._held: dict[int, HeldUpstream] = {}  # by attempt; bound: the run's concurrency
         self._stack = AsyncExitStack()
@@ -113,6 +116,12 @@ class Models:
                 with self._holding(attempt, executor) as held:
                     yield asked._replace(upstream=held, written=held.written)
 
+    def _conversation(self, attempt: int, delta: Delta) -> list[Any]:
+        """The messages of a request that names what it goes on with."""
+        earlier = _Earlier(self._directory, attempt)
+        before = earlier.request(delta.parent, delta.keep) if delta.parent is not None else []
+        return [msgspec.json.decode(part) for part in (*before, *map(earlier.resolved, delta.append))]
+
     def _function(self) -> PolicyUpstream:
         if self._policy is None:
             hint = "start the server with `--policy path.py:name`"
@@ -162,7 +171,7 @@ class Followed:
         self._emit = emit
         self._turns = 0
         self._usage = NO_USAGE
-        self.blob = log.blob
+        self.blob, self.read = log.blob, log.read
 
     def append(self, exchange: Exchange) -> None:
         self._log.append(exchange)

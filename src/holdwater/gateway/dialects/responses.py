@@ -1,11 +1,12 @@
 """OpenAI Responses: items in, items out. The event that ends a stream holds the whole reply.
 
-`input` is a list of items or a text; a text stays in the head of the record.
+`input` is a list of items or a text. A request may name what it goes on with, a reply or a conversation.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Raw
 
 from ...core.records import Usage
 from ..recorder import UNREADABLE, Form
+from ..reply_chain import Chaining, ChainName
 from . import COMMENT, Asked, Place, Whole, renamed, told
 from .chat import Chat
 from .sse import EventStream
@@ -41,10 +43,40 @@ def steady(item: bytes) -> bytes:
     return _MADE_UP.sub(b"", item) if b'"function_call_output"' in item else item
 
 
+def chain_name(head: Mapping[str, Raw]) -> ChainName | None:
+    """The reply, or else the conversation, that a request goes on with."""
+    for key, stays in (("previous_response_id", False), ("conversation", True)):
+        value = msgspec.json.decode(head.get(key, _NULL))
+        name = value.get("id") if isinstance(value, dict) else value
+        if isinstance(name, str) and name:
+            return ChainName(name, stays)
+    return None
+
+
+def reply_name(reply: bytes) -> str:
+    """The id of a reply."""
+    name = msgspec.json.decode(reply, type=_Reply).id
+    return name if isinstance(name, str) else ""
+
+
+def output_items(reply: bytes) -> list[bytes]:
+    """The items of a reply, each as its client would send it back."""
+    try:
+        return [bytes(item) for item in msgspec.json.decode(reply, type=_Output).output]
+    except UNREADABLE:
+        return []
+
+
 class Responses:
     """Implements `Dialect`."""
 
-    form = Form("responses", "input", optional=True, steady=steady)
+    form = Form(
+        "responses",
+        "input",
+        optional=True,
+        steady=steady,
+        chaining=Chaining(chain_name, reply_name, output_items),
+    )
     keep_alive = COMMENT
     error_body = Chat.error_body
 
@@ -64,7 +96,12 @@ class Responses:
         return told.responses(reply)
 
 
+class _Output(msgspec.Struct):
+    output: list[Raw]
+
+
 class _Reply(msgspec.Struct):
+    id: Any = None
     usage: Any = None
     error: Any = None
     output: Any = None

@@ -12,12 +12,14 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from ...core.errors import ModelFailed, RunFailed
 from ..dialects.asking import as_chat
+from ..recorder import Delta
 from ..routes import DIALECTS
 from . import Call
 from .spoken import said, wanted_by
@@ -30,13 +32,18 @@ Policy = Callable[[dict[str, Any]], Any]
 """
 
 
+Conversation = Callable[[int, Delta], list[Any]]
+"""All messages of an attempt's request, decoded. It reads files: not for the event loop."""
+
+
 class PolicyUpstream:
     """Implements `Upstream`."""
 
     dialects = frozenset(DIALECTS)
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, conversation: Conversation | None = None) -> None:
         self._policy = policy
+        self._conversation = conversation
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[Whole]:
@@ -45,6 +52,10 @@ class PolicyUpstream:
         wanted = wanted_by(call)
         request = msgspec.json.decode(call.body.taken())
         call.body.free()
+        if call.delta.linked and self._conversation is not None:  # the policy keeps no replies
+            read = partial(self._conversation, call.attempt, call.delta)
+            loop = asyncio.get_running_loop()
+            request[DIALECTS[call.dialect].form.key] = await loop.run_in_executor(None, read)
         if call.dialect == "gemini":  # whose requests have it in their path
             request["model"] = wanted.model
         answer = await self._answered(as_chat(call.dialect, request))

@@ -6,6 +6,7 @@ It may be a text, a message of Chat Completions, a `chat.completion`, or a reply
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from typing import Any
 
@@ -72,7 +73,7 @@ def completion(what: Any, model: str) -> dict[str, Any]:
         raise ModelFailed(f"the policy returned {type(what).__name__}, not a str or a dict", kind="policy")
     message = {"role": "assistant", "content": None, **what}
     return {
-        "id": "chatcmpl-policy",
+        "id": f"chatcmpl-{secrets.token_hex(12)}",  # a later request may name it
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
