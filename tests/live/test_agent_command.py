@@ -99,6 +99,21 @@ async def test_the_environment_says_the_same(tmp_path: Path) -> None:
     assert printed == "do|http://sandbox/v1|key-1|the model|i\n"
 
 
+async def test_the_sdks_of_all_dialects_find_their_variables(tmp_path: Path) -> None:
+    printed = await acted("env", tmp_path)
+
+    found = dict(line.partition("=")[::2] for line in printed.splitlines())
+    urls = {name: found[name] for name in found if name.endswith(("_BASE_URL", "_API_BASE"))}
+    assert urls == {
+        "OPENAI_BASE_URL": "http://sandbox/v1",
+        "OPENAI_API_BASE": "http://sandbox/v1",
+        "ANTHROPIC_BASE_URL": "http://sandbox",
+        "GOOGLE_GEMINI_BASE_URL": "http://sandbox",
+    }
+    keys = {name for name, value in found.items() if value == "key-1"}
+    assert keys == {"OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"}
+
+
 async def test_an_instruction_that_is_an_argument_leaves_no_file(tmp_path: Path) -> None:
     await acted("true {instruction}", tmp_path, instruction="do")
 

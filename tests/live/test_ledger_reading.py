@@ -225,6 +225,7 @@ async def test_exchanges_are_exported_with_their_media_a_line_each(tmp_path: Pat
     assert (first["instance"], first["number"], second["parent"], second["keep"]) == ("=cmd()", 1, 1, 1)
     assert first["append"] == [{"role": "user", "content": IMAGE}]
     used = {"requests": 1, "input_tokens": 5, "cached_tokens": 0, "written_tokens": 0, "output_tokens": 2}
+    used["reasoning_tokens"] = 0
     assert first["usage"] == {**used, "cost": None}
     assert (second["head"], second["reply"]) == (None, {"id": "r"})
 

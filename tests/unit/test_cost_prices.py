@@ -30,6 +30,14 @@ def test_cached_input_without_a_price_costs_as_much_as_other_input():
     assert nanodollars(usage, Price(input=2, output=0)) == nano(2)
 
 
+def test_reasoning_costs_its_own_price_or_that_of_output():
+    usage = Usage(requests=1, output_tokens=1_000_000, reasoning_tokens=400_000)
+    assert nanodollars(usage, Price(input=1, output=2)) == nano(2)
+    assert nanodollars(usage, Price(input=1, output=2, reasoning=5)) == nano(0.6 * 2 + 0.4 * 5)
+    more = Usage(requests=1, output_tokens=10, reasoning_tokens=400_000)  # no part of the output there
+    assert nanodollars(more, Price(input=1, output=2, reasoning=5)) == 10 * 5000
+
+
 def test_a_long_input_is_priced_as_a_whole_by_its_tier():
     price = Price(
         input=1, output=1, over=(Over(tokens=500, input=4, output=8), Over(tokens=200, input=2, output=2))

@@ -250,6 +250,20 @@ def test_gemini_counts_thoughts_as_output_and_a_blocked_prompt_as_an_end():
     assert (stream.usage.input_tokens, stream.usage.cached_tokens, stream.usage.output_tokens) == (5, 3, 42)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "reply"),
+    [
+        ("chat", {"usage": {"completion_tokens": 42, "completion_tokens_details": {"reasoning_tokens": 40}}}),
+        ("responses", {"usage": {"output_tokens": 42, "output_tokens_details": {"reasoning_tokens": 40}}}),
+        ("messages", {"usage": {"output_tokens": 42, "output_tokens_details": {"thinking_tokens": 40}}}),
+        ("gemini", {"usageMetadata": {"candidatesTokenCount": 2, "thoughtsTokenCount": 40}}),
+    ],
+)
+def test_reasoning_tokens_are_counted_apart(dialect, reply):
+    usage = DIALECTS[dialect].read_reply(json.dumps(reply).encode()).usage
+    assert (usage.output_tokens, usage.reasoning_tokens) == (42, 40)
+
+
 def test_messages_usage_is_cumulative_and_counts_the_cache_as_input():
     start = {
         "usage": {

@@ -29,8 +29,8 @@ def command(template: str) -> Agent:
     """An agent that runs `template`; its answer is what the program printed.
 
     The instruction arrives as `{instruction}`, or else as a file (`{instruction_file}`,
-    `HOLDWATER_INSTRUCTION_FILE`). The model arrives as `{model}`, `{model_url}` and `{model_key}`, and in
-    `HOLDWATER_MODEL`, `OPENAI_BASE_URL` and `OPENAI_API_KEY`.
+    `HOLDWATER_INSTRUCTION_FILE`). The model arrives as `{model}`, `{model_url}` (which ends in `/v1`) and
+    `{model_key}`, in `HOLDWATER_MODEL`, and in the variables of `_model_variables`.
     """
     words = _parse(template)
     program = words[0][0][0]
@@ -150,9 +150,18 @@ def _environment(values: Mapping[str, str], by_file: bool) -> dict[str, str]:
         environment["HOLDWATER_INSTRUCTION_FILE"] = values["instruction_file"]
     if "model" in values:
         environment["HOLDWATER_MODEL"] = values["model"]
-        environment["OPENAI_BASE_URL"] = values["model_url"]
-        environment["OPENAI_API_KEY"] = values["model_key"]
+        environment |= _model_variables(values["model_url"], values["model_key"])
     return environment
+
+
+def _model_variables(url: str, key: str) -> dict[str, str]:
+    """The variables that the SDKs of the four dialects read; only OpenAI's take a URL with `/v1`."""
+    root = url.removesuffix("/v1")
+    return {
+        **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), url),
+        **dict.fromkeys(("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), root),
+        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"), key),
+    }
 
 
 async def _is_there(program: str, sandbox: Sandbox) -> bool:

@@ -87,7 +87,7 @@ def print_raw(tree: Tree, number: int | None, out: BinaryIO) -> None:
     if not len(tree):
         raise BadInput("the attempt has made no model call")
     if number is None:
-        number = tree.threads()[0].numbers[-1]
+        number = next(turn for thread in tree.threads() for turn in thread.numbers[-1:])
     for piece in raw_turn(tree, number):
         out.write(piece)
 

@@ -17,12 +17,14 @@ _MILLION = 1_000_000
 
 
 class Rates(Record, frozen=True, kw_only=True):
-    """US dollars for a million tokens. Cached and written input costs as much as other input if not said."""
+    """US dollars for a million tokens. Cached and written input costs as much as other input if not said,
+    reasoning as much as other output."""
 
     input: float
     output: float
     cached: float | None = None
     written: float | None = None
+    reasoning: float | None = None
 
 
 class Over(Rates, frozen=True, kw_only=True):
@@ -38,8 +40,8 @@ class Price(Rates, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for rates in (self, *self.over):
-            given = (rates.input, rates.output, rates.cached or 0.0, rates.written or 0.0)
-            if not all(0.0 <= rate < 1e6 for rate in given):
+            given = (rates.input, rates.output, rates.cached, rates.written, rates.reasoning)
+            if not all(0.0 <= (rate or 0.0) < 1e6 for rate in given):
                 raise ValueError("a price is a number of US dollars for a million tokens, not below 0")
 
 
@@ -69,11 +71,14 @@ def nanodollars(usage: Usage, price: Price) -> int:
     plain = max(0, usage.input_tokens - usage.cached_tokens - usage.written_tokens)
     cached = rates.input if rates.cached is None else rates.cached
     written = rates.input if rates.written is None else rates.written
+    reasoning = rates.output if rates.reasoning is None else rates.reasoning
+    thoughts = min(usage.reasoning_tokens, usage.output_tokens)
     total = (
         plain * nano(rates.input)
         + usage.cached_tokens * nano(cached)
         + usage.written_tokens * nano(written)
-        + usage.output_tokens * nano(rates.output)
+        + (usage.output_tokens - thoughts) * nano(rates.output)
+        + thoughts * nano(reasoning)
     )
     return (total + _MILLION // 2) // _MILLION
 

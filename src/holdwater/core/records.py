@@ -232,7 +232,8 @@ class Usage(Record, frozen=True):
     input_tokens: int = 0  # all of them, cached and written ones included
     cached_tokens: int = 0  # read from the provider's cache
     written_tokens: int = 0  # put into the provider's cache, where that has a price of its own
-    output_tokens: int = 0
+    output_tokens: int = 0  # all of them, those of reasoning included
+    reasoning_tokens: int = 0  # spent on thoughts, where the upstream counts them
     nanodollars: int = 0  # what those requests cost whose cost is known
     priced: int = 0  # requests whose cost is known
 
@@ -252,6 +253,7 @@ class Usage(Record, frozen=True):
             cached_tokens=self.cached_tokens + other.cached_tokens,
             written_tokens=self.written_tokens + other.written_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             nanodollars=self.nanodollars + other.nanodollars,
             priced=self.priced + other.priced,
         )

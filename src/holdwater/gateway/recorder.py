@@ -45,6 +45,7 @@ class Form(NamedTuple):
     lasting: Callable[[bytes], bytes] | None = None  # a message without what comes and goes in it
     steady: Callable[[bytes], bytes] | None = None  # without what its client makes up anew at each start
     chaining: Chaining | None = None
+    beside: bool = False  # its calls are no turns: they stand beside every conversation
 
 
 class Mark(NamedTuple):

@@ -180,7 +180,8 @@ def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
         "give the run an upstream that speaks it, or the agent another dialect",
     )
     failure = Failure(where=Where.RUN, kind="dialect", message=error.message, hint=error.hint, again=False)
-    session.threads.refuse(failure)
+    if not dialect.form.beside:
+        session.threads.refuse(failure)
     raise error
 
 

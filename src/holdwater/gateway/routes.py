@@ -1,6 +1,7 @@
 """Which call is which: the dialect and the kind of each path, and where the path may hold a key.
 
-A base URL with a `/v1` too many, or one too few, still leads where it was meant to.
+A base URL with a `/v1` too many, or one too few, still leads where it was meant to; so does one of Google's
+without a version.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from .dialects import Dialect, Place
 from .dialects.chat import Chat
 from .dialects.gemini import Gemini
 from .dialects.messages import Messages
+from .dialects.plain import Completions, Embeddings
 from .dialects.responses import Responses
 
 CHAT, RESPONSES, MESSAGES, GEMINI = Chat(), Responses(), Messages(), Gemini()
+# Those of conversations.
 DIALECTS: dict[str, Dialect] = {d.form.dialect: d for d in (CHAT, RESPONSES, MESSAGES, GEMINI)}
 
 _KEY = re.compile(r"/k/([^/]+)(/.*)?", re.DOTALL)
-_OPENAI = re.compile(r"(?:/v1)*/(chat/completions|responses)")
+_OPENAI = re.compile(r"(?:/v1)*/(chat/completions|responses|completions|embeddings)")
 _ANTHROPIC = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
-_GOOGLE = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)/((?:models|tunedModels)/[^:]+):(\w+)")
+_GOOGLE = re.compile(r"(?:/v1)*?(?:/(v1(?:alpha|beta)?\d*))?/((?:models|tunedModels)/[^:]+):(\w+)")
 _MODELS = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)?/?models(?:/([^:]+))?")
 
 
@@ -79,16 +82,22 @@ def _found(request: web.BaseRequest, path: str) -> Route:
 @lru_cache(maxsize=256)
 def _posted(path: str) -> Route | None:
     if (match := _OPENAI.fullmatch(path)) is not None:
-        return Route(Kind.TURN, CHAT if match[1] == "chat/completions" else RESPONSES, Place(match[1]))
+        return Route(Kind.TURN, _OPENAI_PATHS[match[1]], Place(match[1]))
     if (match := _ANTHROPIC.fullmatch(path)) is not None:
         kind = Kind.COUNT if match[1] else Kind.TURN
         return Route(kind, MESSAGES, Place("v1/messages" + (match[1] or "")))
     if (match := _GOOGLE.fullmatch(path)) is not None and match[3] in _METHODS:
-        place = Place(f"{match[1]}/{quote(match[2])}:{match[3]}")
+        place = Place(f"{match[1] or 'v1beta'}/{quote(match[2])}:{match[3]}")
         return Route(_METHODS[match[3]], GEMINI, place)
     return None
 
 
+_OPENAI_PATHS: dict[str, Dialect] = {
+    "chat/completions": CHAT,
+    "responses": RESPONSES,
+    "completions": Completions(),
+    "embeddings": Embeddings(),
+}
 _METHODS = {
     "generateContent": Kind.TURN,
     "streamGenerateContent": Kind.TURN,

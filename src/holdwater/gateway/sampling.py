@@ -24,7 +24,7 @@ _GEMINI = {
 
 def imposed(dialect: str, head: Mapping[str, Raw], sampling: Mapping[str, Any]) -> dict[str, Raw]:
     """The keys of a request that change."""
-    if not sampling:
+    if not sampling or dialect == "embeddings":
         return {}
     if dialect == "gemini":
         return _in_gemini(head, sampling)

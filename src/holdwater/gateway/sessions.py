@@ -276,7 +276,9 @@ class Session:
         reply, chunks = self._kept(ending.reply), self._kept(ending.chunks)
         usage, saved = NO_USAGE, ending.saved or NO_USAGE
         if ending.saved is None:
-            usage = priced(ending.usage, self._terms.price, billed=ending.billed)
+            # The price is that of the run's model, and another one makes the embeddings.
+            price = None if delta.dialect == "embeddings" else self._terms.price
+            usage = priced(ending.usage, price, billed=ending.billed)
         exchange = Exchange(
             number=number,
             parent=delta.parent,

@@ -60,7 +60,7 @@ def conversation(reader: Reader, attempt: int, omitted: Omitted) -> Tree | None:
     if omitted.omits(attempt):
         return None
     tree = Tree(reader.directory, attempt)
-    return tree if len(tree) else None
+    return tree if tree.has_trajectory else None
 
 
 def patch_of(reader: Reader, attempt: int) -> str | None:

@@ -41,7 +41,7 @@ def write_trajectories(reader: Reader, into: Path, omitted: Omitted) -> int:
         if omitted.omits(row.attempt):
             continue
         tree = Tree(reader.directory, row.attempt)
-        if len(tree):
+        if tree.has_trajectory:
             write_trajectory(into / f"{row.attempt:06d}-{slug(row.instance)}.json", reader, row, tree)
             written += 1
     return written
@@ -226,6 +226,7 @@ def _metrics(turn: Turn) -> dict[str, Any]:
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,
         cached_tokens=usage.cached_tokens,
+        extra={"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else None,
         cost_usd=usage.cost,
         prompt_token_ids=tokens.prompt or None,
         completion_token_ids=tokens.completion or None,

@@ -115,6 +115,7 @@ def _metrics(model: str, usage: Usage) -> dict[str, Any]:
             "completion_tokens": usage.output_tokens,
             "cache_read_tokens": usage.cached_tokens,
             "cache_write_tokens": usage.written_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
         },
     }
 

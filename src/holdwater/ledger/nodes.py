@@ -37,7 +37,8 @@ def nodes(directory: RunDirectory, attempt: int, media: Media = "reference") -> 
 def nodes_of(tree: Tree, media: Media = "reference") -> Iterator[Node]:
     growth = _Growth(tree, inline=media == "inline")
     for number in tree.numbers():
-        yield from growth.exchange(number)
+        if tree.converses(number):
+            yield from growth.exchange(number)
 
 
 class _Item(NamedTuple):

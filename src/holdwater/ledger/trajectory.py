@@ -34,6 +34,7 @@ class Node(NamedTuple):
     has_head: bool
     depth: int  # exchanges that each continue the whole of the one before, up to this one
     weight: int  # bytes of their records
+    converses: bool  # False: no turn of a conversation
 
 
 class Thread(NamedTuple):
@@ -82,13 +83,23 @@ class Tree:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def has_trajectory(self) -> bool:
+        """Whether any call was a turn of a conversation."""
+        return any(node.converses for node in self._nodes.values())
+
     def numbers(self) -> Iterator[int]:
         """The exchanges in their order."""
         return iter(self._nodes)
 
     def threads(self) -> list[Thread]:
-        """The trajectory, the chain to where most exchanges continue each other; then what is beside it."""
-        rank = {number: (node.depth, node.weight, number) for number, node in self._nodes.items()}
+        """The trajectory, the chain to where most exchanges continue each other; then what is beside it.
+
+        The trajectory has no exchanges where no call was a turn of a conversation.
+        """
+        rank = {
+            number: (node.converses, node.depth, node.weight, number) for number, node in self._nodes.items()
+        }
         taken: set[int] = set()
         chains: list[tuple[int, ...]] = []
         for tip in sorted(rank, key=rank.__getitem__, reverse=True):
@@ -100,6 +111,8 @@ class Tree:
                 at = self._nodes[at].parent
             if chain:
                 chains.append(tuple(reversed(chain)))
+        if chains and not self._nodes[chains[0][0]].converses:
+            chains.insert(0, ())
         ordered = [*chains[:1], *sorted(chains[1:])]
         return [Thread(place, numbers) for place, numbers in enumerate(ordered)]
 
@@ -132,6 +145,10 @@ class Tree:
         """The same as JSON, its constants in their places."""
         raw = self.exchange(self._headed(number)).head
         return b"{}" if raw is None else resolve(bytes(raw), self.blobs)
+
+    def converses(self, number: int) -> bool:
+        """Whether an exchange is a turn of a conversation."""
+        return self._node(number).converses
 
     def dropped(self, number: int) -> int:
         """How many messages of its parent's request an exchange leaves out."""
@@ -166,6 +183,7 @@ class Tree:
             has_head=exchange.head is not None,
             depth=further + (before.depth if before else 0),
             weight=len(content) + (before.weight if before else 0),
+            converses=dialects.has_conversations(exchange.dialect),
         )
 
     def _made_of(self, number: int) -> dict[int, int]:

@@ -25,7 +25,6 @@ from ..core.records import NO_USAGE, Exchange
 from ..core.serving import Source
 from ..gateway.behind import Behind
 from ..gateway.recorder import Delta
-from ..gateway.routes import DIALECTS
 from ..gateway.upstreams import Upstream
 from ..gateway.upstreams.endpoints import Endpoints
 from ..gateway.upstreams.held import HeldUpstream, Question
@@ -85,7 +84,7 @@ class Models:
         if given is None and self._policy is not None:
             return nullcontext(self._policy)
         if config.replays is not None:
-            return nullcontext(Nothing(frozenset(DIALECTS)))
+            return nullcontext(Nothing())
         if given is None:
             return nullcontext(Absent())
         if given.everywhere is not None:

@@ -98,7 +98,8 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
     if config.base_url is not None:
         key = env.openai.key if env.openai else None
         return Upstream(everywhere=Provider(url=config.base_url.rstrip("/"), key=key))
-    providers = {"chat": env.openai, "responses": env.openai, "messages": env.anthropic, "gemini": env.gemini}
+    openai = dict.fromkeys(("chat", "responses", "completions", "embeddings"), env.openai)
+    providers = {**openai, "messages": env.anthropic, "gemini": env.gemini}
     spoken = {dialect: provider for dialect, provider in providers.items() if provider is not None}
     if not spoken:
         raise BadInput(

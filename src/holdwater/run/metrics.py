@@ -81,7 +81,12 @@ def _machine(stats: Stats) -> Iterator[Metric]:
 
 
 def _tokens(usage: Usage) -> dict[str, int]:
-    return {"input": usage.input_tokens, "cached": usage.cached_tokens, "output": usage.output_tokens}
+    return {
+        "input": usage.input_tokens,
+        "cached": usage.cached_tokens,
+        "output": usage.output_tokens,
+        "reasoning": usage.reasoning_tokens,
+    }
 
 
 def _quantiles(percentiles: Mapping[str, float]) -> dict[str, float]:

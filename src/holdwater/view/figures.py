@@ -92,9 +92,14 @@ def duration(seconds: float) -> str:
 
 def tokens(usage: Usage) -> str:
     """What the model calls used, in a phrase."""
+    return f"{in_and_out(usage)}, {tallied_calls(usage.requests)}"
+
+
+def in_and_out(usage: Usage) -> str:
+    """`1,200 in (300 cached), 46 out (20 reasoning)`."""
     cached = f" ({count(usage.cached_tokens)} cached)" if usage.cached_tokens else ""
-    calls = tallied_calls(usage.requests)
-    return f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out, {calls}"
+    reasoning = f" ({count(usage.reasoning_tokens)} reasoning)" if usage.reasoning_tokens else ""
+    return f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out{reasoning}"
 
 
 def cost(usage: Usage) -> str:

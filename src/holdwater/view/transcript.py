@@ -15,10 +15,11 @@ from rich.text import Text
 
 from ..core.prices import dollars
 from ..ledger.blobs import Blobs
+from ..ledger.dialects import has_conversations
 from ..ledger.message import Media, Message, ToolCall
 from ..ledger.reader import AttemptRow
 from ..ledger.trajectory import Tree, Turn
-from .figures import block, called, count, duration, format_count, line, style_of
+from .figures import block, called, duration, format_count, in_and_out, line, style_of
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 INDENT = "  "
@@ -59,18 +60,18 @@ def render_turn(turn: Turn, blobs: Blobs, opens: bool = False) -> Iterator[Text]
 def beginning(turn: Turn) -> str:
     """Where a thread beside the trajectory comes from."""
     if turn.parent is None:
-        return f"side {turn.thread}: a conversation of its own"
+        kind = "a conversation" if has_conversations(turn.dialect) else f"`{turn.dialect}`, a call"
+        return f"side {turn.thread}: {kind} of its own"
     total = turn.kept + turn.dropped
     return f"side {turn.thread}: branches off turn {turn.parent}, keeps {turn.kept} of its {total} messages"
 
 
 def facts(turn: Turn) -> str:
     usage = turn.usage
-    cached = f" ({count(usage.cached_tokens)} cached)" if usage.cached_tokens else ""
     said = [
         time.strftime("%H:%M:%S", time.localtime(turn.started)),
         duration(turn.seconds),
-        f"{count(usage.input_tokens)} in{cached}, {count(usage.output_tokens)} out",
+        in_and_out(usage),
         dollars(usage.nanodollars) if usage.priced else "",
         "from the record" if turn.recorded else "",
         line(turn.model, 60),

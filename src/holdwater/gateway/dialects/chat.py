@@ -43,7 +43,7 @@ class Chat:
         if not body.isascii():
             body.decode()
         reply = msgspec.json.decode(body, type=_Reply)
-        return Whole(_counted(reply.usage), reply.error)
+        return Whole(count_usage(reply.usage), reply.error)
 
     def stream(self, asked: Asked) -> ChatStream:
         return ChatStream(asked.wants_usage)
@@ -59,25 +59,29 @@ class _Reply(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
-def _counted(counts: Any) -> Usage:
+def count_usage(counts: Any) -> Usage:
+    """What an upstream says that a call used."""
     try:
         usage = msgspec.convert(counts, _Usage)
     except msgspec.ValidationError:
         return Usage(requests=1)  # none, or not in this dialect: unknown
-    details = usage.prompt_tokens_details
+    details, spent = usage.prompt_tokens_details, usage.completion_tokens_details
     return Usage(
         requests=1,
         input_tokens=usage.prompt_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         output_tokens=usage.completion_tokens or 0,
+        reasoning_tokens=(spent.reasoning_tokens or 0) if spent else 0,
     )
 
 
@@ -93,7 +97,7 @@ class ChatStream(EventStream):
 
     @property
     def usage(self) -> Usage:
-        return _counted(self._usage)
+        return count_usage(self._usage)
 
     def _take(self, data: bytes) -> bool:
         if data == b"[DONE]":

@@ -110,6 +110,7 @@ def _counted(counts: Any) -> Usage:
         input_tokens=(usage.promptTokenCount or 0) + (usage.toolUsePromptTokenCount or 0),
         cached_tokens=usage.cachedContentTokenCount or 0,
         output_tokens=(usage.candidatesTokenCount or 0) + (usage.thoughtsTokenCount or 0),
+        reasoning_tokens=usage.thoughtsTokenCount or 0,
     )
 
 

@@ -129,11 +129,16 @@ class _Reply(msgspec.Struct):
     error: Any = None
 
 
+class _Details(msgspec.Struct):
+    thinking_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     output_tokens: int | None = None
+    output_tokens_details: _Details | None = None
 
 
 def _counted(counts: Any) -> Usage:
@@ -142,6 +147,7 @@ def _counted(counts: Any) -> Usage:
         usage = msgspec.convert(counts, _Usage)
     except msgspec.ValidationError:
         return Usage(requests=1)
+    spent = usage.output_tokens_details
     cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
     return Usage(
         requests=1,
@@ -149,6 +155,7 @@ def _counted(counts: Any) -> Usage:
         cached_tokens=cached,
         written_tokens=written,
         output_tokens=usage.output_tokens or 0,
+        reasoning_tokens=(spent.thinking_tokens or 0) if spent else 0,
     )
 
 

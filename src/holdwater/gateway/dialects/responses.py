@@ -109,12 +109,14 @@ class _Reply(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
 
 
 def _counted(counts: Any) -> Usage:
@@ -122,12 +124,13 @@ def _counted(counts: Any) -> Usage:
         usage = msgspec.convert(counts, _Usage)
     except msgspec.ValidationError:
         return Usage(requests=1)
-    details = usage.input_tokens_details
+    details, spent = usage.input_tokens_details, usage.output_tokens_details
     return Usage(
         requests=1,
         input_tokens=usage.input_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         output_tokens=usage.output_tokens or 0,
+        reasoning_tokens=(spent.reasoning_tokens or 0) if spent else 0,
     )
 
 

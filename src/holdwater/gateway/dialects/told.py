@@ -78,6 +78,14 @@ def _call_pieces(call: Object) -> Iterator[dict[str, Any]]:
         yield call
 
 
+def completions(reply: bytes) -> list[bytes]:
+    """A chunk is shaped as a reply is: one for each choice, then the usage."""
+    whole = _opened(reply)
+    parts: list[dict[str, Any]] = [{"choices": [choice]} for choice in _objects(whole.pop("choices", _NULL))]
+    parts += [{"choices": [], field: whole.pop(field)} for field in _CHAT_LAST if _is_given(whole, field)]
+    return [*(event({**whole, **part}) for part in parts), b"data: [DONE]\n\n"]
+
+
 def responses(reply: bytes) -> list[bytes]:
     """Every item with its parts, and at the end the reply itself."""
     whole = _opened(reply)

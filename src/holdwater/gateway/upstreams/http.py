@@ -53,7 +53,8 @@ _NOT_RETURNED = frozenset(
 )
 
 
-DIALECTS = frozenset({"chat", "responses", "messages", "gemini"})
+OPENAI = frozenset({"chat", "responses", "completions", "embeddings"})
+DIALECTS = OPENAI | {"messages", "gemini"}
 _KEY_HEADERS = {"messages": "x-api-key", "gemini": "x-goog-api-key"}  # a bearer's elsewhere
 _VERSION = re.compile(r"/v\d+(alpha|beta)?\d*/?$")
 
@@ -67,7 +68,7 @@ class Address(NamedTuple):
 
     def base(self, dialect: str) -> str:
         """Where the dialect's paths begin."""
-        url = self.url if dialect in ("chat", "responses") else _VERSION.sub("", self.url)
+        url = self.url if dialect in OPENAI else _VERSION.sub("", self.url)
         return url.rstrip("/") + "/"
 
     def headers(self, dialect: str) -> dict[str, str]:

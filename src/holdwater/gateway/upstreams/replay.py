@@ -22,8 +22,7 @@ _METHOD = ":streamGenerateContent"
 class Nothing:
     """Implements `Upstream`: has no answer of its own to any call."""
 
-    def __init__(self, dialects: frozenset[str]) -> None:
-        self.dialects = dialects
+    dialects = DIALECTS
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         raise ModelFailed(

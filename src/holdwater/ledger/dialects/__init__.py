@@ -15,11 +15,19 @@ from .chat import CHAT
 from .form import Dialect, Reply, Tokens
 from .gemini import GEMINI
 from .messages import MESSAGES
+from .plain import COMPLETIONS, EMBEDDINGS
 from .responses import RESPONSES
 
-__all__ = ["Dialect", "Reply", "Tokens", "dialect", "messages"]
+__all__ = ["Dialect", "Reply", "Tokens", "dialect", "has_conversations", "messages"]
 
-_DIALECTS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES, "gemini": GEMINI}
+_CONVERSATIONS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES, "gemini": GEMINI}
+_BESIDE = {"completions": COMPLETIONS, "embeddings": EMBEDDINGS}
+_DIALECTS = {**_CONVERSATIONS, **_BESIDE}
+
+
+def has_conversations(name: str) -> bool:
+    """Whether calls in this dialect are turns; others stand beside the trajectory."""
+    return name not in _BESIDE
 
 
 def dialect(name: str) -> Dialect:
