@@ -125,7 +125,8 @@ class Ground:
         }
 
     def assert_clean(self) -> None:
-        assert self.left() == {"containers": [], "networks": [], "volumes": [], "mounts": [], "rules": []}
+        left = self.left()
+        assert left == {"containers": [], "networks": [], "volumes": [], "mounts": [], "rules": []}, left
 
     def images(self) -> set[str]:
         return set(self.docker("images", "--format", "{{.Repository}}:{{.Tag}}").split())

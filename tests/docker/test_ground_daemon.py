@@ -1,4 +1,4 @@
-"""A daemon that goes away: attempts fail as infrastructure and are tried again; without one none starts."""
+"""A daemon that goes away: attempts are interrupted and tried again for free; without one none starts."""
 
 from __future__ import annotations
 
@@ -51,16 +51,19 @@ def scene(tmp_path: Path, own: Ground) -> Iterator[Scene]:
     found.close()
 
 
+@pytest.mark.parametrize("away", [0.0, 5.0], ids=["at once", "later"])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_daemon_that_is_stopped_and_started_costs_no_instance(
-    scene: Scene, own: Ground, size: dict[str, int]
+def test_a_daemon_that_is_stopped_and_started_costs_no_instance_and_no_retry(
+    scene: Scene, own: Ground, size: dict[str, int], away: float
 ) -> None:
     scene.suite(SLOW, COUNT=size["count"], SECONDS=3)
     flags = ("--sandbox", "docker", "--image", IMAGE, "--concurrency", str(size["at_once"]))
+    flags += ("--retries", "0")
     command = scene.run(*scene.agent(), *flags)
     until("containers", lambda: len(own.left()["containers"]) >= size["at_once"], 90)
     own.stop(signal.SIGKILL)
-    command.live_on(5)
+    if away:
+        command.live_on(away)
     assert command.running, command
     own.start()
 
@@ -68,8 +71,10 @@ def test_a_daemon_that_is_stopped_and_started_costs_no_instance(
     scene.assert_whole(size["count"])
     assert set(scene.outcomes().values()) == {"passed"}
     failed = [row for row in scene.export("attempts") if row["where"]]
-    assert {row["where"] for row in failed} <= {"sandbox", "image", "grade"} and failed
-    assert {"daemon.gone", "daemon.back"} <= set(command.document()["events"])
+    assert {(row["where"], row["failure_kind"]) for row in failed} == {("interrupted", "daemon")}, failed
+    assert len(failed) <= 2 * size["at_once"], "nobody is admitted while the daemon is gone"
+    assert not away or {"daemon.gone", "daemon.back"} <= set(command.document()["events"])
+    until("what the killed daemon left is gone", lambda: not any(own.left().values()), 60)
     own.assert_clean()
     scene.assert_clean()
 

@@ -112,7 +112,7 @@ class World:
         self.log = FakeLog()
         self.session_ = FakeSession()
         self.notes: list[tuple[str, str]] = []
-        self.disk_full = False
+        self.befallen: Failure | None = None
         self.limits = LIMITS
         self.suite = Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: True)
         self.agent = Agent(name="a", act=lambda instance, sandbox, model: None)
@@ -142,8 +142,8 @@ class World:
     def model(self, session: FakeSession | None, network: Network | None) -> None:
         return None
 
-    def watch_disk(self) -> Callable[[], bool]:
-        return lambda: self.disk_full
+    def watch_surroundings(self) -> Callable[[], Failure | None]:
+        return lambda: self.befallen
 
     def life(self, instance: Instance | None = None, answer: str | None = None, **attempt: Any) -> Life:
         number = next(self.numbers)
@@ -434,7 +434,7 @@ async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
 
 @pytest.mark.parametrize("end", [ValueError("no"), ResourceExhausted("killed"), ModelFailed("busy")])
 async def test_what_ends_badly_beside_a_full_disk_is_blamed_on_nobody(world, end):
-    world.disk_full = True
+    world.befallen = disk_full()
 
     failing = world.does(raising(end)).grades(lambda instance, sandbox, answer: False)
 
@@ -442,7 +442,7 @@ async def test_what_ends_badly_beside_a_full_disk_is_blamed_on_nobody(world, end
 
 
 async def test_a_pass_beside_a_full_disk_is_a_pass(world):
-    world.disk_full = True
+    world.befallen = disk_full()
 
     verdict = await world.verdict()
 
@@ -451,7 +451,7 @@ async def test_a_pass_beside_a_full_disk_is_a_pass(world):
 
 
 async def test_a_failure_that_hits_every_instance_stays_one_beside_a_full_disk(world):
-    world.disk_full = True
+    world.befallen = disk_full()
 
     verdict = await world.does(raising(RunFailed("bad key", kind="key"))).verdict()
 

@@ -52,6 +52,7 @@ RULES: dict[Where, Rule] = {
 
 POISON = "poison"
 DISK = "disk"
+DAEMON = "daemon"
 NOT_SUBMITTED = "not-submitted"  # predictions that leave an instance out
 
 
@@ -75,3 +76,8 @@ def interrupted(reason: str) -> Failure:
 def disk_full() -> Failure:
     """The failure of an attempt that the run's own disk was too full for: nobody's fault."""
     return Failure(where=Where.INTERRUPTED, kind=DISK, message="the run's disk was full")
+
+
+def daemon_died() -> Failure:
+    """The failure of an attempt whose containers' daemon died while it lived: nobody's fault."""
+    return Failure(where=Where.INTERRUPTED, kind=DAEMON, message="the docker daemon died")

@@ -36,7 +36,7 @@ from .events import (
     Withdrawn,
     Woke,
 )
-from .failures import DISK, POISON
+from .failures import DAEMON, DISK, POISON
 from .groups import THERE, Group, Standing, cut, straggled
 from .policy import Next, Policy, Result, Spent, decide, rank
 from .records import Attempt, Failure, Outcome, Where
@@ -165,7 +165,7 @@ class Plan:
         if (unwanted := self._state.unwanted(sample)) is not None:
             return self._refuse(key, unwanted)
         sample.losses += lost
-        sample.preemptions += not lost and result.kind != DISK  # for want of disk nobody is preempted
+        sample.preemptions += not lost and result.kind not in (DISK, DAEMON)  # neither is a preemption
         self._queue(key, first=True)
         return []
 

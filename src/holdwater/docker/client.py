@@ -5,8 +5,10 @@ Which parameters a daemon understands is in `versions.py`; builds go through the
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -51,6 +53,7 @@ class DockerClient:
             )
         self._url = URL("http://docker") if self.socket else URL(f"http://{place}")
         self._session: aiohttp.ClientSession | None = None
+        self.lost_at = -math.inf  # when the daemon was last found dead, by `time.monotonic`
 
     async def __aenter__(self) -> DockerClient:
         # Each command that runs in a container holds a connection: who calls bounds how many there are.
@@ -202,7 +205,13 @@ class DockerClient:
             raise DockerError(f"the daemon speaks API {oldest} to {newest}, not {wanted}: `{self.host}`")
         return agreed
 
+    def lose(self) -> None:
+        """The daemon has died, as far as this client knows."""
+        self.lost_at = time.monotonic()
+
     def _gone(self, error: BaseException) -> DaemonGone:
+        if not isinstance(error, TimeoutError):  # a daemon that is slow is not dead
+            self.lose()
         cause = f"{type(error).__name__}: {error}"
         if isinstance(error, aiohttp.ClientConnectorError):
             cause = error.os_error.strerror or cause

@@ -59,7 +59,7 @@ async def live(life: Life, place: Place) -> Verdict:
     limits = leased(limits.scaled(attempt.scale), life.job)
     paths = place.paths(attempt.id, instance.id)
     log = place.exchanges(attempt.id)
-    was_full = place.watch_disk()
+    befallen = place.watch_surroundings()
     work = _Work(life, place, limits, paths, log)
     try:
         with attempt_log(paths.log) as sink:
@@ -78,7 +78,7 @@ async def live(life: Life, place: Place) -> Verdict:
                 if attempt.group is not None and stands(life.failure, life.grade):
                     await work.score()
                 work.end()
-                full = was_full()  # looked at before the sandbox gives its room back
+                cause = befallen()  # looked at before the sandbox gives its room back
                 life.phase = Phase.CLOSING
         for left in work.sandbox.leftovers if work.sandbox else ():
             life.note("sandbox.leftover", left)
@@ -87,9 +87,11 @@ async def live(life: Life, place: Place) -> Verdict:
         if life.brood.dropped:
             life.note("children.dropped", f"the verdict does not tell of {life.brood.dropped} children")
         await work.sync()
-        doubtful = (full or was_full()) and in_doubt(life.failure, life.grade)
-        if life.found_full or no_space(sink.error) or doubtful:
+        cause = cause or befallen()
+        if life.found_full or no_space(sink.error):
             life.failure = disk_full()
+        elif cause is not None and in_doubt(life.failure, life.grade):
+            life.failure = cause
         elif sink.error is not None:
             life.failure = as_failure(unwritable(sink.error), RunFailed, life.phase)
     finally:

@@ -31,7 +31,7 @@ def model_first(failure: Failure | None, session: Session | None) -> Failure | N
 
 
 def in_doubt(failure: Failure | None, grade: Grade | None) -> bool:
-    """What ended badly beside a full disk cannot be told from what it broke; a pass is a pass."""
+    """Whether a full disk, or a daemon that died, may be why it ended badly; a pass is a pass."""
     if failure is not None and failure.where in (Where.RUN, Where.INTERRUPTED):
         return False
     return verdict_kind(failure, grade.passed if grade else None) != "passed"

@@ -30,10 +30,11 @@ from ..core.authoring import (
 )
 from ..core.config import RunConfig
 from ..core.errors import AttemptOver, DiskFull, HoldwaterError, RunFailed
-from ..core.failures import interrupted, worker_lost
+from ..core.failures import daemon_died, disk_full, interrupted, worker_lost
 from ..core.records import Exchange, Failure, Limits, Network, Verdict
 from ..core.serving import Source
 from ..docker.client import DockerClient
+from ..docker.liveness import DaemonWatch
 from ..gateway.client import ChatClient
 from ..gateway.rate import Rate
 from ..gateway.server import Gateway
@@ -121,6 +122,7 @@ class Host:
         self.variables: Mapping[str, str] = welcome.variables
         self._scratch = self._directory.sandboxes(config)
         self._disks = DiskWatch(self._reserve, {self._directory.path, self._scratch})
+        self._daemon: DaemonWatch | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Host]:
@@ -159,6 +161,7 @@ class Host:
         config, containers = self._welcome.config, self._welcome.containers
         if containers is not None:
             client = await stack.enter_async_context(DockerClient(containers.host))
+            self._daemon = await stack.enter_async_context(DaemonWatch(client))
             return DockerSandboxes(client, containers, config.network)
         return ProcessSandboxes(
             scratch=self._scratch,
@@ -339,8 +342,16 @@ class Host:
         inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
         return ChatClient(self._server.ask, url, inside, session.key, name)
 
-    def watch_disk(self) -> Callable[[], bool]:
-        return self._disks.since()
+    def watch_surroundings(self) -> Callable[[], Failure | None]:
+        full = self._disks.since()
+        died = self._daemon.since() if self._daemon else None
+
+        def befallen() -> Failure | None:
+            if full():
+                return disk_full()
+            return daemon_died() if died and died() else None
+
+        return befallen
 
 
 class _Paths:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
-from ..core.records import Exchange, Limits, Network
+from ..core.records import Exchange, Failure, Limits, Network
 from .critic import OwnCritic
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Place(Protocol):
     def model(self, session: Session | None, network: Network | None) -> Model | None:
         """The model for an agent whose sandbox reaches `network`; None: what the run says."""
 
-    def watch_disk(self) -> Callable[[], bool]:
-        """Whether, since this was called, a disk that attempts write to was full."""
+    def watch_surroundings(self) -> Callable[[], Failure | None]:
+        """What has befallen attempts since this was called: a disk was full, or the docker daemon died."""
 
 
 class Paths(Protocol):

@@ -73,7 +73,7 @@ class Admission:
         if not self._together.settled(verdict):
             self._governor.settled(verdict)
         if self._supply is not None:
-            self._supply.release(verdict.attempt)
+            self._supply.release(verdict.attempt, verdict.failure)
 
     def disbanded(self, group: int) -> None:
         self._together.over(group)

@@ -20,9 +20,11 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.containers import Containers
 from ..core.errors import HoldwaterError, RunFailed, RunStopped
+from ..core.failures import DAEMON
 from ..core.image import Note
 from ..core.records import Network, Start
 from ..docker.client import DockerClient, DockerError
+from ..docker.liveness import DaemonWatch
 from ..image.docker.locks import locked
 from ..rollout.duty import Duty
 from ..sandbox.docker import fence, network
@@ -36,7 +38,6 @@ LOOK_SECONDS = 0.5
 REAP_SECONDS = 5.0
 LONGEST_REAP = 60.0
 CLOSING = 60.0  # seconds for what is left when the run is over
-DAEMON = "daemon"  # why nobody is admitted, and the kind of failure that says so
 
 
 class Levers(NamedTuple):
@@ -53,6 +54,7 @@ class Dock:
 
     def __init__(self, config: RunConfig, environment: Environment, note: Note) -> None:
         self.client = DockerClient(environment.docker_host)
+        self.watch = DaemonWatch(self.client)
         self._config = config
         self._state = state_of(environment)
         self._note = note
@@ -81,6 +83,7 @@ class Dock:
             self._told(await reap(self.client, self.containers, ()))
             address = (await self._network(Network.GATEWAY)).address
             self.containers = msgspec.structs.replace(self.containers, gateway=address)
+            await self.watch.__aenter__()
         except BaseException:  # boundary: given back, then raised again
             await self.client.__aexit__(None, None, None)
             raise
@@ -95,6 +98,7 @@ class Dock:
         except (DockerError, TimeoutError) as failed:
             self._note("cleanup.failed", f"containers and networks of the run: {failed}")
         finally:
+            await self.watch.__aexit__(None, None, None)
             await self.client.__aexit__(None, None, None)
             os.close(self._fd)
             self._file(self._config.id).unlink(missing_ok=True)
@@ -111,6 +115,20 @@ class Dock:
         for start in starts:
             if (start.network or self._config.network) is Network.OPEN:
                 await self._network(Network.OPEN)
+
+    async def returned(self) -> None:
+        """Wait until the daemon answers; `_look` stops the run if it stays away."""
+        while True:
+            try:
+                await self.client.get("/version")
+                return
+            except DockerError:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def suspect(self) -> None:
+        """Hold admission until the daemon was looked at again: an attempt has seen it die."""
+        if self._run is not None:
+            self._run.hold(DAEMON)
 
     def duties(self, run: Levers) -> Sequence[Duty]:
         self._run = run

@@ -14,7 +14,10 @@ import msgspec
 
 from ..core.config import RunConfig
 from ..core.containers import Containers
-from ..core.errors import ImageFailed
+from ..core.errors import AttemptError, ImageFailed
+from ..core.failures import DAEMON
+from ..core.records import Failure, Where
+from ..docker.client import DockerError
 from ..ledger.ledger import Ledger
 from ..rollout.duty import Duty
 from .config import Environment
@@ -59,14 +62,25 @@ class Provision:
         return await self.supply.need(self._named(wanted))
 
     async def hold(self, attempt: int, wanted: Wanted) -> dict[str, str]:
-        """The images of an attempt, once its networks are there."""
+        """The images of an attempt, once its networks are there; a daemon that dies is waited for."""
         named = self._named(wanted)
-        await self._dock.provide([start for start in (wanted.start, wanted.grader) if start is not None])
-        found = await self.supply.hold(attempt, named)
-        return {**found, wanted.start.key: found[named.start.key]}
+        starts = [start for start in (wanted.start, wanted.grader) if start is not None]
+        while True:
+            died = self._dock.watch.since()
+            try:
+                await self._dock.provide(starts)
+                found = await self.supply.hold(attempt, named)
+            except (AttemptError, DockerError):
+                if not died():
+                    raise
+                await self._dock.returned()
+                continue
+            return {**found, wanted.start.key: found[named.start.key]}
 
-    def release(self, attempt: int) -> None:
+    def release(self, attempt: int, failure: Failure | None = None) -> None:
         self.supply.release(attempt)
+        if failure is not None and failure.where is Where.INTERRUPTED and failure.kind == DAEMON:
+            self._dock.suspect()
 
     def expect(self, wanted: Wanted) -> None:
         if wanted.start.key or self._config.image:

@@ -22,7 +22,7 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.errors import AttemptError, BadInput, ImageFailed, RunStopped
 from ..core.image import EngineKind, Note, Platform, Recipe
-from ..core.records import GiB, Start
+from ..core.records import Failure, GiB, Start
 from ..docker.client import DaemonGone, DockerClient, DockerError
 from ..governor.reading import Disk
 from ..governor.room import EASE, room_in, room_of
@@ -128,7 +128,7 @@ class Supply:
             self._no_longer_expected(wanted)
         return found
 
-    def release(self, attempt: int) -> None:
+    def release(self, attempt: int, failure: Failure | None = None) -> None:
         if (held := self._held.pop(attempt, None)) is not None:
             held.close()
             self._relieve_at = 0.0

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core.records import Start
+from ..core.records import Failure, Start
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -33,8 +33,8 @@ class Supplies(Protocol):
     async def hold(self, attempt: int, wanted: Wanted) -> dict[str, str]:
         """`Start.key` -> what the daemon has for it, until `release`. Raises an `AttemptError`."""
 
-    def release(self, attempt: int) -> None:
-        """The attempt is over, whether it held anything or not."""
+    def release(self, attempt: int, failure: Failure | None = None) -> None:
+        """The attempt is over, with this failure, whether it held anything or not."""
 
     def expect(self, wanted: Wanted) -> None:
         """An attempt will want these soon."""
