@@ -89,7 +89,8 @@ class Node(Record, frozen=True):
     sampled: bool = False  # the model said it: what a trainer trains on (the mask)
     tokens: tuple[int, ...] | None = None  # ids, where the upstream gives them
     prompt_tokens: tuple[int, ...] | None = None  # of a sampled one: ids of all that was before it
-    logprobs: tuple[float, ...] | None = None
+    # One a token; None: the upstream gave none, or no finite number (JSON has neither NaN nor infinity).
+    logprobs: tuple[float | None, ...] | None = None
     version: str = ""  # of the policy that said it
     finish: str = ""
     by: str = ""  # the child attempt that asked; empty: the attempt itself

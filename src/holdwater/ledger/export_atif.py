@@ -230,7 +230,7 @@ def _metrics(turn: Turn) -> dict[str, Any]:
         cost_usd=usage.cost,
         prompt_token_ids=tokens.prompt or None,
         completion_token_ids=tokens.completion or None,
-        logprobs=tokens.logprobs or None,
+        logprobs=None if None in tokens.logprobs else tokens.logprobs or None,
     )
 
 

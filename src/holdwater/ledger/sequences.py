@@ -59,8 +59,9 @@ class _Sequence:
         new = tokens.prompt[len(self._ids) :]
         self._ids += [*new, *tokens.completion]
         self._mask += [0] * len(new) + [1] * len(tokens.completion)
-        if self._logprobs is not None and len(tokens.logprobs) == len(tokens.completion):
-            self._logprobs += [0.0] * len(new) + list(tokens.logprobs)
+        given = [p for p in tokens.logprobs if p is not None]
+        if self._logprobs is not None and len(given) == len(tokens.logprobs) == len(tokens.completion):
+            self._logprobs += [0.0] * len(new) + given
         else:
             self._logprobs = None
 

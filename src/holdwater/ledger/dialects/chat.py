@@ -94,9 +94,10 @@ def _integers(value: Any) -> tuple[int, ...]:
     return tuple(given) if set(map(type, given)) <= {int} else ()
 
 
-def _logprobs(value: Any) -> tuple[float, ...]:
+def _logprobs(value: Any) -> tuple[float | None, ...]:
+    """Each keeps its token's position."""
     given = [fields(token).get("logprob") for token in items(value)]
-    return tuple(float(p) for p in given if isinstance(p, int | float))
+    return tuple(float(p) if isinstance(p, int | float) else None for p in given)
 
 
 def _tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:

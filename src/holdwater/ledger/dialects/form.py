@@ -24,7 +24,7 @@ class Tokens(Record, frozen=True):
 
     prompt: tuple[int, ...] = ()
     completion: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[float | None, ...] = ()  # one a token; None: not given, or no finite number
 
 
 class Reply(Record, frozen=True):

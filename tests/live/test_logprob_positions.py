@@ -1,0 +1,35 @@
+"""Log probabilities keep the positions of their tokens, also where one of them is no number."""
+
+import math
+
+import pytest
+from tests.live.test_gateway_replay import answered, place
+from tests.speech import speak
+
+from holdwater.gateway.upstreams.policy import PolicyUpstream
+from holdwater.ledger.nodes import nodes
+from holdwater.ledger.sequences import sequences
+from holdwater.ledger.trajectory import Tree
+
+GIVEN = [-0.5, None, math.nan, -math.inf, -1.5]
+
+
+def policy(request):
+    """A reply of five tokens, of which two have a log probability."""
+    logprobs = {"content": [{"token": str(n), "logprob": given} for n, given in enumerate(GIVEN)]}
+    message = {"role": "assistant", "content": "01234"}
+    choice = {"index": 0, "message": message, "token_ids": [0, 1, 2, 3, 4], "logprobs": logprobs}
+    return {"choices": [choice], "prompt_token_ids": [7]}
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages", "gemini"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+async def test_a_node_has_a_log_probability_for_each_token(tmp_path, dialect, stream):
+    async with place(tmp_path, "http://127.0.0.1:9") as p, p.attempt(1) as scene:
+        p.gateway.steer(p.gateway.relay.own._replace(upstream=PolicyUpstream(policy)))
+        await answered(scene, speak(dialect, "count", stream=stream))
+
+    *_, node = nodes(p.directory, 1)
+    assert (node.tokens, node.logprobs) == ((0, 1, 2, 3, 4), (-0.5, None, None, None, -1.5))
+    [sequence] = sequences(Tree(p.directory, 1))
+    assert (sequence.ids, sequence.logprobs) == ([7, 0, 1, 2, 3, 4], None)
