@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.supply_scene import conducted
 
 from holdwater.core.errors import ImageFailed, Interrupted
-from holdwater.core.records import Instance, Start
+from holdwater.core.records import Failure, Instance, Start
 from holdwater.rollout.wire import Job
 from holdwater.run.governor import Governor
 from holdwater.run.scheduler import Scheduler
@@ -43,7 +43,7 @@ class Pantry:
         self.held.add(attempt)
         return {start.key: f"local/{start.key}" for start in wanted.starts}
 
-    def release(self, attempt: int) -> None:
+    def release(self, attempt: int, failure: Failure | None = None) -> None:
         self.held.discard(attempt)
 
     def expect(self, wanted: Wanted) -> None:
