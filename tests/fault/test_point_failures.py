@@ -274,7 +274,7 @@ def solve(instance, sandbox, model):
     with tries.open("a") as file:
         file.write("x")
     if instance.id == "i0" and tries.stat().st_size <= DEATHS:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGNAL)
     return instance.id
 
 
@@ -282,9 +282,9 @@ suite = hw.Suite(name="deadly", instances=instances, grade=grade)
 """
 
 
-def die(tmp_path: Path, deaths: int) -> Summary:
+def die(tmp_path: Path, deaths: int, signal: str = "SIGSEGV") -> Summary:
     file = tmp_path / "deadly.py"
-    file.write_text(DEADLY.replace("DEATHS", str(deaths)))
+    file.write_text(DEADLY.replace("DEATHS", str(deaths)).replace("SIGNAL", signal))
     options = {**QUICK, "workers": 1, "concurrency": 1, "retries": 0}
     return hw.run(f"{file}:suite", f"{file}:solve", out=tmp_path / "run", **options)
 
@@ -301,10 +301,24 @@ def test_worker_that_died(tmp_path: Path) -> None:
 def test_poison(tmp_path: Path) -> None:
     summary = die(tmp_path, deaths=100)
 
-    assert failures(tmp_path / "run") == [("worker", "lost"), ("worker", "lost"), ("worker", "poison")]
-    assert [row.alone for row in attempts(tmp_path / "run", "i0")] == [False, False, True]
+    reasons = ["lost", "lost", "crashed", "poison"]
+    assert failures(tmp_path / "run") == [("worker", reason) for reason in reasons]
+    assert [row.alone for row in attempts(tmp_path / "run", "i0")] == [False, False, True, True]
     assert kinds(tmp_path / "run") == {"i0": "worker", **dict.fromkeys(["i1", "i2", "i3"], "passed")}
     assert (end(tmp_path / "run"), summary.exit_status) == (("worker", None), 1)
+    whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("deaths", "kind"), [(4, "passed"), (100, "worker")])
+def test_poison_has_one_more_chance(tmp_path: Path, deaths: int, kind: str) -> None:
+    die(tmp_path, deaths)
+
+    summary = hw.resume(tmp_path / "run", retry_poison=True)
+
+    rows = attempts(tmp_path / "run", "i0")
+    assert [row.alone for row in rows] == [False, False, True, True, True]
+    assert kinds(tmp_path / "run")["i0"] == kind
+    assert summary.exit_status == (0 if kind == "passed" else 1)
     whole(tmp_path / "run")
 
 

@@ -307,7 +307,7 @@ def test_an_instance_whose_attempts_nothing_can_ever_end_is_poison(tmp_path: Pat
     assert (summary.exit_status, kinds(tmp_path / "run")) == (1, {"i0": "worker"})
     tried = attempts(tmp_path / "run")
     reasons = [row.verdict.failure.kind for row in tried if row.verdict and row.verdict.failure]
-    assert reasons == ["lost", "lost", "poison"]
+    assert reasons == ["lost", "lost", "crashed", "poison"]
     assert outcomes(tmp_path / "run")["i0"].score is None
     whole(tmp_path / "run")
 

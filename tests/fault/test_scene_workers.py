@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def instances():
 
 async def solve(instance, sandbox, model):
     fd = os.open(HERE / "trace", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(fd, f"{instance.id}\\n".encode())
+    os.write(fd, f"{instance.id} {os.getpid()}\\n".encode())
     os.close(fd)
     while not (HERE / "go").exists():
         await asyncio.sleep(0.02)
@@ -85,6 +86,51 @@ def test_a_killed_worker_costs_no_instance(scene: Scene, count: int) -> None:
     assert [(row["where"], row["failure_kind"]) for row in lost] == [("worker", "lost")] * 4
     assert "killed by SIGKILL" in lost[0]["failure"]
     scene.assert_whole(count)
+    scene.assert_clean()
+
+
+def test_kills_from_outside_make_no_instance_poison(scene: Scene) -> None:
+    scene.suite(SUITE, COUNT=1, HERE=str(scene.place), GUILTY="", CRIME="")
+    command = scene.run(*scene.agent(), "--concurrency", "1", "--workers", "1")
+
+    for kills in range(1, 6):
+        until("it runs again", lambda: len(lines(scene.place / "trace")) == kills, 60)  # noqa: B023
+        _, pid = lines(scene.place / "trace")[-1].split()
+        os.kill(int(pid), signal.SIGKILL)
+    (scene.place / "go").touch()
+
+    assert command.wait(60) == 0, command
+    assert command.document()["outcomes"] == {"passed": 1}
+    attempts = scene.export("attempts")
+    assert [row["failure_kind"] for row in attempts[:-1]] == ["lost"] * 5
+    assert [row["alone"] for row in attempts] == [False] * 2 + [True] * 4
+    scene.assert_whole(1)
+    scene.assert_clean()
+
+
+SILENCE = 2.0
+
+
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.proof)])
+def test_a_suspended_run_goes_on_with_its_workers(scene: Scene, everything: bool) -> None:
+    scene.suite(SUITE, COUNT=4, HERE=str(scene.place), GUILTY="", CRIME="")
+    words = ("--concurrency", "4", "--workers", "2", "--silence", str(SILENCE))
+    command = scene.run(*scene.agent(), *words)
+    until("all in flight", lambda: len(lines(scene.place / "trace")) == 4, 60)
+    suspended = [*(worker.pid for worker in scene.workers() if everything), command.pid]
+
+    for pid in suspended:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(10 * SILENCE)
+    for pid in reversed(suspended):  # the conductor first: it has heard of nobody
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+    (scene.place / "go").touch()
+
+    assert command.wait(60) == 0, command
+    assert command.document()["outcomes"] == {"passed": 4}
+    assert command.document()["events"] == {}
+    assert len(scene.export("attempts")) == 4
     scene.assert_clean()
 
 
@@ -154,7 +200,7 @@ def test_the_guilty_is_poison_and_its_neighbours_pass(
     poison = [row for row in attempts if row["failure_kind"] == "poison"]
     assert [row["instance"] for row in poison] == ["i003"]
     assert reason in poison[0]["failure"]
-    assert poison[0]["number"] == 3 and poison[0]["alone"]
+    assert poison[0]["number"] == 4 and poison[0]["alone"]
     scene.assert_whole(count)
     scene.assert_clean()
 

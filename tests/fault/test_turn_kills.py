@@ -110,7 +110,7 @@ def test_what_was_received_is_in_the_record_and_is_not_paid_twice(
         if not command.running:
             break
         cut += 1
-        if cut == 2 and (workers := scene.workers()):  # once: who loses a worker again and again is poison
+        if cut == 2 and (workers := scene.workers()):
             os.kill(chance.choice(workers).pid, signal.SIGKILL)
             continue
         command.kill()

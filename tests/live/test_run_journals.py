@@ -20,7 +20,7 @@ def grade(instance, sandbox, answer):
 
 async def solve(instance, sandbox, model):
     if instance.id == "i3":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 suite = hw.Suite(name="journals", instances=instances, grade=grade)
 """

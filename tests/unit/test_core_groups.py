@@ -211,7 +211,7 @@ class Serving(RuleBasedStateMachine):
         lost = [a for a in self.running.values() if a.id == first.id or (a.group and a.group == first.group)]
         for attempt in lost:
             if attempt.id not in self.refused:
-                failure = worker_lost(attempt, "killed")
+                failure = worker_lost(attempt, "killed", own=True)
                 self.settle(Result.of(Verdict(attempt=attempt.id, token=1, failure=failure)))
 
     @precondition(lambda self: set(self.ordered) - set(self.outcomes))

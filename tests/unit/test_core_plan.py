@@ -40,7 +40,7 @@ from holdwater.core.events import (
     Wake,
     Woke,
 )
-from holdwater.core.failures import POISON, RULES, Again, Scored, disk_full, worker_lost
+from holdwater.core.failures import CRASHED, POISON, RULES, Again, Scored, disk_full, worker_lost
 from holdwater.core.plan import Plan
 from holdwater.core.policy import LARGEST_SCALE, Policy, Result
 from holdwater.core.records import Attempt, Outcome, Verdict, Where
@@ -60,7 +60,7 @@ class Row(msgspec.Struct):
 
 
 def lost(attempt: Attempt) -> Result:
-    return Result.of(Verdict(attempt=attempt.id, token=1, failure=worker_lost(attempt, "killed")))
+    return Result.of(Verdict(attempt=attempt.id, token=1, failure=worker_lost(attempt, "killed", own=True)))
 
 
 def passed(attempt: Attempt) -> Result:
@@ -339,6 +339,7 @@ class Conduct(RuleBasedStateMachine):
             retries=sum(1 for result in followed if result and result.where in RETRIED),
             scale=last.attempt.scale,
             losses=sum(1 for r in results if r.where is Where.WORKER and r.kind != POISON),
+            crashes=sum(1 for r in results if r.where is Where.WORKER and r.kind == CRASHED),
             best=max(blamed, key=worth, default=None),
             last=pending,
         )
@@ -375,7 +376,7 @@ class Conduct(RuleBasedStateMachine):
         for key, rows in self.rows.items():
             results = [row.result for row in rows if row.result is not None]
             deaths = sum(1 for r in results if r.where is Where.WORKER)
-            assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 1
+            assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 2
             rounds = Counter(row.attempt.round for row in rows if row.result and not blameless(row.result))
             assert all(count <= self.tries for count in rounds.values())
             assert self.interrupted[key] <= self.policy.preemptions
@@ -479,11 +480,27 @@ def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts
             pending += started(commands)
             closed += [command.outcome for command in commands if isinstance(command, Close)]
 
-    assert plan.complete and deaths == 3
+    assert plan.complete and deaths == 4
     assert {outcome.instance: outcome.kind for outcome in closed} == {
         instance: "worker" if instance == culprit else "passed" for instance in range(12)
     }
     assert len(closed) == 12
+
+
+def test_kills_from_outside_never_poison_and_end_at_a_bound():
+    """Given a sample whose worker is killed whenever it runs, then it is closed unscored, not as poison."""
+    plan = Plan(Policy(concurrency=1, most_losses=10))
+    (attempt,) = [a for event in (*opened(1), Exhausted()) for a in started(plan.handle(event, 0.0))]
+    for losses in range(1, 11):
+        failure = worker_lost(attempt, "killed by SIGKILL", own=False)
+        assert failure.kind == "lost" and attempt.alone == (losses > 2)
+        result = Result.of(Verdict(attempt=attempt.id, token=1, failure=failure))
+        commands = plan.handle(Settled(result=result), 0.0)
+        if losses < 10:
+            (attempt,) = started(commands)
+
+    [outcome] = [command.outcome for command in commands if isinstance(command, Close)]
+    assert (outcome.kind, outcome.score, plan.complete) == ("worker", None, True)
 
 
 def test_a_preempted_sample_goes_before_those_that_wait_and_is_spared_in_the_end():

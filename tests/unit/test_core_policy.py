@@ -21,7 +21,7 @@ from holdwater.core.errors import (
     as_failure,
 )
 from holdwater.core.events import Close, Opened, Settled, Start, Wake, Woke
-from holdwater.core.failures import POISON, RULES, Scored, interrupted, worker_lost
+from holdwater.core.failures import CRASHED, POISON, RULES, Scored, interrupted, worker_lost
 from holdwater.core.plan import Plan
 from holdwater.core.policy import (
     LONGEST_BACKOFF,
@@ -74,11 +74,13 @@ def test_a_row_of_the_failure_table(where):
     assert exit_status(kinds[2], where) == status
 
 
-@pytest.mark.parametrize("failure", [interrupted("a signal"), worker_lost(Attempt(1, 1, 0, 1), "killed")])
+@pytest.mark.parametrize(
+    "failure", [interrupted("a signal"), worker_lost(Attempt(1, 1, 0, 1), "killed", own=True)]
+)
 def test_the_blameless_rows_are_tried_again_for_nothing_and_never_scored(failure):
     plan = Plan(Policy(concurrency=1, attempts=1, retries=0))
     plan.handle(Opened(instance=1, sample=0), 0.0)
-    for number in range(2, 12):
+    for number in range(2, 11):  # one more lost worker closes it
         result = Result.of(Verdict(attempt=number - 1, token=1, failure=failure, grade=Grade(True, 1.0)))
         commands = plan.handle(Settled(result=result), 0.0)
         (start,) = [command.attempt for command in commands if isinstance(command, Start)]
@@ -92,7 +94,9 @@ def test_every_place_has_a_row():
 
 
 def test_poison_is_not_tried_again():
-    alone = worker_lost(Attempt(9, 1, 0, 3, alone=True), "SIGSEGV")
+    first = worker_lost(Attempt(9, 1, 0, 3, alone=True), "SIGSEGV", own=True)
+    assert (first.where, first.kind, first.again) == (Where.WORKER, CRASHED, True)
+    alone = worker_lost(Attempt(9, 1, 0, 4, alone=True, crashes=1), "SIGSEGV", own=True)
 
     assert (alone.where, alone.kind, alone.again) == (Where.WORKER, POISON, False)
     assert decide(Result.of(Verdict(attempt=9, token=1, failure=alone)), Spent(), PATIENT) is None

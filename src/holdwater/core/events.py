@@ -37,6 +37,7 @@ class Opened(Event, frozen=True):
     retries: int = 0
     scale: int = 1
     losses: int = 0
+    crashes: int = 0
     first: int = 1  # the round from which `--attempts` counts
     best: Result | None = None
     last: Result | None = None

@@ -50,23 +50,28 @@ RULES: dict[Where, Rule] = {
     Where.RUN: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=4),
 }
 
-POISON = "poison"
+CRASHED = "crashed"  # took a worker down while alone in it, for the first time
+POISON = "poison"  # did so once more
 DISK = "disk"
 DAEMON = "daemon"
 NOT_SUBMITTED = "not-submitted"  # predictions that leave an instance out
 
 
-def worker_lost(attempt: Attempt, reason: str) -> Failure:
-    """The failure of an attempt whose worker died or hung: poison only if it had that worker to itself."""
-    if attempt.alone:
-        return Failure(
-            where=Where.WORKER,
-            kind=POISON,
-            message=f"took its worker down while alone in it: {reason}",
-            hint="the agent crashes the process that hosts it; see the worker's log in the run's `logs/`",
-            again=False,
-        )
-    return Failure(where=Where.WORKER, kind="lost", message=f"its worker was lost: {reason}")
+def worker_lost(attempt: Attempt, reason: str, *, own: bool) -> Failure:
+    """The failure of an attempt whose worker died or hung.
+
+    `own`: by the worker's own doing, not by a kill from outside. Poison needs that twice, alone in a worker.
+    """
+    if not (own and attempt.alone):
+        return Failure(where=Where.WORKER, kind="lost", message=f"its worker was lost: {reason}")
+    again = attempt.crashes == 0
+    return Failure(
+        where=Where.WORKER,
+        kind=CRASHED if again else POISON,
+        message=f"took its worker down while alone in it: {reason}",
+        hint="the agent crashes the process that hosts it; see the worker's log in the run's `logs/`",
+        again=again,
+    )
 
 
 def interrupted(reason: str) -> Failure:

@@ -36,7 +36,7 @@ from .events import (
     Withdrawn,
     Woke,
 )
-from .failures import DAEMON, DISK, POISON
+from .failures import CRASHED, DAEMON, DISK, POISON
 from .groups import THERE, Group, Standing, cut, straggled
 from .policy import Next, Policy, Result, Spent, decide, rank
 from .records import Attempt, Failure, Outcome, Where
@@ -138,6 +138,7 @@ class Plan:
             number=event.number,
             spent=Spent(event.round, event.retries, event.scale, event.first),
             losses=event.losses,
+            crashes=event.crashes,
             best=event.best,
             regrades=event.regrades,
         )
@@ -160,11 +161,13 @@ class Plan:
         if result.where is Where.RUN:
             return self._react(Abort(), at)
         lost = result.where is Where.WORKER and result.kind != POISON
-        if not lost and result.where is not Where.INTERRUPTED:
+        sample.losses += lost
+        sample.crashes += lost and result.kind == CRASHED
+        spared = sample.losses < self._state.policy.most_losses if lost else result.where is Where.INTERRUPTED
+        if not spared:
             return self._judged(key, sample, result, at)
         if (unwanted := self._state.unwanted(sample)) is not None:
             return self._refuse(key, unwanted)
-        sample.losses += lost
         sample.preemptions += not lost and result.kind not in (DISK, DAEMON)  # neither is a preemption
         self._queue(key, first=True)
         return []
@@ -336,6 +339,7 @@ class Plan:
             alone=alone,
             regrades=sample.regrades,
             group=sample.group,
+            crashes=sample.crashes,
         )
         if sample.group is not None:
             state.groups[sample.group].members[sample.sample] = Standing.RUNNING

@@ -8,10 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from .config import Critic, Keep, RunConfig
-from .failures import POISON, RULES, Again, Rule, Scored
+from .failures import RULES, Again, Rule, Scored
 from .records import Failure, Grade, Record, Verdict, Where
 
 LARGEST_SCALE = 8
+LOSSES_BEFORE_ALONE = 2
 LONGEST_BACKOFF = 60.0
 
 
@@ -23,7 +24,8 @@ class Policy(Record, frozen=True):
     retries: int = 2
     critic: str = Critic.GRADE
     backoff: float = 1.0
-    losses_before_alone: int = 2
+    losses_before_alone: int = LOSSES_BEFORE_ALONE
+    most_losses: int = 10  # workers that a sample may lose to kills from outside before it is closed
     alone_at_once: int = 2
     preemptions: int = 3  # after so many an attempt is left to finish
     ordered: bool = False  # samples are opened as they are ordered, none is pulled
@@ -105,7 +107,7 @@ def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
         scale = min(spent.scale * 2, LARGEST_SCALE) if rule.grows else spent.scale
         delay = backoff(result, spent.retries, policy)
         return Next(round=spent.round, retries=spent.retries + 1, scale=scale, delay=delay)
-    if result.kind != POISON and spent.round - spent.first + 1 < policy.attempts:
+    if result.where is not Where.WORKER and spent.round - spent.first + 1 < policy.attempts:
         return Next(round=spent.round + 1, retries=0, scale=spent.scale)
     return None
 

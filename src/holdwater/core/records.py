@@ -196,7 +196,7 @@ class Failure(Record, frozen=True):
     """What went wrong, in a sentence that a user can act on."""
 
     where: Where
-    kind: str  # a short word: `timeout`, `exit`, `exception`, `lost`, `poison`, ...
+    kind: str  # a short word: `timeout`, `exit`, `exception`, `lost`, `crashed`, `poison`, ...
     message: str
     hint: str = ""
     phase: Phase | None = None
@@ -291,6 +291,7 @@ class Attempt(Record, frozen=True):
     alone: bool = False  # a suspect: has a worker to itself
     regrades: int | None = None  # the attempt whose salvaged work is graded again
     group: int | None = None  # the order whose members are scored together
+    crashes: int = 0  # workers that the sample took down before, while alone in them
 
 
 class Child(Record, frozen=True):

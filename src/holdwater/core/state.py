@@ -20,6 +20,7 @@ class Sample(msgspec.Struct):
     number: int
     spent: Spent
     losses: int = 0
+    crashes: int = 0  # of the losses: workers that it took down while alone in them
     preemptions: int = 0
     running: Attempt | None = None
     best: Result | None = None

@@ -10,8 +10,8 @@ from enum import IntEnum
 
 import msgspec
 
-from ..core.failures import POISON, RULES, Again
-from ..core.policy import Result, Spent, rank
+from ..core.failures import CRASHED, POISON, RULES, Again
+from ..core.policy import LOSSES_BEFORE_ALONE, Result, Spent, rank
 from ..core.records import Record, Verdict, Where
 from .compression import unpack
 from .reopening import reopened_at
@@ -54,6 +54,7 @@ class Standing(Record, frozen=True):
     retries: int = 0  # infrastructure failures in this round, `last` included
     scale: int = 1
     losses: int = 0
+    crashes: int = 0
     first: int = 1  # the round from which `--attempts` counts
     best: Result | None = None
     last: Result | None = (
@@ -133,6 +134,7 @@ def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Stan
     last, number, round_, scale, _ = rows[-1]
     results = [(n, of, Result.of(verdict_of(packed))) for _, n, of, _, packed in rows if packed is not None]
     blamed = [result for _, _, result in results if not _blameless(result)]
+    lost = [n for n, _, r in results if r.where is Where.WORKER and r.kind != POISON]
     anew = number == before  # nothing was tried since the sample was opened again
     round_ = first if anew else round_
     return Standing(
@@ -142,7 +144,8 @@ def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Stan
         round=round_,
         retries=sum(1 for n, of, r in results if n > before and of == round_ and r.where in RETRIED),
         scale=scale,
-        losses=sum(1 for _, _, r in results if r.where is Where.WORKER and r.kind != POISON),
+        losses=sum(n > before for n in lost) + min(sum(n <= before for n in lost), LOSSES_BEFORE_ALONE),
+        crashes=sum(1 for _, _, r in results if r.where is Where.WORKER and r.kind in (CRASHED, POISON)),
         first=first,
         best=max(blamed, key=rank, default=None),
         last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,

@@ -263,7 +263,8 @@ class Host:
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
             except Exception as error:  # boundary: our own bug must not cost a verdict  # noqa: BLE001
                 self._noter(attempt.id)("attempt.crashed", traceback.format_exc(limit=-8))
-                failure = worker_lost(attempt, f"internal error: {type(error).__name__}: {error}")
+                reason = f"internal error: {type(error).__name__}: {error}"
+                failure = worker_lost(attempt, reason, own=True)
                 verdict = Verdict(attempt=attempt.id, token=self.token, failure=failure)
             self._living.pop(attempt.id, None)  # first: what has its verdict cannot be interrupted any more
             if attempt.id in self._tasks:  # else it was given up, and has its verdict

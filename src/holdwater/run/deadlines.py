@@ -5,11 +5,10 @@ The limits themselves are kept in the worker; this is for workers that do not.
 
 from __future__ import annotations
 
-import asyncio
-
 from ..core.config import Critic, RunConfig
 from ..core.records import Ask, Attempt
 from ..rollout.scope import CANCEL_SECONDS
+from .running_clock import RunningClock
 
 CLOSES = 3  # what an attempt closes one after another
 MORE_CLOSES = 3  # of a member of a group: its place in it, its children, the session of those who score it
@@ -20,7 +19,7 @@ class Deadlines:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._loop = asyncio.get_running_loop()
+        self._clock = RunningClock()
         self._due: dict[int, float] = {}  # bound: the run's concurrency
         self._scoring: dict[int, float] = {}  # seconds that being scored may take; bound: the same
 
@@ -30,7 +29,7 @@ class Deadlines:
         config, limits = self._config, self._config.limits.under(asks)
         asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
         phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
-        self._due[attempt.id] = self._loop.time() + phases + closing
+        self._due[attempt.id] = self._clock.time() + phases + closing
         self._scoring[attempt.id] = limits.grading + closing
 
     def wait(self, attempt: int) -> None:
@@ -40,15 +39,16 @@ class Deadlines:
     def score(self, attempt: int) -> None:
         """Its group is being scored."""
         if attempt in self._scoring:
-            self._due[attempt] = self._loop.time() + self._scoring[attempt]
+            self._due[attempt] = self._clock.time() + self._scoring[attempt]
 
     def end(self, attempt: int) -> None:
         self._due.pop(attempt, None)
         self._scoring.pop(attempt, None)
 
     def overdue(self) -> list[int]:
-        """Those that hang; each is named once."""
-        now = self._loop.time()
+        """Those that hang; each is named once. Asked about once a second."""
+        self._clock.tick()
+        now = self._clock.time()
         late = [attempt for attempt, due in self._due.items() if due < now]
         for attempt in late:
             self.end(attempt)

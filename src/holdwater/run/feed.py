@@ -154,6 +154,7 @@ def reopened(standing: Standing) -> Opened:
         scale=spent.scale,
         first=spent.first,
         losses=standing.losses,
+        crashes=standing.crashes,
         best=standing.best,
         last=standing.last,
     )

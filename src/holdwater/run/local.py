@@ -35,9 +35,10 @@ from ..rollout.wire import (
 from .fleet import Census, Condition, Emit, Gone, ToAttempt
 from .governor import NEW_WORKER
 from .placement import Placement
-from .process import WorkerProcess
+from .process import WorkerDeath, WorkerProcess
 from .remains import WorkerRemains
 from .roster import Roster
+from .running_clock import RunningClock
 from .scaling import Births, Scaling
 
 PATROL_SECONDS = 1.0
@@ -57,6 +58,7 @@ class LocalFleet:
         self._scaling = _scaling(welcome.config, self._roster.share)
         self._births = Births(patient=welcome.config.serving is not None)
         self._placement = Placement(self._roster, self._births, self)
+        self._running = RunningClock()  # what is silent, late or overdue is measured by it
         self._numbers = 0
         self._lost = self._recycled = 0
         self.news = 0
@@ -213,7 +215,7 @@ class LocalFleet:
     def _spawn(self, solo: bool = False) -> WorkerProcess | None:
         self._numbers += 1
         try:
-            worker = WorkerProcess(self._numbers, self._welcome, self._env, solo=solo)
+            worker = WorkerProcess(self._numbers, self._welcome, self._env, self._running, solo=solo)
         except OSError as error:
             if not self._births.any:
                 raise
@@ -254,9 +256,9 @@ class LocalFleet:
                 case _:
                     if message.attempt in worker.attempts:  # else it was given up, and has its verdict
                         self._emit(message)
-        reason = await worker.buried()
+        death = await worker.buried()
         self._roster.remove(worker)
-        await self._mourn(worker, reason)
+        await self._mourn(worker, death)
 
     def _welcomed(self, worker: WorkerProcess) -> None:
         worker.ready = True
@@ -285,22 +287,22 @@ class LocalFleet:
         self._closing = True
         self._emit(message)
 
-    async def _mourn(self, worker: WorkerProcess, reason: str) -> None:
+    async def _mourn(self, worker: WorkerProcess, death: WorkerDeath) -> None:
         """A worker is gone: attempts without a verdict are handed back, and another one takes its place."""
         if self._closing:
             return
         if not (worker.ready or worker.draining):
-            self._unable(reason, f"see `{worker.log}`")
+            self._unable(death.reason, f"see `{worker.log}`")
         elif worker.attempts or not worker.draining:
             self._lost += 1
-            self._note("worker.lost", f"worker {worker.number}: {reason}")
+            self._note("worker.lost", f"worker {worker.number}: {death.reason}")
         if worker.attempts:
             self._group.create_task(self._remains.sweep(list(worker.attempts)))
         for verdict in await self._remains.read_verdicts(worker.number, frozenset(worker.attempts)):
             worker.forget(verdict.attempt)
             self._emit(Done(verdict=verdict))
         for attempt in list(worker.attempts.values()):
-            self._finish(attempt, worker_lost(attempt, reason))
+            self._finish(attempt, worker_lost(attempt, death.reason, own=death.own))
         self._emit(Gone(worker=worker.number))
         self._staff()
         await self._placement.wake()
@@ -339,9 +341,11 @@ class LocalFleet:
 
     async def _patrol(self) -> None:
         """Each second: who hangs, who does not come up, who is too fat, who has hosted enough."""
+        self._running.tick()
         for worker in self._roster:
             if worker.silent(self._config.silence, self._config.silence * LONGEST_SILENCE):
-                worker.kill(f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}")
+                reason = f"hung: no sign of life for {worker.silence:.0f} s {worker.busy_with()}"
+                worker.kill(reason, hung=True)
             elif not worker.ready and self._overdue(worker):
                 worker.kill(f"not ready after {worker.age:.0f} s")
             elif worker.draining or worker.outgoing or worker.solo or not worker.ready:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from typing import IO
 import msgspec
 import psutil
 
-from ..core.records import Attempt, MiB
+from ..core.records import Attempt, MiB, Record
 from ..ledger.disk import no_space
 from ..rollout.wire import (
     Beat,
@@ -36,8 +35,11 @@ from ..rollout.wire import (
 )
 from . import allocator
 from .fleet import Use
+from .running_clock import RunningClock
 
 LEAVE_SECONDS = 5.0
+# Signals that a process brings on itself; any other comes from outside.
+OWN_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # A worker's address space can always grow by this much: for work of its own, and for the stacks of threads,
 # 8 MiB each, of which hardly anything ever becomes memory.
@@ -45,10 +47,19 @@ HEADROOM = 80 * MiB
 TAIL = 400  # characters of a dead worker's log that its obituary quotes
 
 
+class WorkerDeath(Record, frozen=True):
+    """How a worker ended."""
+
+    reason: str
+    own: bool  # by its own doing: it crashed, exited or hung; not by a kill from outside
+
+
 class WorkerProcess:
     """A worker from exec to burial."""
 
-    def __init__(self, number: int, welcome: Welcome, env: Mapping[str, str], *, solo: bool) -> None:
+    def __init__(
+        self, number: int, welcome: Welcome, env: Mapping[str, str], clock: RunningClock, *, solo: bool
+    ) -> None:
         self.number = number
         self.solo = solo
         self.ready = False
@@ -73,7 +84,9 @@ class WorkerProcess:
         self._permitted = 0
         self.lag = 0.0
         self._reason: str | None = None
-        self._began = self._heard = self._stirred = time.monotonic()
+        self._hung = False
+        self._clock = clock
+        self._began = self._heard = self._stirred = clock.time()
         self._cpu = 0.0
         self._leaving: asyncio.TimerHandle | None = None
         settings = allocator.settings(env)
@@ -132,12 +145,13 @@ class WorkerProcess:
             self.send(Leave())
             self._leaving = asyncio.get_running_loop().call_later(LEAVE_SECONDS, self.kill)
 
-    def kill(self, reason: str | None = None) -> None:
+    def kill(self, reason: str | None = None, *, hung: bool = False) -> None:
         self._reason = self._reason or reason
+        self._hung = self._hung or hung
         if not self.gone:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def buried(self) -> str:
+    async def buried(self) -> WorkerDeath:
         """Wait until the process is dead; what it died of."""
         loop = asyncio.get_running_loop()
         dead = asyncio.Event()
@@ -151,10 +165,12 @@ class WorkerProcess:
             loop.remove_reader(self._pidfd)
             self._close()
         status = self._process.wait()  # in any case, or it stays as a zombie
-        return self._reason or self._obituary(status)
+        if self._reason is not None:
+            return WorkerDeath(reason=self._reason, own=self._hung)
+        return WorkerDeath(reason=self._obituary(status), own=status >= 0 or -status in OWN_SIGNALS)
 
     def heard(self, beat: Beat) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._clock.time()
         if self.first:
             self._attribute(beat)
         self.rss, self.living = beat.rss, beat.living
@@ -225,11 +241,11 @@ class WorkerProcess:
 
     @property
     def age(self) -> float:
-        return time.monotonic() - self._began
+        return self._clock.time() - self._began
 
     @property
     def silence(self) -> float:
-        return time.monotonic() - self._heard
+        return self._clock.time() - self._heard
 
     def silent(self, bound: float, busy_bound: float) -> bool:
         """Whether it has neither beaten nor computed for `bound` seconds, or not beaten for `busy_bound`.
@@ -239,13 +255,16 @@ class WorkerProcess:
         if self.gone:
             return False
         try:
-            times = psutil.Process(self.pid).cpu_times()
+            process = psutil.Process(self.pid)
+            times, stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False
+        if stopped:  # by a signal from outside: it cannot speak, and its time begins when it goes on
+            self._heard = self._clock.time()
         cpu = times.user + times.system
         if cpu > self._cpu:
-            self._cpu, self._stirred = cpu, time.monotonic()
-        idle = min(self.silence, time.monotonic() - self._stirred)
+            self._cpu, self._stirred = cpu, self._clock.time()
+        idle = min(self.silence, self._clock.time() - self._stirred)
         return self.silence > busy_bound or (self.ready and idle > bound)
 
     def whereabouts(self, attempt: int) -> str:

@@ -397,7 +397,7 @@ class Scheduler:
         for attempt_id in self._deadlines.overdue():
             where = self._fleet.give_up(attempt_id)
             self.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
-            failure = worker_lost(self._attempts[attempt_id], f"it hung {where}")
+            failure = worker_lost(self._attempts[attempt_id], f"it hung {where}", own=True)
             self.hear(Done(verdict=Verdict(attempt=attempt_id, token=self._ledger.token, failure=failure)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
