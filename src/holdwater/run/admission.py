@@ -38,16 +38,28 @@ class Admission:
         self._supply = supply
         self._together = Together(governor)
         self._fetching: dict[int, asyncio.Timeout] = {}  # that wait for images; bound: the concurrency
-        self._reason = ""  # why those were let go that were last
+        # attempts that do not have all yet -> why they were let go; bound: the concurrency
+        self._entering: dict[int, str | None] = {}
 
     def coming(self, attempt: Attempt) -> None:
         """It will be `granted` soon: those of a group that come together are leased for together."""
+        self._entering[attempt.id] = None
         self._together.expect(attempt)
 
     async def granted(
         self, attempt: Attempt, payload: bytes, asks: Ask
     ) -> tuple[Lease, dict[str, str]] | Failure:
         """Its lease and its images (`Job.images`), or why it cannot have them."""
+        self._entering.setdefault(attempt.id, None)
+        try:
+            granted = await self._granted(attempt, payload, asks)
+            return self._released(attempt.id) or granted
+        finally:
+            del self._entering[attempt.id]
+
+    async def _granted(
+        self, attempt: Attempt, payload: bytes, asks: Ask
+    ) -> tuple[Lease, dict[str, str]] | Failure:
         if self._supply is None:
             lease = await self._lease(attempt, asks, 0)
             return lease if isinstance(lease, Failure) else (lease, {})
@@ -61,12 +73,20 @@ class Admission:
         return images if isinstance(images, Failure) else (lease, images)
 
     def let_go(self, attempt: int, reason: str) -> bool:
-        """Whether it waited for a lease or for images, and does not any more."""
-        if (scope := self._fetching.pop(attempt, None)) is None:
-            return self._together.let_go(attempt, reason) or self._governor.drop(attempt, reason)
-        self._reason = reason
-        scope.reschedule(asyncio.get_running_loop().time())
+        """Whether it did not have all that it needs: it waits for that no more, and is not granted it."""
+        if attempt not in self._entering:
+            return False
+        self._entering[attempt] = reason
+        if (scope := self._fetching.pop(attempt, None)) is not None:
+            scope.reschedule(asyncio.get_running_loop().time())
+        elif not self._together.let_go(attempt, reason):
+            self._governor.drop(attempt, reason)
         return True
+
+    def _released(self, attempt: int) -> Failure | None:
+        """Why it was let go, if it was."""
+        reason = self._entering[attempt]
+        return None if reason is None else interrupted(reason)
 
     def settled(self, verdict: Verdict) -> None:
         """Its lease and its images go back; a group's lease stays until `disbanded`."""
@@ -113,19 +133,22 @@ class Admission:
         return need
 
     async def _lease(self, attempt: Attempt, asks: Ask, images: int) -> Lease | Failure:
-        if attempt.group is None:
-            return await self._governor.lease(attempt, asks, images)
-        return await self._together.lease(attempt, asks, images)
+        if attempt.group is not None:
+            return await self._together.lease(attempt, asks, images)
+        return self._released(attempt.id) or await self._governor.lease(attempt, asks, images)
 
     async def _fetched(self, attempt: int, work: Coroutine[Any, Any, T]) -> T | Failure:
         """What the supply gives, or why it does not; being let go ends the wait at once."""
+        if released := self._released(attempt):
+            work.close()
+            return released
         try:
             async with asyncio.timeout(None) as scope:
                 self._fetching[attempt] = scope
                 return await work
         except Exception as error:  # boundary: an image that fails stops no other attempt  # noqa: BLE001
-            if scope.expired():
-                return interrupted(self._reason)
+            if scope.expired() and (released := self._released(attempt)):
+                return released
             failure = as_failure(error, ImageFailed, Phase.SETUP)
             let_go(error)
             return failure

@@ -280,7 +280,7 @@ class Scheduler:
             case Disband(group=group):
                 self._admission.disbanded(group)
             case Interrupt(attempt=attempt_id):
-                self._interrupt(attempt_id)
+                self._end(attempt_id, interrupted(self._reason))
             case Close(outcome=outcome):
                 self._spawn(self._close(outcome))
             case Wake(at=at):
@@ -336,8 +336,8 @@ class Scheduler:
         """End an attempt, however far it has come."""
         if self._admission.let_go(attempt, failure.message):
             return
-        if attempt in self._unstarted:
-            self._ended[attempt] = failure
+        if attempt in self._unstarted:  # it is being written, and settles when that is done
+            self._ended.setdefault(attempt, failure)
         else:
             self._fleet.interrupt(attempt, failure)
 
@@ -361,17 +361,6 @@ class Scheduler:
         self._attempts.pop(attempt, None)
         self._admission.settled(Verdict(attempt=attempt, token=self._ledger.token, failure=failure))
         self._take(Settled(result=Result(attempt=attempt, where=Where.INTERRUPTED)))
-
-    def _interrupt(self, attempt: int) -> None:
-        if self._admission.let_go(attempt, self._reason):
-            return
-        if attempt not in self._unstarted:
-            self._fleet.interrupt(attempt, interrupted(self._reason))
-            return
-        self._unstarted.discard(attempt)  # told once: a stop and its verdict both interrupt what runs
-        del self._attempts[attempt]  # it is being written, and will not be started
-        failure = interrupted(self._reason)
-        self.hear(Done(verdict=Verdict(attempt=attempt, token=self._ledger.token, failure=failure)))
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit, then tell the planner and the observers, in that order."""
