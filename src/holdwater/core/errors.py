@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .records import Failure, Phase, Where
+from .text import clean_text
+
+LONGEST_KIND = 200  # characters
 
 
 class HoldwaterError(Exception):
@@ -152,9 +155,9 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
     if isinstance(error, AttemptError):
         return Failure(
             where=error.where,
-            kind=error.kind,
-            message=escaped(str(error.message)),
-            hint=escaped(str(error.hint)),
+            kind=clean_text(str(error.kind)[:LONGEST_KIND]),
+            message=clean_text(str(error.message)),
+            hint=clean_text(str(error.hint)),
             phase=phase,
             again=error.again,
             after=error.after,
@@ -193,13 +196,8 @@ def let_go(error: BaseException) -> None:
             pending += one.exceptions
 
 
-def escaped(text: str) -> str:
-    """`text` as it can be written down: what has no UTF-8, as in a file name of odd bytes, is escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _told(error: BaseException) -> str:
     try:
-        return escaped(f"{type(error).__name__}: {error}"[:2000])
+        return clean_text(f"{type(error).__name__}: {error}"[:2000])
     except Exception:  # boundary: an exception's own `__str__`  # noqa: BLE001
         return type(error).__name__

@@ -253,9 +253,7 @@ class Plan:
         return self._rallied(group)
 
     def _rallied(self, group: Group) -> list[AnyCommand]:
-        if not group.due:
-            return []
-        return [Rally(group=group.id, together=group.rally())]
+        return [Rally(group=group.id, together=group.rally())] if group.due else []
 
     def _cut(self, group: Group) -> list[AnyCommand]:
         """Who acts is graded on what it left; who waits for another try is not tried again."""

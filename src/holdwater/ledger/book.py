@@ -19,6 +19,7 @@ from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Outcome, Record, Usage, Verdict
 from ..core.reopening import ClosedSample
 from ..core.summary import Gauge
+from ..core.text import clean_text
 from . import orders
 from .compression import pack, unpack
 from .orders import OrderRow
@@ -26,7 +27,7 @@ from .reopening import reopen
 from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, SuitePass, known, pass_number, verdict_of
-from .text import clean, encode
+from .text import encode
 
 LONGEST_TIMELINE = 20_000  # rows; over it, every second one goes
 LARGEST_USAGE = 1 << 40  # what an upstream claims is not trusted further than this
@@ -123,7 +124,7 @@ class Book:
         seen = pass_number(self.token, SuitePass.PLAN)
         cursor = self.connection.execute(
             "INSERT INTO instance (name, digest, payload, place, planned, sighted) VALUES (?, ?, ?, ?, ?, ?)",
-            (item.name, item.digest, pack(item.payload), clean(item.place), self.token, seen),
+            (item.name, item.digest, pack(item.payload), clean_text(item.place), self.token, seen),
         )
         self._count("planned")
         return cursor.lastrowid or 0
@@ -145,7 +146,7 @@ class Book:
             if entry is not None:
                 self.connection.execute(
                     "UPDATE instance SET sighted = ?, place = ? WHERE id = ?",
-                    (seen, clean(item.place), entry.id),
+                    (seen, clean_text(item.place), entry.id),
                 )
             entries.append(entry)
         return entries
@@ -154,7 +155,7 @@ class Book:
         """The instance as the suite has it now; what was settled stays."""
         row = self.connection.execute(
             "UPDATE instance SET digest = ?, payload = ?, place = ? WHERE name = ? RETURNING id",
-            (item.digest, pack(item.payload), clean(item.place), item.name),
+            (item.digest, pack(item.payload), clean_text(item.place), item.name),
         ).fetchone()
         if row is None:
             raise BadInput(f"no such instance: `{item.name}`")
@@ -222,7 +223,7 @@ class Book:
                 self._now(),
                 kind,
                 failure.where.value if failure else None,
-                clean(failure.kind) if failure else None,
+                clean_text(failure.kind) if failure else None,
                 passed,
                 _finite(grade.score) if grade else None,
                 verdict.exchanges,
@@ -269,7 +270,7 @@ class Book:
     def note(self, kind: str, message: str, attempt: int | None) -> None:
         self.connection.execute(
             "INSERT INTO event (at, token, kind, message, attempt) VALUES (?, ?, ?, ?, ?)",
-            (self._now(), self.token, kind, clean(message), attempt),
+            (self._now(), self.token, kind, clean_text(message), attempt),
         )
         self._count(f"event:{kind}")
 
@@ -308,7 +309,7 @@ class Book:
         self.connection.execute(
             "UPDATE conductor SET ended = ?, seen = ?, state = ?, reason = ?, exit_status = ?"
             " WHERE token = ?",
-            (now, now, state, clean(reason), exit_status, self.token),
+            (now, now, state, clean_text(reason), exit_status, self.token),
         )
 
     # The tally: applied once in a transaction, so that counting costs next to nothing.

@@ -1,6 +1,7 @@
-"""Records as MessagePack, whatever text they carry.
+"""Records as MessagePack, whatever text they carry: for journals, the ledger and the wire between processes.
 
-Half a surrogate pair in an error message, as file names bring them, must not cost a verdict.
+Half a surrogate pair in an error message, as file names bring them, or a log line of gigabytes must cost
+neither a verdict nor a worker.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from typing import Any
 import msgspec
 
 from ..core.records import Record
+from ..core.text import clean_text
+
+LARGEST_RECORD = 64 * 1024 * 1024  # bytes; over it, long texts are cut
 
 
 def encode(record: Record) -> bytes:
     try:
-        return _encode(record)
+        content = _encode(record)
     except UnicodeEncodeError:
-        return _encode(_clean(msgspec.to_builtins(record)))
-
-
-def clean(text: str) -> str:
-    """The text, with what UTF-8 cannot say written as an escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        content = None
+    if content is not None and len(content) <= LARGEST_RECORD:
+        return content
+    return _encode(_clean(msgspec.to_builtins(record, builtin_types=(bytes,))))
 
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return clean(value)
+        return clean_text(value)
     if isinstance(value, dict):
         return {_clean(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

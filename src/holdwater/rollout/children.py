@@ -16,9 +16,10 @@ import msgspec
 from ..agent.load import load
 from ..agent.python import python, takes_attempt
 from ..core.authoring import Act, Agent, Born, Session
-from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, escaped, let_go
+from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, let_go
 from ..core.groups import cancelled
 from ..core.records import NO_USAGE, Failure, Instance
+from ..core.text import clean_text
 from .calls import being_cancelled
 from .ends import model_first
 from .life import Life
@@ -223,7 +224,7 @@ class _Withheld:
 
 def _named(parent: str, name: str) -> str:
     """Names are data; a child's child carries both."""
-    return escaped(f"{parent}/{name}" if parent else name)[:LONGEST_NAME]
+    return clean_text(f"{parent}/{name}" if parent else name)[:LONGEST_NAME]
 
 
 def _refused(life: Life, means: Means) -> Failure | None:

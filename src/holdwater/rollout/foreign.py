@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from ..core.authoring import GradeResult, GroupGrades
-from ..core.errors import GradeFailed, escaped
+from ..core.errors import GradeFailed
 from ..core.records import Grade
+from ..core.text import clean_text
 
 LONGEST_ANSWER = 1024 * 1024
 
@@ -30,7 +31,7 @@ def as_grade(result: GradeResult) -> Grade:
             raise _no_grade(result)
     try:
         # A record does not check its fields when it is made: a foreign type would be refused further on.
-        grade = msgspec.structs.replace(grade, detail=escaped(grade.detail))
+        grade = msgspec.structs.replace(grade, detail=clean_text(grade.detail))
         grade = msgspec.msgpack.decode(msgspec.msgpack.encode(grade), type=Grade)
     except (TypeError, ValueError, AttributeError, ArithmeticError, msgspec.MsgspecError) as error:
         raise _no_grade(result) from error
@@ -83,6 +84,6 @@ def _no_grade(result: Any) -> GradeFailed:
 def _described(thing: Any) -> str:
     """A foreign object in words, also where it has none itself."""
     try:
-        return escaped(repr(thing))
+        return clean_text(repr(thing))
     except Exception:  # boundary: its own code  # noqa: BLE001
         return f"<{type(thing).__name__}>"

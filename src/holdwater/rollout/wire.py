@@ -16,6 +16,7 @@ from ..core.config import RunConfig
 from ..core.containers import Containers
 from ..core.records import Ask, Attempt, Failure, Phase, Record, Usage, Verdict
 from ..core.serving import Answer, ModelChoice, Steer
+from ..ledger.text import encode
 
 LARGEST_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
@@ -235,11 +236,9 @@ class Broken(Message, frozen=True):
 ToWorker = Welcome | Job | Cancel | Allow | Trim | Leave | Score | Steered | Take | Answered
 ToConductor = Ready | Unfit | Beat | Done | Noted | Said | Broken | Arrived | Progress | Held | Unheld | Asked
 
-_encoder = msgspec.msgpack.Encoder()
-
 
 def frame(message: Message) -> bytes:
-    body = _encoder.encode(message)
+    body = encode(message)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -21,8 +21,9 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from ..core.errors import BadInput, LedgerCorrupt, Refused, RunStopped, escaped
+from ..core.errors import BadInput, LedgerCorrupt, Refused, RunStopped
 from ..core.serving import LONGEST_KEY, Problem, Steer
+from ..core.text import clean_text
 from ..gateway.server import LONGEST_SOCKET_PATH
 from ..ledger.blobs import Blobs, is_hash
 from ..rollout.duty import Duty
@@ -120,7 +121,7 @@ class Door:
         except Exception as error:  # boundary: one request's end, not the server's  # noqa: BLE001
             place = traceback.extract_tb(error.__traceback__)[-1]
             told = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-            problem = Problem(code="internal", message=escaped(told)[:2000])
+            problem = Problem(code="internal", message=clean_text(told)[:2000])
         return self._refuse(request, problem, speech)
 
     def _refuse(self, request: web.BaseRequest, problem: Problem, speech: Speech) -> web.StreamResponse:

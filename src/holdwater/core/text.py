@@ -1,0 +1,16 @@
+"""Text from users as it can be written down: every message, verdict and row goes through here.
+
+Pure. The records that carry such text are encoded in `ledger/text.py`.
+"""
+
+from __future__ import annotations
+
+LONGEST_TEXT = 1024 * 1024  # characters
+
+
+def clean_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    """`text` with what UTF-8 cannot say as escapes; beyond `longest`, its middle is replaced by a note."""
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}\n[cut: {len(text) - 2 * half} characters]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
