@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from ..core.records import MiB, Record
+from ..core.headroom import MOST, PART, headroom
+from ..core.records import Record
 from .disks import FULL
 from .reading import Disk
 
-HEADROOM = 128 * MiB  # the most that is kept free for what runs already
-PART = 50  # of a small disk or budget, the part that is
 EASE = 1.5  # times the room at which a level began, before it is left
 CALM = 2  # readings with ample room before it counts as ample again
 LONGEST_CALM = 60.0
@@ -77,8 +76,4 @@ def room_of(disk: Disk) -> Room:
 
 def room_in(budget: int, used: int) -> Room:
     """A budget is never full: what is over it can still be written."""
-    return Room(left=max(0, budget - used), low=min(HEADROOM, budget // PART), full=0)
-
-
-def headroom(total: int) -> int:
-    return min(HEADROOM, max(2 * FULL, total // PART))
+    return Room(left=max(0, budget - used), low=min(MOST, budget // PART), full=0)

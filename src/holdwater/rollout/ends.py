@@ -12,7 +12,7 @@ from .wire import Job
 
 
 def leased(limits: Limits, job: Job) -> Limits:
-    """The limits with what was leased: of memory, and of disk where nobody said how much."""
+    """The limits with the leased memory, and the whole budget of disk where they say nothing of it."""
     if job.lease:
         limits = msgspec.structs.replace(limits, **{"memory" if limits.memory else "lease": job.lease})
     return limits if limits.disk or not job.quota else msgspec.structs.replace(limits, disk=job.quota)

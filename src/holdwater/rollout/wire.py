@@ -73,7 +73,7 @@ class Job(Message, frozen=True):
     payload: bytes  # the instance, as msgpack
     answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
     lease: int = 0  # bytes of memory that its sandbox may use; 0: as its limits say
-    quota: int = 0  # bytes of disk that its sandbox may use; 0: as its limits say
+    quota: int = 0  # bytes of disk that its sandbox may use where its limits say nothing; 0: what is free
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice
     images: dict[str, str] = msgspec.field(default_factory=dict)  # `Start.key` -> what the daemon has for it
     offer: Offer | None = None  # None: as the run says

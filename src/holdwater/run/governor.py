@@ -35,7 +35,7 @@ LARGE = 0.12  # of the limit: a worker that has grown by this much is replaced b
 NEW_WORKER = 96 * MiB  # room for one beside the one that it replaces
 GROWING = 1 * MiB  # from one look to the next
 PATIENCE = 5  # looks through which an attempt grows without room before another has to make it
-QUARTER = 4  # of the free disk is what a sandbox may use when nothing is said
+QUARTER = 4  # of the free disk is the most that is leased where nobody said how much is needed
 
 
 class Held(msgspec.Struct):
@@ -135,13 +135,12 @@ class Governor:
         self._learn(verdict, self._held.pop(verdict.attempt, None))
 
     def limits(self, attempt: int, lease: Lease) -> tuple[int, int]:
-        """What follows from a lease for the sandbox: bytes of memory and of disk."""
+        """What follows for the sandbox: bytes of memory, and of disk where that has a budget and no limit."""
         if attempt not in self._held:
             return 0, 0
-        quota = max(self._gate.disk.leases.get(attempt, lease.disk), self._gate.disk.room // QUARTER)
         held = self._held[attempt]
         held.allowed = held.declared or max(FLOOR, lease.memory + self._bonus)
-        return held.allowed, quota
+        return held.allowed, self._config.disk or 0
 
     @property
     def _bonus(self) -> int:

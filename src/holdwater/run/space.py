@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 from ..core.config import RunConfig
 from ..core.errors import HoldwaterError, RunStopped
 from ..core.failures import DISK
+from ..core.headroom import headroom
 from ..core.records import MiB, Verdict, Where
 from ..governor.disks import read_disks, used
 from ..governor.reading import Bound, Disk
-from ..governor.room import EASE, Level, Levels, headroom, room_in, room_of
+from ..governor.room import EASE, Level, Levels, room_in, room_of
 from ..ledger.directory import RunDirectory
 from ..ledger.reserve import PIECES, Reserve
 from ..rollout.duty import Duty
@@ -212,7 +213,8 @@ class Space:
             hint = "make space in the run directory, or `holdwater resume` with a larger `--disk`"
             return RunStopped(f"{budget}, {waited}", hint)
         return RunStopped(
-            f"the disk is full: {self._standing()}, {waited}", "make space, then `holdwater resume`"
+            f"the disk is full: {self._standing()}, {waited}",
+            "make space, then `holdwater resume`; `--sandbox-disk` bounds what one sandbox may use",
         )
 
     def _standing(self) -> str:

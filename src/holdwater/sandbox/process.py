@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
+from ..core.errors import AttemptError, AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, LeftOut, Limits, MiB, Network, Salvage, Start
 from . import beneath, bubblewrap, changes, copying, marks, quota
 from .beneath import naming
@@ -35,7 +35,6 @@ T = TypeVar("T")
 CLOSING = 10.0  # seconds
 EMPTYING = 3.0  # seconds for a control group to lose its killed processes
 SMALL = 1 * MiB  # files up to this size are read and written on the event loop
-LEAST_ROOM = 1 * MiB  # a command that fails on a disk with less may have failed for that
 LONGEST_LINE = 100 * 1024  # bytes: the kernel takes 128 KiB for one argument; a longer line becomes a script
 THREADS = 4
 
@@ -353,11 +352,12 @@ class ProcessSandbox:
     async def _check(self, command: Command, code: int, before: Counts) -> None:
         """Raise what ended the command, if that was not itself."""
         self._check_open()
-        if error := self._watch.blame(command, code, before) or await self._watch.blame_disk(code):
+        error: AttemptError | None = self._watch.blame(command, code, before)
+        if error := error or await self._watch.blame_disk(code):
             raise error
         self._check_open()
-        if code and (space := os.statvfs(self._directory)).f_bavail * space.f_frsize < LEAST_ROOM:
-            raise RunFailed("the sandboxes' disk is full", "make space, then `holdwater resume`", kind="disk")
+        if code and (error := self._watch.disk_full()):
+            raise error
         if not command.started():
             raise SandboxFailed(f"cannot start the command: {command.stderr.text().strip()[-500:] or code}")
 

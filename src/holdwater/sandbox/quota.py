@@ -33,6 +33,15 @@ def free(directory: str) -> int:
     return space.f_bfree * space.f_frsize
 
 
+def room(directory: str) -> tuple[int, int] | None:
+    """Bytes that can be written to its file system, of how many; None where it does not tell."""
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return None
+    return (space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize) if space.f_blocks else None
+
+
 def measure(directory: str, pids: Iterable[int] = ()) -> Measured:
     """What `directory` takes, with the deleted files that `pids` still hold open. Blocks."""
     started = time.thread_time()

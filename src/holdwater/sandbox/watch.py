@@ -16,7 +16,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ..core.errors import AttemptError, LimitReached, ResourceExhausted, SandboxFailed
+from ..core.errors import AttemptError, LimitReached, ResourceExhausted, RunFailed, SandboxFailed
+from ..core.headroom import headroom
 from ..core.records import Limits, MiB
 from . import quota, tree
 from .cgroup import Cgroup
@@ -34,6 +35,7 @@ DISK = 0.5  # seconds between looks at the file system of a directory that has a
 SETTLED = 5.0  # seconds between measurings of a directory that has none, or cannot have reached it
 NEAR = 4 * MiB  # below a limit on memory; the kernel charges in batches, and kills before the last one
 OWN = 3  # processes that a command without any of its own has at its end: bubblewrap's and the forwarder
+LEAST_ROOM = 1 * MiB  # a command that fails on a disk with less may have failed for that
 SMALL_SHARE = 0.001  # of a core, for measuring what nothing hints at
 
 
@@ -176,7 +178,7 @@ class Watch:
         if wanted:
             await self.measure_disk()
         if most is not None and code == 128 + signal.SIGXFSZ:  # one file alone, though it may be sparse
-            return _disk_full(most)
+            return _quota_reached(most)
         return self.disk_over()
 
     async def admit(self, more: int) -> None:
@@ -201,7 +203,19 @@ class Watch:
         most = self.limits.disk
         if most is None or self.disk + more <= most + self._disk_before:
             return None
-        return _disk_full(most)
+        return _quota_reached(most)
+
+    def room_gone(self) -> RunFailed | None:
+        """Whether its disk is nearly full and it has much of that. Without a quota nothing else bounds it."""
+        room = quota.room(self._directory) if self.limits.disk is None else None
+        if room is None or not _nearly_full(*room) or self.disk < headroom(room[1]):
+            return None
+        return _full(f"the sandboxes' disk is nearly full, and {size(self.disk)} of it are this one's")
+
+    def disk_full(self) -> RunFailed | None:
+        """Whether its disk has no room at all: a command that failed may have failed for that."""
+        room = quota.room(self._directory)
+        return _full("the sandboxes' disk is full") if room and room[0] < LEAST_ROOM else None
 
     def cpu_over(self) -> LimitReached | None:
         most = self.limits.cpu_seconds
@@ -240,15 +254,18 @@ class Watch:
 
     async def _follow_disk(self) -> None:
         while True:
-            await asyncio.sleep(DISK if self.limits.disk else self._pace.wait(time.monotonic()))
+            await asyncio.sleep(DISK)
             if self._pace.due(time.monotonic()) or self._disk_doubtful():
                 await self.measure_disk()
-                self._stop(self.disk_over())
+                self._stop(self.disk_over() or self.room_gone())
 
     def _disk_doubtful(self) -> bool:
-        """Whether the file system has lost so much since that the quota may have been reached."""
-        if self.limits.disk is None or not self._hurry.due(time.monotonic()):
+        """Whether the file system has lost so much that the sandbox may have taken more than it may."""
+        if not self._hurry.due(time.monotonic()):
             return False
+        if self.limits.disk is None:
+            room = quota.room(self._directory)
+            return room is not None and _nearly_full(*room)
         return self.disk_over(self._free - quota.free(self._directory)) is not None
 
     def _stop(self, error: AttemptError | None) -> None:
@@ -279,8 +296,17 @@ def size(limit: int) -> str:
     return f"{limit // MiB} MiB" if limit >= MiB else f"{limit // 1024} KiB"
 
 
-def _disk_full(most: int) -> ResourceExhausted:
+def _quota_reached(most: int) -> ResourceExhausted:
     return ResourceExhausted(f"killed at {size(most)}: sandbox disk", kind="disk")
+
+
+def _nearly_full(left: int, total: int) -> bool:
+    """From low on nothing new is started; this is half as much."""
+    return left < headroom(total) // 2
+
+
+def _full(message: str) -> RunFailed:
+    return RunFailed(message, "make space, then `holdwater resume`", kind="disk")
 
 
 def cpu_used_up(seconds: float) -> LimitReached:

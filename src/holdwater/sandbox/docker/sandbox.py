@@ -355,6 +355,8 @@ class DockerSandbox:
                 if error.kind == "pids":
                     await command.kill()  # or nothing else could be run
                 raise error
+            if code and (error := self._watch.disk_full()):
+                raise error
             if code >= 128 and not await (await self._container()).running():
                 raise container_gone("a command was ended")
 
