@@ -22,6 +22,10 @@ class Directory:
     def workdir(self) -> str:
         return str(self.base)
 
+    @property
+    def private(self) -> str:
+        return f"{self.base}-private"
+
     async def run(
         self,
         command: str | Sequence[str],

@@ -265,3 +265,20 @@ def _names(kept: Path) -> set[str]:
         content = zstandard.ZstdDecompressor().stream_reader(file).read()
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return set(tar.getnames())
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_the_private_directory_is_no_part_of_the_work(
+    netdaemon: Daemon, tmp_path: Path, read_only: bool
+) -> None:
+    async with (
+        sandboxes(netdaemon, read_only=read_only) as found,
+        found.open(1, Limits(), None, START) as box,
+    ):
+        await box.run("echo work > made")
+        await box.mark()
+        await box.write(f"{box.private}/note", "for the agent")
+        seen = await box.run(["cat", f"{box.private}/note"])
+        kept = await box.salvage(tmp_path / "kept")
+
+    assert (seen.stdout, kept) == ("for the agent", None)

@@ -85,7 +85,7 @@ async def test_every_placeholder_is_filled_in(tmp_path: Path) -> None:
 
     words = (await acted(template, tmp_path, id="a b", instruction="do")).split("|")
 
-    file = f"{tmp_path}/.holdwater/instruction.md"
+    file = f"{tmp_path}-private/instruction.md"
     assert words == ["a b", "do", file, str(tmp_path), "the model", "http://sandbox/v1", "key-1", "{x}", ""]
     assert Path(file).read_text() == "do"
 

@@ -131,6 +131,7 @@ async def test_what_is_not_below_the_working_directory_as_seen_from_inside_is_re
             "1",
             "home",
             "loop",
+            "private",
             "tmp",
             "work",
         ]
@@ -149,7 +150,8 @@ async def test_beside_its_directories_a_sandbox_has_the_way_to_its_gateway_and_w
         assert (result.ok, result.stderr.count("touch: ")) == (True, 3)
 
     plain = ["/run:", "holdwater", "/run/holdwater:"]
-    assert seen == [[*plain, "home", "work"], [*plain, "forwarder.py", "gateway.sock", "home", "work"]]
+    own = ["home", "private", "work"]
+    assert seen == [[*plain, *own], [*plain, "forwarder.py", "gateway.sock", *own]]
 
 
 async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other_sandboxes_hidden(short):

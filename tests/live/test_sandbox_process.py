@@ -312,3 +312,24 @@ def test_no_network_without_bubblewrap_is_refused(tmp_path):
         ProcessSandboxes(tmp_path, RUN, Network.NONE, machine=PLAIN)
 
     assert "install" in raised.value.hint
+
+
+async def test_the_private_directory_is_no_part_of_the_work(box, tmp_path):
+    await box.run("echo work > made")
+    await box.mark()
+    await box.write(f"{box.private}/deep/note", "for the agent")
+
+    assert (await box.run(["cat", f"{box.private}/deep/note"])).stdout == "for the agent"
+    assert await box.read(f"{box.private}/deep/note") == b"for the agent"
+    assert await box.salvage(tmp_path / "kept") is None, "nothing was changed"
+
+
+async def test_a_link_in_the_private_directory_leads_nowhere(box, tmp_path):
+    (tmp_path / "outside").write_text("mine")
+    await box.run(f"ln -s {tmp_path}/outside {box.private}/note")
+
+    try:
+        await box.write(f"{box.private}/note", "theirs")
+    except SandboxFailed as refused:
+        assert refused.kind == "path"
+    assert (tmp_path / "outside").read_text() == "mine"

@@ -16,7 +16,6 @@ from ..core.records import CommandResult, Instance
 
 OF_THE_MODEL = ("model", "model_url", "model_key")
 PLACEHOLDERS = ("id", "instruction", "instruction_file", "workdir", *OF_THE_MODEL)
-INSTRUCTION_FILE = ".holdwater/instruction.md"
 LONGEST_ARGUMENT = 128 * 1024 - 1  # bytes that Linux takes in one argument
 LONGEST_REASON = 2000  # characters of output that a failure quotes
 NOT_FOUND = 127  # what a shell, or a sandbox that starts programs by one, says of a missing program
@@ -39,7 +38,7 @@ def command(template: str) -> Agent:
 
     async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
         if by_file:
-            await sandbox.write(INSTRUCTION_FILE, instance.instruction)
+            await sandbox.write(instruction_file(sandbox), instance.instruction)
         values = _values(instance, sandbox) | _model_values(model, not used.isdisjoint(OF_THE_MODEL))
         filled = [program, *(_fill(word, values) for word in words[1:])]
         return (await run(program, filled, sandbox, _environment(values, by_file))).stdout
@@ -77,6 +76,11 @@ def look_for(program: str, install: str = "") -> None:
     """RunFailed where no directory of PATH has it."""
     if shutil.which(program) is None:
         raise _missing(program, install)
+
+
+def instruction_file(sandbox: Sandbox) -> str:
+    """Where the instruction is written, outside the working directory: there it would count as work."""
+    return f"{sandbox.private}/instruction.md"
 
 
 def argument(text: str, hint: str) -> str:
@@ -124,7 +128,7 @@ def _values(instance: Instance, sandbox: Sandbox) -> dict[str, str]:
     return {
         "id": instance.id,
         "instruction": instance.instruction,
-        "instruction_file": f"{sandbox.workdir}/{INSTRUCTION_FILE}",
+        "instruction_file": instruction_file(sandbox),
         "workdir": sandbox.workdir,
     }
 

@@ -87,9 +87,9 @@ def preset(name: str, extra: str = "") -> Agent:
         if made.instruction:
             words.append(command.argument(made.instruction + instance.instruction, HINT))
         else:
-            await sandbox.write(command.INSTRUCTION_FILE, instance.instruction)
-            script = f"{made.first}\n{FROM_FILE}"
-            words = ["sh", "-c", script, "sh", f"{sandbox.workdir}/{command.INSTRUCTION_FILE}", *words]
+            file = command.instruction_file(sandbox)
+            await sandbox.write(file, instance.instruction)
+            words = ["sh", "-c", f"{made.first}\n{FROM_FILE}", "sh", file, *words]
         environment = made.environment(door)
         untested = await version.untested(sandbox, environment)
         try:

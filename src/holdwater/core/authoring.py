@@ -36,6 +36,13 @@ class Sandbox(Protocol):
     def workdir(self) -> str:
         """The absolute path of the working directory, as seen from inside."""
 
+    @property
+    def private(self) -> str:
+        """A directory beside the working directory, as seen from inside: nothing in it counts as work.
+
+        `write` and `read` take absolute paths below it.
+        """
+
     async def run(
         self,
         command: str | Sequence[str],

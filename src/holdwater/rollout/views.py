@@ -84,6 +84,10 @@ class SandboxView(View):
     def workdir(self) -> str:
         return self._alive().workdir
 
+    @property
+    def private(self) -> str:
+        return self._alive().private
+
     async def run(
         self,
         command: str | Sequence[str],
@@ -193,6 +197,10 @@ class BlockingSandbox:
     @property
     def workdir(self) -> str:
         return self._view.workdir
+
+    @property
+    def private(self) -> str:
+        return self._view.private
 
     def run(
         self,

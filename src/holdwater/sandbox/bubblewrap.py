@@ -19,6 +19,7 @@ PORT = 4141
 INSIDE = "/run/holdwater"
 WORK = f"{INSIDE}/work"  # the same in every sandbox: agents quote it, and a retry must ask what was asked
 HOME = f"{INSIDE}/home"
+PRIVATE = f"{INSIDE}/private"
 SECRETS = (".ssh", ".aws", ".config/gcloud", ".netrc", ".docker", ".kube", ".gnupg", ".git-credentials")
 REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # have nothing of the host's left to hide
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
@@ -30,6 +31,7 @@ class View(Record, frozen=True):
 
     work: str
     home: str
+    private: str  # read-only
     tmp: str
     show: tuple[str, ...] = ()  # read-only, also where the host is replaced
     shares_network: bool = False
@@ -51,8 +53,9 @@ class View(Record, frozen=True):
     @property
     def mounts(self) -> dict[str, str]:
         """Where inside the directories of this machine are."""
-        private = {"/tmp": self.tmp, "/var/tmp": self.tmp, WORK: self.work, HOME: self.home, **self.own}
-        return {**private, **{path: path for path in self.shown}}
+        temporary = {"/tmp": self.tmp, "/var/tmp": self.tmp}
+        ours = {WORK: self.work, HOME: self.home, PRIVATE: self.private, **self.own}
+        return {**temporary, **ours, **{path: path for path in self.shown}}
 
 
 def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Sequence[str]) -> list[str]:
@@ -65,7 +68,7 @@ def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Se
         arguments += ["--ro-bind", path, path]
     for path in masks:
         arguments += _mask(path)
-    arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME]
+    arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME, "--ro-bind", view.private, PRIVATE]
     for inside, path in view.own.items():
         arguments += ["--bind", path, inside]
     if view.gateway:

@@ -28,6 +28,11 @@ class Layout:
         self.work = str(directory / "work")  # of this machine, as all directories here
         self.home = str(directory / "home")
         self.tmp = str(directory / "tmp")
+        self._private = str(directory / "private")
+
+    @property
+    def private(self) -> str:
+        return bubblewrap.PRIVATE if self._confined else self._private
 
     @property
     def workdir(self) -> str:
@@ -50,11 +55,11 @@ class Layout:
     @property
     def all(self) -> list[str]:
         """What has to be made."""
-        return list(dict.fromkeys((self.work, self.home, self.tmp, *self.own.values())))
+        return list(dict.fromkeys((self.work, self.home, self.tmp, self._private, *self.own.values())))
 
     @cached_property
     def places(self) -> Places:
-        roots = {self.workdir: self.work, **self.own}
+        roots = {self.workdir: self.work, self.private: self._private, **self.own}
         return Places(self.workdir, self.view().mounts if self._confined else {}, roots)
 
     def started_in(self, workdir: str | None) -> str:
@@ -71,6 +76,7 @@ class Layout:
         return bubblewrap.View(
             work=self.work,
             home=self.home,
+            private=self._private,
             tmp=self.tmp,
             show=self._show,
             own=self.own,

@@ -142,6 +142,10 @@ class ProcessSandbox:
         return self._layout.workdir
 
     @property
+    def private(self) -> str:
+        return self._layout.private
+
+    @property
     def memory(self) -> int:
         return self._watch.memory
 

@@ -31,7 +31,7 @@ from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner
 from .life import ContainerLife
-from .spec import Image, Wanted, workdir
+from .spec import PRIVATE, Image, Wanted, workdir
 from .startup import ContainerStartup
 from .watch import ContainerWatch
 from .work import Work
@@ -99,6 +99,10 @@ class DockerSandbox:
     @property
     def workdir(self) -> str:
         return workdir(self._start, self._image)
+
+    @property
+    def private(self) -> str:
+        return PRIVATE
 
     @property
     def memory(self) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from ...core.records import Limits, MiB, Record, Start
 
 WORK = "/work"  # of a container whose image names none
+PRIVATE = "/run/holdwater"
 SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container ends by itself
 LEAST_MEMORY = 6 * MiB  # the daemon takes no less
 TAKEN_FIRST = 1000  # by the kernel, when the machine is out of memory: before any worker
@@ -106,7 +107,7 @@ class Wanted(msgspec.Struct, frozen=True):
     @property
     def writable(self) -> list[str]:
         """Where a container with a read-only root can be written."""
-        return sorted({"/tmp", self.workdir, *self.start.directories} - {"/"})
+        return sorted({"/tmp", PRIVATE, self.workdir, *self.start.directories} - {"/"})
 
 
 def body(wanted: Wanted) -> dict[str, Any]:
