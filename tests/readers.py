@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 PYTHON = Path(__file__).parents[1] / ".clients" / "readers" / "bin" / "python"
 QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
@@ -26,7 +27,7 @@ def read_by_others(script: str, *arguments: str | Path) -> str:
         [str(PYTHON), "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=stretch(90),
         env={**env, **QUIET},
         check=False,
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.patience import stretch
 
 from holdwater.ledger.export import export
 
@@ -60,13 +61,14 @@ class Command:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def wait(self, seconds: float) -> int:
-        """Its exit status; a scene that takes longer than `seconds` has failed."""
+    def wait(self, seconds: float = 60.0) -> int:
+        """Its exit status; a scene that takes longer than `seconds` of a quiet machine has failed."""
+        bound = stretch(seconds)
         try:
-            return self._process.wait(seconds)
+            return self._process.wait(bound)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"not over after {seconds:g} s: {self}") from None
+            raise AssertionError(f"not over after {bound:g} s: {self}") from None
 
     def live_on(self, seconds: float) -> None:
         """Let it run for `seconds` more, or to its end."""
@@ -126,7 +128,7 @@ class Scene:
     def audit(self) -> dict[str, Any]:
         """What `audit --json` says."""
         command = self.start("audit", str(self.out), "--json")
-        command.wait(60)
+        command.wait()
         found: dict[str, Any] = command.document()
         return found
 
@@ -194,10 +196,11 @@ def serving(*words: str) -> Iterator[str]:
 
 
 def until(what: str, true: Callable[[], Any], seconds: float = 30.0, every: float = 0.02) -> None:
-    """Wait until `true()`; a scene in which that takes longer than `seconds` has failed."""
-    end = time.monotonic() + seconds
+    """Wait until `true()`; a scene that takes longer than `seconds` of a quiet machine has failed."""
+    bound = stretch(seconds)
+    end = time.monotonic() + bound
     while not true():
-        assert time.monotonic() < end, f"waited for {seconds:g} s: {what}"
+        assert time.monotonic() < end, f"waited for {bound:g} s: {what}"
         time.sleep(every)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 from aiohttp import web
+from tests.patience import stretch
 
 from holdwater.client import AsyncClient
 
@@ -171,7 +172,7 @@ class Server:
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.05)
             self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
+        return self.process.wait(stretch(30))
 
     @property
     def said(self) -> str:
@@ -183,7 +184,7 @@ class Server:
         return [child.pid for child in children if "holdwater.rollout.worker" in child.cmdline()]
 
     def client(self, **settings: Any) -> AsyncClient:
-        return AsyncClient(self.url, **{"patience": 20.0, **settings})
+        return AsyncClient(self.url, **{"patience": stretch(20.0), **settings})
 
     async def ready(self, client: AsyncClient, workers: int = 1) -> None:
         """Wait until so many workers take orders."""
@@ -210,13 +211,14 @@ def server(place: Path, *flags: str, suite: str = SUITE) -> Iterator[Server]:
 
 
 async def eventually(done: Callable[[], Any], seconds: float, why: Callable[[], str] = str) -> None:
-    """Wait until it is so; what it waits for is in another process."""
-    until = time.monotonic() + seconds
+    """Wait until it is so; `seconds` are those of a quiet machine."""
+    bound = stretch(seconds)
+    until = time.monotonic() + bound
     while True:
         result = done()
         if await result if asyncio.iscoroutine(result) else result:
             return
-        assert time.monotonic() < until, f"not so after {seconds:g} s: {why()}"
+        assert time.monotonic() < until, f"not so after {bound:g} s: {why()}"
         await asyncio.sleep(0.02)
 
 

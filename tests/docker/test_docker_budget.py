@@ -164,7 +164,7 @@ async def test_more_bases_than_the_disk_can_hold_are_all_made(
     ("size", "count", "each"),
     [
         pytest.param(130 * MB, 9, 12 * MB, marks=pytest.mark.proof),
-        pytest.param(2000 * MB, 40, 150 * MB, marks=[pytest.mark.proof, pytest.mark.timeout(1800)]),
+        pytest.param(2000 * MB, 40, 150 * MB, marks=pytest.mark.proof),
     ],
 )
 async def test_without_admission_and_clean_up_the_same_fills_the_disk(

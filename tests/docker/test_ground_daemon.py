@@ -30,7 +30,7 @@ async def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="slow", instances=instances, grade=grade, size=COUNT)
 """
-PROOF = [pytest.mark.proof, pytest.mark.timeout(900)]
+PROOF = pytest.mark.proof
 SIZES = [
     pytest.param({"count": 6, "at_once": 3}, id="small"),
     pytest.param({"count": 40, "at_once": 20}, id="full", marks=PROOF),

@@ -63,7 +63,7 @@ SMALL = {"count": 10, "at_once": 5, "seconds": 2.0}
 FULL = {"count": 60, "at_once": 20, "seconds": 10.0}
 SIZES = [
     pytest.param(SMALL, id="small"),
-    pytest.param(FULL, id="full", marks=[pytest.mark.proof, pytest.mark.timeout(1800)]),
+    pytest.param(FULL, id="full", marks=pytest.mark.proof),
 ]
 
 

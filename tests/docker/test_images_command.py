@@ -99,7 +99,6 @@ def test_a_disk_budget_holds_more_images_than_fit_on_it(
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(1800)
 def test_40_bases_of_150_mb_are_built_in_2_gb(
     scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,6 @@ async def test_two_hundred_large_requests_leave_nothing_behind(tmp_path: Path) -
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(600)
 async def test_two_thousand_large_requests_leave_nothing_behind(tmp_path: Path) -> None:
     await plateau(tmp_path, 2000)
 

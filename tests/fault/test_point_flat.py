@@ -84,7 +84,6 @@ def test_three_thousand(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(900)
 def test_a_hundred_thousand(tmp_path: Path) -> None:
     readings = conduct(tmp_path, 100_000, 800)
 

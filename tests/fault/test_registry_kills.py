@@ -25,7 +25,7 @@ def registry(tmp_path: Path) -> Iterator[RealRegistry]:
         yield made
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(200, marks=[pytest.mark.proof, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.proof)])
 async def test_what_a_killed_build_left_is_completed(
     registry: RealRegistry, tmp_path: Path, count: int
 ) -> None:

@@ -53,7 +53,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-@pytest.mark.timeout(180)
 def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> None:
     scene.suite(SUITE, COUNT=COUNT)
     chance = random.Random(3)

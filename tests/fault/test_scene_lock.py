@@ -50,7 +50,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.parametrize(
     ("count", "rivals"),
-    [pytest.param(8, 2), pytest.param(60, 6, marks=[pytest.mark.proof, pytest.mark.timeout(300)])],
+    [pytest.param(8, 2), pytest.param(60, 6, marks=pytest.mark.proof)],
 )
 def test_of_many_resumes_one_runs_and_the_others_name_it(scene: Scene, count: int, rivals: int) -> None:
     scene.suite(SUITE, COUNT=count, HERE=str(scene.place))

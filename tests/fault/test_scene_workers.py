@@ -59,7 +59,7 @@ if sys.argv[0].endswith("worker.py"):
 """
 SIZES = [
     pytest.param(16),
-    pytest.param(100, marks=[pytest.mark.proof, pytest.mark.timeout(300)]),
+    pytest.param(100, marks=pytest.mark.proof),
 ]
 
 

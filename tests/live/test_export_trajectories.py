@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.ledger_scene import new_run, passed, planned
+from tests.readers import read_by_others
 from tests.transcript_scene import CONVERSATIONS, IMAGE, PIXELS, SCHEMA, Recording, chat, recorded, says
 
 import holdwater as hw
@@ -24,7 +21,6 @@ from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 
 NAMES = sorted(CONVERSATIONS)
-HARBOR = "harbor==0.25.0"
 READ = """
 import sys
 from pathlib import Path
@@ -216,26 +212,7 @@ async def test_what_went_beside_and_what_failed_is_in_atif_too(tmp_path: Path) -
     assert side.trajectory_id != made.trajectory_id
 
 
-@pytest.fixture(scope="session")
-def harbor(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with Harbor's reader, away from our own packages; from the package index."""
-    place = tmp_path_factory.mktemp("harbor")
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip(f"`{HARBOR}` cannot be installed here: there is no `uv`")
-    install = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(place)]
-    # Its reader runs on any Python that we do; the rest of the package wants a newer one.
-    for step in ([*install, "--python-version", "3.13", "--no-deps", HARBOR], [*install, "pydantic>=2,<3"]):
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, timeout=60, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"`{HARBOR}` cannot be installed here: it takes too long")
-        if done.returncode:
-            pytest.skip(f"`{HARBOR}` cannot be installed here: {done.stderr.strip()[-200:]}")
-    return place
-
-
-async def test_harbor_reads_what_we_write(tmp_path: Path, harbor: Path) -> None:
+async def test_harbor_reads_what_we_write(tmp_path: Path) -> None:
     await recorded(tmp_path / "run", chat=True, responses=True, messages=False, gemini=True)
     lost = {"role": "tool", "tool_call_id": "gone", "content": "late"}
     request = {"model": "m", "messages": [lost, *chat("a", IMAGE)["messages"]]}
@@ -248,12 +225,9 @@ async def test_harbor_reads_what_we_write(tmp_path: Path, harbor: Path) -> None:
     hw.export(tmp_path / "odd", tmp_path / "odd-out", format="atif")
 
     files = [*(tmp_path / "out").glob("*.json"), *(tmp_path / "odd-out").glob("*.json")]
-    env = {**os.environ, "PYTHONPATH": str(harbor)}
-    command = [sys.executable, "-c", READ, *files]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    read_by_others(READ, *files)
 
     assert len(files) == 5
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Fine-tuning.

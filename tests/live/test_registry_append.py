@@ -40,7 +40,7 @@ from holdwater.core.image import Steps as Lines
 from holdwater.image.registry.append import RegistryEngine
 from holdwater.image.registry.check import check
 
-PROOF = [pytest.mark.proof, pytest.mark.timeout(600)]
+PROOF = pytest.mark.proof
 EDITS = Edits(env={"A": "agent", "B": "b"}, user="agent", entrypoint=("/opt/agent/run",), labels={"x": "y"})
 
 

@@ -19,7 +19,7 @@ from holdwater.core.records import MiB
 from holdwater.image.registry.reference import Reference
 from holdwater.image.registry.transfer import MOST_BLOBS, MOST_PLACES, Known
 
-PROOF = [pytest.mark.proof, pytest.mark.timeout(1800)]
+PROOF = pytest.mark.proof
 
 
 @pytest.fixture

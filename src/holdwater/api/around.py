@@ -16,6 +16,7 @@ from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..run.config import environment
 from ..run.execute import Conduct, conduct
+from ..run.signals import Signals
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class Around(TypedDict, total=False):
 
     observers: Sequence[Callable[[Verdict], None]]
     say: Callable[[str], None]
-    signals: bool
+    signals: Signals | None
     begun: Callable[[RunDirectory], None]  # called when the directory exists, before anything runs
     duties: Sequence[Any]
     enclose: Enclose | None  # what surrounds each thing that an attempt in this process opens
@@ -50,7 +51,7 @@ def given_to(suite: Suite, agent: Agent, around: Around) -> Conduct:
         environment=environment(),
         observers=around.get("observers", ()),
         say=around.get("say", lambda line: None),
-        signals=around.get("signals", False),
+        signals=around.get("signals"),
         duties=around.get("duties", ()),
         enclose=around.get("enclose"),
         policy=around.get("policy"),

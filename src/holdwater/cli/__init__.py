@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..run.signals import INTERRUPTED, Signals
 from ..version import __version__
 from .console import Console, occupy_standard_fds
 
@@ -30,15 +31,26 @@ VERBS = {
     "agents": "List the agents that are known here",
     "doctor": "Say what this machine gives, and what is weaker for it",
 }
-INTERRUPTED = 3
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE: the reader left, nothing is wrong
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+def command() -> int:
+    """Be the command of this process, signals included; its exit status."""
+    status = INTERRUPTED
+    try:
+        with Signals():
+            status = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        pass  # in a moment around `main`
+    Signals.ignore()
+    return status
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out what `argv` says; the exit status."""
     occupy_standard_fds()
     try:
-        status = dispatch(list(sys.argv[1:] if argv is None else argv))
+        status = dispatch(list(argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ..run.signals import Signals
 from .console import Console
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ def watched(work: Callable[[Around], Coroutine[Any, Any, Summary]], *, quiet: bo
         if not quiet:
             displays.append(_display(directory, console))
 
-    around: Around = {"say": lambda line: console.say(line.rstrip("\n")), "signals": True, "begun": begun}
+    around: Around = {
+        "say": lambda line: console.say(line.rstrip("\n")),
+        "signals": Signals.current,
+        "begun": begun,
+    }
     try:
         return complete(work(around))
     finally:

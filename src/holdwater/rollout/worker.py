@@ -59,7 +59,8 @@ def main(give_back: GiveBack | None = give_back) -> None:
     """Serve the conductor at the other end. `give_back`: how memory is given back; None: not at all."""
     faulthandler.enable()
     _die_with(conductor=int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor decides what a Ctrl-C means
+    # The conductor decides what a Ctrl-C means. Not `SIG_IGN`: commands in sandboxes would inherit that.
+    signal.signal(signal.SIGINT, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     uvloop.run(_serve(connection, give_back))

@@ -79,7 +79,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     importable: bool = True  # workers can load the suite and the agent by their names
     observers: Sequence[Observer] = ()
     say: Callable[[str], None] = lambda line: None  # lines that belong to no attempt
-    signals: bool = False  # SIGINT and SIGTERM are ours to hear
+    signals: Signals | None = None  # of the command, where there is one
     feed: Callable[[Ledger], Feed] | None = None  # in the place of the suite: a regrade's samples
     duties: Sequence[Duty] = ()
     enclose: Enclose | None = None  # for attempts that live in this process
@@ -124,11 +124,11 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     config = given.config or directory.read_config()
     if given.feed is not None:
         config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
-    signals = Signals()
+    signals = given.signals or Signals()
     with ExitStack() as stack:
         stack.enter_context(directory.lock())
         config = msgspec.structs.replace(config, id=directory.identify(config.id))
-        stack.enter_context(signals.heard() if given.signals else nullcontext())
+        stack.enter_context(signals.heard(asyncio.get_running_loop()))
         log = stack.enter_context(closing(RunLog(directory.path / "run.log", given.say)))
         stack.enter_context(routed(log.say))
         stack.enter_context(claim(directory.sandboxes(config)))

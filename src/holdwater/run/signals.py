@@ -1,54 +1,97 @@
-"""SIGINT and SIGTERM while a run is conducted. What they are answered with changes as the conductor goes on.
+"""SIGINT and SIGTERM of a command, from its first line to its exit.
 
-A third signal ends the process on the spot; the run can be resumed even then.
+One handler stays in place all that time, so that no signal ever meets its default action. Only the answer
+changes: before a run is conducted a signal raises `KeyboardInterrupt`, then the conductor answers it, and
+after that it is only counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
-MOST = 2
+MOST = 2  # a third signal ends the process on the spot; the run resumes even then
+INTERRUPTED = 3  # the exit status
 
 
 class Signals:
-    """Counts the signals; a signal that nobody answers yet waits for the next who does."""
+    """Counts the signals of this process. A signal without an answer waits for the next `answered` block."""
+
+    current: ClassVar[Signals | None] = None  # the one that has the process's handlers
 
     def __init__(self) -> None:
         self.count = 0
+        self._raises = True
+        self._loop: AbstractEventLoop | None = None
         self._answers: tuple[Callable[[], object], ...] = ()
+        self._answered = 0
+
+    def __enter__(self) -> Signals:
+        """Take the handlers of this process."""
+        for number in BOTH:
+            signal.signal(number, disregard if _is_unwanted(number) else self._hear)
+        Signals.current = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """From here on a signal is only counted: the command has its exit status."""
+        self._raises = False
+
+    @staticmethod
+    def ignore() -> None:
+        """Ignore the signals to the end: an interpreter that exits resets every handler before it is gone."""
+        for number in BOTH:
+            signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """From here to the end of the process the signals are ours."""
-        loop = asyncio.get_running_loop()
-        for number in BOTH:
-            loop.add_signal_handler(number, self._hear)
+    def heard(self, loop: AbstractEventLoop) -> Iterator[None]:
+        """Answer the signals on `loop`. Afterwards they are only counted: the summary is still due."""
+        self._loop, self._raises = loop, False
         try:
             yield
         finally:
-            for number in BOTH:  # the summary is still to be written: a late signal must not cut it off
-                loop.remove_signal_handler(number)
-                signal.signal(number, lambda *_: self._hear())
+            self._loop = None
 
     @contextmanager
     def answered(self, *answers: Callable[[], object]) -> Iterator[None]:
         """While this block runs the first signal is answered by the first, the second by the second."""
-        self._answers = answers
-        for answer in answers[: self.count]:
-            answer()
+        self._answers, self._answered = answers, 0
+        self._answer()
         try:
             yield
         finally:
             self._answers = ()
 
-    def _hear(self) -> None:
+    def _answer(self) -> None:
+        while self._answered < min(self.count, len(self._answers)):
+            self._answered += 1
+            self._answers[self._answered - 1]()
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        """Runs between any two steps of the main thread."""
         self.count += 1
         if self.count > MOST:
-            os._exit(3)
-        if self.count <= len(self._answers):
-            self._answers[self.count - 1]()
+            os._exit(INTERRUPTED)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._answer)
+        elif self._raises and self.count == 1:  # once: the clean-up that it leads to is not interrupted again
+            raise KeyboardInterrupt
+
+
+def disregard(number: int, frame: FrameType | None) -> None:
+    """Do nothing. Unlike `SIG_IGN`, a handler is not passed on to the programs that a process starts."""
+
+
+def _is_unwanted(number: signal.Signals) -> bool:
+    """A shell without job control starts its background jobs so: a Ctrl-C is not meant for them."""
+    return number is signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN

@@ -1,0 +1,10 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell without job control starts its background jobs with SIGINT ignored, and programs that tests start
+# would inherit that. A handler is not inherited, and this process stays as deaf as before.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda *_: None)
