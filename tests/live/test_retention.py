@@ -171,7 +171,10 @@ async def test_a_regrade_leaves_what_is_not_kept_as_it_is(tmp_path: Path) -> Non
     summary = await hw.aregrade(directory.path, suite=SUITE)
 
     assert summary.outcomes == {"passed": 2, "failed": 2} and summary.attempts == 6
-    assert summary.events == {"regrade.skipped": 1}
+    assert (summary.regrade.graded, summary.regrade.refused, summary.exit_status) == (2, 2, 0)
+    with Reader(directory) as reader:
+        told = {row.instance: row.regrade for row in reader.outcomes() if row.regrade}
+    assert told == dict.fromkeys(("good-1", "good-2"), "not regraded: not kept (`--keep failures`)")
     with pytest.raises(BadInput, match=r"not kept \(`--keep failures`\)"):
         await hw.aregrade(directory.path, suite=SUITE, only=["good-*"])
     assert hw.audit(directory.path).ok and hw.show(directory.path).state == "finished"
@@ -347,8 +350,9 @@ async def test_the_ledger_of_an_older_version_is_read_as_it_is_and_can_be_pruned
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory = await finished(tmp_path / "run")
-    for table in ("rollout", "orders", "dropped"):
+    for table in ("rollout", "orders", "dropped", "reopened", "regraded", "regrade"):
         query(directory, f"DROP TABLE {table}")
+    query(directory, "ALTER TABLE conductor DROP COLUMN regrade")
     query(directory, "PRAGMA user_version = 1")
 
     assert hw.audit(directory.path).ok

@@ -78,8 +78,9 @@ class FakeLog:
 
 
 class Files:
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, attempt: int = 0) -> None:
         self._base = base
+        self._attempt = attempt
 
     def log(self) -> Path:
         return self._base / "attempt.log"
@@ -87,11 +88,17 @@ class Files:
     def output(self) -> Path:
         return self._base / "attempt.out"
 
-    def salvage(self, attempt: int) -> Path:
-        return self._base / f"{attempt}.tar.zst"
+    def salvage(self) -> Path:
+        return self.kept(f"{self._attempt}.tar.zst")
 
-    def patch(self, attempt: int) -> Path:
-        return self._base / f"{attempt}.patch"
+    def patch(self) -> Path:
+        return self.kept(f"{self._attempt}.patch")
+
+    def answer(self) -> Path:
+        return self.kept(f"{self._attempt}.answer.json")
+
+    def kept(self, name: str) -> Path:
+        return self._base / name
 
     def artifacts(self) -> Path:
         return self._base / "artifacts"
@@ -108,7 +115,8 @@ class World:
     parental = False
 
     def __init__(self, base: Path) -> None:
-        self.files = Files(base)
+        self.base = base
+        self.files = Files
         self.log = FakeLog()
         self.session_ = FakeSession()
         self.notes: list[tuple[str, str]] = []
@@ -128,7 +136,7 @@ class World:
         return manager
 
     def paths(self, attempt: int, name: str) -> Files:
-        return self.files
+        return self.files(self.base, attempt)
 
     def exchanges(self, attempt: int) -> FakeLog:
         return self.log
@@ -145,11 +153,11 @@ class World:
     def watch_surroundings(self) -> Callable[[], Failure | None]:
         return lambda: self.befallen
 
-    def life(self, instance: Instance | None = None, answer: str | None = None, **attempt: Any) -> Life:
+    def life(self, instance: Instance | None = None, work: Verdict | None = None, **attempt: Any) -> Life:
         number = next(self.numbers)
         tried = Attempt(**{"id": number, "instance": 1, "sample": 0, "number": number, **attempt})
         payload = msgspec.msgpack.encode(instance or Instance(id="i"))
-        job = Job(attempt=tried, payload=payload, answer=answer)
+        job = Job(attempt=tried, payload=payload, work=work)
         return Life(job, lambda kind, message: self.notes.append((kind, message)), closing=5.0)
 
     async def verdict(self, instance: Instance | None = None, **attempt: Any) -> Verdict:
@@ -228,7 +236,7 @@ async def test_a_regrade_puts_the_earlier_work_and_answer_back(world):
         return True
 
     world.does(raising(AssertionError("the agent is not asked"))).grades(grade)
-    again = await live(world.life(answer=first.answer, regrades=first.attempt), world)
+    again = await live(world.life(work=first, regrades=first.attempt), world)
 
     assert (again.failure, again.grade) == (None, Grade(passed=True, score=1.0))
     assert graded == [("work", "done")]
@@ -491,16 +499,41 @@ async def test_work_is_salvaged_on_every_kind_of_end(world, end):
     verdict = await world.does(writing(end)).verdict()
 
     assert verdict.salvage is not None
-    assert (verdict.salvage.files, world.files.salvage(1).stat().st_size) == (1, verdict.salvage.bytes)
+    assert (verdict.salvage.files, (world.base / "1.tar.zst").stat().st_size) == (1, verdict.salvage.bytes)
 
 
 async def test_a_salvage_that_fails_is_noted_and_changes_no_verdict(world):
-    world.files.salvage = lambda attempt: Path("/proc/nowhere/a")  # type: ignore[method-assign]
+    class Nowhere(Files):
+        def salvage(self) -> Path:
+            return Path("/proc/nowhere/a")
+
+    world.files = Nowhere
 
     verdict = await world.does(writing()).verdict()
 
     assert (verdict.failure, verdict.grade, verdict.salvage) == (None, Grade(passed=True, score=1.0), None)
+    assert verdict.kept.lacks.startswith("it could not be kept: ")
     assert [kind for kind, _ in world.notes] == ["salvage.failed"]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"x" * path.stat().st_size)])
+async def test_kept_work_that_is_gone_or_changed_is_not_graded(world, harm):
+    first = await world.does(writing()).grades(passes_by_its_file).verdict()
+    harm(world.base / "1.tar.zst")
+
+    again = await live(world.life(work=first, regrades=first.attempt), world)
+
+    assert (again.failure.where, again.failure.kind, again.grade) == (Where.SANDBOX, "unrestored", None)
+    assert (first.grade.passed, again.kept) == (True, first.kept)
+
+
+async def test_a_grading_of_kept_work_inherits_how_its_agent_ended(world):
+    first = await world.does(writing(ValueError("gave up"))).grades(raising(OSError("no"))).verdict()
+
+    again = await live(world.grades(passes_by_its_file).life(work=first, regrades=first.attempt), world)
+
+    assert (first.failure.where, first.kept.failure.where) == (Where.GRADE, Where.AGENT)
+    assert (again.failure.where, again.grade) == (Where.AGENT, Grade(passed=True, score=1.0))
 
 
 async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_nothing_more(world):
@@ -563,12 +596,27 @@ async def test_an_answer_is_kept_as_json_whatever_it_is(world, answer, kept):
     assert (verdict.answer, verdict.failure) == (kept, None)
 
 
-async def test_an_answer_without_end_is_cut(world):
-    verdict = await world.does(lambda *_: "x" * (2 * LONGEST_ANSWER)).verdict()
+async def test_a_long_answer_is_a_file_and_graded_from_it(world):
+    graded: list[Any] = []
+    world.grades(lambda instance, sandbox, answer: graded.append(answer) or True)
+    long = "x" * (2 * LONGEST_ANSWER)
 
-    assert verdict.answer is not None
-    assert len(verdict.answer) <= LONGEST_ANSWER
-    assert msgspec.json.decode(verdict.answer).startswith('"xxx')
+    verdict = await world.does(lambda *_: long).verdict()
+    again = await live(world.life(work=verdict, regrades=verdict.attempt), world)
+
+    assert (verdict.answer, again.answer, again.failure) == (None, None, None)
+    assert verdict.kept.answer.bytes == len(long) + 2 and verdict.kept.lacks == ""
+    assert graded == [long, long]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{1: "one"}, (1, 2), b"bytes", float("nan"), object(), Grade(passed=True, score=1.0), {"a": {2: 3}}],
+)
+async def test_an_answer_that_json_changes_is_said_to_be_unkept(world, answer):
+    verdict = await world.does(lambda *_: answer).verdict()
+
+    assert verdict.kept.lacks == "JSON does not give the answer back as it was"
 
 
 class Unspeakable(Exception):
@@ -651,18 +699,17 @@ async def test_the_patch_is_taken_kept_and_graded_however_acting_ends(world, end
     verdict = await world.verdict()
 
     assert graded == ["work"] and verdict.grade == Grade(passed=True, score=1.0)
-    assert verdict.patch == 4 and world.files.patch(verdict.attempt).read_text() == "work"
+    assert verdict.patch == 4 and (world.base / "1.patch").read_text() == "work"
 
 
 async def test_a_regrade_grades_the_patch_that_was_kept(world):
     graded: list[Any] = []
     first = await patched(world, graded).does(writing()).verdict()
 
-    again = await live(world.life(answer=first.answer, regrades=first.attempt), world)
+    again = await live(world.life(work=first, regrades=first.attempt), world)
 
     assert graded == ["work", "work"]
-    assert (again.failure, again.patch) == (None, 4)
-    assert world.files.patch(again.attempt).read_text() == "work"
+    assert (again.failure, again.patch, again.kept) == (None, 4, first.kept)
 
 
 async def test_a_patch_that_cannot_be_taken_is_no_zero(world):

@@ -40,7 +40,16 @@ from holdwater.core.events import (
     Wake,
     Woke,
 )
-from holdwater.core.failures import CRASHED, POISON, RULES, Again, Scored, disk_full, worker_lost
+from holdwater.core.failures import (
+    CRASHED,
+    POISON,
+    RULES,
+    UNRESTORED,
+    Again,
+    Scored,
+    disk_full,
+    worker_lost,
+)
 from holdwater.core.plan import Plan
 from holdwater.core.policy import LARGEST_SCALE, Policy, Result
 from holdwater.core.records import Attempt, Outcome, Verdict, Where
@@ -96,7 +105,14 @@ verdicts = st.builds(
     score=st.sampled_from([None, 0.25, 0.5]),
     patched=st.booleans(),
     enough=st.sampled_from([None, True, False]),
+    work=st.sampled_from([None, 1]),  # or an attempt: see `of`
 )
+
+
+def of(attempt: Attempt, result: Result) -> Result:
+    """The result as the attempt's own: the work that it grades, or that it did."""
+    work = (attempt.regrades or attempt.id) if result.work and result.passed is None else None
+    return msgspec.structs.replace(result, attempt=attempt.id, work=work)
 
 
 class Conduct(RuleBasedStateMachine):
@@ -176,6 +192,7 @@ class Conduct(RuleBasedStateMachine):
         assert attempt.scale <= grown
         losses = sum(1 for row in rows if row.result and row.result.where is Where.WORKER)
         assert attempt.alone == (losses >= self.policy.losses_before_alone)
+        assert attempt.regrades == work_left(rows, attempt.round)
         self.ids.add(attempt.id)
         self.running[attempt.id] = attempt
         rows.append(Row(attempt))
@@ -243,7 +260,7 @@ class Conduct(RuleBasedStateMachine):
     @rule(data=st.data(), result=verdicts)
     def end(self, data: st.DataObject, result: Result) -> None:
         attempt = data.draw(st.sampled_from(self.innocent()))
-        self.settle(msgspec.structs.replace(result, attempt=attempt.id))
+        self.settle(of(attempt, result))
 
     @precondition(lambda self: self.losable())
     @rule(data=st.data())
@@ -313,8 +330,7 @@ class Conduct(RuleBasedStateMachine):
                 self.rows[key].pop()
                 self.ids.discard(attempt.id)
             elif fate == "in the journal" and key not in self.culprits:
-                result = data.draw(verdicts)
-                self.rows[key][-1].result = msgspec.structs.replace(result, attempt=attempt.id)
+                self.rows[key][-1].result = of(attempt, data.draw(verdicts))
         if data.draw(st.booleans()):
             for key in self.fresh:
                 del self.outcomes[key]
@@ -342,6 +358,7 @@ class Conduct(RuleBasedStateMachine):
             crashes=sum(1 for r in results if r.where is Where.WORKER and r.kind == CRASHED),
             best=max(blamed, key=worth, default=None),
             last=pending,
+            regrades=(last.result.work if last.result else None) or last.attempt.regrades,
         )
 
     # What always holds.
@@ -411,6 +428,16 @@ class Conduct(RuleBasedStateMachine):
             assert (self.outcomes[key].kind == "worker") == (key in self.culprits)
 
 
+def work_left(rows: list[Row], round_: int) -> int | None:
+    """The attempt whose work a further try in this round grades."""
+    if not rows or rows[-1].attempt.round != round_:
+        return None
+    result, regrades = rows[-1].result, rows[-1].attempt.regrades
+    if result is None or blameless(result):
+        return (result.work if result else None) or regrades
+    return result.work
+
+
 def worth(result: Result) -> tuple[bool, bool, float, int]:
     """Which of a sample's verdicts is kept: written apart from `policy.rank`, to be held against it."""
     scored = result.rule.scored if result.rule else Scored.YES
@@ -457,6 +484,10 @@ def opened(count: int) -> list[Opened]:
 
 def started(commands: list[AnyCommand]) -> list[Attempt]:
     return [command.attempt for command in commands if isinstance(command, Start)]
+
+
+def closes(commands: list[AnyCommand]) -> list[Close]:
+    return [command for command in commands if isinstance(command, Close)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -589,15 +620,55 @@ def test_a_resumed_sample_has_used_up_what_it_had_used_up():
     ]
 
 
-def test_a_regrade_ends_with_its_first_verdict_and_carries_what_it_grades():
-    plan = Plan(Policy(concurrency=1, attempts=3, retries=3), next_attempt=50)
-    (attempt,) = started(plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0))
-    result = Result(attempt=50, where=Where.GRADE)
+def test_a_regrade_retries_its_own_failures_and_grades_the_same_work():
+    plan = Plan(Policy(concurrency=1, attempts=3, retries=1, regrading=True), next_attempt=50)
+    (first,) = started(plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0))
 
-    (close,) = [c for c in plan.handle(Settled(result=result), 0.0) if isinstance(c, Close)]
+    plan.handle(Settled(result=Result(attempt=50, where=Where.GRADE)), 0.0)
+    (again,) = started(plan.handle(Woke(), 60.0))
+    (close,) = closes(plan.handle(Settled(result=Result(attempt=51, passed=False, score=0.5)), 60.0))
 
-    assert (attempt.id, attempt.number, attempt.regrades) == (50, 5, 31)
-    assert (close.outcome.kind, close.outcome.attempt) == ("grade", 50)
+    assert (first.id, first.number, first.regrades) == (50, 5, 31)
+    assert (again.id, again.regrades) == (51, 31)
+    assert (close.outcome.kind, close.outcome.attempt, close.outcome.score) == ("failed", 51, 0.5)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Result(attempt=50, where=Where.AGENT, passed=False, score=0.0),
+        Result(attempt=50, where=Where.RESOURCE, passed=False, score=0.0),
+        Result(attempt=50, where=Where.SANDBOX, kind=UNRESTORED),
+    ],
+)
+def test_a_regrade_ends_with_a_grade_or_with_work_that_is_gone(result):
+    plan = Plan(Policy(concurrency=1, attempts=3, retries=3, regrading=True), next_attempt=50)
+    plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0)
+
+    assert len(closes(plan.handle(Settled(result=result), 0.0))) == 1
+
+
+def test_after_a_failed_grading_the_next_try_grades_the_kept_work():
+    plan = Plan(Policy(concurrency=1, attempts=2, retries=2, backoff=0.0))
+    (acting,) = started(plan.handle(Opened(instance=1, sample=0), 0.0))
+
+    (grading,) = started(plan.handle(Settled(result=Result(attempt=1, where=Where.GRADE, work=1)), 0.0))
+    gone = Result(attempt=2, where=Where.SANDBOX, kind=UNRESTORED)
+    (again,) = started(plan.handle(Settled(result=gone), 0.0))
+    (anew,) = started(plan.handle(Settled(result=Result(attempt=3, where=Where.GRADE, work=3)), 0.0))
+
+    assert [a.regrades for a in (acting, grading, again, anew)] == [None, 1, None, None]
+    assert [a.round for a in (acting, grading, again, anew)] == [1, 1, 1, 2]
+
+
+def test_a_grading_that_is_interrupted_is_not_followed_by_acting():
+    plan = Plan(Policy(concurrency=1))
+    plan.handle(Opened(instance=1, sample=0), 0.0)
+
+    (grading,) = started(plan.handle(Settled(result=Result(attempt=1, where=Where.INTERRUPTED, work=1)), 0.0))
+    (again,) = started(plan.handle(Settled(result=lost(grading)), 0.0))
+
+    assert (grading.regrades, again.regrades) == (1, 1)
 
 
 def test_what_waits_is_counted_by_its_reason():

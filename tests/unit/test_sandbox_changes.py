@@ -126,7 +126,37 @@ def test_above_the_cap_the_small_files_are_kept_and_the_rest_is_named(tmp_path, 
 
     assert set(members(tmp_path / "kept.tar.zst")) == {"work/one", "work/three", "work/small", "left-out"}
     assert members(tmp_path / "kept.tar.zst")["left-out"] == b"big\0two\0"
-    assert kept is not None and kept.files == 3
+    assert kept is not None and (kept.files, kept.left_out) == (3, 2)
+    with pytest.raises(SandboxFailed, match="does not hold all of the work"):
+        changes.restore(str(work), tmp_path / "kept.tar.zst")
+
+
+def test_a_file_that_cannot_be_read_is_left_out(tmp_path, work, keep, monkeypatch):
+    (work / "kept").write_text("x")
+    (work / "gone").write_text("y")
+
+    def fail(root: str, steps: list[str], flags: int) -> None:
+        raise PermissionError if steps == ["gone"] else FileNotFoundError
+
+    monkeypatch.setattr(changes.beneath, "open_file", fail)
+
+    assert keep().left_out == 2
+
+
+def test_the_name_of_a_salvage_is_synced_after_the_rename(tmp_path, work, keep, monkeypatch):
+    synced: list[tuple[str, bool]] = []
+    sync = os.fsync
+
+    def watched(fd: int) -> None:
+        sync(fd)
+        synced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), (tmp_path / "kept.tar.zst").exists()))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    (work / "made").write_text("x")
+
+    keep()
+
+    assert synced == [(f"{tmp_path}/.kept.tar.zst.partial", False), (str(tmp_path), True)]
 
 
 def test_sockets_and_pipes_are_left_alone(work, keep):

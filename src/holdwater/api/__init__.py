@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Unpack
+from typing import BinaryIO, Unpack
 
 import msgspec
 
@@ -41,11 +41,10 @@ from ..run.config import (
 )
 from ..run.dock import check_daemon
 from ..run.execute import create
-from ..run.feed import Feed
 from ..run.options import Options as Options
 from ..run.options import ResumeOptions as ResumeOptions
 from ..run.options import replace_settings, settings
-from ..run.regrade import RegradeFeed, check_kept
+from ..run.regrade import RegradeRequest, ask_regrade, continue_regrade, open_regrade
 from ..run.replay import replayed
 from ..run.resumption import read_choices
 from ..suite.load import absolute as absolute_suite
@@ -135,6 +134,15 @@ async def aresume(
         from .images import go_on
 
         return await go_on(directory, config, retry, around or {})
+    if (begun := open_regrade(directory)) is not None:
+        grading = suite or load_suite(config.suite)
+        asked = continue_regrade(begun, grading)
+        summary = await _regrade(directory, grading, asked, importable=suite is None, around=around or {})
+        done = config.serving is not None or (summary.state == "finished" and not retry)
+        if done or open_regrade(directory) is not None:
+            return summary
+        around = around or {}
+        around.pop("begun", None)  # its display goes on
     if config.serving is not None:
         again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` goes on with it"
         raise BadInput(f"the directory is a server's: `{path}`", again)
@@ -166,12 +174,18 @@ async def aregrade(
 ) -> Summary:
     """`regrade`, for code that has an event loop."""
     directory = RunDirectory.open(path)
-    config = directory.read_config()
-    feed: Callable[[Any], Feed] = lambda ledger: RegradeFeed(directory, tuple(only), ledger)  # noqa: E731
-    check_kept(directory, tuple(only))
-    given = given_to(suite or load_suite(config.suite), _agent(config.agent), around or {})
-    given = msgspec.structs.replace(given, resumed=True, feed=feed, importable=suite is None)
-    return await conducted(directory, given, around or {})
+    found = suite or load_suite(directory.read_config().suite)
+    asked = ask_regrade(directory, found, tuple(only))
+    return await _regrade(directory, found, asked, importable=suite is None, around=around or {})
+
+
+async def _regrade(
+    directory: RunDirectory, suite: Suite, asked: RegradeRequest, *, importable: bool, around: Around
+) -> Summary:
+    """Conduct a regrade: no agent acts."""
+    given = given_to(suite, Agent(name="none", act=lambda instance: None), around)
+    given = msgspec.structs.replace(given, resumed=True, regrade=asked, importable=importable)
+    return await conducted(directory, given, around)
 
 
 def replay(

@@ -131,7 +131,7 @@ class Trajectory:
     @property
     def answer(self) -> Any:
         """What the agent returned."""
-        return answer_of(self._verdict)
+        return answer_of(self._directory, self._verdict)
 
     @property
     def failure(self) -> Failure | None:
@@ -189,8 +189,7 @@ class Trajectory:
 
 
 def _trajectory(reader: Reader, row: RolloutRow) -> Trajectory:
-    verdict = reader.verdict(row.attempt) if row.attempt else None
-    return Trajectory(reader.directory, row, verdict or Verdict(attempt=row.attempt, token=0))
+    return Trajectory(reader.directory, row, reader.whole_verdict(row.attempt))
 
 
 def _spoken(tree: Tree) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,9 @@ def regrade(
 ) -> int:
     """Grade a run's work again without running the agent.
 
-    What each chosen attempt left is put into a fresh sandbox and graded as the suite grades now.
+    What each chosen attempt left is put into a fresh sandbox and graded as the suite grades now. Outcomes
+    change together, when all of it is graded; `holdwater resume` goes on with a regrade that was
+    interrupted. What cannot be put back whole stays as it is, and its row says `not regraded`.
     For example: `holdwater regrade runs/mine --only 'add-*'`.
 
     Parameters

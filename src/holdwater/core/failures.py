@@ -54,6 +54,7 @@ CRASHED = "crashed"  # took a worker down while alone in it, for the first time
 POISON = "poison"  # did so once more
 DISK = "disk"
 DAEMON = "daemon"
+UNRESTORED = "unrestored"  # kept work cannot be put back
 NOT_SUBMITTED = "not-submitted"  # predictions that leave an instance out
 
 

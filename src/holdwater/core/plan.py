@@ -169,20 +169,23 @@ class Plan:
         if (unwanted := self._state.unwanted(sample)) is not None:
             return self._refuse(key, unwanted)
         sample.preemptions += not lost and result.kind not in (DISK, DAEMON)  # neither is a preemption
+        sample.regrades = result.work or sample.regrades
         self._queue(key, first=True)
         return []
 
     def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
         """A verdict with blame: another try, or the end of the sample."""
-        last = sample.regrades is not None or self._state.unwanted(sample) is not None
+        last = self._state.unwanted(sample) is not None
         following = None if last else decide(result, sample.spent, self._state.policy_for(sample))
         if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
         if following is not None:
+            if not self._state.policy.regrading:
+                sample.regrades = result.work if following.round == sample.spent.round else None
             self._again(key, sample, following, at)
             return []
         del self._state.open[key]
-        spent = sample.spent.retries >= self._state.policy.retries or sample.regrades is not None
+        spent = sample.spent.retries >= self._state.policy.retries or self._state.policy.regrading
         outcome = outcome_of(sample, sample.best, spent=spent)
         return [Close(outcome=outcome), *self._parted(sample, outcome)]
 

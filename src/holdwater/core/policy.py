@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from .config import Critic, Keep, RunConfig
-from .failures import RULES, Again, Rule, Scored
+from .failures import RULES, UNRESTORED, Again, Rule, Scored
+from .kept_work import work_to_grade
 from .records import Failure, Grade, Record, Verdict, Where
 
 LARGEST_SCALE = 8
@@ -29,9 +30,10 @@ class Policy(Record, frozen=True):
     alone_at_once: int = 2
     preemptions: int = 3  # after so many an attempt is left to finish
     ordered: bool = False  # samples are opened as they are ordered, none is pulled
+    regrading: bool = False  # kept work is graded again, and no agent acts
 
     @classmethod
-    def of(cls, config: RunConfig) -> Policy:
+    def of(cls, config: RunConfig, *, regrading: bool = False) -> Policy:
         return cls(
             concurrency=config.slots,
             attempts=config.attempts,
@@ -39,7 +41,8 @@ class Policy(Record, frozen=True):
             critic=config.critic,
             backoff=config.backoff,
             alone_at_once=max(1, config.workers),
-            ordered=config.serving is not None,
+            ordered=config.serving is not None and not regrading,
+            regrading=regrading,
         )
 
 
@@ -56,6 +59,7 @@ class Result(Record, frozen=True):
     patched: bool = False  # it left a patch that is not empty; where the suite takes none, work
     enough: bool | None = None  # what a critic of the user's own says
     together: bool = False  # it was scored with its group
+    work: int | None = None  # the attempt whose kept work the next try grades; None: the agent acts again
 
     @classmethod
     def of(cls, verdict: Verdict) -> Result:
@@ -71,6 +75,7 @@ class Result(Record, frozen=True):
             patched=verdict.salvage is not None if verdict.patch is None else verdict.patch > 0,
             enough=verdict.enough,
             together=verdict.together,
+            work=work_to_grade(verdict),
         )
 
     @property
@@ -100,6 +105,8 @@ def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
     """The next try that a blamed verdict asks for, or None when the sample is to be closed."""
     if satisfied(result, policy.critic):
         return None
+    if policy.regrading and (result.passed is not None or result.kind == UNRESTORED):
+        return None
     rule = result.rule
     if rule is not None and rule.again is Again.NEVER:
         return None
@@ -107,7 +114,8 @@ def decide(result: Result, spent: Spent, policy: Policy) -> Next | None:
         scale = min(spent.scale * 2, LARGEST_SCALE) if rule.grows else spent.scale
         delay = backoff(result, spent.retries, policy)
         return Next(round=spent.round, retries=spent.retries + 1, scale=scale, delay=delay)
-    if result.where is not Where.WORKER and spent.round - spent.first + 1 < policy.attempts:
+    rounds_left = spent.round - spent.first + 1 < policy.attempts and not policy.regrading
+    if result.where is not Where.WORKER and rounds_left:
         return Next(round=spent.round + 1, retries=0, scale=spent.scale)
     return None
 

@@ -12,7 +12,6 @@ import msgspec
 
 MiB = 1024 * 1024
 GiB = 1024 * MiB
-
 LONGEST_ID = 512
 
 
@@ -79,9 +78,7 @@ class Limits(Record, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None  # US dollars
-    lease: int | None = (
-        None  # bytes of memory where no limit was declared: it changes while the attempt lives
-    )
+    lease: int | None = None  # bytes of memory where no limit was declared: it changes with time
 
     @property
     def held_to(self) -> int | None:
@@ -277,6 +274,31 @@ class Salvage(Record, frozen=True):
     name: str
     files: int
     bytes: int
+    left_out: int = 0  # changed paths that it does not hold: too large together, or not readable
+
+
+class KeptFile(Record, frozen=True):
+    """A file in the run's `artifacts/`, as it was written."""
+
+    name: str
+    bytes: int
+    digest: str = ""  # blake3, in hexadecimal; empty: written by an older version
+
+
+class KeptWork(Record, frozen=True):
+    """The work of an agent, as it can be put back and graded without running the agent."""
+
+    attempt: int  # that did the work
+    failure: Failure | None = None  # how its acting ended
+    salvage: KeptFile | None = None
+    patch: KeptFile | None = None
+    answer: KeptFile | None = None  # an answer that is too long for the verdict, as JSON
+    lacks: str = ""  # why it cannot be put back whole; empty: it can
+    steps: int = 1  # of the agent; no step before the last can be graded again
+
+    @property
+    def files(self) -> list[KeptFile]:
+        return [file for file in (self.salvage, self.patch, self.answer) if file]
 
 
 class Attempt(Record, frozen=True):
@@ -289,7 +311,7 @@ class Attempt(Record, frozen=True):
     round: int = 1  # which of `--attempts` this try belongs to
     scale: int = 1  # how many times the resources that the instance asked for
     alone: bool = False  # a suspect: has a worker to itself
-    regrades: int | None = None  # the attempt whose salvaged work is graded again
+    regrades: int | None = None  # the attempt whose kept work this one grades; its own agent does not act
     group: int | None = None  # the order whose members are scored together
     crashes: int = 0  # workers that the sample took down before, while alone in them
 
@@ -311,7 +333,7 @@ class Verdict(Record, frozen=True):
     token: int
     failure: Failure | None = None
     grade: Grade | None = None
-    answer: str | None = None  # as JSON
+    answer: str | None = None  # as JSON; a long one is a file of `kept`
     usage: Usage = NO_USAGE
     times: Times = Times()
     salvage: Salvage | None = None
@@ -322,6 +344,7 @@ class Verdict(Record, frozen=True):
     enough: bool | None = None  # what a critic of the user's own says; None: there is none
     children: tuple[Child, ...] = ()
     together: bool = False  # its grade comes from scoring its group
+    kept: KeptWork | None = None  # None: the agent did not act
 
 
 class Outcome(Record, frozen=True):

@@ -32,6 +32,18 @@ class Gauge(Record, frozen=True):
     binds: str = ""  # what keeps more from running: `slots`, `memory`, `disk`, `rate`, `nothing left to do`
 
 
+class RegradeState(Record, frozen=True):
+    """One regrade of a run. While it is open, the outcomes are still the old ones."""
+
+    id: int
+    grader: str
+    only: tuple[str, ...] = ()  # patterns of instance ids; none: all of them
+    started: float = 0.0  # seconds since the epoch
+    ended: float | None = None  # None: it is open
+    graded: int = 0  # samples with a new grade
+    refused: int = 0  # samples whose outcome stays: their rows say why
+
+
 class Summary(Record, frozen=True):
     """What `show --json` prints: a run in a page."""
 
@@ -61,3 +73,4 @@ class Summary(Record, frozen=True):
     gauge: Gauge | None = None
     lag_max: float = 0.0  # the longest event-loop lag of the run, in seconds
     events: dict[str, int] = field(default_factory=dict)  # kind -> how many, for example `worker.lost`
+    regrade: RegradeState | None = None  # None: every outcome was graded when its agent had acted

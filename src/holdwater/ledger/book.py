@@ -20,7 +20,7 @@ from ..core.records import Attempt, Outcome, Record, Usage, Verdict
 from ..core.reopening import ClosedSample
 from ..core.summary import Gauge
 from ..core.text import clean_text
-from . import orders
+from . import orders, regrades
 from .compression import pack, unpack
 from .orders import OrderRow
 from .reopening import reopen
@@ -49,6 +49,7 @@ class Book:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self.path = path
         self.token = 0
+        self.regrade: int | None = None  # outcomes are written beside the old ones
         self._now = now
         self._tally: dict[str, float] = {}  # changes of this transaction; bound: the keys of a tally
         self._seen = 0.0
@@ -207,10 +208,11 @@ class Book:
         )
         self._count("attempts")
 
-    def answer(self, attempt: int) -> str | None:
-        """What an attempt answered, as JSON."""
+    def verdict(self, attempt: int) -> Verdict:
         row = self.connection.execute("SELECT verdict FROM attempt WHERE id = ?", (attempt,)).fetchone()
-        return verdict_of(row[0]).answer if row and row[0] is not None else None
+        if row is None or row[0] is None:
+            raise LedgerFailed(f"attempt {attempt} has no verdict")
+        return verdict_of(row[0])
 
     def settle(self, verdict: Verdict) -> bool:
         failure, grade = verdict.failure, verdict.grade
@@ -240,7 +242,10 @@ class Book:
         return True
 
     def close_sample(self, outcome: Outcome, keep: Keep) -> None:
-        """Also in the place of an earlier outcome, whose count it takes over."""
+        """Also in the place of an earlier outcome, whose count it takes over; in a regrade, beside it."""
+        if self.regrade is not None:
+            regrades.put_grade(self.connection, self.regrade, outcome, self.verdict(outcome.attempt))
+            return
         key = (outcome.instance, outcome.sample)
         old = self.connection.execute(
             "SELECT kind, score FROM outcome WHERE instance = ? AND sample = ?", key
@@ -264,6 +269,27 @@ class Book:
             self._count_outcome(kind, score, -1)
             count += 1
         return count
+
+    # Regrades.
+
+    def begin_regrade(self, grader: str, only: tuple[str, ...], continues: int | None) -> int:
+        """What is closed from now on belongs to a new regrade, or to the one that this one continues."""
+        begun = continues or regrades.begin_regrade(self.connection, grader, only, self._now())
+        self.connection.execute("UPDATE conductor SET regrade = ? WHERE token = ?", (begun, self.token))
+        self.regrade = begun
+        return begun
+
+    def refuse_regrade(self, sample: tuple[int, int], why: str) -> None:
+        assert self.regrade is not None, "no regrade has begun"
+        regrades.refuse_grade(self.connection, self.regrade, sample, why, None)
+
+    def switch_outcomes(self, keep: Keep) -> None:
+        """Put the new outcomes in the place of the old ones, all of them at once."""
+        assert self.regrade is not None, "no regrade has begun"
+        ended, self.regrade = self.regrade, None
+        for outcome in regrades.new_outcomes(self.connection, ended):
+            self.close_sample(outcome, keep)
+        regrades.end_regrade(self.connection, ended, self._now())
 
     # The run.
 
@@ -306,6 +332,12 @@ class Book:
 
     def finish(self, state: str, reason: str, exit_status: int) -> None:
         now = self._now()
+        regraded = self.connection.execute(
+            "SELECT regrade IS NOT NULL FROM conductor WHERE token = ?", (self.token,)
+        ).fetchone()[0]
+        if regraded and state == "finished":
+            before = regrades.state_before(self.connection, self.token)
+            state, reason, exit_status = before or (state, reason, exit_status)
         self.connection.execute(
             "UPDATE conductor SET ended = ?, seen = ?, state = ?, reason = ?, exit_status = ?"
             " WHERE token = ?",

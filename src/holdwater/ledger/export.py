@@ -17,12 +17,14 @@ from ..core.errors import BadInput
 from ..core.pass_rates import PassRate
 from ..core.records import Exchange, Record, Times, Usage, Verdict
 from .blobs import Blobs
+from .directory import RunDirectory
 from .exchanges import read_exchanges
 from .export_atif import write_trajectories
 from .export_harbor import write_job
 from .export_openai import write_conversations
 from .export_openhands import write_openhands
 from .export_swebench import count_patchless, report, write_predictions
+from .files import answer_json
 from .media import resolve
 from .omitted import Omitted
 from .reader import AttemptRow, OutcomeRow, Reader
@@ -104,9 +106,10 @@ def _checked(what: str | None, format: str, everything: bool) -> str:
 
 
 def _write_rows(reader: Reader, what: str, format: str, out: BinaryIO) -> None:
+    attempts = (_attempt(reader.directory, row) for row in reader.attempts())
     rows, columns = {
         "outcomes": (map(_outcome, reader.outcomes()), OUTCOME_COLUMNS),
-        "attempts": (map(_attempt, reader.attempts()), ATTEMPT_COLUMNS),
+        "attempts": (attempts, ATTEMPT_COLUMNS),
         "pass-at-k": (map(_flat, reader.pass_rates()), PassRate.__struct_fields__),
     }[what]
     if format == "csv":
@@ -175,7 +178,7 @@ def _outcome(row: OutcomeRow) -> dict[str, Any]:
     return {**own, **_used(own.pop("usage")), **_flat(own.pop("times")), "total_cost": spent.cost}
 
 
-def _attempt(row: AttemptRow) -> dict[str, Any]:
+def _attempt(directory: RunDirectory, row: AttemptRow) -> dict[str, Any]:
     own = _flat(row)
     verdict = own.pop("verdict") or Verdict(attempt=row.attempt, token=row.token)
     failure, grade = verdict.failure, verdict.grade
@@ -190,7 +193,7 @@ def _attempt(row: AttemptRow) -> dict[str, Any]:
         "score": grade.score if grade else None,
         "detail": grade.detail if grade else "",
         "metrics": grade.metrics if grade else {},
-        "answer": verdict.answer,
+        "answer": answer_json(directory, verdict),
         "salvage": verdict.salvage.name if verdict.salvage else None,
         "exchanges": verdict.exchanges,
         "peak_memory": verdict.peak_memory,

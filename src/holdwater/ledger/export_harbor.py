@@ -17,9 +17,9 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.records import NO_USAGE, Failure, Usage
-from .chosen import Chosen, chosen, conversation
+from .chosen import Chosen, chosen, conversation, patch_file
 from .export_atif import slug, write_trajectory
-from .files import log_path, patch_path, taken_out_path
+from .files import log_path, taken_out_path
 from .omitted import Omitted
 from .reader import Reader
 from .whole import whole_directory, whole_file
@@ -109,7 +109,7 @@ class _Job:
         for source in sorted(taken.iterdir()) if taken.is_dir() else ():
             _copied(source, path / source.name if source.name in OWN else path / "artifacts" / source.name)
         for file, name in (
-            (patch_path(directory, attempt), f"artifacts/{PATCH}"),
+            (patch_file(directory, one.verdict), f"artifacts/{PATCH}"),
             (log_path(directory, attempt, one.outcome.instance), "trial.log"),
         ):
             if file.is_file():

@@ -17,7 +17,7 @@ from .media import resolve
 from .message import Message, Pairing, decoded, fields, merged
 from .omitted import Omitted
 from .reader import Reader
-from .trajectory import Tree, talked
+from .trajectory import Tree
 
 PASSED = "passed"
 
@@ -39,7 +39,7 @@ def _attempts(reader: Reader, everything: bool) -> Iterator[int]:
         return
     for outcome in reader.outcomes():
         if outcome.kind == PASSED:
-            yield talked(reader, outcome.attempt)
+            yield reader.acting_attempt(outcome.attempt)
 
 
 def last_answered(tree: Tree) -> int:

@@ -16,6 +16,7 @@ from ..core.config import Critic
 from ..core.records import Failure, Usage
 from .chosen import Chosen, conversation, first_samples, patch_of
 from .export_swebench import report, write_predictions
+from .files import answer_json
 from .omitted import Omitted
 from .openhands_events import Events
 from .reader import Reader
@@ -33,7 +34,7 @@ def write_openhands(reader: Reader, into: Path, omitted: Omitted) -> None:
     """Write the files to `into`; each takes the place of an earlier one when it is whole."""
     with whole_file(into / OUTPUT) as rows, whole_file(into / "output_errors.jsonl") as errors:
         for one in first_samples(reader, omitted):
-            patch = patch_of(reader, one.row.attempt)
+            patch = patch_of(reader, one.verdict)
             _write_row(reader, one, patch, omitted, rows if one.scored or patch else errors)
     with whole_file(into / "output.swebench.jsonl") as predictions:
         omitted.patches = write_predictions(reader, predictions)
@@ -51,7 +52,7 @@ def _write_row(reader: Reader, one: Chosen, patch: str | None, omitted: Omitted,
     start = {
         "instance_id": one.outcome.instance,
         "attempt": one.row.round,
-        "test_result": _test_result(one, patch),
+        "test_result": _test_result(reader, one, patch),
         "instruction": one.instance.instruction,
         "metadata": None,  # the same for all: it is in `metadata.json`
         "metrics": _metrics(reader.config.model or "", one.usage),
@@ -93,15 +94,15 @@ def _write_runs(reader: Reader, one: Chosen, out: BinaryIO) -> None:
         separator = b","
 
 
-def _test_result(one: Chosen, patch: str | None) -> dict[str, Any]:
+def _test_result(reader: Reader, one: Chosen, patch: str | None) -> dict[str, Any]:
     grade = one.verdict.grade
     result: dict[str, Any] = {"git_patch": patch or ""}
     if patch is not None and one.verdict.failure is not None:
         result["git_patch_captured_on_error"] = True
     if grade is not None:
         result |= msgspec.structs.asdict(grade)
-    if one.verdict.answer is not None:
-        result["answer"] = msgspec.Raw(one.verdict.answer.encode())
+    if (answer := answer_json(reader.directory, one.verdict)) is not None:
+        result["answer"] = msgspec.Raw(answer.encode())
     return {**result, "outcome": one.outcome.kind}
 
 

@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..core.config import RunConfig
 from ..core.failures import NOT_SUBMITTED
 from ..core.policy import not_kept
 from ..core.records import Verdict
-from .files import patch_path
+from .chosen import patch_file
+from .files import answer_json
 from .reader import OutcomeRow, Reader
 
 SCHEMA = 2
@@ -40,13 +40,13 @@ def write_predictions(reader: Reader, out: BinaryIO) -> str:
     for row, verdict in _settled(reader):
         if verdict.patch is None or _not_submitted(verdict):
             continue
-        path = patch_path(reader.directory, row.attempt)
+        path = patch_file(reader.directory, verdict)
         if (dropped := reader.dropped(row.attempt)) is not None:
             unkept, keep = unkept + 1, dropped
             continue
         line = {
             "instance_id": row.instance,
-            "model_name_or_path": _model(reader.config, verdict),
+            "model_name_or_path": _model(reader, verdict),
             "model_patch": path.read_bytes().decode("utf-8", "replace"),
         }
         out.write(msgspec.json.encode(line) + b"\n")
@@ -119,8 +119,9 @@ def _not_submitted(verdict: Verdict) -> bool:
     return verdict.failure is not None and verdict.failure.kind == NOT_SUBMITTED
 
 
-def _model(config: RunConfig, verdict: Verdict) -> str:
+def _model(reader: Reader, verdict: Verdict) -> str:
     """Whose patch it is: what the answer says, the run's model, or its agent."""
-    answer = msgspec.json.decode(verdict.answer) if verdict.answer else None
+    text = answer_json(reader.directory, verdict)
+    answer = msgspec.json.decode(text) if text else None
     named = answer.get("model_name_or_path") if isinstance(answer, dict) else None
-    return named if isinstance(named, str) and named else config.model or config.agent
+    return named if isinstance(named, str) and named else reader.config.model or reader.config.agent

@@ -12,11 +12,15 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from blake3 import blake3
+
+from ..core.records import KeptFile, Verdict
 from .directory import RunDirectory
 from .exchanges import segment_path
 
 SQUEEZED = ".zst"  # what the name of a compressed log ends with
 TAKEN_OUT = ".files"  # the same of a directory of what a suite took out
+PIECE = 1 << 20  # bytes of a file in memory at a time
 BLOCK = 512  # bytes that `st_blocks` counts in, whatever the file system's own are
 
 
@@ -40,6 +44,41 @@ def patch_path(directory: RunDirectory, attempt: int) -> Path:
     return directory.artifacts / f"{attempt:06d}.patch"
 
 
+def answer_path(directory: RunDirectory, attempt: int) -> Path:
+    """An answer that is too long for the ledger, as JSON."""
+    return directory.artifacts / f"{attempt:06d}.answer.json"
+
+
+def answer_json(directory: RunDirectory, verdict: Verdict) -> str | None:
+    """The answer behind a verdict, a long one from its file; None: there is none, or it is not kept."""
+    if verdict.kept is None or verdict.kept.answer is None:
+        return verdict.answer
+    try:
+        return (directory.artifacts / verdict.kept.answer.name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def describe_file(path: Path) -> KeptFile:
+    """A file of `artifacts/` as it is now. Reads it: call it in a thread."""
+    with path.open("rb") as file:
+        digest = blake3()
+        while piece := file.read(PIECE):
+            digest.update(piece)
+        return KeptFile(name=path.name, bytes=file.tell(), digest=digest.hexdigest())
+
+
+def check_file(path: Path, kept: KeptFile) -> str:
+    """What is wrong with a file that was kept; empty: it is as it was written. Reads it."""
+    try:
+        found = describe_file(path)
+    except OSError as error:
+        return f"`{path.name}` cannot be read: {error.strerror}"
+    if found.bytes != kept.bytes:
+        return f"`{path.name}` has {found.bytes} bytes, {kept.bytes} were written"
+    return f"`{path.name}` is not as it was written" if kept.digest not in ("", found.digest) else ""
+
+
 def taken_out_path(directory: RunDirectory, attempt: int) -> Path:
     """A directory of what the suite took out of an attempt's sandbox."""
     return directory.artifacts / f"{attempt:06d}{TAKEN_OUT}"
@@ -59,7 +98,7 @@ def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[
     """What there is of an attempt on disk, blobs apart: many attempts may refer to one."""
     logs = attempt_logs(directory, attempt, name)
     squeezed = (path.with_name(path.name + SQUEEZED) for path in logs)
-    work = (salvage_path, patch_path, taken_out_path)
+    work = (salvage_path, patch_path, answer_path, taken_out_path)
     made = (path(directory, attempt) for path in work)
     for path in (segment_path(directory, attempt), *made, *logs, *squeezed):
         if os.path.lexists(path):

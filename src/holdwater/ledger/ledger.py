@@ -94,6 +94,23 @@ class Ledger:
         """Open closed samples again, all or none; how many. `chosen` is asked in the writer's thread."""
         return await self._writer.do(self._book.reopen, chosen)
 
+    @property
+    def regrade(self) -> int | None:
+        """The regrade that this conductor is at; None: it runs agents."""
+        return self._book.regrade
+
+    async def begin_regrade(self, grader: str, only: tuple[str, ...], continues: int | None = None) -> int:
+        """From now on outcomes are written beside the old ones, until `switch_outcomes`; the regrade."""
+        return await self._writer.do(self._book.begin_regrade, grader, only, continues)
+
+    async def refuse_regrade(self, instance: int, sample: int, why: str) -> None:
+        """Write that a sample is not graded again: its outcome stays."""
+        await self._writer.do(self._book.refuse_regrade, (instance, sample), why)
+
+    async def switch_outcomes(self, keep: Keep = Keep.ALL) -> None:
+        """The regrade is complete: its outcomes take the place of the old ones, in one transaction."""
+        await self._writer.do(self._book.switch_outcomes, keep)
+
     async def going(self, limit: int) -> list[tuple[int, str]]:
         """Attempts that were dropped and whose files may still be there, each with its instance's name."""
         return await self._writer.do(self._going, limit)
@@ -148,9 +165,9 @@ class Ledger:
     async def payload(self, instance: int) -> bytes:
         return await self._writer.do(self._book.payload, instance)
 
-    async def answer(self, attempt: int) -> str | None:
-        """What an earlier attempt answered, as JSON."""
-        return await self._writer.do(self._book.answer, attempt)
+    async def verdict(self, attempt: int) -> Verdict:
+        """How an earlier attempt ended."""
+        return await self._writer.do(self._book.verdict, attempt)
 
     async def earlier(self, attempt: Attempt) -> tuple[int, ...]:
         """The attempts before this one that tried the same: the same round of the same sample."""

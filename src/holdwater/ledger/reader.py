@@ -23,6 +23,7 @@ from ..core.records import Record, Times, Usage, Verdict, Where
 from ..core.summary import Gauge, Summary
 from .compression import unpack
 from .directory import RunDirectory
+from .regrades import has_regrades, latest_regrade, refusal
 from .schema import check_version, connect, failed
 from .standing import verdict_of
 from .tally import TALLY, Counts, counts
@@ -38,7 +39,10 @@ class InstanceRow(Record, frozen=True):
 
 
 class OutcomeRow(Record, frozen=True):
-    """What became of a sample; usage and times are of the attempt that was chosen, `spent` is of all."""
+    """What became of a sample; usage and times are of the attempt that was chosen, `spent` is of all.
+
+    Where the chosen attempt graded kept work, they are of the attempt in which the agent acted.
+    """
 
     instance: str
     row: int  # the instance's row
@@ -53,6 +57,7 @@ class OutcomeRow(Record, frozen=True):
     times: Times
     closed: float
     spent: Usage = Usage()
+    regrade: str = ""  # `not regraded: ` and why, where the last regrade left it as it was
 
 
 class AttemptRow(Record, frozen=True):
@@ -92,6 +97,7 @@ class Reader:
         self._mutex = threading.Lock()
         self._connection = _open(self.directory.database)
         self.with_dropped = self._with_dropped()
+        self._regraded = has_regrades(self)
 
     def __enter__(self) -> Reader:
         return self
@@ -137,6 +143,7 @@ class Reader:
             gauge=self.gauge(),
             lag_max=meta.get("lag", 0.0),
             events=found.events,
+            regrade=latest_regrade(self),
         )
 
     def counts(self) -> Counts:
@@ -236,6 +243,24 @@ class Reader:
         except Exception as e:  # boundary: whatever the bytes on disk make of the decoders
             raise LedgerCorrupt(f"the verdict of attempt {attempt} cannot be read: {e}") from e
 
+    def acting_attempt(self, attempt: int) -> int:
+        """The attempt in which the agent acted: one that grades kept work has no exchanges of its own."""
+        query = "SELECT regrades FROM attempt WHERE id = ?"
+        while (rows := self.rows(query, (attempt,))) and rows[0][0] is not None:
+            attempt = rows[0][0]
+        return attempt
+
+    def whole_verdict(self, attempt: int) -> Verdict:
+        """The verdict of an attempt; over kept work, with what the agent used and took when it acted."""
+        verdict = self.verdict(attempt) or Verdict(attempt=attempt, token=0)
+        acted = self.acting_attempt(attempt)
+        acting = self.verdict(acted) if acted != attempt else None
+        if acting is None:
+            return verdict
+        own = {name: getattr(acting, name) for name in _OF_ACTING}
+        times = msgspec.structs.replace(acting.times, grading=verdict.times.grading)
+        return msgspec.structs.replace(verdict, **own, times=times)
+
     def dropped(self, attempt: int) -> str | None:
         """The `--keep` by which the files of an attempt are not kept; None: they are."""
         rows = self.rows(f"{self.with_dropped}SELECT keep FROM dropped WHERE attempt = ?", (attempt,))
@@ -288,7 +313,7 @@ class Reader:
 
     def _outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
         name, id_, sample, kind, score, place, closed, attempt, attempts = row
-        verdict = self.verdict(attempt) or Verdict(attempt=attempt, token=0)
+        verdict = self.whole_verdict(attempt)
         return OutcomeRow(
             instance=name,
             row=id_,
@@ -303,6 +328,7 @@ class Reader:
             times=verdict.times,
             closed=closed,
             spent=self._spent(id_, sample) if attempts > 1 else verdict.usage,
+            regrade=refusal(self, id_, sample) if self._regraded else "",
         )
 
     def _spent(self, instance: int, sample: int) -> Usage:
@@ -321,6 +347,7 @@ class Reader:
         return AttemptRow(**values, verdict=self.verdict(row[0]), dropped=self.dropped(row[0]))
 
 
+_OF_ACTING = ("usage", "saved", "exchanges", "peak_memory", "children")
 _NONE_DROPPED = "WITH dropped (attempt, at, keep, bytes) AS (SELECT 0, 0, '', 0 WHERE false) "
 _TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
 _SCORED = """

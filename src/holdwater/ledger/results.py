@@ -11,12 +11,14 @@ import msgspec
 from ..core.policy import stands
 from ..core.records import Verdict
 from ..core.serving import Node, Reference, Result, Rollout, Trajectories
+from .directory import RunDirectory
+from .files import answer_json
 from .message import decoded
 from .nodes import nodes_of
 from .orders import OrderRow
 from .reader import Reader
 from .rollouts import find_rollout
-from .trajectory import Tree, talked
+from .trajectory import Tree
 
 LARGEST_TRAJECTORY = 8 << 20  # bytes of encoded nodes of one rollout ...
 LARGEST_RESULT = 32 << 20  # ... and of a whole result; beyond, a reference stands in their place
@@ -55,7 +57,7 @@ def _read(
     """A rollout, the verdict behind it, and the bytes that its nodes take up."""
     instance, sample, member = which
     row = find_rollout(reader, instance, sample)
-    verdict = reader.verdict(row.attempt) or Verdict(attempt=row.attempt, token=0)
+    verdict = reader.whole_verdict(row.attempt)
     trajectory, reference, taken = _conversation(reader, row.attempt, how, room)
     rollout = Rollout(
         instance=row.instance,
@@ -67,7 +69,7 @@ def _read(
         failure=verdict.failure,
         metrics=verdict.grade.metrics if verdict.grade else {},
         detail=verdict.grade.detail if verdict.grade else "",
-        answer=answer_of(verdict),
+        answer=answer_of(reader.directory, verdict),
         usage=verdict.usage,
         saved=verdict.saved,
         times=verdict.times,
@@ -79,9 +81,10 @@ def _read(
     return rollout, verdict, taken
 
 
-def answer_of(verdict: Verdict) -> object:
+def answer_of(directory: RunDirectory, verdict: Verdict) -> object:
     """What the agent returned."""
-    return None if verdict.answer is None else decoded(verdict.answer.encode())
+    text = answer_json(directory, verdict)
+    return None if text is None else decoded(text.encode())
 
 
 def _conversation(
@@ -90,7 +93,7 @@ def _conversation(
     """Its nodes if they fit, else where they are; neither where it is not kept, or was not begun."""
     if how is Trajectories.NONE or not attempt:
         return None, None, 0
-    spoke = talked(reader, attempt)
+    spoke = reader.acting_attempt(attempt)
     found: tuple[list[Node], int] | None = None
     try:
         if how is Trajectories.NODES:

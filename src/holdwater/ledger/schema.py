@@ -111,6 +111,28 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (instance, sample, number)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE regrade (            -- each time that kept work is graded again
+        id INTEGER PRIMARY KEY,
+        grader TEXT NOT NULL,
+        patterns TEXT NOT NULL,       -- JSON: of instance ids; none: all of them
+        started REAL NOT NULL,
+        ended REAL,                   -- NULL: it goes on when the run is resumed
+        switched INTEGER              -- 1: its grades became outcomes; 0: it was given up
+    );
+    CREATE TABLE regraded (           -- a sample of a regrade that is graded, or cannot be
+        regrade INTEGER NOT NULL REFERENCES regrade (id),
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        sample INTEGER NOT NULL,
+        attempt INTEGER REFERENCES attempt (id),  -- NULL: the outcome stays
+        kind TEXT,
+        score REAL,
+        place TEXT,
+        refused TEXT,                 -- why the outcome stays
+        PRIMARY KEY (regrade, instance, sample)
+    ) WITHOUT ROWID;
+    ALTER TABLE conductor ADD COLUMN regrade INTEGER;  -- that it conducted; NULL: it ran agents
+    """,
 )
 BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
 

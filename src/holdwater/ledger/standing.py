@@ -60,6 +60,7 @@ class Standing(Record, frozen=True):
     last: Result | None = (
         None  # a verdict with blame that nothing has followed on yet: another try, or the close
     )
+    regrades: int | None = None  # the attempt whose kept work the next try grades
 
     @property
     def spent(self) -> Spent:
@@ -124,19 +125,23 @@ def verdict_of(packed: bytes) -> Verdict:
 
 def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Standing:
     rows = connection.execute(
-        "SELECT id, number, round, scale, verdict FROM attempt"
-        " WHERE instance = ? AND sample = ? ORDER BY number",
+        "SELECT a.id, a.number, a.round, a.scale, a.verdict, a.regrades, coalesce(r.switched, 1)"
+        " FROM attempt a JOIN conductor c ON c.token = a.token LEFT JOIN regrade r ON r.id = c.regrade"
+        " WHERE a.instance = ? AND a.sample = ? ORDER BY a.number",
         (instance, sample),
     ).fetchall()
     if not rows:
         return Standing(instance=instance, sample=sample)
     before, first = reopened_at(connection, instance, sample)
-    last, number, round_, scale, _ = rows[-1]
-    results = [(n, of, Result.of(verdict_of(packed))) for _, n, of, _, packed in rows if packed is not None]
+    number = rows[-1][1]
+    rows = [row for row in rows if row[-1]]  # the grades of a regrade that was given up count for nothing
+    last, _, round_, scale, _, regrades, _ = rows[-1]
+    results = [(row[1], row[2], Result.of(verdict_of(row[4]))) for row in rows if row[4] is not None]
     blamed = [result for _, _, result in results if not _blameless(result)]
     lost = [n for n, _, r in results if r.where is Where.WORKER and r.kind != POISON]
     anew = number == before  # nothing was tried since the sample was opened again
-    round_ = first if anew else round_
+    work = _work_left(results[-1][2] if results else None, regrades)
+    work, round_ = (work if first == round_ else None, first) if anew else (work, round_)
     return Standing(
         instance=instance,
         sample=sample,
@@ -149,7 +154,15 @@ def standing(connection: sqlite3.Connection, instance: int, sample: int) -> Stan
         first=first,
         best=max(blamed, key=rank, default=None),
         last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,
+        regrades=work,
     )
+
+
+def _work_left(last: Result | None, regrades: int | None) -> int | None:
+    """The attempt whose kept work is to be graded next, by the last verdict and what that one graded."""
+    if last is not None and (last.work is not None or not _blameless(last)):
+        return last.work
+    return regrades
 
 
 def _blameless(result: Result) -> bool:

@@ -295,17 +295,8 @@ def find_attempt(reader: Reader, instance: InstanceRow, sample: int, number: int
 
 def conversation_of(reader: Reader, attempt: int) -> Tree:
     """The exchanges behind an attempt; an error if they are not kept."""
-    attempt = talked(reader, attempt)
+    attempt = reader.acting_attempt(attempt)
     keep = reader.unrecorded((attempt,))
     if keep is not None:
         raise BadInput(f"the exchanges of the attempt are {not_kept(keep)}")
     return Tree(reader.directory, attempt)
-
-
-def talked(reader: Reader, attempt: int) -> int:
-    """The attempt that has the exchanges: one that only grades work again has none of its own."""
-    while (
-        regraded := reader.rows("SELECT regrades FROM attempt WHERE id = ?", (attempt,))[0][0]
-    ) is not None:
-        attempt = regraded
-    return attempt

@@ -22,11 +22,12 @@ from ..core.errors import (
     SandboxFailed,
     as_failure,
 )
-from ..core.failures import RULES, Scored, disk_full
+from ..core.failures import RULES, UNRESTORED, Scored, disk_full
 from ..core.policy import stands
 from ..core.records import (
-    Failure,
     Instance,
+    KeptFile,
+    KeptWork,
     Limits,
     Phase,
     Start,
@@ -35,9 +36,10 @@ from ..core.records import (
 )
 from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
+from ..ledger.files import check_file, describe_file
 from .children import Children, Means, act
-from .ends import in_doubt, leased, model_first, unwritable
-from .foreign import as_grade, as_patch
+from .ends import in_doubt, leased, left_out, model_first, unwritable, worth_grading
+from .foreign import LONGEST_ANSWER, as_grade, as_patch, encode_answer
 from .group import Member, Reach, Settled
 from .health import healthy
 from .life import Life
@@ -66,13 +68,9 @@ async def live(life: Life, place: Place) -> Verdict:
             async with life.scope:
                 life.failure = await life.stage(Phase.SETUP, lambda: limits.setup, SandboxFailed, work.set_up)
                 if life.failure is None:
-                    life.failure = await life.stage(Phase.ACTING, work.acting_seconds, AgentFailed, work.act)
-                    life.failure = model_first(life.failure, work.session)
-                    work.dismiss()
+                    await work.act()
                 if life.ready:
-                    await work.keep()
                     await work.ask(before=True)
-                if life.ready and _worth_grading(life.failure):
                     await work.judge()
                     await work.ask(before=False)
                 if attempt.group is not None and stands(life.failure, life.grade):
@@ -114,6 +112,7 @@ class _Work:
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
         self.patch: str | None = None
+        self.steps = 1
 
     @property
     def peak(self) -> int:
@@ -141,6 +140,8 @@ class _Work:
         self.model = self.modelled(self.session, instance)
         await self._furnish(instance, self.view)
         await self.opened.mark()
+        if life.kept is not None:
+            await self._put_back(life.kept)
         life.ready = True
 
     def seen(self) -> SandboxView:
@@ -191,10 +192,19 @@ class _Work:
         return min(self.limits.acting, self.limits.working + waited)
 
     async def act(self) -> None:
-        """The agent's time, in steps or in one; for a regrade, an earlier attempt's work is put back."""
-        if (earlier := self.life.job.attempt.regrades) is not None:
-            await self._put_back(earlier)
-        elif self.place.suite.step is None:
+        """The agent's time, and what it left; over kept work that is past, and ended as it did then."""
+        life = self.life
+        if life.kept is not None:
+            life.failure = life.kept.failure
+            return
+        life.failure = await life.stage(Phase.ACTING, self.acting_seconds, AgentFailed, self._act)
+        life.failure = model_first(life.failure, self.session)
+        self.dismiss()
+        await self.keep()
+
+    async def _act(self) -> None:
+        """In steps, or in one."""
+        if self.place.suite.step is None:
             await self._act_on(self.life.instance)
         else:
             await self._take_steps(self.place.suite.step)
@@ -217,6 +227,7 @@ class _Work:
         life, number = self.life, 0
         while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
             assert self.view is not None
+            self.steps = number + 1
             await make_ready(instance, self.opened, self.view)
             self.model = self.modelled(self.session, instance)
             async with own_limit(instance):
@@ -226,13 +237,23 @@ class _Work:
                 await view.quiet()
             number += 1
 
-    async def _put_back(self, earlier: int) -> None:
-        if (patch := self.paths.patch(earlier)).exists():
-            self.patch = patch.read_text(encoding="utf-8", errors="surrogateescape")
-        elif (source := self.paths.salvage(earlier)).exists():
-            await self.opened.restore(source)
-        if self.life.job.answer is not None:
-            self.life.answer = msgspec.json.decode(self.life.job.answer)
+    async def _put_back(self, kept: KeptWork) -> None:
+        """Put the work of an earlier attempt into the sandbox; what is not as it was kept is not graded."""
+        call, paths = self.life.calls.call, self.paths
+        for file in kept.files:
+            if wrong := await call(check_file, paths.kept(file.name), file):
+                raise SandboxFailed(f"the work cannot be put back: {wrong}", kind=UNRESTORED)
+        if kept.patch is not None:
+            content = await call(paths.kept(kept.patch.name).read_bytes)
+            self.patch = content.decode("utf-8", "surrogateescape")
+        elif kept.salvage is not None:
+            await self.opened.restore(paths.kept(kept.salvage.name))
+        text = self.life.answer_json
+        if kept.answer is not None:
+            text = await call(paths.kept(kept.answer.name).read_bytes)
+        if text is not None:
+            self.life.answer = msgspec.json.decode(text)
+        await self._keep_patch()
 
     def dismiss(self) -> None:
         """The agent's time is over: what is left of it reaches neither the sandbox nor the model."""
@@ -241,40 +262,64 @@ class _Work:
         self.view = self.seen()
 
     async def keep(self) -> None:
-        """Salvage what the agent left; a failure is an event and changes no verdict."""
+        """Keep what the agent left; a failure is an event and changes no verdict."""
+        life, acting = self.life, self.life.failure
+        kept = KeptWork(attempt=life.job.attempt.id, failure=acting, steps=self.steps)
 
         async def salvage() -> None:
+            nonlocal kept
             for view in self.dismissed:
                 await view.quiet()
-            with self.life.hurt.noticed():
-                await self._keep_patch()
-                self.life.salvage = await self.opened.salvage(self.paths.salvage(self.life.job.attempt.id))
+            with life.hurt.noticed():
+                answer, lacks = await self._keep_answer()
+                patch = await self._keep_patch()
+                life.salvage = await self.opened.salvage(self.paths.salvage())
+                kept = msgspec.structs.replace(kept, patch=patch, answer=answer)
+                if life.salvage is not None:
+                    described = await life.calls.call(describe_file, self.paths.salvage())
+                    kept = msgspec.structs.replace(kept, salvage=described)
+            if patch is None:  # a patch is all that its grading needs
+                kept = msgspec.structs.replace(kept, lacks=lacks or left_out(life.salvage))
 
-        failure = await self.life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
+        failure = await life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
-            self.life.failure = self.life.failure or failure
+            life.failure = life.failure or failure
         elif failure is not None:
-            self.life.note("salvage.failed", failure.message)
+            life.note("salvage.failed", failure.message)
+        lost = "" if failure is None else f"it could not be kept: {failure.message}"
+        life.kept = msgspec.structs.replace(kept, lacks=lost or kept.lacks)
 
-    async def _keep_patch(self) -> None:
+    async def _keep_patch(self) -> KeptFile | None:
         """The work as a patch, on disk before it is graded."""
         take = self.place.suite.patch
-        if take is None:
-            return
-        if self.patch is None:
-            self.patch = as_patch(await self._call(take, self.life.instance, self.view, self.life.answer))
+        if take is None or self.patch is not None:
+            return None
+        self.patch = as_patch(await self._call(take, self.life.instance, self.view, self.life.answer))
         content = self.patch.encode("utf-8", "surrogateescape")
-        await self.life.calls.call(replace_file, self.paths.patch(self.life.job.attempt.id), content)
         self.life.patch = len(content)
+        return await self._write(self.paths.patch(), content)
+
+    async def _keep_answer(self) -> tuple[KeptFile | None, str]:
+        """The answer in the verdict, or in a file if it is long; why a later grading cannot use it."""
+        text, lacks = await self.life.calls.call(encode_answer, self.life.answer)
+        if text is None or len(text) <= LONGEST_ANSWER:
+            self.life.answer_json = text
+            return None, lacks
+        return await self._write(self.paths.answer(), text.encode()), lacks
+
+    async def _write(self, path: Path, content: bytes) -> KeptFile:
+        await self.life.calls.call(replace_file, path, content)
+        file: KeptFile = await self.life.calls.call(describe_file, path)
+        return file
 
     async def ask(self, *, before: bool) -> None:
         """Ask a critic of the user's own, `before` grading or after it; that it fails changes no verdict."""
         critic, life = self.place.critic, self.life
-        regraded = life.job.attempt.regrades is not None
-        if critic is None or critic.before != before or regraded or not _worth_grading(life.failure):
+        if critic is None or critic.before != before or not worth_grading(life.failure):
             return
         answer, grade = life.answer, life.grade
-        tried = Tried(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=life.usage)
+        usage = life.used_by_agent
+        tried = Tried(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=usage)
 
         async def asked() -> None:
             life.enough = False  # until it says otherwise
@@ -288,6 +333,8 @@ class _Work:
 
     async def judge(self) -> None:
         """Grade what is there. A grade that could not be had hides a failure that would be scored."""
+        if not worth_grading(self.life.failure):
+            return
         failure = await self.life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, self._grade)
         if failure is None:
             return
@@ -330,7 +377,7 @@ class _Work:
                 session = await scope.open("group session", place.lend(session, GROUP))
             self.model = self.modelled(session, life.instance)
             children = await scope.open("children", Children(self, Means(life.instance, self.session)))
-            reach = Reach(life, children, partial(place.trajectory, life.job.attempt.id))
+            reach = Reach(life, children, partial(place.trajectory, life.acted))
             member = Member(reach, self.view, self.model, self.limits.grading)
             await scope.open("group", place.groups.joined(member))
             return await member.settled()
@@ -351,7 +398,3 @@ class _Work:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self.life.calls.call(function, *for_caller(function, *arguments))
-
-
-def _worth_grading(failure: Failure | None) -> bool:
-    return failure is None or RULES[failure.where].scored is not Scored.NO

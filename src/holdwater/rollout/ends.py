@@ -6,8 +6,9 @@ import msgspec
 
 from ..core.authoring import Session
 from ..core.errors import RunFailed
+from ..core.failures import RULES, Scored
 from ..core.policy import verdict_kind
-from ..core.records import Failure, Grade, Limits, Where
+from ..core.records import Failure, Grade, Limits, Salvage, Where
 from .wire import Job
 
 
@@ -40,3 +41,14 @@ def in_doubt(failure: Failure | None, grade: Grade | None) -> bool:
 def unwritable(error: OSError) -> RunFailed:
     """A failed write is the run's failure, never an agent's."""
     return RunFailed(f"the run directory cannot be written: {error.strerror}", kind="record")
+
+
+def left_out(salvage: Salvage | None) -> str:
+    """Why a salvage is not all of the work; empty: it is."""
+    count = salvage.left_out if salvage is not None else 0
+    return f"{count} changed files are too large to be kept, or not readable" if count else ""
+
+
+def worth_grading(failure: Failure | None) -> bool:
+    """Whether a grade could count after this failure."""
+    return failure is None or RULES[failure.where].scored is not Scored.NO

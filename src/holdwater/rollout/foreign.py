@@ -6,7 +6,7 @@ Calling that code is in `calls.py`.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,9 @@ from ..core.errors import GradeFailed
 from ..core.records import Grade
 from ..core.text import clean_text
 
-LONGEST_ANSWER = 1024 * 1024
+LONGEST_ANSWER = 1024 * 1024  # characters of JSON in a verdict; a longer answer is a file of its own
+UNFAITHFUL = "JSON does not give the answer back as it was"
+PLAIN = (str, int, float, bool, type(None))
 
 
 def as_grade(result: GradeResult) -> Grade:
@@ -63,15 +65,34 @@ def as_patch(result: Any) -> str:
     return result
 
 
-def as_json(answer: Any) -> str | None:
+class EncodedAnswer(NamedTuple):
+    """An answer as JSON."""
+
+    text: str | None
+    lacks: str = ""  # why a grading by this text is not a grading of the answer; empty: it is
+
+
+def encode_answer(answer: Any) -> EncodedAnswer:
     """The answer as JSON, so that a later grading is given what the first was given."""
     if answer is None:
-        return None
+        return EncodedAnswer(None)
     try:
         text = msgspec.json.encode(answer).decode()
+        same = _alike(answer, msgspec.json.decode(text))
     except (TypeError, ValueError, ArithmeticError, RecursionError):
-        text = msgspec.json.encode(_described(answer)).decode()
-    return text if len(text) <= LONGEST_ANSWER else msgspec.json.encode(text[: LONGEST_ANSWER // 2]).decode()
+        return EncodedAnswer(msgspec.json.encode(_described(answer)).decode(), UNFAITHFUL)
+    return EncodedAnswer(text, "" if same else UNFAITHFUL)
+
+
+def _alike(answer: Any, decoded: Any) -> bool:
+    """Whether two values are of the same plain types with the same content; no foreign code is asked."""
+    if type(answer) is not type(decoded):
+        return False
+    if type(answer) is dict:
+        return answer.keys() == decoded.keys() and all(_alike(answer[key], decoded[key]) for key in answer)
+    if type(answer) is list:
+        return len(answer) == len(decoded) and all(map(_alike, answer, decoded))
+    return type(answer) in PLAIN and answer == decoded
 
 
 def _no_grade(result: Any) -> GradeFailed:

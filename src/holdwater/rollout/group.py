@@ -165,7 +165,7 @@ class Member(View):
 
     @property
     def usage(self) -> Usage:
-        return self._alive().life.usage
+        return self._alive().life.used_by_agent
 
     def exchanges(self) -> Iterable[Exchange]:
         """What is in its record, from disk, one at a time."""

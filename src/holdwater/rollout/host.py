@@ -42,7 +42,6 @@ from ..gateway.terms import Terms
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog, read_exchanges
-from ..ledger.files import log_path, output_path, patch_path, salvage_path, taken_out_path
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
@@ -54,6 +53,7 @@ from .disks import DiskWatch
 from .group import Groups
 from .life import Life
 from .models import Followed, Models
+from .paths import AttemptPaths
 from .place import Log, Paths
 from .verdicts import VerdictJournal
 from .wire import (
@@ -292,7 +292,7 @@ class Host:
     # The surroundings of an attempt (`place.Place`).
 
     def paths(self, attempt: int, name: str) -> Paths:
-        return _Paths(self._directory, attempt, name)
+        return AttemptPaths(self._directory, attempt, name)
 
     def exchanges(self, attempt: int) -> Log:
         return AttemptLog(self._directory, attempt)
@@ -353,30 +353,6 @@ class Host:
             return daemon_died() if died and died() else None
 
         return befallen
-
-
-class _Paths:
-    """Paths are put together when they are asked for: most attempts of a quiet agent leave nothing."""
-
-    def __init__(self, directory: RunDirectory, attempt: int, name: str) -> None:
-        self._directory = directory
-        self._attempt = attempt
-        self._name = name
-
-    def log(self) -> Path:
-        return log_path(self._directory, self._attempt, self._name)
-
-    def output(self) -> Path:
-        return output_path(self._directory, self._attempt, self._name)
-
-    def salvage(self, attempt: int) -> Path:
-        return salvage_path(self._directory, attempt)
-
-    def patch(self, attempt: int) -> Path:
-        return patch_path(self._directory, attempt)
-
-    def artifacts(self) -> Path:
-        return taken_out_path(self._directory, self._attempt)
 
 
 def terms_of(config: RunConfig) -> Terms:

@@ -13,12 +13,14 @@ import msgspec
 from ..core.authoring import Born, KeptSandbox, Session
 from ..core.errors import AttemptError, as_failure, let_go
 from ..core.failures import DISK, RULES, Scored
+from ..core.kept_work import kept_work
 from ..core.records import (
     NO_USAGE,
     Child,
     Failure,
     Grade,
     Instance,
+    KeptWork,
     Phase,
     Salvage,
     Times,
@@ -28,7 +30,6 @@ from ..core.records import (
 )
 from .calls import Calls
 from .disks import Hurt
-from .foreign import as_json
 from .limit import PhaseLimit
 from .scope import Note, Scope
 from .wire import Job
@@ -77,8 +78,11 @@ class Life:
         self.failure: Failure | None = None
         self.grade: Grade | None = None
         self.answer: Any = None
-        self.salvage: Salvage | None = None
-        self.patch: int | None = None  # bytes
+        work = job.work  # an attempt that grades kept work tells of that work as if it were its own
+        self.answer_json: str | None = work.answer if work else None
+        self.salvage: Salvage | None = work.salvage if work else None
+        self.patch: int | None = work.patch if work else None  # bytes
+        self.kept: KeptWork | None = kept_work(work) if work else None
         self.enough: bool | None = None
         self.session: Session | None = None
         self.sandbox: KeptSandbox | None = None
@@ -102,6 +106,16 @@ class Life:
         return self.session.usage if self.session else Usage()
 
     @property
+    def used_by_agent(self) -> Usage:
+        """The same of the agent, also where an earlier attempt's agent did the work."""
+        return self.usage if self.job.work is None else self.job.work.usage
+
+    @property
+    def acted(self) -> int:
+        """The attempt in which the agent acted."""
+        return self.job.attempt.regrades or self.job.attempt.id
+
+    @property
     def found_full(self) -> bool:
         """Whether a write of its own failed on a full disk of the run's: it cannot come to a verdict."""
         failures = (self.failure, self.session.failure if self.session else None)
@@ -110,7 +124,8 @@ class Life:
 
     def interrupt(self, failure: Failure) -> None:
         """End it soon with this failure. One that is scored ends its acting alone: it is graded then."""
-        if RULES[failure.where].scored is Scored.YES and self.phase not in (Phase.SETUP, Phase.ACTING):
+        acting = self.job.work is None and self.phase in (Phase.SETUP, Phase.ACTING)
+        if RULES[failure.where].scored is Scored.YES and not acting:
             return
         if self._ending is None and self._task is not None and self.phase is not Phase.CLOSING:
             self._ending = failure
@@ -155,7 +170,7 @@ class Life:
             token=token,
             failure=self.failure,
             grade=self.grade,
-            answer=as_json(self.answer),
+            answer=self.answer_json,
             usage=session.usage if session else Usage(),
             times=Times(
                 setup=self.seconds.get(Phase.SETUP, 0.0),
@@ -171,4 +186,5 @@ class Life:
             enough=self.enough,
             children=tuple(self.brood.ended),
             together=self.together,
+            kept=self.kept,
         )

@@ -76,11 +76,17 @@ class Paths(Protocol):
     def output(self) -> Path:
         """What its commands print."""
 
-    def salvage(self, attempt: int) -> Path:
-        """The work that an attempt left, this one or an earlier one."""
+    def salvage(self) -> Path:
+        """The work that the attempt left."""
 
-    def patch(self, attempt: int) -> Path:
+    def patch(self) -> Path:
         """The same as a patch."""
+
+    def answer(self) -> Path:
+        """An answer that is too long for the verdict."""
+
+    def kept(self, name: str) -> Path:
+        """A file that an attempt of the run kept, this one or an earlier one."""
 
     def artifacts(self) -> Path:
         """A directory for what the suite takes out of the sandbox."""

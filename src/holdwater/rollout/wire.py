@@ -71,7 +71,7 @@ class Job(Message, frozen=True):
 
     attempt: Attempt
     payload: bytes  # the instance, as msgpack
-    answer: str | None = None  # for a regrade: what the earlier attempt answered, as JSON
+    work: Verdict | None = None  # of the attempt whose kept work is graded; the agent does not act
     lease: int = 0  # bytes of memory that its sandbox may use; 0: as its limits say
     quota: int = 0  # bytes of disk that its sandbox may use where its limits say nothing; 0: what is free
     earlier: tuple[int, ...] = ()  # attempts that tried the same: what they were answered is not paid twice

@@ -55,7 +55,7 @@ class Dispatch:
         job = Job(
             attempt=attempt,
             payload=payload,
-            answer=await self._answer(attempt),
+            work=None if attempt.regrades is None else await self._ledger.verdict(attempt.regrades),
             lease=memory,
             quota=quota,
             earlier=earlier,
@@ -63,7 +63,3 @@ class Dispatch:
             offer=offer,
         )
         return Made(job, asks)
-
-    async def _answer(self, attempt: Attempt) -> str | None:
-        """What is graded again."""
-        return None if attempt.regrades is None else await self._ledger.answer(attempt.regrades)

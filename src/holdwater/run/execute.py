@@ -35,6 +35,7 @@ from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
 from ..ledger.reader import Reader
 from ..ledger.recovery import recover
+from ..ledger.regrades import latest_regrade, refusals
 from ..rollout.duty import Duty
 from ..rollout.host import socket_prefix
 from ..rollout.lag import Lag
@@ -54,6 +55,7 @@ from .local import LocalFleet
 from .log import RunLog
 from .observers import Observer, Observers
 from .provision import Provision
+from .regrade import RegradeFeed, RegradeRequest
 from .replay import earlier_in
 from .resumption import change_settings, reopen_samples
 from .retention import Retention
@@ -80,7 +82,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     observers: Sequence[Observer] = ()
     say: Callable[[str], None] = lambda line: None  # lines that belong to no attempt
     signals: Signals | None = None  # of the command, where there is one
-    feed: Callable[[Ledger], Feed] | None = None  # in the place of the suite: a regrade's samples
+    regrade: RegradeRequest | None = None  # kept work is graded in the place of running agents
     duties: Sequence[Duty] = ()
     enclose: Enclose | None = None  # for attempts that live in this process
     policy: Policy | None = None  # what answers model calls, in the place of an upstream
@@ -122,7 +124,7 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
 async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
     """Run, or resume, until everything is settled or something stops it. The summary says which."""
     config = given.config or directory.read_config()
-    if given.feed is not None:
+    if given.regrade is not None:
         config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
     signals = given.signals or Signals()
     with ExitStack() as stack:
@@ -139,6 +141,8 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
             await recover(ledger, directory)
             if given.config is not None and config.serving is None:
                 await change_settings(ledger, given.config)
+            if (asked := given.regrade) is not None:
+                await ledger.begin_regrade(asked.grader, asked.only, asked.continues)
             try:
                 with _interruptible(signals):
                     async with given.works or nullcontext():
@@ -212,7 +216,7 @@ async def _schedule(
     )
     watch = BudgetWatch(config, ledger)
     retention = Retention(config, ledger.directory, ledger)
-    if given.feed is None:
+    if given.regrade is None:
         await watch.begin()
     async with (
         _fleet(welcome, scheduler.hear, given) as fleet,
@@ -229,6 +233,8 @@ async def _schedule(
         with lag, answered, space.begun(levers) as watches:
             try:
                 await scheduler.run(fleet, (*duties, *given.duties, *watches, *retention.duties))
+                if ledger.regrade is not None:
+                    await ledger.switch_outcomes(config.keep)
                 await retention.finish()
             finally:
                 await retention.close()
@@ -252,8 +258,8 @@ async def _feed(
         await given.works.set_up(config.id, space)
         await reopen_samples(ledger, given.retry)
         return await given.works.feed(ledger, given.resumed)
-    if given.feed is not None:
-        return given.feed(ledger)
+    if given.regrade is not None:
+        return RegradeFeed(ledger, given.regrade.only)
     if config.serving is not None:
         return NoFeed()
     if given.resumed:
@@ -331,8 +337,11 @@ async def _end(
 
 
 def _status(reader: Reader) -> int:
-    """0 when everything is settled, 1 when infrastructure failures are left among the outcomes."""
-    return max((exit_status(kind, where) for kind, where in reader.failures()), default=0)
+    """0 when everything is settled, 1 when infrastructure failures are left, also of the last regrade."""
+    regrade = latest_regrade(reader)
+    failed = refusals(reader, regrade.id) if regrade is not None else ()
+    left = [*reader.failures(), *((str(where), where) for where in failed)]
+    return max((exit_status(kind, where) for kind, where in left), default=0)
 
 
 def _sweep(directory: RunDirectory, config: RunConfig) -> None:

@@ -157,6 +157,7 @@ def reopened(standing: Standing) -> Opened:
         crashes=standing.crashes,
         best=standing.best,
         last=standing.last,
+        regrades=standing.regrades,
     )
 
 

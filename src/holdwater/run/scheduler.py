@@ -88,7 +88,7 @@ class Scheduler:
         self._observers = observers
         self._earlier = earlier
         self._say = say
-        self._plan = Plan(Policy.of(config), next_attempt)
+        self._plan = Plan(Policy.of(config, regrading=ledger.regrade is not None), next_attempt)
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order

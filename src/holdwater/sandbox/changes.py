@@ -23,13 +23,15 @@ import msgspec
 import zstandard
 
 from ..core.errors import SandboxFailed
+from ..core.failures import UNRESTORED
 from ..core.records import MiB, Salvage
 from . import beneath
 
-LARGEST = 64 * MiB  # of content in one salvage
+LARGEST = 512 * MiB  # of content in one salvage
 SPOOLED = 1 * MiB  # lists above this go to disk
 HEAD = struct.Struct("<IIQqQ")  # length of the path, mode, size, mtime in ns, inode
 LEVEL = 3
+LEFT_OUT = "left-out"
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -72,19 +74,26 @@ def salvage(work: str, manifest: Path, into: Path) -> Salvage | None:
         return None
     with archive(into) as made:
         _archive(work, manifest, made, largest_kept(sizes))
-    return Salvage(name=into.name, files=made.paths, bytes=into.stat().st_size)
+    return made.describe(into)
 
 
 def restore(work: str, source: Path) -> None:
     """Put salvaged work back: delete what was deleted, then write what was changed or added."""
     with opened(source) as tar:
         for member in members(tar):
+            check_whole(member)
             if member.name == "deleted":
                 _delete(work, tar, member)
     with opened(source) as tar:
         for member in members(tar):
             if member.name.startswith("work/"):
                 _put(work, tar, member)
+
+
+def check_whole(member: tarfile.TarInfo) -> None:
+    """Refuse an archive that names paths which it does not hold."""
+    if member.name == LEFT_OUT and member.size:
+        raise SandboxFailed("the salvage does not hold all of the work", kind=UNRESTORED)
 
 
 def _walk(root: bytes) -> Iterator[Entry]:
@@ -182,6 +191,7 @@ class Archive:
 
     def __init__(self, tar: tarfile.TarFile, deleted: IO[bytes], left_out: IO[bytes]) -> None:
         self.paths = 0  # that it holds
+        self.missing = 0  # that it leaves out
         self._tar = tar
         self._deleted = deleted
         self._left_out = left_out
@@ -199,10 +209,15 @@ class Archive:
 
     def leave_out(self, path: bytes) -> None:
         self._left_out.write(path + b"\0")
+        self.missing += 1
 
     def finish(self) -> None:
-        for name, listed in (("deleted", self._deleted), ("left-out", self._left_out)):
+        for name, listed in (("deleted", self._deleted), (LEFT_OUT, self._left_out)):
             _add_list(self._tar, name, listed)
+
+    def describe(self, path: Path) -> Salvage:
+        """The finished archive, which lies at `path`."""
+        return Salvage(name=path.name, files=self.paths, bytes=path.stat().st_size, left_out=self.missing)
 
 
 @contextmanager
@@ -221,7 +236,7 @@ def archive(into: Path) -> Iterator[Archive]:
 
 
 def _add(work: str, made: Archive, entry: Entry) -> None:
-    """Add one path, unless it cannot be read."""
+    """Add one path; one that cannot be read is left out."""
     info = tarfile.TarInfo(os.fsdecode(entry.path))
     info.mode = stat.S_IMODE(entry.mode)
     info.mtime = entry.mtime // 1_000_000_000
@@ -230,6 +245,8 @@ def _add(work: str, made: Archive, entry: Entry) -> None:
         if stat.S_ISDIR(entry.mode):
             info.type = tarfile.DIRTYPE
             made.add(info)
+            if entry.size:  # the directory could not be listed
+                made.leave_out(entry.path)
         elif stat.S_ISLNK(entry.mode):
             info.type = tarfile.SYMTYPE
             with beneath.open_parent(work, steps) as parent:
@@ -240,7 +257,7 @@ def _add(work: str, made: Archive, entry: Entry) -> None:
                 info.size = entry.size
                 made.add(info, Exactly(fd))
     except (PermissionError, FileNotFoundError, NotADirectoryError, SandboxFailed):
-        return
+        made.leave_out(entry.path)
 
 
 class Exactly(RawIOBase):
@@ -276,6 +293,11 @@ def _replacing(into: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(into)
+        directory = os.open(into.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)  # without it the new name may be gone after a loss of power
+        finally:
+            os.close(directory)
     finally:
         partial.unlink(missing_ok=True)
 

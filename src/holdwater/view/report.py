@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 
 from rich import box
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.pass_rates import PassRate
-from ..core.summary import Gauge, Summary
+from ..core.summary import Gauge, RegradeState, Summary
 from ..ledger.reader import OutcomeRow, Reader
 from .figures import (
     called,
@@ -107,8 +108,8 @@ def named(row: OutcomeRow, samples: bool) -> str:
 
 def what_happened(row: OutcomeRow, reader: Reader) -> str:
     """The failure, or the last line of what the grade says of work that did not pass: tests sum up there."""
-    if row.failure or row.kind == "passed":
-        return row.failure
+    if row.regrade or row.failure or row.kind == "passed":
+        return row.regrade or row.failure
     verdict = reader.verdict(row.attempt)
     detail = verdict.grade.detail.strip() if verdict and verdict.grade else ""
     return detail.rpartition("\n")[2]
@@ -125,6 +126,8 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
         facts.add_row("score", Text(f"{summary.score:.3f}, the mean over {scored} scored"))
     for rate in chosen_rates(summary.pass_at):
         facts.add_row(f"pass@{rate.k}", Text(pass_rate(rate)))
+    if summary.regrade is not None:
+        facts.add_row(*grader(summary.regrade, summary.settled))
     facts.add_row("attempts", Text(str(summary.attempts)))
     if summary.usage.requests:
         facts.add_row("tokens", Text(tokens(summary.usage)))
@@ -160,6 +163,21 @@ def chosen_rates(rates: Sequence[PassRate]) -> list[PassRate]:
 def pass_rate(rate: PassRate) -> str:
     over = format_count(rate.instances, "instance")
     return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {over}"
+
+
+def grader(regrade: RegradeState, settled: int) -> tuple[str, Text]:
+    """Whose grades the outcomes are; of a regrade that is open, that they are not its own yet."""
+    over = regrade.graded + regrade.refused
+    if regrade.ended is None:
+        of = "" if regrade.only else f" of {settled}"
+        told = (
+            f"{over}{of} samples are graded by {line(regrade.grader)}; the outcomes are still those of before"
+        )
+        return "regrade", Text(told, "yellow")
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(regrade.ended))
+    some = f", for {line(', '.join(regrade.only))}" if regrade.only else ""
+    kept = f"; {regrade.refused} of {over} samples not regraded" if regrade.refused else ""
+    return "grader", Text(f"{line(regrade.grader)}, since {since}{some}{kept}")
 
 
 def failures(seen: Survey, summary: Summary) -> list[RenderableType]:

@@ -122,6 +122,8 @@ def verdict_facts(verdict: Verdict) -> Iterator[tuple[str, Text]]:
         yield from grade_facts(verdict.grade)
     if verdict.answer:
         yield "answer", Text(line(verdict.answer, LONGEST_DETAIL))
+    if verdict.kept and verdict.kept.answer:
+        yield "answer", Text(f"{size(verdict.kept.answer.bytes)} in `{verdict.kept.answer.name}`")
     times = verdict.times
     waited = f" ({duration(times.waited)} of it for a rate limit)" if times.waited else ""
     yield (

@@ -21,7 +21,7 @@ import blake3
 import msgspec
 
 from ...core.errors import SandboxFailed
-from ...core.records import GiB, Salvage
+from ...core.records import GiB, MiB, Salvage
 from .. import changes
 from ..unpack import steps_of
 from . import trees
@@ -32,6 +32,7 @@ T = TypeVar("T")
 FEW = 32  # paths that are asked for one by one
 MOST = 20_000  # paths that are remembered, and that are kept
 READ_THROUGH = 2 * GiB  # bytes of a directory that are looked at
+IN_MEMORY = 64 * MiB  # bytes of files that are asked for one by one
 PIECE = 1 << 20  # bytes
 MODIFIED, ADDED, DELETED = 0, 1, 2  # as the daemon says
 KEPT = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
@@ -55,6 +56,22 @@ class Look(msgspec.Struct, frozen=True):
     kinds: dict[str, int]  # by path below it; bound: MOST
     seen: dict[str, Seen]  # of those that are there; bound: MOST
     hashed: bool
+    cut: bool = False  # there is more than was looked at
+
+
+class ReadBounds:
+    """How much of a directory is read; `exceeded` says that there is more."""
+
+    def __init__(self) -> None:
+        self.bytes = READ_THROUGH
+        self.paths = MOST
+        self.exceeded = False
+
+    def allow(self, member: tarfile.TarInfo) -> bool:
+        """Whether one more member may be read."""
+        self.exceeded = self.exceeded or self.bytes <= 0 or self.paths <= 0
+        self.bytes -= member.size
+        return not self.exceeded
 
 
 class Work:
@@ -83,18 +100,22 @@ class Work:
         }
         deleted = [path for path, kind in before.kinds.items() if kind != DELETED and path not in now.kinds]
         deleted += [path for path, kind in now.kinds.items() if kind == DELETED != before.kinds.get(path)]
-        if not altered and not deleted:
+        cut = before.cut or now.cut
+        if not (altered or deleted or cut):
             return None
-        return await self._keep(altered, sorted(deleted), into)
+        return await self._keep(altered, sorted(deleted), into, cut)
 
     async def _look(self, hashed: bool = False) -> Look:
         kinds = await self._kinds() if self._counted else None
+        cut = kinds is not None and len(kinds) >= MOST
         there = [path for path, kind in (kinds or {}).items() if kind != DELETED]
         if kinds is None or hashed or len(there) > FEW:
             wanted = None if kinds is None else frozenset(there)
-            seen = await self._read_through(lambda stream: _hashed(stream, self._depth, wanted))
-            return Look(dict.fromkeys(seen, ADDED) if kinds is None else kinds, seen, hashed=True)
-        return Look(kinds, await self._ask(there), hashed=False)
+            bounds = ReadBounds()
+            seen = await self._read_through(lambda stream: _hashed(stream, self._depth, wanted, bounds))
+            found = dict.fromkeys(seen, ADDED) if kinds is None else kinds
+            return Look(found, seen, hashed=True, cut=cut or bounds.exceeded)
+        return Look(kinds, await self._ask(there), hashed=False, cut=cut)
 
     async def _kinds(self) -> dict[str, int]:
         told = await self._files.client.get(f"{posixpath.dirname(self._files.archive)}/changes")
@@ -113,22 +134,27 @@ class Work:
                 seen[path] = Seen(like, found.kind, found.mode & 0o777, found.size)
         return seen
 
-    async def _keep(self, altered: dict[str, Seen], deleted: list[str], into: Path) -> Salvage:
+    async def _keep(self, altered: dict[str, Seen], deleted: list[str], into: Path, cut: bool) -> Salvage:
         chosen, left_out = _chosen(altered)
 
         def pack(found: Iterable[Member]) -> Salvage:
+            missing = set(chosen)
             with changes.archive(into) as made:
+                made.missing += cut
                 for path in deleted:
                     made.delete(os.fsencode(path))
-                for path in left_out:
-                    made.leave_out(os.fsencode(path))
                 for info, content in found:
+                    missing.discard(info.name)
                     made.add(info, content)
-            return Salvage(name=into.name, files=made.paths, bytes=into.stat().st_size)
+                for path in (*left_out, *sorted(missing)):
+                    made.leave_out(os.fsencode(path))
+            return made.describe(into)
 
-        if len(chosen) > FEW:
-            wanted = frozenset(chosen)
-            return await self._read_through(lambda stream: pack(_members(stream, self._depth, wanted)))
+        if len(chosen) > FEW or sum(altered[path].size for path in chosen) > IN_MEMORY:
+            wanted, bounds = frozenset(chosen), ReadBounds()
+            return await self._read_through(
+                lambda stream: pack(_members(stream, self._depth, wanted, bounds))
+            )
         fetched = [await self._fetched(path, altered[path]) for path in chosen]
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, pack, fetched)
@@ -164,13 +190,15 @@ async def restore(files: Files, workdir: str, source: Path, owner: Owner, thread
 
 
 def deleted(source: Path) -> list[str]:
-    """The paths that were deleted. Blocks."""
+    """The paths that were deleted; an archive that is not whole is refused. Blocks."""
+    gone: list[str] = []
     with changes.opened(source) as kept:
         for member in changes.members(kept):
+            changes.check_whole(member)
             if member.name == "deleted" and (listed := kept.extractfile(member)):
                 paths = [os.fsdecode(path) for path in listed.read().split(b"\0") if path]
-                return ["/".join(changes.steps_of(path)) for path in paths]
-    return []
+                gone = ["/".join(changes.steps_of(path)) for path in paths]
+    return gone
 
 
 def _owned(member: tarfile.TarInfo, owner: Owner) -> tarfile.TarInfo:
@@ -197,23 +225,25 @@ def _chosen(altered: dict[str, Seen]) -> tuple[list[str], list[str]]:
     return chosen, left_out
 
 
-def _members(stream: IO[bytes], depth: int, wanted: Collection[str] | None) -> Iterator[Member]:
+def _members(
+    stream: IO[bytes], depth: int, wanted: Collection[str] | None, bounds: ReadBounds
+) -> Iterator[Member]:
     """What a tar holds, by the path below the working directory; as far as is looked at all."""
-    room, count = READ_THROUGH, 0
     with tarfile.open(fileobj=stream, mode="r|") as tar:
-        while (member := tar.next()) and room > 0 and count < MOST:
+        while (member := tar.next()) and bounds.allow(member):
             tar.members.clear()  # type: ignore[attr-defined]  # it remembers every member
-            room -= member.size
             path = "/".join(steps_of(member.name)[depth:])
             if path and member.type in KEPT and (wanted is None or path in wanted):
-                count += 1
+                bounds.paths -= 1
                 member.name = path
                 yield member, tar.extractfile(member) if member.isreg() else None
 
 
-def _hashed(stream: IO[bytes], depth: int, wanted: Collection[str] | None) -> dict[str, Seen]:
+def _hashed(
+    stream: IO[bytes], depth: int, wanted: Collection[str] | None, bounds: ReadBounds
+) -> dict[str, Seen]:
     seen = {}
-    for member, content in _members(stream, depth, wanted):
+    for member, content in _members(stream, depth, wanted, bounds):
         digest = blake3.blake3()
         while content and (piece := content.read(PIECE)):
             digest.update(piece)
