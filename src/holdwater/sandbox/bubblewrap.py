@@ -23,6 +23,7 @@ PRIVATE = f"{INSIDE}/private"
 SECRETS = (".ssh", ".aws", ".config/gcloud", ".netrc", ".docker", ".kube", ".gnupg", ".git-credentials")
 REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # have nothing of the host's left to hide
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before it is tried again, after a mount was in its way
 FORWARDER = Path(__file__).with_name("forwarder.py")
 
 
@@ -107,6 +108,12 @@ def _host_in_pieces() -> list[str]:
         elif str(path) not in REPLACED:
             arguments += ["--ro-bind", str(path), str(path)]
     return arguments
+
+
+def is_mount_trouble(stderr: str) -> bool:
+    """Whether a mount was in its way: one of the host's, say docker's, may have come or gone meanwhile."""
+    line, _, _ = stderr.partition("\n")
+    return line.startswith("bwrap: ") and ("mount" in line or "source path" in line)
 
 
 def forwarder() -> list[str]:

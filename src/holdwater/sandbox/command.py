@@ -14,12 +14,14 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
 from ..core.errors import AttemptError, SandboxFailed
 from . import marks
+from .bubblewrap import PAUSES, is_mount_trouble
 from .capture import Capture, Log
 from .entrance import NOT_ENTERED
 
@@ -112,6 +114,11 @@ class Command:
         for fd in list(self._open):
             self._close(fd)
         self._process.poll()  # reaped last: until here its pid and its process group are its own
+
+    @property
+    def stumbled(self) -> bool:
+        """Whether a mount kept bubblewrap from starting the program: another try may not meet it."""
+        return self.stopped is None and not self.started() and is_mount_trouble(self.stderr.text())
 
     def started(self) -> bool:
         """Whether the program itself was started, as far as one can tell from outside."""
@@ -260,6 +267,24 @@ class Command:
         if code is None:
             raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
         return code if code >= 0 else 128 - code
+
+
+async def run_command(
+    launch: Launch,
+    log: Log | None,
+    threads: Executor,
+    watch: Callable[[Command], AbstractAsyncContextManager[None]],
+    timeout: float | None,
+) -> tuple[Command, int]:
+    """Run a command to its end; it and its exit status. Mounts of the host that come and go cost nothing."""
+    for pause in (*PAUSES, 0.0):
+        command = Command(launch, log, threads)
+        async with watch(command):
+            code = await command.finish(timeout)
+        if not command.stumbled or not pause:
+            break
+        await asyncio.sleep(pause)
+    return command, code
 
 
 async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:

@@ -9,10 +9,11 @@ import functools
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 from ..core.records import Record
-from .bubblewrap import base
+from .bubblewrap import PAUSES, base, is_mount_trouble
 from .cgroup import CgroupHome, locate
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -161,20 +162,25 @@ def _why_not(bwrap: str | None) -> str:
     """Why bubblewrap cannot be used as sandboxes use it; empty if it can."""
     if bwrap is None:
         return "it is not installed"
-    try:
-        tried = subprocess.run(
-            [bwrap, *base(shares_network=False), "--", "/bin/sh", "-c", ":"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PATIENCE,
-            env={"PATH": SYSTEM_PATH},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return f"it cannot be run: {e}"
-    if tried.returncode == 0:
-        return ""
-    return tried.stderr.decode(errors="replace").strip()[:300] or f"it ended with {tried.returncode}"
+    for pause in (*PAUSES, 0.0):
+        try:
+            tried = subprocess.run(
+                [bwrap, *base(shares_network=False), "--", "/bin/sh", "-c", ":"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PATIENCE,
+                env={"PATH": SYSTEM_PATH},
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            return f"it cannot be run: {e}"
+        if tried.returncode == 0:
+            return ""
+        told = tried.stderr.decode(errors="replace").strip()
+        if not is_mount_trouble(told):
+            break
+        time.sleep(pause)
+    return told[:300] or f"it ended with {tried.returncode}"
 
 
 def _version(bwrap: str) -> str:

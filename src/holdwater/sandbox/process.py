@@ -23,7 +23,7 @@ from . import beneath, bubblewrap, changes, copying, marks, quota
 from .beneath import naming
 from .capture import Log, result_of
 from .cgroup import Cgroup, prefix
-from .command import Command, Launch, adopt_orphans, finish_anyway
+from .command import Command, Launch, adopt_orphans, finish_anyway, run_command
 from .entrance import entrance
 from .layout import Layout, check
 from .probe import SYSTEM_PATH, Machine, probe
@@ -181,9 +181,9 @@ class ProcessSandbox:
         before = self._watch.counts()
         kept = Log(log) if log else None
         try:
-            running = Command(launch, kept, self._sandboxes.threads)
-            async with self._watch.over(running):
-                code = await running.finish(timeout)
+            running, code = await run_command(
+                launch, kept, self._sandboxes.threads, self._watch.over, timeout
+            )
         finally:
             if kept:
                 kept.close()
