@@ -21,8 +21,7 @@ from holdwater.gateway.sessions import Session
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges
 from holdwater.ledger.recording import EarlierReplies
-from holdwater.rollout.host import terms_of
-from holdwater.rollout.models import Followed, Models
+from holdwater.rollout.models import Followed, Models, terms_of
 from holdwater.rollout.wire import Answered, Asked, Held, Offer, Provider, Take, Unheld, Upstream, Welcome
 
 NO_LIMITS = Limits()

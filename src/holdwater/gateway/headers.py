@@ -34,8 +34,20 @@ _NOT_SENT = frozenset(
 )
 
 
+_SINGLE = frozenset({"content-type", "user-agent"})  # the first counts
+
+
 def sent_on(given: Mapping[str, str], key: str) -> dict[str, str]:
-    """Not those of the client's connection, and nothing with its key."""
-    return {
-        name: value for name, value in given.items() if name.lower() not in _NOT_SENT and key not in value
-    }
+    """Not those of the client's connection, and nothing with its key. Repeated headers are one list."""
+    sent: dict[str, str] = {}
+    names: dict[str, str] = {}  # as they were written first
+    for name, value in given.items():
+        lower = name.lower()
+        if lower in _NOT_SENT or key in value:
+            continue
+        first = names.setdefault(lower, name)
+        if first not in sent:
+            sent[first] = value
+        elif lower not in _SINGLE:
+            sent[first] = f"{sent[first]}, {value}"
+    return sent

@@ -10,9 +10,11 @@ import asyncio
 import errno
 import os
 import socket as sockets
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,10 +27,12 @@ from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.records import Limits, MiB
 from .behind import Behind
 from .body import Admission
+from .connection import GatewayServer
 from .dialects import Dialect
 from .incoming import Unreadable
 from .near import Near, Request
 from .recorder import Malformed
+from .refusals import RefusedCalls
 from .relay import KEEP_ALIVE, Relay, Unspoken
 from .routes import CHAT, COMPLETIONS, Kind, Route, route
 from .sessions import RecordFailed, Session
@@ -43,11 +47,17 @@ READ_AHEAD = (
     64 * 1024
 )  # bytes of a body that are read before it is admitted: half of what a connection can hold
 IDLE = 3600.0  # seconds that a connection without calls is kept
+KEYLESS = "no attempt is running with this key"
+_CREDENTIALS = struct.Struct("3i")  # process, user and group
 CLOSING = 1.0  # seconds that answers get to leave when the gateway closes
 
 
-def _nothing(what: str) -> None:
-    """What happens by default to the news of a failed clean-up."""
+def _nothing(what: str, attempt: int | None = None) -> None:
+    """What happens by default to the news of a failed clean-up, or of a refused request."""
+
+
+def _unknown(process: int) -> None:
+    """Which attempt a process belongs to, by default."""
 
 
 class Gateway:
@@ -76,14 +86,20 @@ class Gateway:
         self.serving = 0  # of them, those in flight
         self._terms = terms
         self.on_failed_cleanup: Callable[[str], None] = _nothing
+        self.on_refused: Callable[[str, int | None], None] = _nothing  # with the attempt, where it is known
+        self.attempt_of: Callable[[int], int | None] = _unknown  # by the id of a process
+        self._refused = RefusedCalls(lambda what: self.on_refused(what, None))
+        self._refused_of: dict[int, RefusedCalls] = {}  # by attempt; an entry lives as long as its session
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.callback(self.executor.shutdown, wait=False)
-            server = web.Server(
+            stack.callback(self._refused.close)
+            server = GatewayServer(
                 self._handle,
+                self._unread,
                 handler_cancellation=True,
                 access_log=None,
                 keepalive_timeout=IDLE,
@@ -156,8 +172,12 @@ class Gateway:
         if behind is not None and behind.upstream is not None:  # price and rate are those of the run's model
             terms = terms._replace(price=None, rate=None, shared=False)
         session = Session(attempt, log, self.executor, limits, terms, recording, behind)
-        async with self._served(session):
-            yield session
+        self._refused_of[attempt] = RefusedCalls(lambda what: self.on_refused(what, attempt))
+        try:
+            async with self._served(session):
+                yield session
+        finally:
+            self._refused_of.pop(attempt).close()
 
     @asynccontextmanager
     async def lend(self, session: Session, by: str) -> AsyncIterator[Session]:
@@ -197,6 +217,7 @@ class Gateway:
             return web.Response(headers=SERVER)
         session = self._session_of(request, asked)
         if session is None:
+            self._refused_by(request.transport).add(_name(request, asked), 401, KEYLESS)
             return _keyless(asked.dialect)
         if asked.kind in (Kind.TURN, Kind.COUNT):
             return await self._call(request, session, asked)
@@ -205,10 +226,10 @@ class Gateway:
         if asked.kind is Kind.UPGRADE:
             return refusal(asked.dialect, 426, "no WebSocket is served here: call the same path by POST")
         message = f"not served here: `{request.method} {asked.place.path[:200]}`"
-        return refusal(asked.dialect, 404, message, "not_found")
+        return self._refuse(session, request, asked, 404, message, "not_found")
 
     async def _call(self, request: Request, session: Session, asked: Route) -> web.StreamResponse:
-        dialect = asked.dialect
+        refuse = partial(self._refuse, session, request, asked)
         self.calls += 1
         self.serving += 1
         try:
@@ -218,19 +239,43 @@ class Gateway:
                 async with session.turn():
                     return await self.relay.pass_on(request, session, asked)
         except AttemptOver as error:
-            return refusal(dialect, 400, error.message, "attempt_over")
+            return refusal(asked.dialect, 400, error.message, "attempt_over")
         except LimitReached as error:
-            return refusal(dialect, 400, error.message, "budget")
+            return refuse(400, error.message, "budget")
         except Unspoken as error:
-            return refusal(dialect, 400, error.message, "dialect")
+            return refuse(400, error.message, "dialect")
         except Unreadable as error:
-            return refusal(dialect, error.status, str(error))
+            return refuse(error.status, str(error))
         except Malformed as error:
-            return refusal(dialect, 400, f"the request cannot be read: {error}")
+            return refuse(400, f"the request cannot be read: {error}")
         except RecordFailed as error:
-            return refusal(dialect, 500, error.message, "record")
+            return refuse(500, error.message, "record")
         finally:
             self.serving -= 1
+
+    def _refuse(
+        self, session: Session, request: Request, asked: Route, status: int, message: str, code: str = ""
+    ) -> web.Response:
+        """An error of the gateway itself, which is an event of the session's attempt."""
+        self._refused_of.get(session.attempt, self._refused).add(_name(request, asked), status, message)
+        return refusal(asked.dialect, status, message, code or None)
+
+    def _refused_by(self, transport: asyncio.BaseTransport | None) -> RefusedCalls:
+        """Where a request without a key counts: by its process, or by the only attempt that there is."""
+        process = _process_behind(transport)
+        attempt = self.attempt_of(process) if process is not None else None
+        if attempt not in self._refused_of and len(self._refused_of) == 1:
+            [attempt] = self._refused_of
+        return self._refused if attempt is None else self._refused_of.get(attempt, self._refused)
+
+    def _unread(self, head: bytes, message: str, transport: asyncio.BaseTransport | None) -> None:
+        """A request could not be read, so that its key is not known but by its bytes."""
+        attempt = next((s.attempt for key, s in self.sessions.items() if key.encode() in head), None)
+        refused = self._refused_of.get(attempt) if attempt is not None else None
+        line = head.partition(b"\r\n")[0].partition(b"?")[0].decode(errors="replace")
+        for key in self.sessions:
+            line = line.replace(key, "...")
+        (refused or self._refused_by(transport)).add(line[:200], 400, message)
 
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""
@@ -238,7 +283,26 @@ class Gateway:
 
 
 def _keyless(dialect: Dialect) -> web.Response:
-    return refusal(dialect, 401, "no attempt is running with this key", "invalid_api_key")
+    return refusal(dialect, 401, KEYLESS, "invalid_api_key")
+
+
+def _name(request: Request, asked: Route) -> str:
+    """A call as events name it: without a key, and without its query."""
+    method = "POST" if isinstance(request, Near) else request.method
+    return f"{method} {asked.place.path[:200]}"
+
+
+def _process_behind(transport: asyncio.BaseTransport | None) -> int | None:
+    """The process at the other end of a unix socket."""
+    socket = transport.get_extra_info("socket") if transport is not None else None
+    if socket is None or socket.family != sockets.AF_UNIX:
+        return None
+    try:
+        content = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None  # it has gone
+    process: int = _CREDENTIALS.unpack(content)[0]
+    return process
 
 
 def _keys(request: web.BaseRequest, asked: Route) -> Iterator[str]:

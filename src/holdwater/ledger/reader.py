@@ -177,10 +177,12 @@ class Reader:
         rows = self.rows("SELECT DISTINCT kind, place FROM outcome WHERE place IS NOT NULL")
         return [(kind, Where(place)) for kind, place in rows]
 
-    def events(self, last: int = 100) -> list[EventRow]:
-        """The last things that happened, the oldest first."""
+    def events(self, last: int = 100, attempt: int | None = None) -> list[EventRow]:
+        """The last things that happened, to one attempt or to all, the oldest first."""
+        of = "" if attempt is None else "WHERE attempt = ?"
+        given = (last,) if attempt is None else (attempt, last)
         rows = self.rows(
-            "SELECT at, kind, message, attempt, token FROM event ORDER BY id DESC LIMIT ?", (last,)
+            f"SELECT at, kind, message, attempt, token FROM event {of} ORDER BY id DESC LIMIT ?", given
         )
         return [
             EventRow(at=at, kind=kind, message=message, attempt=attempt, token=token)

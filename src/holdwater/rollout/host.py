@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,23 +29,21 @@ from ..core.authoring import (
     Session,
     Suite,
 )
-from ..core.config import RunConfig
-from ..core.errors import AttemptOver, DiskFull, HoldwaterError, RunFailed
+from ..core.errors import AttemptOver, DiskFull, HoldwaterError
 from ..core.failures import daemon_died, disk_full, interrupted, worker_lost
 from ..core.records import Exchange, Failure, Limits, Network, Verdict
 from ..core.serving import Source
 from ..docker.client import DockerClient
 from ..docker.liveness import DaemonWatch
 from ..gateway.client import ChatClient
-from ..gateway.rate import Rate
 from ..gateway.server import Gateway
-from ..gateway.terms import Terms
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import AttemptLog, read_exchanges
 from ..ledger.recording import EarlierReplies
 from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
+from ..sandbox.marks import attempt_of
 from ..sandbox.process import ProcessSandboxes
 from ..suite.load import load as load_suite
 from .attempt import live
@@ -52,7 +51,7 @@ from .critic import own_critic
 from .disks import DiskWatch
 from .group import Groups
 from .life import Life
-from .models import Followed, Models
+from .models import Followed, Models, terms_of, unpriced
 from .paths import AttemptPaths
 from .place import Log, Paths
 from .verdicts import VerdictJournal
@@ -150,6 +149,10 @@ class Host:
                     ) as self._server,
                 ):
                     self._server.on_failed_cleanup = self._left
+                    self._server.on_refused = lambda what, attempt: self._emit(
+                        Noted(kind="gateway.refused", message=what, attempt=attempt)
+                    )
+                    self._server.attempt_of = partial(attempt_of, welcome.config.id)
                     self.gateway = self._server.socket
                     if welcome.containers is not None and welcome.containers.gateway:
                         await self._server.listen_on(welcome.containers.gateway)
@@ -353,22 +356,6 @@ class Host:
             return daemon_died() if died and died() else None
 
         return befallen
-
-
-def terms_of(config: RunConfig) -> Terms:
-    """What a worker's calls are subject to: of the run's rate, its share."""
-    rate = None
-    if config.rpm is not None or config.tpm is not None:
-        rate = Rate(config.rpm, config.tpm, 1.0 / max(1, config.workers))
-    return Terms(config.price, rate, config.replays is not None, config.sampling, config.serving is None)
-
-
-def unpriced(model: str | None) -> RunFailed:
-    return RunFailed(
-        f"a limit on cost needs the model's price, which is not known: `{model}`",
-        "`--prices FILE.toml` says it",
-        kind="price",
-    )
 
 
 def socket_prefix(run: str) -> str:

@@ -20,11 +20,14 @@ from typing import Any, Self
 import msgspec
 
 from ..core.authoring import ExchangeLog
-from ..core.errors import BadInput, ModelFailed
+from ..core.config import RunConfig
+from ..core.errors import BadInput, ModelFailed, RunFailed
 from ..core.records import NO_USAGE, Exchange
 from ..core.serving import Source
 from ..gateway.behind import Behind
+from ..gateway.rate import Rate
 from ..gateway.recorder import Delta
+from ..gateway.terms import Terms
 from ..gateway.upstreams import Upstream
 from ..gateway.upstreams.endpoints import Endpoints
 from ..gateway.upstreams.held import HeldUpstream, Question
@@ -220,3 +223,19 @@ def loaded(spec: str) -> Policy:
     if not callable(found):
         raise BadInput(f"`{spec}` is no function: {type(found).__name__}", "a policy takes a request")
     return found
+
+
+def terms_of(config: RunConfig) -> Terms:
+    """What a worker's calls are subject to: of the run's rate, its share."""
+    rate = None
+    if config.rpm is not None or config.tpm is not None:
+        rate = Rate(config.rpm, config.tpm, 1.0 / max(1, config.workers))
+    return Terms(config.price, rate, config.replays is not None, config.sampling, config.serving is None)
+
+
+def unpriced(model: str | None) -> RunFailed:
+    return RunFailed(
+        f"a limit on cost needs the model's price, which is not known: `{model}`",
+        "`--prices FILE.toml` says it",
+        kind="price",
+    )

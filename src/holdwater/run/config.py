@@ -26,7 +26,7 @@ from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
 from ..core.variables import NOT_ALL
 from ..gateway.prices import price_of
-from ..rollout.host import unpriced
+from ..rollout.models import unpriced
 from ..rollout.wire import Provider, Upstream
 from ..version import __version__
 

@@ -48,6 +48,15 @@ class Roll:
         return found
 
 
+def attempt_of(run: str, pid: int) -> int | None:
+    """The attempt of a run that a process belongs to, by what it carries."""
+    environ = _environ(pid)
+    if f"{RUN}={run}".encode() not in environ:
+        return None
+    attempt = next((row.partition(b"=")[2] for row in environ if row.startswith(OF_ATTEMPT)), b"")
+    return int(attempt) if attempt.isdigit() else None
+
+
 def carrying(marks: Mapping[str, str]) -> list[int]:
     """The processes whose environment has all of `marks`, but never this one or its ancestors."""
     spared = _ancestors()

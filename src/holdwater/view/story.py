@@ -15,10 +15,11 @@ from rich.text import Text
 
 from ..core.policy import not_kept
 from ..core.records import Failure, Grade, Record, Usage, Verdict
-from ..ledger.reader import AttemptRow, InstanceRow, Reader
+from ..ledger.reader import AttemptRow, EventRow, InstanceRow, Reader
 from .figures import block, called, cost, duration, format_count, line, saved, size, style_of, tokens
 
 MOST_ATTEMPTS = 200  # on a page
+MOST_EVENTS = 100  # of an attempt
 LONGEST_DETAIL = 4000  # characters
 NEW_LINE = "\n"
 
@@ -40,6 +41,7 @@ class Chapter(Record, frozen=True):
     attempt: AttemptRow
     files: tuple[str, ...]
     cost: float | None = None  # in US dollars; None: unknown
+    events: tuple[EventRow, ...] = ()  # the last MOST_EVENTS of them
 
 
 def story(reader: Reader, instance: InstanceRow) -> Story:
@@ -51,7 +53,8 @@ def story(reader: Reader, instance: InstanceRow) -> Story:
         spent = spent.plus(used)
         samples = max(samples, row.sample + 1)
         left = tuple(str(path) for path in files(reader, row))
-        chapters.append(Chapter(attempt=row, files=left, cost=used.cost))
+        events = tuple(reader.events(MOST_EVENTS, row.attempt))
+        chapters.append(Chapter(attempt=row, files=left, cost=used.cost, events=events))
         if len(chapters) > MOST_ATTEMPTS:
             chapters.pop(0)
             more += 1
@@ -92,6 +95,8 @@ def render_chapter(chapter: Chapter, *, samples: bool) -> RenderableType:
     if verdict:
         for name, value in verdict_facts(verdict):
             facts.add_row(name, value)
+    for event in chapter.events:
+        facts.add_row("event", Text(f"{line(event.kind)}: {line(event.message, LONGEST_DETAIL)}", "yellow"))
     if row.dropped is not None:
         facts.add_row("files", Text(not_kept(row.dropped), "yellow"))
     for path in chapter.files:
