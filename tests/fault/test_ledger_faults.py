@@ -125,6 +125,23 @@ async def test_a_damaged_segment_does_not_keep_a_run_from_resuming(tmp_path: Pat
         assert (await ledger.counts()).events == {"segment.damaged": 1}
 
 
+@pytest.mark.parametrize("step", [86_400.0, -86_400.0])
+async def test_a_clock_that_is_set_changes_no_spent_time(tmp_path: Path, step: float) -> None:
+    # given a conductor that runs for 40 s, in whose middle the wall clock is set
+    directory = new_run(tmp_path)
+    wall, ran = [1000.0], [0.0]
+    async with Ledger(directory, now=lambda: wall[0], clock=lambda: ran[0]) as gone:
+        for seconds, jump in ((20.0, step), (20.0, 0.0)):
+            wall[0] += seconds + jump
+            ran[0] += seconds
+            await gone.gauge(Gauge(at=wall[0]))
+
+    async with Ledger(directory, now=lambda: wall[0]) as ledger:
+        assert await ledger.earlier_seconds() == 40.0
+    with Reader(directory) as reader:
+        assert 40.0 <= reader.summary().seconds < 100.0
+
+
 # A disk that is full.
 
 

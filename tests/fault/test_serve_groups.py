@@ -49,7 +49,7 @@ async def solve(instance, sandbox, model):
         messages.append({"role": "user", "content": f"{name} turn {turn}"})
         messages.append((await model.chat(messages))["choices"][0]["message"])
     if end == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
     if end == "wait":
         (HERE / f"{name}.waits").touch()
     if end in ("hang", "wait"):

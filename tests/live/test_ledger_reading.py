@@ -80,7 +80,9 @@ async def test_a_reader_sees_what_was_committed_while_the_conductor_writes(tmp_p
 
 async def test_a_conductor_that_is_gone_leaves_an_unfinished_run(tmp_path: Path) -> None:
     clock = iter(range(100, 1000, 5))
-    async with Ledger(new_run(tmp_path), now=lambda: float(next(clock))) as ledger:
+    ran = iter(range(0, 1000, 5))
+    ledger = Ledger(new_run(tmp_path), now=lambda: float(next(clock)), clock=lambda: float(next(ran)))
+    async with ledger:
         await settle_all(ledger, ["one"])
 
     with Reader(tmp_path) as reader:

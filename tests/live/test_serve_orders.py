@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.serve_scene import SUITE, eventually, model
 
@@ -108,6 +109,72 @@ async def test_a_detached_order_goes_on_without_its_client_and_its_result_waits(
         result = await client.result("d")
 
     assert result is not None and result.rollouts[0].outcome == "passed"
+
+
+async def abandon(client: AsyncClient, order: Order) -> None:
+    """Order it as a client does that dies: its connection is closed, and nothing is said."""
+    async with client._server.attended(msgspec.msgpack.encode(order), {}) as frames:
+        assert await frames.next() is not None
+
+
+async def nothing_is_open(client: AsyncClient) -> bool:
+    return (await client.stats()).orders["open"] == 0
+
+
+@pytest.mark.parametrize("group", [None, GroupTerms()])
+async def test_an_abandoned_order_runs_anew_when_its_key_comes_again(
+    tmp_path: Path, group: GroupTerms | None
+) -> None:
+    order = Order(key="k", instance="i1", size=2, group=group)
+    options = {"model": "m", "base_url": "", "serving": {"grace": 0.2}}
+    async with model() as upstream, serving(tmp_path, **{**options, "base_url": upstream.url}) as client:
+        upstream.gate.clear()
+        await abandon(client, order)
+
+        async def over() -> bool:
+            return await client.result("k") is not None
+
+        await eventually(over, 20.0)
+        cancelled = await client.result("k")
+        upstream.gate.set()
+        again = await client.order(order)
+        third = await client.order(order)
+        await eventually(lambda: nothing_is_open(client), 20.0)
+
+    assert cancelled is not None and {one.outcome for one in cancelled.rollouts} == {"cancelled"}
+    assert [one.outcome for one in again.rollouts] == ["passed", "passed"]
+    assert (again.new, third.new, again.together) == (True, False, group is not None)
+    assert third.rollouts == again.rollouts
+    found = hw.audit(tmp_path / "run")
+    assert (found.ok, found.planned, found.settled) == (True, 2, 2), found
+
+
+async def test_an_order_that_comes_back_while_it_is_cancelled_runs_anew(tmp_path: Path) -> None:
+    order = Order(key="k", instance="i1")
+    options = {"model": "m", "serving": {"grace": 0.0}}
+    async with model() as upstream, serving(tmp_path, base_url=upstream.url, **options) as client:
+        upstream.gate.clear()
+        for _ in range(3):
+            await abandon(client, order)
+        upstream.gate.set()
+        result = await client.order(order)
+        await eventually(lambda: nothing_is_open(client), 20.0)
+
+    assert [one.outcome for one in result.rollouts] == ["passed"]
+
+
+async def test_a_cancelled_order_stays_cancelled_when_its_key_comes_again(tmp_path: Path) -> None:
+    order = Order(key="k", instance="i1")
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        upstream.gate.clear()
+        ordering = asyncio.create_task(client.order(order))
+        await eventually(lambda: upstream.waiting == 1, 20.0)
+        await client.cancel("k")
+        await ordering
+        upstream.gate.set()
+        again = await client.order(order)
+
+    assert [one.outcome for one in again.rollouts] == ["cancelled"]
 
 
 async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from .records import Failure, Record, Where
 
 STRAGGLER = "straggler"  # the kind of a failure
+CLIENT_GONE = "client"  # the same: of a rollout whose client did not come back
 
 
 class GroupTerms(Record, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from .failures import POISON
+from .groups import CLIENT_GONE
 from .policy import exit_status
 from .records import Record, Where
 
@@ -44,9 +45,14 @@ class ClosedSample(Record, frozen=True):
         return exit_status(self.kind, self.where) != 0
 
     @property
+    def abandoned(self) -> bool:
+        """It was cancelled because its client was gone."""
+        return self.where is Where.CANCELLED and self.failure == CLIENT_GONE
+
+    @property
     def next_round(self) -> int:
-        """An infrastructure failure is retried in its round, whose recorded replies it gets again."""
-        return self.round if self.infrastructure else self.round + 1
+        """Nobody's zero goes on in its round, whose recorded replies it gets again."""
+        return self.round if self.infrastructure or self.abandoned else self.round + 1
 
 
 def is_chosen(closed: ClosedSample, choices: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ..core.config import Keep
@@ -23,10 +23,11 @@ from ..core.text import clean_text
 from . import orders, regrades
 from .compression import pack, unpack
 from .orders import OrderRow
-from .reopening import reopen
+from .reopening import closed_rollouts, closed_samples, reopen
 from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, SuitePass, known, pass_number, verdict_of
+from .tally import RAN
 from .text import encode
 
 LONGEST_TIMELINE = 20_000  # rows; over it, every second one goes
@@ -46,13 +47,21 @@ class Planned(Record, frozen=True):
 class Book:
     """The open database."""
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now` dates rows; `clock`, which is never set, says how long this conductor has run."""
         self.path = path
         self.token = 0
         self.regrade: int | None = None  # outcomes are written beside the old ones
         self._now = now
+        self._clock = clock
+        self._began = clock()
         self._tally: dict[str, float] = {}  # changes of this transaction; bound: the keys of a tally
-        self._seen = 0.0
+        self._seen = self._began - SEEN_EVERY
         self._gauges = 0
 
     def open(self) -> None:
@@ -96,11 +105,15 @@ class Book:
                 " ON CONFLICT (key) DO UPDATE SET value = value + excluded.value",
                 self._tally.items(),
             )
-            now = self._now()
-            if now - self._seen >= SEEN_EVERY:
-                self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (now, self.token))
-                self._seen = now
+            if self._clock() - self._seen >= SEEN_EVERY:
+                self._mark_alive()
         self.connection.execute("COMMIT")
+
+    def _mark_alive(self) -> None:
+        """Write when this conductor was seen, and for how long it has run, whatever the date is set to."""
+        self._seen = self._clock()
+        self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (self._now(), self.token))
+        self.remember(f"{RAN}{self.token}", self._seen - self._began)
 
     def rollback(self) -> None:
         try:
@@ -264,8 +277,19 @@ class Book:
 
     def reopen(self, chosen: Callable[[ClosedSample], bool]) -> int:
         """Take the outcomes of the chosen samples away; how many there were."""
+        return self._reopen(filter(chosen, closed_samples(self.connection)))
+
+    def renew(self, order: int) -> int:
+        """The same for the rollouts of an order that were cancelled because its client was gone."""
+        rollouts = closed_rollouts(self.connection, order)
+        count = self._reopen(closed for closed in rollouts if closed.abandoned)
+        if count:
+            orders.withdraw_delivery(self.connection, order)
+        return count
+
+    def _reopen(self, samples: Iterable[ClosedSample]) -> int:
         count = 0
-        for kind, score in reopen(self.connection, chosen, self._now()):
+        for kind, score in reopen(self.connection, samples, self._now()):
             self._count_outcome(kind, score, -1)
             count += 1
         return count
@@ -307,7 +331,7 @@ class Book:
             "INSERT INTO meta VALUES ('lag', ?) ON CONFLICT DO UPDATE SET value = max(value, excluded.value)",
             (gauge.lag,),
         )
-        self.connection.execute("UPDATE conductor SET seen = ? WHERE token = ?", (self._now(), self.token))
+        self._mark_alive()
         self._gauges += 1
         if self._gauges > LONGEST_TIMELINE:
             self._thin()
@@ -323,7 +347,7 @@ class Book:
     def expect(self, total: int | None) -> None:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('total', ?)", (total,))
 
-    def remember(self, name: str, value: bytes) -> None:
+    def remember(self, name: str, value: bytes | float) -> None:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def recalled(self, name: str) -> bytes | None:
@@ -331,6 +355,7 @@ class Book:
         return None if row is None else row[0]
 
     def finish(self, state: str, reason: str, exit_status: int) -> None:
+        self._mark_alive()
         now = self._now()
         regraded = self.connection.execute(
             "SELECT regrade IS NOT NULL FROM conductor WHERE token = ?", (self.token,)

@@ -23,8 +23,9 @@ from .directory import RunDirectory
 from .exchanges import spending
 from .journal import Journal
 from .orders import Closed, OrderRow
+from .reopening import closed_rollouts
 from .standing import Known, Standing, SuitePass
-from .tally import TALLY, Counts, counts
+from .tally import CONDUCTED, TALLY, Counts, counts
 from .writer import Writer
 
 __all__ = ["Counts", "Known", "Ledger", "Planned", "Standing", "SuitePass"]
@@ -38,11 +39,15 @@ class Ledger:
         directory: RunDirectory,
         now: Callable[[], float] = time.time,
         relieve: Callable[[int], bool] = lambda tries: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relieve` is asked, in the writer's thread, whether a commit without room is tried once more."""
+        """`relieve` is asked, in the writer's thread, whether a commit without room is tried once more.
+
+        `now` dates rows and may be set by anyone; `clock` measures how long this conductor runs.
+        """
         self.directory = directory
         self._relieve = relieve
-        self._book = Book(directory.database, now)
+        self._book = Book(directory.database, now, clock)
 
     @staticmethod
     def create(directory: RunDirectory) -> None:
@@ -200,6 +205,15 @@ class Ledger:
         """One more rollout of an order; its sample."""
         return await self._writer.do(self._book.add_member, order, instance, member)
 
+    async def is_abandoned(self, order: int) -> bool:
+        """Whether a rollout of it was cancelled because its client was gone."""
+        rollouts = await self._writer.do(lambda: closed_rollouts(self._book.connection, order))
+        return any(closed.abandoned for closed in rollouts)
+
+    async def renew(self, order: int) -> None:
+        """Open those rollouts again."""
+        await self._writer.do(self._book.renew, order)
+
     async def order(self, key: str) -> OrderRow | None:
         return await self._writer.do(lambda: orders.find(self._book.connection, key))
 
@@ -259,7 +273,7 @@ class Ledger:
 
     def _earlier_seconds(self) -> float:
         row = self._book.connection.execute(
-            "SELECT coalesce(sum(seen - started), 0.0) FROM conductor WHERE token < ?", (self.token,)
+            f"SELECT {CONDUCTED} FROM conductor WHERE token < ?", (self.token,)
         ).fetchone()
         return float(row[0])
 

@@ -115,6 +115,11 @@ def deliver(connection: sqlite3.Connection, order: int, at: float) -> None:
     connection.execute("UPDATE orders SET delivered = coalesce(delivered, ?) WHERE id = ?", (at, order))
 
 
+def withdraw_delivery(connection: sqlite3.Connection, order: int) -> None:
+    """A result that a client had is void: another one follows."""
+    connection.execute("UPDATE orders SET delivered = NULL WHERE id = ?", (order,))
+
+
 def _row(connection: sqlite3.Connection, row: tuple[int, str, bytes, float, int, float | None]) -> OrderRow:
     order, key, asked, at, instance, delivered = row
     members = connection.execute("SELECT sample FROM rollout WHERE orders = ? ORDER BY member", (order,))

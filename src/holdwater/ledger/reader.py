@@ -26,7 +26,7 @@ from .directory import RunDirectory
 from .regrades import has_regrades, latest_regrade, refusal
 from .schema import check_version, connect, failed
 from .standing import verdict_of
-from .tally import TALLY, Counts, counts
+from .tally import CONDUCTED, TALLY, Counts, counts
 
 PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one by one
 
@@ -306,7 +306,7 @@ class Reader:
 
     def _conductors(self) -> tuple[float | None, float]:
         """When the first began, and the seconds that all of them spent."""
-        row = self.rows("SELECT min(started), coalesce(sum(seen - started), 0.0) FROM conductor")[0]
+        row = self.rows(f"SELECT min(started), {CONDUCTED} FROM conductor")[0]
         return row[0], row[1]
 
     def _since_seen(self) -> float:

@@ -7,7 +7,7 @@ a kill: `standing.py`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..core.records import Where
@@ -24,13 +24,17 @@ def closed_samples(connection: sqlite3.Connection) -> Iterator[ClosedSample]:
         at = page[-1][0], page[-1][1]
 
 
+def closed_rollouts(connection: sqlite3.Connection, order: int) -> list[ClosedSample]:
+    """Those samples of a client's order that have an outcome."""
+    of_order = "(o.instance, o.sample) IN (SELECT instance, sample FROM rollout WHERE orders = ?)"
+    return [_closed(row) for row in connection.execute(f"{_COLUMNS} WHERE {of_order}", (order,))]
+
+
 def reopen(
-    connection: sqlite3.Connection, chosen: Callable[[ClosedSample], bool], now: float
+    connection: sqlite3.Connection, samples: Iterable[ClosedSample], now: float
 ) -> Iterator[tuple[str, float | None]]:
-    """Open the chosen samples again; kind and score of each outcome that goes."""
-    for closed in closed_samples(connection):
-        if not chosen(closed):
-            continue
+    """Open closed samples again; kind and score of each outcome that goes."""
+    for closed in samples:
         key = (closed.instance, closed.sample)
         gone = connection.execute(
             "DELETE FROM outcome WHERE instance = ? AND sample = ? RETURNING kind, score", key
@@ -65,10 +69,10 @@ def _closed(row: tuple[Any, ...]) -> ClosedSample:
     )
 
 
-_CLOSED = """
+_COLUMNS = """
     SELECT o.instance, o.sample, i.name, o.kind, o.place, a.failure,
         (SELECT max(number) FROM attempt WHERE instance = o.instance AND sample = o.sample),
         (SELECT max(round) FROM attempt WHERE instance = o.instance AND sample = o.sample)
     FROM outcome o JOIN instance i ON i.id = o.instance JOIN attempt a ON a.id = o.attempt
-    WHERE (o.instance, o.sample) > (?, ?) ORDER BY o.instance, o.sample LIMIT ?
 """
+_CLOSED = f"{_COLUMNS} WHERE (o.instance, o.sample) > (?, ?) ORDER BY o.instance, o.sample LIMIT ?"

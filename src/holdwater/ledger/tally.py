@@ -10,6 +10,12 @@ from ..core.config import RunConfig
 from ..core.records import Record, Usage
 
 TALLY = "SELECT key, value FROM tally"  # a row for each thing that is counted
+RAN = "ran:"  # in `meta`, with a conductor's token: the seconds that it has run, by a clock that is never set
+# The seconds that conductors ran, of the rows of `conductor` that are selected.
+CONDUCTED = (
+    f"coalesce(sum(coalesce((SELECT value FROM meta WHERE key = '{RAN}' || token),"
+    " max(0.0, seen - started))), 0.0)"
+)
 
 
 class Counts(Record, frozen=True):

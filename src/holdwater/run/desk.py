@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
 
 from ..core.config import RunConfig, Serving
 from ..core.errors import HoldwaterError, Refused
-from ..core.events import Membership, Opened
-from ..core.groups import GroupTerms, cancelled
+from ..core.events import Opened
+from ..core.groups import CLIENT_GONE, cancelled
 from ..core.records import Attempt, Instance, Outcome, Verdict
 from ..core.serving import PROTOCOL, Answer, Called, Health, Node, Order, Result, Source, Stats, Steer
 from ..ledger.nodes import nodes
@@ -35,7 +35,6 @@ from .service import Service
 from .ticket import MemberState, Ticket
 
 BUSY_SECONDS = 1.0  # before it is worth to ask again
-CLIENT_GONE = "its client is gone"
 STEERED = "steered"  # what the ledger remembers the model by; its key is in no file
 Key = tuple[int, int]  # instance, sample
 
@@ -101,6 +100,9 @@ class Desk:
                 continue  # it was refused, or is over and gone
             if ticket.order != order:
                 raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
+            if ticket.abandoned:  # it runs anew as soon as what was cancelled has ended
+                await ticket.changed(ticket.version)
+                continue
             ticket.new = False
             return ticket
         ticket = self._tickets[order.key] = Ticket(order, key, self)
@@ -176,12 +178,15 @@ class Desk:
             self._forget(ticket)
         elif not ticket.order.detached:
             loop = asyncio.get_running_loop()
-            ticket.timer = loop.call_later(self._serving.grace, self.cancel, ticket, "client", CLIENT_GONE)
+            ticket.timer = loop.call_later(
+                self._serving.grace, self.cancel, ticket, CLIENT_GONE, "its client is gone"
+            )
 
     def cancel(self, ticket: Ticket, kind: str, message: str) -> None:
         if (parked := self._parked.pop(ticket.order.key, None)) is not None:
-            self._start(self._abandon(parked, kind, message))
+            self._abandon(parked, kind, message)
             return
+        ticket.abandoned = ticket.abandoned or kind == CLIENT_GONE
         for member in ticket.members:
             if member.outcome is None:
                 self._scheduler.withdraw(ticket.row.instance, member.sample, cancelled(kind, message))
@@ -190,16 +195,7 @@ class Desk:
 
     def offer(self, attempt: Attempt) -> Offer | None:
         ticket = self._wanted.get((attempt.instance, attempt.sample))
-        if ticket is None:
-            return None
-        order = ticket.order
-        return Offer(
-            model=order.model,
-            key=ticket.key,
-            sampling=order.sampling,
-            limits=order.limits,
-            followed=order.turns,
-        )
+        return None if ticket is None else ticket.offer
 
     def started(self, attempt: Attempt) -> None:
         if (found := self._member(attempt)) is not None:
@@ -246,7 +242,7 @@ class Desk:
         ticket.replaced(sample)
         self.open += 1
         self._wanted[instance, sample] = ticket
-        self._scheduler.open([Opened(instance=instance, sample=sample, group=_membership(ticket))])
+        self._scheduler.open([Opened(instance=instance, sample=sample, group=ticket.membership)])
 
     # Taking orders.
 
@@ -267,32 +263,44 @@ class Desk:
             hint = "name an `endpoint`, answer as `trainer`, or start the server with `--model`"
             raise Refused("invalid", "the server has no model", hint)
 
-    def _reserve(self, order: Order) -> None:
+    @contextmanager
+    def _reserved(self, places: int) -> Iterator[None]:
+        """Room for so many rollouts, which stays taken unless the block raises."""
         if self._service.draining or self._scheduler.draining:
             raise Refused("draining", "the server takes no more orders")
         queue = self._serving.queue
-        if self.open + order.size > queue:
+        if self.open + places > queue:
             raise Refused("busy", f"{self.open} rollouts are open, {queue} may be", after=BUSY_SECONDS)
-        self.open += order.size
+        self.open += places
+        try:
+            yield
+        except BaseException:  # boundary: given back, then raised again
+            self.open -= places
+            raise
 
     async def _write(self, ticket: Ticket, brought: str | Instance) -> None:
         order = ticket.order
         asked = msgspec.msgpack.encode(order)
         known = self._parked.get(order.key) or await self._ledger.order(order.key)
         if known is None:
-            self._reserve(order)
-            try:
+            with self._reserved(order.size):
                 row = OrderRow(0, order.key, asked, time.time(), await self._row(brought), ())
                 known = await self._ledger.place(row, order.size)
-            except BaseException:  # boundary: given back, then raised again
-                self.open -= order.size
-                raise
         elif known.asked != asked:
             raise KeyTaken(f"the key belongs to an order that asks otherwise: `{order.key}`")
         else:
-            self.open += len(known.samples)
-        self._parked.pop(order.key, None)
+            self._parked.pop(order.key, None)
+            known = await self._readmit(known)
         await self._take_up(ticket, known)
+
+    async def _readmit(self, row: OrderRow) -> OrderRow:
+        """A known order: rollouts that were cancelled because its client was gone run anew."""
+        if not await self._ledger.is_abandoned(row.id):
+            self.open += len(row.samples)
+            return row
+        with self._reserved(len(row.samples)):
+            await self._ledger.renew(row.id)
+        return msgspec.structs.replace(row, delivered=False)
 
     async def _row(self, instance: str | Instance) -> int:
         row = await self._catalogue.row(instance)
@@ -312,7 +320,7 @@ class Desk:
             if member.outcome is None:
                 self._wanted[row.instance, member.sample] = ticket
         opened = [reopened(standing) for standing in await self._ledger.standings(row)]
-        group = _membership(ticket)
+        group = ticket.membership
         self._scheduler.open([msgspec.structs.replace(event, group=group) for event in opened])
 
     async def _found(self, row: OrderRow) -> Ticket:
@@ -332,27 +340,37 @@ class Desk:
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:
-                await self._revive(order, row)
+                await self._revive(self._register(row), row)
             else:
                 self._parked[order.key] = row
 
-    async def _revive(self, order: Order, row: OrderRow) -> Ticket:
-        """An order of an earlier conductor goes on, whether its client is there or not."""
+    def _register(self, row: OrderRow) -> Ticket:
+        """A ticket for an order of an earlier conductor: whoever places it from now on finds this one."""
+        order = msgspec.msgpack.decode(row.asked, type=Order)
         ticket = self._tickets[order.key] = Ticket(order, None, self)
         self.open += len(row.samples)
+        return ticket
+
+    async def _revive(self, ticket: Ticket, row: OrderRow) -> None:
+        """The order goes on, whether its client is there or not."""
         await self._take_up(ticket, row)
         ticket.placed.set_result(None)
-        return ticket
 
     def _give_up(self) -> None:
         """Their clients did not come back."""
         parked, self._parked = self._parked, {}
         for row in parked.values():
-            self._start(self._abandon(row, "client", CLIENT_GONE))
+            self._abandon(row, CLIENT_GONE, "its client is gone")
 
-    async def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
-        ticket = await self._revive(msgspec.msgpack.decode(row.asked, type=Order), row)
-        self.cancel(ticket, kind, message)
+    def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
+        """An order of an earlier conductor is taken up, so that it can be cancelled."""
+        ticket = self._register(row)  # now: its client may come back before anything else is done
+
+        async def take_up_and_cancel() -> None:
+            await self._revive(ticket, row)
+            self.cancel(ticket, kind, message)
+
+        self._start(take_up_and_cancel())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None, "the desk is not open"
@@ -376,14 +394,3 @@ class Desk:
         if ticket is None:
             return None
         return ticket, ticket.member(attempt.sample)
-
-
-def _membership(ticket: Ticket) -> Membership | None:
-    terms: GroupTerms | None = ticket.order.group
-    if terms is None:
-        return None
-    open_ = sum(1 for member in ticket.members if member.outcome is None)
-    replaced = len(ticket.members) - ticket.order.size  # also by an earlier conductor
-    terms = msgspec.structs.replace(terms, replace=max(0, terms.replace - replaced))
-    scored = any(member.reward is not None for member in ticket.members)
-    return Membership(group=ticket.id, size=open_, terms=terms, scored=scored)

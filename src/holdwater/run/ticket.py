@@ -14,9 +14,11 @@ from typing import Protocol
 import msgspec
 
 from ..core.errors import Refused
+from ..core.events import Membership
 from ..core.records import NO_USAGE, Outcome
 from ..core.serving import Answer, Called, Node, Order, Result
 from ..ledger.orders import Closed, OrderRow
+from ..rollout.wire import Offer
 
 
 class MemberState:
@@ -66,6 +68,7 @@ class Ticket:
         self.key = key  # of its endpoint: in no file
         self.row = OrderRow(0, order.key, b"", 0.0, 0, ())  # until it is in the ledger
         self.new = True  # False: it was known when it was placed
+        self.abandoned = False  # it is being cancelled because its client is gone
         self.members: list[MemberState] = []  # bound: the order's size, and what is replaced
         self.placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.coming = 0  # members that are being replaced
@@ -97,6 +100,29 @@ class Ticket:
     @property
     def id(self) -> int:
         return self.row.id
+
+    @property
+    def offer(self) -> Offer:
+        """What it brings for its attempts."""
+        order = self.order
+        return Offer(
+            model=order.model,
+            key=self.key,
+            sampling=order.sampling,
+            limits=order.limits,
+            followed=order.turns,
+        )
+
+    @property
+    def membership(self) -> Membership | None:
+        """The group that its open members belong to."""
+        if (terms := self.order.group) is None:
+            return None
+        open_ = sum(1 for member in self.members if member.outcome is None)
+        replaced = len(self.members) - self.order.size  # also by an earlier conductor
+        terms = msgspec.structs.replace(terms, replace=max(0, terms.replace - replaced))
+        scored = any(member.reward is not None for member in self.members)
+        return Membership(group=self.id, size=open_, terms=terms, scored=scored)
 
     @property
     def places(self) -> int:

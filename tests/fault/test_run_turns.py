@@ -1,36 +1,43 @@
-"""A run that is stopped ends as soon as its attempts have, whatever stage of their start they are in."""
+"""Moments that share a loop turn: an abort while attempts start, an order that returns as it is given up."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.host_scene import suite
 
 import holdwater as hw
-from holdwater.core.config import Network, RunConfig
+from holdwater.core.config import Network, RunConfig, Serving
 from holdwater.core.errors import RunStopped
 from holdwater.core.events import Opened
 from holdwater.core.records import Instance
+from holdwater.core.serving import ModelChoice, Order, Source
 from holdwater.governor.meter import Meter
 from holdwater.ledger.book import Planned
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
+from holdwater.ledger.orders import OrderRow
 from holdwater.ledger.reader import Reader
 from holdwater.rollout.wire import Welcome
+from holdwater.run.catalogue import Catalogue
+from holdwater.run.desk import Desk
 from holdwater.run.feed import NoFeed
 from holdwater.run.governor import Governor
 from holdwater.run.inline import InlineFleet
 from holdwater.run.observers import Observers
 from holdwater.run.replay import earlier_in
 from holdwater.run.scheduler import ABORT_SECONDS, Scheduler
+from holdwater.run.service import Service
 from holdwater.run.space import Space
+from holdwater.run.timeline import Timeline
 
 COUNT = 4
 
@@ -49,16 +56,32 @@ class StartingFeed(NoFeed):
 
 
 class Stage:
-    """A scheduler with all that surrounds it, and attempts that would never end by themselves."""
+    """A scheduler with all that surrounds it."""
 
+    config: RunConfig
+    space: Space
     scheduler: Scheduler
     governor: Governor
     ledger: Ledger
     feed: StartingFeed
 
 
+async def never_end(instance: object, sandbox: object, model: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def pass_at_once(instance: object, sandbox: object, model: object) -> None:
+    return
+
+
+def agent(act: Callable[..., Any]) -> hw.Agent:
+    return hw.Agent(name="a", act=act)
+
+
 @asynccontextmanager
-async def staged(place: Path) -> AsyncIterator[tuple[Stage, InlineFleet]]:
+async def staged(
+    place: Path, act: Callable[..., Any] = never_end, serving: Serving | None = None
+) -> AsyncIterator[tuple[Stage, InlineFleet]]:
     directory = RunDirectory.create(place)
     Ledger.create(directory)
     config = RunConfig(
@@ -70,21 +93,19 @@ async def staged(place: Path) -> AsyncIterator[tuple[Stage, InlineFleet]]:
         workers=0,
         concurrency=COUNT,
         network=Network.OPEN,
+        serving=serving,
     )
     directory.write_config(config)
     places = {"run": directory.path, "scratch": directory.scratch}
     stage = Stage()
-
-    async def act(instance: object, sandbox: object, model: object) -> None:
-        await asyncio.Event().wait()
-
+    stage.config = config
     async with Ledger(directory) as stage.ledger:
         payload = msgspec.msgpack.encode(Instance(id="i"))
         planned = [Planned(name=f"i{n}", digest=b"", payload=payload, place="here") for n in range(COUNT)]
         stage.feed = StartingFeed(await stage.ledger.plan(planned))
         observers = Observers((), lambda kind, message: None)
         earlier = earlier_in(config, stage.ledger)
-        space = Space(config, directory, places)
+        stage.space = space = Space(config, directory, places)
         stage.scheduler = Scheduler(config, stage.ledger, stage.feed, observers, earlier, 1, print)
         meter = Meter(places, None, None)
         scheduler = stage.scheduler
@@ -92,10 +113,39 @@ async def staged(place: Path) -> AsyncIterator[tuple[Stage, InlineFleet]]:
         stage.scheduler.govern(stage.governor, space)
         welcome = Welcome(config=config, directory=str(place), worker=0, token=stage.ledger.token)
         welcome = msgspec.structs.replace(welcome, path=os.defpath)
-        agent = hw.Agent(name="a", act=act)
-        async with InlineFleet(welcome, scheduler.hear, suite(), agent) as fleet:
+        async with InlineFleet(welcome, scheduler.hear, suite(), agent(act)) as fleet:
             yield stage, fleet
         space.close()
+
+
+async def test_an_order_that_returns_as_it_is_given_up_has_one_ticket(tmp_path: Path) -> None:
+    async with staged(tmp_path / f"run-{os.getpid()}", act=pass_at_once, serving=Serving()) as (stage, fleet):
+        # given an order that an earlier conductor left open
+        ledger, scheduler = stage.ledger, stage.scheduler
+        order = Order(key="k", instance="i0", model=ModelChoice(source=Source.TRAINER))
+        row = OrderRow(0, "k", msgspec.msgpack.encode(order), 0.0, 1, ())
+        await ledger.place(row, size=1)
+        service = Service(fleet, scheduler, stage.governor, Timeline(ledger, stage.space))
+        catalogue = Catalogue(suite(), agent(pass_at_once), stage.config, ledger)
+        desk = Desk(stage.config, catalogue, scheduler, fleet, service)
+        scheduler.serve(desk)
+        running = asyncio.create_task(scheduler.run(fleet))
+        async with asyncio.timeout(30), desk.opened():
+            assert list(desk._parked) == ["k"]
+
+            desk._give_up()
+            ticket = await desk.place(order)
+
+            async with ticket.attended():
+                while not ticket.finished:
+                    await ticket.changed(ticket.version)
+                assert (desk.open, len(desk._tickets), desk._tickets["k"]) == (1, 1, ticket)
+                result = await ticket.result()
+        scheduler.finish()
+        await running
+
+    assert [rollout.outcome for rollout in result.rollouts] == ["passed"]
+    assert desk.open == 0
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 2))
