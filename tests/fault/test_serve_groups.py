@@ -15,7 +15,7 @@ from tests.serve_scene import Model, Server, eventually, kill, model, server
 
 import holdwater as hw
 from holdwater.client import Ask, AsyncClient, GroupTerms, ModelChoice, Result, Source
-from holdwater.core.records import Failure, MiB
+from holdwater.core.records import Failure, MiB, Where
 
 SUITE = '''
 import asyncio, itertools, json, os, signal
@@ -198,9 +198,11 @@ async def test_a_member_that_fails_for_good_is_replaced_or_its_group_is_settled_
     async with scene(serving) as s:
         result = await s.group(name, 3, GroupTerms(replace=replace, least=least), ends={"0": "refuse"})
 
-        told = [found for found in failures(result) if found is not None]
-        assert [where for where, _ in told] == ["model"]
-        assert len(result.rollouts) == 3 + replace
+        assert len(result.rollouts) == 3
+        assert len(result.replaced) == replace
+        told = [rollout.failure for rollout in (*result.rollouts, *result.replaced) if rollout.failure]
+        assert [failure.where for failure in told] == ["model"]
+        assert all(rollout.failure for rollout in result.replaced)
         assert result.together is together
         assert [len(seen) for seen in s.scored(name)] == [scored] * together
         own = [0.5] * 2 if not together else [10.0 + n for n in range(scored)]
@@ -275,7 +277,9 @@ async def test_a_group_whose_server_dies_goes_on_with_what_is_left_of_its_terms(
         serving.start()
         result = await running
 
-        assert Counter(map(str, failures(result))) == {"None": 2, "('model', 'invalid')": 2}
+        places = Counter(rollout.failure and rollout.failure.where for rollout in result.rollouts)
+        assert places == {None: 2, Where.MODEL: 1}
+        assert [rollout.failure and rollout.failure.where for rollout in result.replaced] == [Where.MODEL]
         assert (result.together, [len(seen) for seen in s.scored("killed")]) == (True, [2])
 
 
@@ -305,6 +309,7 @@ async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_p
     audit = hw.audit(tmp_path / "run")
 
     for (name, terms, how), result in zip(groups, results, strict=True):
+        assert len(result.rollouts) == 6
         told = {failure for failure in failures(result) if failure is not None}
         if how.get("group") == "raise":
             assert (rewards(result), told) == ([None] * 6, {("grade", "exception")}), name
@@ -317,4 +322,5 @@ async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_p
         assert len(set(scored) - {0.5}) == len(scored) - late, name
         assert result.together is (late == 0), name
         assert len(scored) >= (6 if terms.replace else 5), name
-    assert audit.ok and audit.settled == sum(len(result.rollouts) for result in results) + 1
+    rollouts = sum(len(result.rollouts) + len(result.replaced) for result in results)
+    assert audit.ok and audit.settled == rollouts + 1

@@ -14,7 +14,8 @@ from tests.serve_scene import SUITE, eventually, model
 
 import holdwater as hw
 from holdwater.api.serving import ServingOptions, prepare_server, start_server
-from holdwater.client import AsyncClient, OrderRefused
+from holdwater.client import AsyncClient, Call, Client, OrderRefused
+from holdwater.core.errors import BadInput
 from holdwater.core.groups import GroupTerms
 from holdwater.core.records import Ask, Instance
 from holdwater.core.serving import AnyEvent, ModelChoice, Order, Source, Trajectories, Turned
@@ -186,6 +187,27 @@ async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Pat
     assert rollout.trajectory is not None
     assert {node.version for node in rollout.trajectory if node.sampled} == {"step-7"}
     assert upstream.bodies[0]["model"] == "its-own" and upstream.bodies[0]["temperature"] == 0.5
+
+
+async def test_a_policy_answers_in_the_place_of_the_servers_model(tmp_path: Path) -> None:
+    def policy(call: Call) -> str:
+        return f"reply to {len(call.messages)} messages"
+
+    def follow_map() -> list[str]:
+        with Client(f"unix:{tmp_path}/socket") as plain:
+            orders = [Order(key=f"map {n}", instance="i1") for n in range(2)]
+            return [result.rollouts[0].answer for result in plain.map(orders, policy=policy)]
+
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        result = await client.order(Order(key="one", instance="i1"), policy=policy)
+        mapped = await asyncio.to_thread(follow_map)
+        endpoint = ModelChoice(source=Source.ENDPOINT, url=upstream.url)
+        with pytest.raises(BadInput, match="a policy and another model cannot both answer") as refused:
+            await client.order(Order(key="two", instance="i1", model=endpoint), policy=policy)
+
+    assert [result.rollouts[0].answer, *mapped] == ["reply to 5 messages"] * 3
+    assert sum(upstream.asked.values()) == 0
+    assert "endpoint" in refused.value.message
 
 
 async def test_one_orders_bad_endpoint_stops_nobody_else(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ..core.errors import HoldwaterError
+from ..core.errors import BadInput, HoldwaterError
 from ..core.groups import GroupTerms
 from ..core.records import Ask, Instance
 from ..core.serving import (
@@ -129,7 +129,12 @@ class AsyncClient:
         on_event: Callable[[AnyEvent], Any] | None = None,
         model_key: str | None = None,
     ) -> Result:
-        """What becomes of the order. When this is cancelled, so is the order."""
+        """What becomes of the order. When this is cancelled, so is the order.
+
+        A `policy` answers the agent's model calls in this process, in the place of the server's model.
+        """
+        if policy is not None:
+            order = _answered_here(order)
         answering = Answering(order, policy, self._calls, self._poster(order.key)) if policy else None
         async with answering or nullcontext(), self._events(order, model_key, answering) as events:
             async for event in events:
@@ -195,8 +200,6 @@ class AsyncClient:
         model_key = asked.pop("model_key", None)
         asked.setdefault("turns", on_event is not None)
         asked.setdefault("key", uuid.uuid4().hex)
-        if policy is not None:
-            asked.setdefault("model", ModelChoice(source=Source.TRAINER))
         order = Order(instance=instance, size=n, group=group, **asked)
         return await self.order(order, policy=policy, on_event=on_event, model_key=model_key)
 
@@ -316,6 +319,16 @@ class Events:
 
     async def aclose(self) -> None:
         await self._events.aclose()
+
+
+def _answered_here(order: Order) -> Order:
+    """The order, with the client as its model."""
+    if order.model.source not in (Source.RUN, Source.TRAINER):
+        raise BadInput(
+            f"a policy and another model cannot both answer the order: `{order.model.source}`",
+            "leave out `model`, or `policy`",
+        )
+    return msgspec.structs.replace(order, model=msgspec.structs.replace(order.model, source=Source.TRAINER))
 
 
 def _affordable(at_once: int, connections: int) -> int:

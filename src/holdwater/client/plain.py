@@ -71,7 +71,7 @@ class Client:
         on_event: Callable[[AnyEvent], Any] | None = None,
         model_key: str | None = None,
     ) -> Result:
-        """What becomes of the order."""
+        """What becomes of the order. A `policy` answers its model calls in place of the server's model."""
         return self._wait(self._client.order(order, policy=policy, on_event=on_event, model_key=model_key))
 
     def map(
@@ -84,6 +84,7 @@ class Client:
     ) -> Iterator[Result]:
         """The results of `orders` as they finish; these are pulled when there is room, in this thread.
 
+        A `policy` answers the model calls of all of them, in the place of the server's model.
         Leaving it early cancels what runs. An order that is refused raises, which leaves it too.
         """
         source = iter(orders)

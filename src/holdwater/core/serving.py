@@ -130,10 +130,11 @@ class Result(Record, frozen=True):
 
     key: str
     order: int
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[Rollout, ...]  # as many as were ordered
     protocol: int = PROTOCOL
     together: bool = False  # a group that was scored together
     new: bool = True  # False: this result has been delivered before
+    replaced: tuple[Rollout, ...] = ()  # of a group: members that failed for good, whose places others took
 
 
 class Problem(Record, frozen=True):

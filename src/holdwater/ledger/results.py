@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from ..core.policy import stands
-from ..core.records import Verdict
-from ..core.serving import Node, Reference, Result, Rollout, Trajectories
+from ..core.records import Verdict, Where
+from ..core.serving import Node, Order, Reference, Result, Rollout, Trajectories
 from .directory import RunDirectory
 from .files import answer_json
 from .message import decoded
@@ -37,13 +37,28 @@ def result_of(reader: Reader, order: OrderRow, how: Trajectories) -> Result:
         if stands(verdict.failure, verdict.grade):
             together.append(verdict.together)
         room -= taken
+    replaced = _replaced(reader, order, rollouts)
     return Result(
         key=order.key,
         order=order.id,
-        rollouts=tuple(rollouts),
+        rollouts=tuple(rollout for rollout in rollouts if rollout.member not in replaced),
         together=bool(together) and all(together),
         new=not order.delivered,
+        replaced=tuple(replaced.values()),
     )
+
+
+def _replaced(reader: Reader, order: OrderRow, rollouts: list[Rollout]) -> dict[int, Rollout]:
+    """The members whose places others took, by their numbers: those that failed for good first."""
+    count = len(rollouts) - _orders.decode(order.asked).size
+    if count <= 0:
+        return {}
+    query = "SELECT sample, closed FROM rollout JOIN outcome USING (instance, sample) WHERE orders = ?"
+    closed = dict(reader.rows(query, (order.id,)))
+    kept = ("passed", "failed", str(Where.CANCELLED))
+    failed = [rollout for rollout in rollouts if rollout.outcome not in kept]
+    failed.sort(key=lambda rollout: closed[rollout.sample])
+    return {rollout.member: rollout for rollout in failed[:count]}
 
 
 def rollout_of(reader: Reader, instance: int, sample: int, member: int, how: Trajectories) -> Rollout:
@@ -121,3 +136,4 @@ def _fitting(tree: Tree, room: int) -> tuple[list[Node], int] | None:
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_orders = msgspec.msgpack.Decoder(Order)
