@@ -214,8 +214,28 @@ def test_a_step_below_its_least_reward_is_the_last(place):
     assert (row["score"], row["detail"]) == (0.0, 'first: {"reward":0.0}')
 
 
-def test_a_step_that_takes_too_long_is_graded_on_what_it_left(place):
-    toml = "[[steps]]\nname = 'slow'\n[steps.agent]\ntimeout_sec = 0.5\n[[steps]]\nname = 'never'\n"
+def test_a_step_that_takes_too_long_is_graded_and_the_next_follows(place):
+    toml = "[[steps]]\nname = 'slow'\n[steps.agent]\ntimeout_sec = 0.5\n[[steps]]\nname = 'next'\n"
+    files = {f"steps__{name}__instruction_md": name for name in ("slow", "next")}
+    test = "reward $(cat done)"
+    task(place / "tree" / "one", toml, tests__test_sh=test, **files)
+
+    async def hang(instance, sandbox, model):
+        if instance.instruction == "next":
+            await sandbox.write("done", "0.75")
+            return
+        await sandbox.write("done", "0.25")
+        await asyncio.Event().wait()
+
+    row = play(place / "tree", hang)["one"]
+
+    assert (row["where"], row["score"]) == ("limit", 0.5)
+    assert row["detail"] == 'slow: {"reward":0.25}\nnext: {"reward":0.75}'
+
+
+def test_steps_that_a_late_agent_never_came_to_count_as_zero(place):
+    """Given a limit for all steps together, which the first one uses up."""
+    toml = "[[steps]]\nname = 'slow'\n[[steps]]\nname = 'never'\n"
     files = {f"steps__{name}__instruction_md": name for name in ("slow", "never")}
     task(place / "tree" / "one", toml, tests__test_sh="[ -e done ] && reward 0.75", **files)
 
@@ -223,25 +243,85 @@ def test_a_step_that_takes_too_long_is_graded_on_what_it_left(place):
         await sandbox.write("done", "")
         await asyncio.Event().wait()
 
-    row = play(place / "tree", hang)["one"]
+    row = play(place / "tree", hang, timeout=3.0)["one"]
 
     assert (row["where"], row["score"]) == ("limit", 0.375)
     assert row["detail"] == 'slow: {"reward":0.75}\nnever: the agent did not come to it'
 
 
-@pytest.mark.parametrize("strategy", ["mean", "final"])
-def test_an_agent_that_fails_in_a_step_has_not_passed_those_to_come(place, strategy):
-    """Given a first step that is done, and an agent that raises at the end of it."""
+@pytest.mark.parametrize(("strategy", "score"), [("mean", 0.5), ("final", 1.0)])
+def test_an_agent_that_fails_in_a_step_goes_on_with_the_next(place, strategy, score):
+    """Given an agent that raises in its first step, which is verified all the same."""
     toml = f"multi_step_reward_strategy = '{strategy}'\n[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'\n"
     files = {f"steps__{name}__instruction_md": name for name in ("a", "b")}
-    task(place / "tree" / "one", toml, tests__test_sh="reward 1", **files)
+    task(place / "tree" / "one", toml, tests__test_sh="[ -e done ] && reward 1 || reward 0", **files)
 
-    def fail(instance, sandbox, model):
-        raise RuntimeError("at the end")
+    async def fail(instance, sandbox, model):
+        if instance.instruction == "a":
+            raise RuntimeError("at once")
+        await sandbox.write("done", "")
 
     row = play(place / "tree", fail)["one"]
 
-    assert (row["where"], row["score"], row["passed"]) == ("agent", 0.5 if strategy == "mean" else 0.0, False)
+    assert (row["where"], row["score"], row["passed"]) == ("agent", score, score == 1.0)
+    assert "at once" in row["failure"]
+
+
+def test_a_failed_step_below_its_least_reward_is_the_last(place):
+    toml = "[[steps]]\nname = 'a'\nmin_reward = 0.5\n[[steps]]\nname = 'b'\n"
+    files = {f"steps__{name}__instruction_md": name for name in ("a", "b")}
+    task(place / "tree" / "one", toml, tests__test_sh="reward 0.25", **files)
+    tried = []
+
+    def fail(instance, sandbox, model):
+        tried.append(instance.instruction)
+        raise RuntimeError("at once")
+
+    row = play(place / "tree", fail)["one"]
+
+    assert (tried, row["score"]) == (["a"], 0.25)
+
+
+def test_a_bad_task_is_refused_alone_with_its_file_and_key(place):
+    """Given a wrong value, a missing part and a valid task."""
+    task(place / "tree" / "good")
+    task(place / "tree" / "wrong", "[agent]\ntimeout_sec = 'soon'\n")
+    (task(place / "tree" / "part") / "instruction.md").unlink()
+
+    rows = play(place / "tree", "oracle")
+
+    kinds = {name: (row["kind"], row["failure_kind"]) for name, row in rows.items()}
+    assert kinds == {
+        "good": ("passed", None),
+        "wrong": ("sandbox", "refused"),
+        "part": ("sandbox", "refused"),
+    }
+    assert "wrong/task.toml: field `agent.timeout_sec`: expected float" in rows["wrong"]["failure"]
+    assert "part/task.toml: no such file beside it: `instruction.md`" in rows["part"]["failure"]
+
+
+def test_numbers_in_quotes_are_numbers(place):
+    toml = "[agent]\ntimeout_sec = '30'\n[environment]\nmemory_mb = 512.0\n[verifier]\ntimeout_sec = '20.5'\n"
+    task(place / "tree" / "one", toml)
+
+    assert ended(play(place / "tree", "oracle")) == {"one": ("passed", 1.0)}
+
+
+def test_an_empty_reward_object_is_a_zero_and_rewards_are_exported_as_they_are(place):
+    """Given a verifier without rewards, and one without a reward of that name."""
+    reward = "echo '{}' > /logs/verifier/reward.json"
+    task(place / "tree" / "empty", tests__test_sh=reward)
+    task(place / "tree" / "others", tests__test_sh=reward.replace("{}", '{"style": 0.5, "speed": 1.0}'))
+
+    rows = play(place / "tree")
+    hw.export(next(place.glob("run-*")), place / "jobs", format="harbor")
+
+    assert ended(rows) == {"empty": ("failed", 0.0), "others": ("failed", 0.75)}
+    results = {
+        path.parent.name[:5]: json.loads(path.read_text()) for path in place.glob("jobs/*/*/result.json")
+    }
+    rewards = {name: result["verifier_result"]["rewards"] for name, result in results.items()}
+    assert rewards == {"empty": {}, "other": {"style": 0.5, "speed": 1.0}}
 
 
 def test_a_regrade_of_steps_judges_what_was_left_by_the_last_ones_verifier(place):
@@ -276,7 +356,7 @@ def test_a_resume_tells_that_a_task_has_changed(place):
     """Given a run that was stopped in the middle of its second task."""
     task(place / "tree" / "a")
     task(place / "tree" / "b", solution__solve_sh="sleep 30")
-    assert play(place / "tree", "oracle", run_time=1.0, grace=0.1)["a"]["kind"] == "passed"
+    assert play(place / "tree", "oracle", run_time=8.0, grace=0.1)["a"]["kind"] == "passed"
     (place / "tree" / "b" / "tests" / "test.sh").write_text("#!/bin/sh\nexit 1\n")
 
     assert "changed: `b`;" in f"{hw.resume(next(place.glob('run-*'))).reason};"

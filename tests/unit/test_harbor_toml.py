@@ -67,11 +67,16 @@ def test_a_wrong_value_is_named_with_file_and_key(tmp_path, toml):
     assert refused(tmp_path / "tree").startswith(f"tree/one/task.toml: {WRONG[toml]}")
 
 
-def test_every_task_is_checked_before_the_first_instance(tmp_path):
+def test_a_bad_task_beside_a_valid_one_is_refused_alone(tmp_path, caplog):
     task(tmp_path / "a")
     task(tmp_path / "b", "[agent]\ntimeout_sec = 'x'")
+    suite = harbor(tmp_path)
 
-    assert "b/task.toml: field `agent.timeout_sec`" in refused(tmp_path)
+    suite.check()
+
+    assert suite.size == 2 and "b/task.toml: field `agent.timeout_sec`" in caplog.text
+    one, two = suite.instances()
+    assert not one.refused and "b/task.toml: field `agent.timeout_sec`" in two.refused
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
@@ -239,11 +244,12 @@ def test_a_digest_tells_every_change(tmp_path):
 
 
 USABLE = {
+    b"{}": {},
     b'{"reward": 1, "b": 0.5, "c": true}': {"reward": 1.0, "b": 0.5, "c": 1.0},
     b' {"b": -2}\n': {"b": -2.0},
 }
 UNUSABLE = [
-    *(b"", b"  \n", b"{", b"{}", b"[1]", b"1", b"null", b'{"a": null}', b'{"a": "1"}', b'{"a": NaN}'),
+    *(b"", b"  \n", b"{", b"[1]", b"1", b"null", b'{"a": null}', b'{"a": "1"}', b'{"a": NaN}'),
     *(b'{"a": 1e999}', b'{"a": {}}', b"\xff", b'{"a": ' + b"9" * 400 + b"}"),
 ]
 

@@ -24,6 +24,7 @@ from .omitted import Omitted
 from .reader import Reader
 from .whole import whole_directory, whole_file
 
+VERIFIED = ("verifier/reward.json", "verifier/reward.txt", "steps")  # what a Harbor verifier leaves
 OWN = ("agent", "verifier", "artifacts", "steps")  # directories of a trial
 PATCH = "model.patch"
 
@@ -86,7 +87,7 @@ class _Job:
         path = self._path / name
         self._copy(one, path)
         config = self._trial_config(one, name)
-        rewards = _rewards(one)
+        rewards = _rewards(one, taken_out_path(self._reader.directory, one.row.attempt))
         _write(path / "config.json", config)
         _write(path / "result.json", {**self._trial_result(one, name, rewards), "config": config})
         self._count(one, rewards)
@@ -178,7 +179,7 @@ class _Job:
         self._usage = self._usage.plus(one.usage)
         if rewards is not None:
             self._graded += 1
-            self._score += rewards["reward"]
+            self._score += one.outcome.score or 0.0
 
     def _config(self) -> dict[str, Any]:
         config = self._reader.config
@@ -234,11 +235,13 @@ def _trial_name(one: Chosen) -> str:
     return f"{slug(one.outcome.instance)[:32].rstrip('_-')}__{one.row.attempt:07d}"
 
 
-def _rewards(one: Chosen) -> dict[str, float] | None:
-    """None where nothing was scored: an infrastructure failure is no zero."""
+def _rewards(one: Chosen, taken: Path) -> dict[str, float] | None:
+    """None where nothing was scored: an infrastructure failure is no zero. A Harbor verifier's stay as is."""
     if not one.scored:
         return None
     grade = one.verdict.grade
+    if grade is not None and any((taken / name).exists() for name in VERIFIED):
+        return grade.metrics
     return {**(grade.metrics if grade else {}), "reward": one.outcome.score or 0.0}
 
 

@@ -14,26 +14,10 @@ from typing import Any
 import msgspec
 
 from ..core.authoring import KeptSandbox, Session, Tried
-from ..core.errors import (
-    AgentFailed,
-    DiskFull,
-    GradeFailed,
-    RunFailed,
-    SandboxFailed,
-    as_failure,
-)
+from ..core.errors import AgentFailed, DiskFull, GradeFailed, RunFailed, SandboxFailed, as_failure
 from ..core.failures import RULES, UNRESTORED, Scored, disk_full
 from ..core.policy import stands
-from ..core.records import (
-    Instance,
-    KeptFile,
-    KeptWork,
-    Limits,
-    Phase,
-    Start,
-    Verdict,
-    Where,
-)
+from ..core.records import Failure, Instance, KeptFile, KeptWork, Limits, Phase, Start, Verdict, Where
 from ..core.variables import filled
 from ..ledger.disk import no_space, replace_file
 from ..ledger.files import check_file, describe_file
@@ -45,7 +29,7 @@ from .health import healthy
 from .life import Life
 from .logs import attempt_log
 from .place import Log, Paths, Place
-from .steps import make_ready, next_step, own_limit
+from .steps import make_ready, next_step, own_limit, step_failure
 from .views import ModelView, SandboxView, for_caller
 
 SEEDS = 1_000_000  # between the seeds of an attempt and of its children
@@ -113,6 +97,7 @@ class _Work:
         self.dismissed: list[SandboxView | ModelView] = []
         self.patch: str | None = None
         self.steps = 1
+        self.failed_step: Failure | None = None  # of the first step in which the agent failed
 
     @property
     def peak(self) -> int:
@@ -198,7 +183,7 @@ class _Work:
             life.failure = life.kept.failure
             return
         life.failure = await life.stage(Phase.ACTING, self.acting_seconds, AgentFailed, self._act)
-        life.failure = model_first(life.failure, self.session)
+        life.failure = model_first(life.failure or self.failed_step, self.session)
         self.dismiss()
         await self.keep()
 
@@ -223,15 +208,24 @@ class _Work:
             self.life.answer = await act(self.life, agent, instance, views, children)
 
     async def _take_steps(self, step: Callable[..., Any]) -> None:
-        """The agent's steps; between them what is left of it reaches neither sandbox nor model."""
+        """The agent's steps; between them what is left of it reaches neither sandbox nor model.
+
+        A step in which the agent fails, or that is late, is judged as it stands: the suite says what follows.
+        """
         life, number = self.life, 0
         while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
             assert self.view is not None
             self.steps = number + 1
             await make_ready(instance, self.opened, self.view)
             self.model = self.modelled(self.session, instance)
-            async with own_limit(instance):
-                await self._act_on(instance)
+            try:
+                async with own_limit(instance):
+                    await self._act_on(instance)
+            except Exception as error:  # boundary: raised again, unless the next step follows
+                failure = step_failure(error, self.session)
+                if failure is None:
+                    raise
+                self.failed_step = self.failed_step or failure
             self.dismiss()
             for view in self.dismissed:
                 await view.quiet()

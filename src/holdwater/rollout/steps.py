@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from ..core.authoring import KeptSandbox
-from ..core.errors import AttemptError, GradeFailed, as_failure
-from ..core.records import Instance, Phase
+from ..core.authoring import KeptSandbox, Session
+from ..core.errors import AgentFailed, AttemptError, GradeFailed, as_failure, let_go
+from ..core.failures import RULES, Scored
+from ..core.records import Failure, Instance, Phase
+from .ends import model_first
 from .health import healthy
 from .limit import PhaseLimit
 from .views import SandboxView
@@ -31,6 +33,15 @@ async def next_step(step: Callable[..., Awaitable[Any]], *arguments: Any) -> Ins
             f"the step function returned {type(following).__name__}: expected `Instance` or None", kind="type"
         )
     return following
+
+
+def step_failure(error: Exception, session: Session | None) -> Failure | None:
+    """How the agent failed in a step that is judged all the same; None: the error ends the attempt."""
+    failure = model_first(as_failure(error, AgentFailed, Phase.ACTING), session)
+    if failure is None or RULES[failure.where].scored is not Scored.YES:
+        return None
+    let_go(error)
+    return failure
 
 
 async def make_ready(instance: Instance, sandbox: KeptSandbox, view: SandboxView) -> None:

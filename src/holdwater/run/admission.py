@@ -60,10 +60,10 @@ class Admission:
     async def _granted(
         self, attempt: Attempt, payload: bytes, asks: Ask
     ) -> tuple[Lease, dict[str, str]] | Failure:
-        if self._supply is None:
+        wanted = msgspec.msgpack.decode(payload, type=Wanted) if self._supply else None
+        if self._supply is None or wanted is None or wanted.refused:
             lease = await self._lease(attempt, asks, 0)
             return lease if isinstance(lease, Failure) else (lease, {})
-        wanted = msgspec.msgpack.decode(payload, type=Wanted)
         leased = await self._leased(attempt, asks, wanted, self._supply)
         if isinstance(leased, Failure):
             return leased

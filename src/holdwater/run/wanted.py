@@ -16,6 +16,7 @@ class Wanted(msgspec.Struct, frozen=True):
     start: Start = Start()
     grader: Start | None = None
     data: dict[str, Any] = {}  # names of images may be made from it
+    refused: str = ""  # why it cannot be tried: it needs none then
 
     @property
     def starts(self) -> tuple[Start, ...]:

@@ -22,6 +22,7 @@ from .records import Agent, Artifact, Environment, Mode, NetworkMode, Step, Toml
 
 NAME = "task.toml"
 LARGEST = 4 * MiB
+WORDS = {"yes": True, "y": True, "t": True, "on": True, "no": False, "n": False, "f": False, "off": False}
 NOT_IN_A_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 
@@ -32,6 +33,14 @@ class Task(Record, frozen=True):
     place: str  # its `task.toml`, as messages name it
     toml: Toml
     unknown: tuple[str, ...] = ()  # keys that mean nothing here
+
+
+class BadTask(Record, frozen=True):
+    """A task that cannot be tried: a value of it is wrong, or a part is missing."""
+
+    directory: str
+    place: str
+    reason: str
 
 
 class Wrong(ValueError):
@@ -45,7 +54,7 @@ def read(directory: Path, place: str) -> Task:
     """The task in `directory`, which messages call `place`; BadInput says what is wrong with it."""
     try:
         raw = _modern(tomllib.loads(_text(directory / NAME)))
-        toml = msgspec.convert(raw, Toml)
+        toml = msgspec.convert(raw, Toml, strict=False)  # "30" is a number where one is expected
         _check(toml)
     except OSError as error:
         raise BadInput(f"{place}: cannot be read: {error.strerror}") from None
@@ -74,6 +83,8 @@ def _modern(raw: dict[str, Any]) -> dict[str, Any]:
                 _rename(environment, key, old, new)
         if isinstance(environment.get("os"), str):
             environment["os"] = environment["os"].lower()
+        if isinstance(said := environment.get("allow_internet"), str):
+            environment["allow_internet"] = WORDS.get(said.lower(), said)
     return raw
 
 

@@ -18,14 +18,14 @@ Rewards = dict[str, float]
 
 
 def of_json(content: bytes, place: str) -> Rewards:
-    """`reward.json`: a dict of finite numbers."""
+    """`reward.json`: a dict of finite numbers, which may be empty."""
     if not content.strip():
         raise _unusable(place, "it is empty")
     try:
         found = msgspec.json.decode(content)
     except msgspec.DecodeError:
         raise _unusable(place, f"not JSON: {_quoted(content)}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(found, dict):
         raise _unusable(place, f"expected a dict of numbers, got {_quoted(content)}")
     for name, value in found.items():
         if not isinstance(value, int | float) or not _finite(value):
@@ -54,8 +54,8 @@ def missing(places: Sequence[str], said: str) -> GradeFailed:
 
 
 def grade_of(rewards: Mapping[str, float], detail: str) -> Grade:
-    """The grade: what is called `reward`, or the mean of all where nothing is; 1 and more passes."""
-    score = rewards[PRIMARY] if PRIMARY in rewards else sum(rewards.values()) / len(rewards)
+    """The grade: what is called `reward`, or the mean of all where nothing is. 1 passes; no reward is 0."""
+    score = rewards[PRIMARY] if PRIMARY in rewards else sum(rewards.values()) / max(1, len(rewards))
     return Grade(passed=score >= 1, score=score, detail=detail, metrics=dict(rewards))
 
 

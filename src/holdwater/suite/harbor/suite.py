@@ -13,7 +13,7 @@ from ...core.authoring import Defaults, GradingSandbox, Need, Suite
 from ...core.errors import BadInput
 from ...core.records import Ask, Grade, Health, Instance, MiB
 from . import grading, steps, supported
-from .reading import NAME, Task, read
+from .reading import NAME, BadTask, Task, read
 from .stages import Stage, furnished, instruction, processes, stages, start
 from .tree import digest, find, holding
 
@@ -33,6 +33,9 @@ def harbor(path: Path | str) -> Suite:
 
     def instances() -> Iterator[Instance]:
         for task in _tasks(root):
+            if isinstance(task, BadTask):
+                yield _refused(task, root)
+                continue
             for field, what in supported.warnings(task):
                 if field not in told:
                     told.add(field)
@@ -53,6 +56,7 @@ def harbor(path: Path | str) -> Suite:
         needs=lambda: (
             Need(_name(task, root), variable, place)
             for task in _tasks(root)
+            if isinstance(task, Task)
             for variable, place in supported.needs(task)
         ),
         hidden=(str(inside),) if inside else (),
@@ -62,40 +66,54 @@ def harbor(path: Path | str) -> Suite:
     return suite
 
 
-def _tasks(root: Path) -> Iterator[Task]:
+def _tasks(root: Path) -> Iterator[Task | BadTask]:
     for directory in find(root):
-        yield read(directory, _place(directory, root))
-
-
-def _place(directory: Path, root: Path) -> str:
-    return str(Path(root.name) / directory.relative_to(root) / NAME)
+        place = str(Path(root.name) / directory.relative_to(root) / NAME)
+        try:
+            task = read(directory, place)
+            supported.check(task)
+        except BadInput as error:
+            yield BadTask(directory=str(directory), place=place, reason=error.message)
+        else:
+            yield task
 
 
 def _check(root: Path) -> int:
-    """Every task is valid and no id is there twice; how many there are."""
+    """Name each bad task; some are valid and no id is there twice. How many tasks there are."""
     seen: dict[str, str] = {}  # bound: a name for each task, while this runs
+    bad: list[str] = []  # bound: the same
     for task in _tasks(root):
-        supported.check(task)
+        if isinstance(task, BadTask):
+            bad.append(task.reason)
         name = _name(task, root)
         if name in seen:
             raise BadInput(f"duplicate id `{name}`: {seen[name]} and {task.place}")
         seen[name] = task.place
     if not seen:
         raise BadInput(f"no `{NAME}` in or below `{root}`", "a Harbor task is a directory with that file")
+    if len(bad) == len(seen):
+        raise BadInput(bad[0])
+    for reason in bad:
+        _log.warning("%s; the task is not tried", reason)
     return len(seen)
 
 
-def _name(task: Task, root: Path) -> str:
-    if task.toml.task is not None:
+def _name(task: Task | BadTask, root: Path) -> str:
+    if isinstance(task, Task) and task.toml.task is not None:
         return task.toml.task.name
     directory = Path(task.directory)
     return str(directory.relative_to(root)) if directory != root else root.name
 
 
+def _refused(task: BadTask, root: Path) -> Instance:
+    """An instance that fails with the reason, so that its task is counted and named."""
+    return Instance(id=_name(task, root), instruction="", data={TASK: task.directory}, refused=task.reason)
+
+
 def _suggested(root: Path) -> str | None:
-    """Containers, where the first task needs one. What is wrong with it is said when it is checked."""
+    """Containers, where the first task needs one."""
     try:
-        first = next(_tasks(root), None)
+        first = next((task for task in _tasks(root) if isinstance(task, Task)), None)
     except BadInput:
         return None
     return "docker" if first is not None and not processes(first) else None
@@ -103,12 +121,11 @@ def _suggested(root: Path) -> str | None:
 
 def _instance(task: Task, root: Path) -> Instance:
     planned = stages(task)
-    refused = supported.refusal(task)
     source = furnished(task)
     try:
         data = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
         asked = instruction(planned[0])
-        if refused:
+        if refused := supported.refusal(task):
             return Instance(id=_name(task, root), instruction=asked, data=data, refused=refused)
         return Instance(
             id=_name(task, root),
@@ -120,7 +137,7 @@ def _instance(task: Task, root: Path) -> Instance:
             grader=planned[-1].grader,
         )
     except (OSError, ValueError) as error:
-        raise BadInput(f"{task.place}: {error}") from None
+        return _refused(BadTask(task.directory, task.place, f"{task.place}: {error}"), root)
 
 
 def _limits(task: Task, planned: tuple[Stage, ...]) -> Ask:
