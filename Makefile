@@ -15,6 +15,7 @@ test:
 proof:
 	@scripts/setup dev
 	@scripts/test-needs
+	@scripts/proof-clients
 	@$(bin)/pytest -m proof
 	@$(bin)/python benchmarks/flat_memory.py
 	@$(bin)/python benchmarks/throughput.py
