@@ -571,6 +571,7 @@ async def test_tokens_are_counted_by_an_upstream_that_can_and_estimated_otherwis
         "/v1/v1/messages",
         "/messages",
         "/v1/v1beta/models/m:generateContent",
+        "/models/m:generateContent",
         "/responses",
     ],
 )

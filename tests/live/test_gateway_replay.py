@@ -112,6 +112,24 @@ async def test_google_clients_get_each_chunk_of_a_stream_again(tmp_path: Path, q
     assert len(before) > 2
 
 
+async def test_an_image_in_a_stream_is_kept_once_and_served_in_its_chunk(tmp_path: Path) -> None:
+    image = base64.b64encode(os.urandom(200_000)).decode()
+    parts: list[Any] = [{"text": "look"}, {"inlineData": {"mimeType": "image/png", "data": image}}]
+    told = [{"candidates": [{"content": {"parts": [part], "role": "model"}}]} for part in parts]
+    told[-1]["candidates"][0]["finishReason"] = "STOP"
+    body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in told)
+    reply = Reply(body=body, headers={"Content-Type": "text/event-stream"})
+    request = speak("gemini", "draw", stream=True)
+    async with serve(saying(reply)) as upstream, place(tmp_path, upstream) as p:
+        async with p.attempt(1) as first:
+            assert chunks_of(await answered(first, request)) == told
+        async with p.attempt(2, 1) as second:
+            assert chunks_of(await answered(second, request)) == told
+    [exchange] = p.exchanges(1)
+    assert len(bytes(exchange.chunks)) < 1000
+    assert len([file for file in p.directory.blobs.rglob("*") if file.is_file()]) == 1
+
+
 def chunks_of(body: bytes) -> list[Any]:
     if body.startswith(b"["):
         return list(json.loads(body))
