@@ -10,6 +10,8 @@ import msgspec
 from blake3 import blake3
 from msgspec import Raw
 
+from ..core.masking import mask_bytes
+
 # Keys that a client fills anew each time it is started, or that say how and not what to answer.
 PASSING = frozenset(
     {
@@ -28,4 +30,4 @@ _SIZE = 16  # bytes of blake3
 def identity(dialect: str, head: dict[str, Raw], names: bytes) -> str:
     """Of a request with these keys beside its messages, and these names of its messages."""
     asked = [(key, head[key]) for key in sorted(head.keys() - PASSING)]
-    return blake3(msgspec.json.encode([dialect, asked]) + names).hexdigest(_SIZE)
+    return blake3(mask_bytes(msgspec.json.encode([dialect, asked])) + names).hexdigest(_SIZE)

@@ -15,6 +15,7 @@ from blake3 import blake3
 from msgspec import Raw
 from xxhash import xxh3_128
 
+from ..core.masking import mask_bytes
 from ..core.records import Exchange
 from .body import Part
 from .reply_chain import Chaining, ChainLink, ChainName, ReplyChain
@@ -328,8 +329,8 @@ def _after_blanks(body: Buffer, start: int) -> int:
 
 
 def digest(part: Raw | bytes) -> bytes:
-    """What a message, or the other keys of a request, is known by."""
-    return blake3(part).digest(DIGEST)
+    """What a message, or the other keys of a request, is known by, whatever the key of its attempt."""
+    return blake3(mask_bytes(bytes(part))).digest(DIGEST)
 
 
 def _shared(a: bytes, b: bytes) -> int:

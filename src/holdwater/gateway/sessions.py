@@ -20,6 +20,7 @@ from msgspec import Raw, structs
 from ..core.authoring import ExchangeLog, Recorded, Recording
 from ..core.budget import reached
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
+from ..core.masking import KEY_PREFIX, unmask_bytes
 from ..core.prices import priced
 from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
@@ -67,7 +68,7 @@ class Session:
     ) -> None:
         self.attempt = attempt
         self.behind = behind  # None: the gateway's own
-        self.key = f"sk-hw-{secrets.token_urlsafe(32)}"
+        self.key = f"{KEY_PREFIX}{secrets.token_urlsafe(32)}"
         self.usage = NO_USAGE
         self.saved = NO_USAGE
         self.drifted = 0
@@ -199,7 +200,7 @@ class Session:
         if found is None and self._terms.replays:
             found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
             self._owner.drifted += found is not None
-        return found
+        return None if found is None else found._replace(reply=unmask_bytes(found.reply, self.key))
 
     @property
     def replays(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from ..core.errors import AttemptOver, DiskFull, LedgerCorrupt, LedgerFailed, RunFailed
+from ..core.masking import mask_bytes
 from ..core.records import NO_USAGE, Exchange, Record, Usage
 from . import segment
 from .blobs import Blobs
@@ -48,7 +49,7 @@ class AttemptLog:
         if self._closed:
             raise AttemptOver("the attempt has ended")
         try:
-            self._with_room(self._append, _encode(exchange))
+            self._with_room(self._append, mask_bytes(_encode(exchange)))
         except LedgerFailed as e:
             raise _unwritten(e) from e
         self.count += 1
@@ -56,7 +57,7 @@ class AttemptLog:
     def blob(self, content: bytes) -> str:
         """Keep `content` once in the run; its hash."""
         try:
-            name = self._with_room(self._blobs.put, content)
+            name = self._with_room(self._blobs.put, mask_bytes(content))
             with self._lock:
                 self._unsynced.add(name)  # also when it was there: its writer may not have synced it
                 many = len(self._unsynced) >= MOST_UNSYNCED

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.masking import mask_bytes
 from ..core.records import Record
 from ..core.text import clean_text
 
@@ -22,8 +23,8 @@ def encode(record: Record) -> bytes:
     except UnicodeEncodeError:
         content = None
     if content is not None and len(content) <= LARGEST_RECORD:
-        return content
-    return _encode(_clean(msgspec.to_builtins(record, builtin_types=(bytes,))))
+        return mask_bytes(content)
+    return mask_bytes(_encode(_clean(msgspec.to_builtins(record, builtin_types=(bytes,)))))
 
 
 def _clean(value: Any) -> Any:

@@ -16,6 +16,7 @@ import msgspec
 from ..core.authoring import KeptSandbox, Session, Tried
 from ..core.errors import AgentFailed, DiskFull, GradeFailed, RunFailed, SandboxFailed, as_failure
 from ..core.failures import RULES, UNRESTORED, Scored, disk_full
+from ..core.masking import mask_bytes
 from ..core.policy import stands
 from ..core.records import Failure, Instance, KeptFile, KeptWork, Limits, Phase, Start, Verdict, Where
 from ..core.variables import filled
@@ -302,7 +303,7 @@ class _Work:
         return await self._write(self.paths.answer(), text.encode()), lacks
 
     async def _write(self, path: Path, content: bytes) -> KeptFile:
-        await self.life.calls.call(replace_file, path, content)
+        await self.life.calls.call(replace_file, path, mask_bytes(content))
         file: KeptFile = await self.life.calls.call(describe_file, path)
         return file
 

@@ -12,6 +12,7 @@ import msgspec
 
 from ..core.authoring import GradeResult, GroupGrades
 from ..core.errors import GradeFailed
+from ..core.masking import mask_text
 from ..core.records import Grade
 from ..core.text import clean_text
 
@@ -81,7 +82,7 @@ def encode_answer(answer: Any) -> EncodedAnswer:
         same = _alike(answer, msgspec.json.decode(text))
     except (TypeError, ValueError, ArithmeticError, RecursionError):
         return EncodedAnswer(msgspec.json.encode(_described(answer)).decode(), UNFAITHFUL)
-    return EncodedAnswer(text, "" if same else UNFAITHFUL)
+    return EncodedAnswer(mask_text(text), "" if same else UNFAITHFUL)
 
 
 def _alike(answer: Any, decoded: Any) -> bool:

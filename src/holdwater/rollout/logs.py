@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..core.masking import mask_text
+
 LONGEST_LOG = 64 * 1024 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -32,7 +34,7 @@ class Sink:
         self.error: OSError | None = None  # why it could not be written; what printed does not hear of it
 
     def write(self, text: str) -> None:
-        data = text.encode("utf-8", "backslashreplace")
+        data = mask_text(text).encode("utf-8", "backslashreplace")
         with self._lock:
             if self._closed or self._written > LONGEST_LOG:
                 return

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from ..core.masking import KeyMask
 from ..core.records import CommandResult
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
@@ -23,11 +24,12 @@ class Capture:
         self._head = bytearray()
         self._tail = bytearray()  # at most 4 x KEPT, cut as it grows
         self._log = log
+        self._mask = log.add_mask() if log is not None else None
 
     def feed(self, chunk: bytes) -> None:
         self.total += len(chunk)
-        if self._log is not None:
-            self._log.write(chunk)
+        if self._log is not None and self._mask is not None:
+            self._log.write(self._mask.feed(chunk))
         room = KEPT - len(self._head)
         if room > 0:
             self._head += chunk[:room]
@@ -69,7 +71,10 @@ def result_of(command: Captured, code: int) -> CommandResult:
 
 
 class Log:
-    """A file that takes a command's output up to `limit` bytes; beyond it a note, and nothing more."""
+    """A file that takes a command's output up to `limit` bytes; beyond it a note, and nothing more.
+
+    Two streams write to it, each through a mask of its own: a key may come in pieces.
+    """
 
     def __init__(self, path: Path, limit: int = KEPT_IN_LOG) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +82,7 @@ class Log:
         self._file = FileIO(path, "ab")
         self._room = limit - self._file.tell()
         self._limit = limit
+        self._masks: list[KeyMask] = []  # bound: the streams of a command
         self._full = self._room < 0  # an earlier command has filled it, and the note is there
 
     def write(self, chunk: bytes) -> None:
@@ -91,7 +97,14 @@ class Log:
             self.error = e
         self._room -= len(chunk)
 
+    def add_mask(self) -> KeyMask:
+        """What another stream goes through before it is written."""
+        self._masks.append(KeyMask())
+        return self._masks[-1]
+
     def close(self) -> None:
+        for mask in self._masks:
+            self.write(mask.rest())
         self._file.close()
 
     def _put(self, chunk: bytes) -> None:

@@ -24,6 +24,7 @@ import zstandard
 
 from ..core.errors import SandboxFailed
 from ..core.failures import UNRESTORED
+from ..core.masking import MaskedFile
 from ..core.records import MiB, Salvage
 from . import beneath
 
@@ -199,7 +200,8 @@ class Archive:
     def add(self, info: tarfile.TarInfo, content: Any = None) -> None:
         """A path below the working directory, as `info.name` has it, and what is in it if it is a file."""
         info.name = f"work/{info.name}"
-        self._tar.addfile(info, content)
+        masked: Any = None if content is None else MaskedFile(content, info.size)
+        self._tar.addfile(info, masked)
         _forget(self._tar)
         self.paths += 1
 

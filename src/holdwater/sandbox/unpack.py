@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import SandboxFailed
+from ..core.masking import MaskedFile
 from ..core.records import GiB, LeftOut
 from . import beneath
 
@@ -95,7 +96,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: str, steps: list
         content: Any = tar.extractfile(member)
         with beneath.open_file(into, steps, CREATE) as fd:
             with os.fdopen(fd, "wb", closefd=False) as file:
-                shutil.copyfileobj(content, file)
+                shutil.copyfileobj(MaskedFile(content, member.size), file)
             os.fchmod(fd, 0o600 | member.mode & MODE)
     except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         return f"another entry is in its place ({error.strerror})"
