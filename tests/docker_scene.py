@@ -32,6 +32,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from tests.patience import stretch
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import KEY_LABEL, Layer, Platform
@@ -43,7 +44,7 @@ BLOB = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 PROGRAMS = ("sh", "cat", "mkdir", "sleep", "chown", "ls", "ln")
 MB = 1_000_000
 WAY = Way(network="none")  # the daemon has no bridge
-PATIENCE = 60.0  # seconds for a daemon to come or to go
+PATIENCE = stretch(60.0)  # seconds for a daemon to come or to go
 
 
 def needed(*programs: str) -> None:
@@ -114,7 +115,7 @@ class Daemon:
             [_client(), "-H", self.host, *arguments],
             input=data,
             capture_output=True,
-            timeout=60,
+            timeout=stretch(60),
             env={**os.environ, "DOCKER_BUILDKIT": "1"},
         )
         assert not check or done.returncode == 0, (arguments, done.stdout, done.stderr)
@@ -263,13 +264,13 @@ class Registry:
     def ask(self, method: str, path: str, data: bytes | None = None, kind: str = "") -> bytes:
         headers = {"Accept": SCHEMA2, **({"Content-Type": kind} if kind else {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=stretch(30)) as answer:
             return bytes(answer.read())
 
     def _blob(self, name: str, blob: bytes) -> None:
         digest = _digest(blob)
         request = urllib.request.Request(f"{self.url}/v2/{name}/blobs/uploads/", b"", method="POST")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=stretch(30)) as answer:
             where = answer.headers["Location"]
         where = where if where.startswith("http") else self.url + where
         path = f"{where.removeprefix(self.url)}{'&' if '?' in where else '?'}digest={digest}"

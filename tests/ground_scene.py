@@ -27,6 +27,7 @@ from tests.docker_scene import (
     _unmounted,
     needed,
 )
+from tests.patience import stretch
 from tests.scene import Scene, until
 
 ROOT = Path(__file__).parents[1]
@@ -68,14 +69,14 @@ class Ground:
 
     def docker(self, *words: str) -> str:
         done = subprocess.run(
-            [_client(), "-H", self.host, *words], capture_output=True, text=True, timeout=120
+            [_client(), "-H", self.host, *words], capture_output=True, text=True, timeout=stretch(120)
         )
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout
 
     def inside(self, *words: str) -> str:
         """What a program says that is run in the daemon's network."""
-        return subprocess.check_output([*self.before, *words], text=True, timeout=30)
+        return subprocess.check_output([*self.before, *words], text=True, timeout=stretch(30))
 
     def scene(self, place: Path) -> Scene:
         env = {"DOCKER_HOST": self.host, "HOLDWATER_CACHE": str(place / "cache")}

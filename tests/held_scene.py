@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from tests.gateway_scene import connect
+from tests.patience import stretch
 
 from holdwater.core.config import RunConfig, Serving
 from holdwater.core.records import Exchange, Limits
@@ -45,7 +46,7 @@ class Worker:
 
     async def until(self, condition: Callable[[list[Any]], Any]) -> Any:
         """Wait until what was heard fulfils `condition`."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretch(10)):
             while not (found := condition(self.heard)):
                 await asyncio.sleep(0.002)
         return found

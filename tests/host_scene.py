@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from tests.patience import stretch
 
 import holdwater as hw
 from holdwater.core.config import Network, RunConfig
@@ -91,7 +92,7 @@ class Hosted:
         return await self.until(Done, lambda said: said.verdict.attempt == attempt)
 
     async def until(self, kind: type[M], true: Callable[[M], bool]) -> M:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(stretch(20)):
             while True:
                 self._news.clear()
                 for said in self.heard:
@@ -155,7 +156,7 @@ def uncollected() -> Iterator[Counter[str]]:
 
 async def left_of(before: Counter[str], watched: Collection[object] = (), but: str = "") -> list[str]:
     """What is left of attempts, and of what was watched: threads of theirs end a moment after the verdict."""
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + stretch(2.0)
     while True:
         left = [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT - {but}]
         left += [type(thing).__name__ for thing in watched]

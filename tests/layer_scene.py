@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.image.layer.installer import find_uv
 
@@ -85,6 +86,6 @@ def run_in(root: Path, *argv: str, env: dict[str, str]) -> subprocess.CompletedP
         ["bwrap", *walls, "--clearenv", *settings, *argv],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=stretch(60),
         check=False,
     )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.patience import stretch
+
 import holdwater as hw
 from holdwater import api
 from holdwater.core.summary import Summary
@@ -92,7 +94,7 @@ def play(
 
 async def left_behind_is_gone(seconds: float = 5.0) -> None:
     """Give what a run left behind the time to end on its loop, now that nothing holds it up."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + stretch(seconds)
     while gc.collect() >= 0 and "holdwater.rollout.life.Life" in living() and time.monotonic() < until:
         await asyncio.sleep(0.05)
 

@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.patience import stretch
 
 from holdwater.core.image import Blueprint, Edits, Image, Layer, Registry
 from holdwater.image.registry.append import RegistryEngine
@@ -115,7 +116,7 @@ class RealRegistry:
         (place / "config.yml").write_text(CONFIG.format(root=self.root, port=self.port))
         command = [program, "serve", str(place / "config.yml")]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        until = time.monotonic() + 20
+        until = time.monotonic() + stretch(20)
         while self._process.poll() is None and time.monotonic() < until:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
@@ -138,7 +139,7 @@ class RealRegistry:
     ) -> tuple[int, Any, bytes]:
         """One request that has nothing to do with the code under test."""
         if self._line is None:
-            self._line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            self._line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=stretch(30))
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self._line.request(method, path if path.startswith("/") else f"/v2/{path}", body, named)
         response = self._line.getresponse()

@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.patience import stretch
+
 SOURCE = Path(__file__).parents[1] / "src"
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>]|\][^\x07]*\x07)")
 
@@ -50,7 +52,7 @@ def on_terminal(
     os.close(terminal)
     try:
         text = _read(screen, process)
-        return Screen(text, process.wait(60))
+        return Screen(text, process.wait(stretch(60)))
     finally:
         process.kill()
         process.wait()
@@ -59,9 +61,9 @@ def on_terminal(
 
 def _read(screen: int, process: subprocess.Popen[bytes], seconds: float = 120.0) -> str:
     found = b""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + stretch(seconds)
     while True:
-        assert time.monotonic() < end, f"not over after {seconds:g} s: {found[-2000:]!r}"
+        assert time.monotonic() < end, f"not over: {found[-2000:]!r}"
         ready, _, _ = select.select([screen], [], [], 0.2)
         if not ready:
             continue

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from tests.patience import stretch
 from tests.scene import SOURCE
 
 from holdwater.core.config import RunConfig, Serving
@@ -79,7 +80,7 @@ class Worker:
 
     async def until(self, kind: type[M], true: Callable[[M], bool], seconds: float = 30.0) -> M:
         """The first message of this kind, from now on or before, of which that is true."""
-        async with asyncio.timeout(seconds), self._news:
+        async with asyncio.timeout(stretch(seconds)), self._news:
             await self._news.wait_for(lambda: any(true(said) for said in self.all(kind)))
         return next(said for said in self.all(kind) if true(said))
 
@@ -88,14 +89,14 @@ class Worker:
 
     async def next_beat(self) -> Beat:
         count = len(self.all(Beat))
-        async with asyncio.timeout(10), self._news:
+        async with asyncio.timeout(stretch(10)), self._news:
             await self._news.wait_for(lambda: len(self.all(Beat)) > count)
         return self.all(Beat)[-1]
 
     async def back_at(self, bytes_: int, seconds: float) -> float:
         """Wait until it is no larger than that; how many seconds that took."""
         begun = time.monotonic()
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(stretch(seconds)):
             while (await self.next_beat()).rss > bytes_:
                 pass
         return time.monotonic() - begun

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.box_scene import IMAGE, sandboxes
 from tests.docker_scene import Daemon
+from tests.patience import stretch
 
 from holdwater.core.errors import ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB, Start
@@ -32,7 +33,9 @@ async def test_services_of_an_entrypoint_are_up_before_the_first_command(netdaem
     start = derive(netdaemon, "entry:service", script, "ENV WORD=up")
     async with sandboxes(netdaemon) as boxes, boxes.open(1, Limits(), None, start) as box:
         first = await box.run("cat /tmp/beat; rm /tmp/beat")
-        again = await box.run("until [ -s /tmp/beat ]; do sleep 0.1; done; cat /tmp/beat", timeout=60)
+        again = await box.run(
+            "until [ -s /tmp/beat ]; do sleep 0.1; done; cat /tmp/beat", timeout=stretch(60)
+        )
 
     assert (first.stdout, again.stdout) == ("up\n", "up\n")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.box_scene import START, sandboxes
 from tests.docker_scene import Daemon
+from tests.patience import stretch
 
 from holdwater.core.errors import LimitReached, ResourceExhausted
 from holdwater.core.records import Limits, MiB
@@ -65,12 +66,28 @@ async def test_a_fork_bomb_is_named_ended_and_survived(boxes: DockerSandboxes) -
 
     assert left.stdout.endswith("yes")
     assert len(left.stdout.split()) < 8
-    assert seconds < 25
+    assert seconds < stretch(25)
+
+
+# Forks until it cannot, and then ends what it has started.
+COPES = """
+import os, signal
+pids = []
+try:
+    while True:
+        pids.append(os.fork())
+        if not pids[-1]:
+            signal.pause()
+except OSError:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+"""
 
 
 async def test_a_command_that_copes_with_the_limit_on_processes_goes_on(boxes: DockerSandboxes) -> None:
     async with boxes.open(1, Limits(pids=20), None, START) as box:
-        result = await box.run("for i in $(seq 40); do sleep 0.2 & done 2>/dev/null; wait; true")
+        result = await box.run(["python3", "-c", COPES])
 
     assert result.ok
 
@@ -83,7 +100,7 @@ async def test_a_sandbox_that_fills_its_disk_is_killed_at_its_quota(
 ) -> None:
     async with boxes.open(1, Limits(disk=20 * MiB), None, START) as box:
         with pytest.raises(ResourceExhausted, match="killed at 20 MiB: sandbox disk") as caught:
-            await box.run(greedy, timeout=20)
+            await box.run(greedy, timeout=stretch(20))
         assert caught.value.kind == "disk"
         await box.mark()
         assert (await box.run("echo graded")).ok
@@ -95,7 +112,7 @@ async def test_cpu_time_is_limited_over_all_commands_of_a_phase(boxes: DockerSan
     async with boxes.open(1, Limits(cpu_seconds=0.6), None, START) as box:
         assert (await box.run("true")).ok
         with pytest.raises(LimitReached, match=r"killed after 0.6 s of CPU") as caught:
-            await box.run("while :; do :; done", timeout=20)
+            await box.run("while :; do :; done", timeout=stretch(20))
         await box.mark()
         assert (await box.run("true")).ok
 

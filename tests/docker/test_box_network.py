@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from tests.box_scene import IMAGE, NUMBERS, START, sandboxes
 from tests.docker_scene import Daemon
+from tests.patience import stretch
 
 from holdwater.core.records import Limits, Network, Start
 
@@ -58,7 +59,7 @@ async def test_the_gateway_is_reached_and_neither_neighbours_nor_the_world(netda
         ):
             await neighbour.run("python3 -m http.server 8000 >/dev/null 2>&1 &")
             await neighbour.run(
-                "until (echo > /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done", timeout=20
+                "until (echo > /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done", timeout=stretch(20)
             )
             (told,) = json.loads(netdaemon.docker("inspect", f"holdwater-{run}-2-1"))
             address = told["NetworkSettings"]["Networks"][name]["IPAddress"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests import docker_scene
 from tests.docker_scene import MB, Daemon, Notes, Registry, noise
+from tests.patience import stretch
 from tests.supply_scene import Conducted, conducted
 
 from holdwater.core.config import RunConfig, SandboxKind
@@ -68,7 +69,7 @@ async def played(
     async with (
         DockerClient(daemon.host) as client,
         Supply(config, environment, client, notes, place) as supply,
-        asyncio.timeout(90),
+        asyncio.timeout(stretch(90)),
     ):
         looking = asyncio.get_running_loop().create_task(watch.look())
         try:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.patience import stretch
 from tests.scene import Command, Scene, lines, serving
 
 SAMPLES, TURNS, AT_ONCE = 2, 5, 6
@@ -298,7 +299,7 @@ class Census:
 def outcome_keys(database: Path) -> list[tuple[str, int]]:
     if not database.exists():
         return []
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=stretch(30))
     try:
         return connection.execute(
             "SELECT i.name, o.sample FROM outcome o JOIN instance i ON i.id = o.instance"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.scene import SOURCE
 
 from holdwater.run.allocator import settings
@@ -174,7 +175,7 @@ async def gateway(place: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pr
         yield process
         assert process.stdin is not None
         process.stdin.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretch(10)):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:

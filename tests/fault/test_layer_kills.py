@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.layer_scene import backend, required
+from tests.patience import stretch
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import AgentSource
@@ -61,7 +62,7 @@ def answers(processes: list[subprocess.Popen[str]]) -> list[str]:
     """What each was given, while all of them still live; they have ended then."""
     told = [process.stdout.readline().strip() for process in processes if process.stdout]
     for process in processes:
-        process.communicate(timeout=30)
+        process.communicate(timeout=stretch(30))
         assert process.returncode == 0
     return told
 
@@ -75,7 +76,7 @@ def alive(pid: int) -> bool:
 
 async def gone(pid: int) -> None:
     """It was killed: the kernel is at it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretch(10)):
         while alive(pid):
             await asyncio.sleep(0.01)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 from tests.point import attempts, kinds, whole
 from tests.scene import SOURCE, Scene, lines, until
 
@@ -177,7 +178,7 @@ class Filling:
         return {int(line) for line in lines(self._acknowledged)}
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=stretch(60))
         assert "Traceback" not in told, told
         return process.returncode, told
 

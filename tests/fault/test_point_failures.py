@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.point import QUICK, attempts, kinds, numbered, outcomes, play, solve, suite, whole
 from tests.scene import Scene, until
 
@@ -96,7 +97,7 @@ def test_acting_time(tmp_path: Path) -> None:
             await solve(instance, sandbox, model)
         await sandbox.run("sleep 600")
 
-    summary = play(tmp_path / "run", suite(**ONE), agent, timeout=0.5, attempts=2)
+    summary = play(tmp_path / "run", suite(**ONE), agent, timeout=stretch(0.5), attempts=2)
 
     assert failures(tmp_path / "run") == [("limit", "timeout")] * 2
     assert (end(tmp_path / "run"), summary.exit_status) == (("passed", 1.0), 0), "on what it left"

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.point import all_passed, kinds
 from tests.scene import SOURCE, Scene
 
@@ -134,7 +134,7 @@ def test_stdout_is_one_document_and_every_line_is_at_home(scene: Scene, workers:
             stdout=subprocess.PIPE,
             stderr=err,
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
-            timeout=60,
+            timeout=stretch(60),
             check=False,
         )
 
@@ -186,18 +186,16 @@ def test_a_stderr_that_is_never_read_does_not_hold_up_a_run(scene: Scene) -> Non
     scene.suite(source.replace("    below(instance)\n", ""), COUNT=COUNT, LINES=1)
     words = [sys.executable, "-m", "holdwater", "run", f"{scene.file}:suite", "--out", str(scene.out)]
     read, write = os.pipe()
-    started = time.monotonic()
     done = subprocess.run(
         [*words, *scene.agent(), "--json", "--workers", "1"],
         stdout=subprocess.PIPE,
         stderr=write,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        timeout=60,
+        timeout=stretch(60),
         check=False,
     )
     os.close(read)
     os.close(write)
 
     assert json.loads(done.stdout)["outcomes"] == {"passed": COUNT}
-    assert time.monotonic() - started < 30
     assert (scene.out / "run.log").stat().st_size > COUNT * 200 * 1000

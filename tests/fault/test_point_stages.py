@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.point import (
     COUNT,
     all_passed,
@@ -67,7 +68,7 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_set_up(tmp_path: Path, stage: str, manner: Manner) -> None:
     fault = Fault(stage, manner)
 
-    summary = play(tmp_path / "run", suite(), fault=fault, setup_timeout=1.0)
+    summary = play(tmp_path / "run", suite(), fault=fault, setup_timeout=stretch(0.5))
 
     assert fault.struck == 1
     assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
@@ -86,7 +87,7 @@ def test_set_up_that_never_works_is_no_zero(tmp_path: Path, manner: Manner) -> N
         if instance.id == "i0":
             await fault.strike("suite.setup")
 
-    summary = play(tmp_path / "run", suite(setup=setup), fault=fault, setup_timeout=0.5)
+    summary = play(tmp_path / "run", suite(setup=setup), fault=fault, setup_timeout=stretch(0.5))
 
     row = outcomes(tmp_path / "run")["i0"]
     assert (row.kind, row.score, row.attempts) == ("sandbox", None, 3)
@@ -104,7 +105,7 @@ def test_agent(tmp_path: Path, manner: Manner, shape: str) -> None:
     fault = Fault("agent", manner)
     agent = fault.before("agent", solve if shape == "async" else plain(solve))
 
-    summary = play(tmp_path / "run", suite(), agent, fault=fault, timeout=1.0)
+    summary = play(tmp_path / "run", suite(), agent, fault=fault, timeout=stretch(0.5))
 
     assert summary.exit_status == 0
     assert summary.outcomes == {"passed": COUNT - 1, "failed": 1}
@@ -138,7 +139,7 @@ def test_grade(tmp_path: Path, manner: Manner, shape: str) -> None:
     fault = Fault("grade", manner)
     faulty = fault.before("grade", grade if shape == "async" else plain(grade))
 
-    summary = play(tmp_path / "run", suite(grade=faulty), fault=fault, grade_timeout=1.0)
+    summary = play(tmp_path / "run", suite(grade=faulty), fault=fault, grade_timeout=stretch(0.5))
 
     assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
     [lost] = failed(tmp_path / "run")
@@ -200,7 +201,7 @@ def test_suite_while_yielding(tmp_path: Path, manner: Manner) -> None:
         yield from numbered(3)()
         fault.block("suite")
 
-    summary = play(tmp_path / "run", suite(instances=instances), fault=fault, suite_timeout=0.5)
+    summary = play(tmp_path / "run", suite(instances=instances), fault=fault, suite_timeout=stretch(0.5))
 
     assert (summary.state, summary.exit_status) == ("stopped", 2)
     assert kinds(tmp_path / "run") == all_passed(3)
@@ -215,7 +216,7 @@ def test_suite_before_it_yields(tmp_path: Path, manner: Manner) -> None:
         tmp_path / "run",
         suite(instances=fault.before("suite", numbered())),
         fault=fault,
-        suite_timeout=0.5,
+        suite_timeout=stretch(0.5),
     )
 
     assert (summary.exit_status, summary.planned) == (2, 0)
@@ -276,9 +277,9 @@ def test_duty(tmp_path: Path, manner: Manner) -> None:
 
 
 HASTY = {
-    "setup_timeout": 0.5,
-    "timeout": 0.5,
-    "grade_timeout": 0.5,
+    "setup_timeout": stretch(0.5),
+    "timeout": stretch(0.5),
+    "grade_timeout": stretch(0.5),
     "salvaging": 0.1,
     "closing": 0.1,
     "patience": 0.1,
@@ -315,7 +316,7 @@ def test_an_instance_whose_attempts_nothing_can_ever_end_is_poison(tmp_path: Pat
 def test_an_agent_that_ignores_its_cancellation(tmp_path: Path) -> None:
     fault = Fault("agent", Manner.STUBBORN)
 
-    summary = play(tmp_path / "run", suite(), fault.before("agent", solve), fault=fault, timeout=0.5)
+    summary = play(tmp_path / "run", suite(), fault.before("agent", solve), fault=fault, timeout=stretch(0.5))
 
     assert (summary.exit_status, summary.outcomes) == (0, {"passed": COUNT - 1, "failed": 1})
     [lost] = failed(tmp_path / "run")
@@ -375,7 +376,7 @@ def test_a_thread_that_writes_late_hurts_nobody(tmp_path: Path) -> None:
                 late.append(error)
         return instance.id
 
-    summary = play(tmp_path / "run", suite(), agent, timeout=0.5)
+    summary = play(tmp_path / "run", suite(), agent, timeout=stretch(0.5))
     let_go.set()
     while not late:
         time.sleep(0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.patience import stretch
 from tests.registry_scene import FORMS, RealRegistry, engine, layer, real_registry, tar
 
 from holdwater.core.image import How
@@ -50,7 +51,7 @@ async def test_what_a_killed_build_left_is_completed(
             env={**os.environ, "TMPDIR": str(places[1]), "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.DEVNULL,
         )
-        until = time.monotonic() + 60
+        until = time.monotonic() + stretch(60)
         while not uploads.exists() or len(registry.tags("agents")) < wanted:
             assert time.monotonic() < until and child.poll() is None
             time.sleep(0.001)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 from tests.scene import Command, Scene, lines, until
 
 SUITE = """
@@ -86,7 +87,7 @@ def test_the_second_signal_leaves_at_once(scene: Scene, number: int, count: int)
     command.signal(number)
 
     assert command.wait(40) == 3, command
-    assert time.monotonic() - second < 3
+    assert time.monotonic() - second < stretch(3)  # the grace is 600 s
     assert command.document()["state"] == "interrupted"
     scene.assert_clean()
     complete(scene, count, already=set())

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.patience import stretch
 from tests.scene import SOURCE
 
 import holdwater as hw
@@ -172,7 +173,7 @@ class Scene:
 
     async def _left_of_orders(self) -> Counter[str]:
         """The connection of whoever just looked may take an instant to end."""
-        until = time.monotonic() + INSTANT
+        until = time.monotonic() + stretch(INSTANT)
         while (found := _of_rollouts(await self._conductors())) and time.monotonic() < until:
             await asyncio.sleep(0.05)
         return found
@@ -209,7 +210,7 @@ async def served(place: Path) -> AsyncIterator[Scene]:
             await _eventually(lambda: _ready(client, server))
             yield Scene(place, client, server)
             await client.drain()
-        assert server.wait(30) == 0, (place / "err").read_text()[-3000:]
+        assert server.wait(stretch(30)) == 0, (place / "err").read_text()[-3000:]
     finally:
         server.kill()
         server.communicate()
@@ -267,7 +268,7 @@ async def lowest(scene: Scene) -> dict[str, int]:
 
 async def back(scene: Scene, base: dict[str, int]) -> dict[str, float]:
     """By how many MB who has not gone back; empty as soon as all have."""
-    until = time.monotonic() + REST
+    until = time.monotonic() + stretch(REST)
     while over := {
         name: round((value - base[name]) / MiB, 1)
         for name, value in scene.memory().items()
@@ -286,7 +287,7 @@ async def _until(kind: type[Event], events: Any) -> None:
 
 
 async def _eventually(look: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(REST):
+    async with asyncio.timeout(stretch(REST)):
         while not (found := await look()):
             await asyncio.sleep(0.05)
         return found

@@ -79,7 +79,7 @@ from holdwater.cli import conduct, run, show
 from holdwater.run import signals
 from holdwater.view import terminal
 
-WATCHED = {cli.__file__, conduct.__file__, signals.__file__}
+WATCHED = {cli.__file__, conduct.__file__, signals.__file__, signal.__file__}
 place, words = Path(sys.argv[1]), sys.argv[2:]
 
 

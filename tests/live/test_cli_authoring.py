@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 
 import holdwater as hw
 from holdwater.api.checking import Fault
@@ -90,7 +91,7 @@ def test_what_init_writes_passes_its_own_test_and_is_not_overwritten(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=stretch(90),
         check=False,
     )
     again = holdwater("init", kind, "my-puzzles", cwd=tmp_path)
@@ -126,7 +127,7 @@ def test_what_is_no_name_is_refused(tmp_path: Path, name: str, capfd: pytest.Cap
 def holdwater(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdwater", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=90, env=environment(), cwd=cwd, check=False
+        command, capture_output=True, text=True, timeout=stretch(90), env=environment(), cwd=cwd, check=False
     )
 
 

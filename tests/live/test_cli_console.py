@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
-PATIENCE = 60.0
+PATIENCE = stretch(60.0)
 
 
 def python(code: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from tests.patience import stretch
 from tests.terminal_scene import on_terminal
 
 import holdwater as hw
@@ -116,6 +117,6 @@ def test_a_missing_pager_is_no_error(run: Path) -> None:
 def test_a_transcript_into_a_file_keeps_long_lines_whole(run: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PAGER": "false"}
     words = [sys.executable, "-m", "holdwater", "transcript", str(run), "i0"]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=stretch(60), check=True)
 
     assert "  " + PROMPT.splitlines()[0] in done.stdout.splitlines()

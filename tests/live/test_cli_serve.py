@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.api import resume
 from holdwater.api.serving import prepare_server
@@ -24,7 +25,7 @@ from holdwater.core.config import RunConfig, Serving
 from holdwater.core.errors import BadInput
 from holdwater.run.execute import create
 
-PATIENCE = 60.0
+PATIENCE = stretch(60.0)
 
 
 def environment(**more: str) -> dict[str, str]:

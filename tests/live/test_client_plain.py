@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.client_scene import hang, playing
+from tests.patience import stretch
 
 from holdwater.client import Client, Finished, Order, ServerGone
 from holdwater.core.errors import BadInput
@@ -138,7 +139,7 @@ async def test_ctrl_c_cancels_the_order(what: str) -> None:
         )
         await stage.hanging.wait()
         process.send_signal(signal.SIGINT)
-        _, said = await asyncio.to_thread(process.communicate, timeout=20)
+        _, said = await asyncio.to_thread(process.communicate, timeout=stretch(20))
         assert stage.deleted.get_nowait() == "k"
 
     assert said.rstrip().endswith("KeyboardInterrupt")

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.client import AsyncClient, Call
 
@@ -102,7 +103,7 @@ async def test_a_cancelled_client_leaves_nothing_open_on_the_server(tmp_path: Pa
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(stretch(5)):
             while (stats := await client.stats()).running or stats.orders.get("open"):
                 await asyncio.sleep(0.05)
         assert stats.held == 0

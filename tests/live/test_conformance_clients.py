@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.live.test_transcript_secrets import found
+from tests.patience import stretch
 from zstandard import ZstdDecompressor
 
 import holdwater as hw
@@ -183,7 +184,7 @@ async def play(
             samples=samples,
             concurrency=2,
             retries=0,
-            timeout=100,
+            timeout=stretch(100),
         )
     return Played(summary, upstream, url, place / "run")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests import point
+from tests.patience import stretch
 from tests.scene import Scene, until
 
 import holdwater as hw
@@ -214,7 +215,7 @@ async def test_a_run_that_was_given_a_function_is_given_it_again(tmp_path: Path)
         await asyncio.sleep(60)
         return ""
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretch(30)):
         run = asyncio.ensure_future(hw.arun(suite, stuck, out=out, critic=untroubled, attempts=3, workers=0))
         await begun.wait()
         run.cancel()

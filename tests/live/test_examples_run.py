@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.testing.scripted import Reply, serve
 
@@ -38,7 +39,7 @@ def type_in(line: str, out: Path, url: str) -> dict[str, object]:
         cwd=ROOT,
         env={**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"},
         capture_output=True,
-        timeout=60,
+        timeout=stretch(60),
         check=False,
     )
     assert process.returncode == 0, process.stderr.decode()

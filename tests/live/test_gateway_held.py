@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 from tests.held_scene import Held, Trainer, Unheld, worker
+from tests.patience import stretch
 from tests.speech import DIALECTS, message_of, send, speak, text_of
 
 from holdwater.core.records import Limits, MiB
@@ -149,7 +150,7 @@ async def test_the_attempt_ends_and_everyone_has_an_answer_at_once(tmp_path, tak
             if taken:
                 for held in w.of(Held):
                     await w.asked(1, held.call)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(stretch(2)):
             assert [await task for task in asking] == [(400, "the attempt is over")] * len(WAYS)
         assert {m.call for m in w.of(Unheld)} == {m.call for m in w.of(Held)}
         assert {(e.status, e.error) for e in w.exchanges(1)} == {(499, "the attempt ended")}

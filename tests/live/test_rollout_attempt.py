@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from tests.patience import stretch
 
 from holdwater.core.authoring import Agent, Suite
 from holdwater.core.config import Network
@@ -317,7 +318,7 @@ async def test_waiting_for_a_rate_limit_is_no_working_time(world):
 
     assert (patient.failure, patient.times.waited) == (None, pytest.approx(0.6))
     assert busy.failure is not None and busy.failure.where is Where.LIMIT
-    assert busy.times.acting < 5.0
+    assert busy.times.acting < stretch(5.0)
 
 
 async def test_waiting_does_not_lift_the_acting_limit(world):
@@ -540,7 +541,7 @@ async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_no
     release, late = threading.Event(), []
 
     def act(instance: Instance, sandbox: Any, model: Any) -> None:
-        release.wait(20)
+        release.wait(stretch(20))
         try:
             sandbox.write("late", "no")
         except BaseException as error:
@@ -551,7 +552,7 @@ async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_no
     verdict = await live(life, world)
     tainted = life.tainted
     release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretch(10)):
         while life.calls.alive:
             await asyncio.sleep(0.005)
 

@@ -7,6 +7,7 @@ import functools
 import threading
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.rollout import calls as rollout_calls
 from holdwater.rollout.calls import Calls
@@ -15,7 +16,7 @@ from holdwater.rollout.views import BlockingSandbox, SandboxView, for_caller
 
 
 async def eventually(statement) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretch(10)):
         while not statement():
             await asyncio.sleep(0.005)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from tests.host_scene import GROUP, LIMITS, hosting, left_of, suite, uncollected
+from tests.patience import stretch
 
 import holdwater as hw
 from holdwater.agent.python import python
@@ -341,7 +342,7 @@ async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothin
 
     def blocked(instance, sandbox, model):
         loop.call_soon_threadsafe(started.set)
-        release.wait(20)
+        release.wait(stretch(20))
         try:
             sandbox.write("late", "no")
         except BaseException as error:
@@ -367,7 +368,7 @@ async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothin
     async with hosting(tmp_path, suite(), act) as hosted:
         done = await hosted.done(hosted.start())
         release.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretch(10)):
             while not late:
                 await asyncio.sleep(0.005)
 
@@ -581,7 +582,7 @@ async def test_nothing_of_a_child_waits_for_a_collection(
 ) -> None:
     async def act(instance: Any, sandbox: Any, model: Any, attempt: Any) -> None:
         await attempt.child(child, timeout=timeout)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(stretch(2)):
             while len(State.made):  # a thread ends a moment after its child
                 await asyncio.sleep(0.005)
 

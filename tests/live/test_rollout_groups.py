@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.host_scene import GROUP, LIMITS, Hosted, hosting, left_of, suite, uncollected
+from tests.patience import stretch
 from tests.worker_scene import working
 
 import holdwater as hw
@@ -302,7 +303,7 @@ async def test_a_command_that_the_hook_runs_in_a_sandbox_ends_with_its_member(tm
         hosted.score()
         await reached.wait()
         hosted.interrupt(first, interrupted("preempted"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(stretch(5)):
             verdicts = await hosted.verdicts([first, second])
 
     assert [where(v) for v in verdicts] == [Where.INTERRUPTED, None]
@@ -373,7 +374,7 @@ async def test_a_hook_that_hangs_is_given_up_after_the_grading_limit(tmp_path, t
         await hang()
 
     def group_in_a_thread(instance, members):
-        release.wait(20)
+        release.wait(stretch(20))
 
     limits = msgspec.structs.replace(LIMITS, grading=0.3)
     hook = group_in_a_thread if threaded else group

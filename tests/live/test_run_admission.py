@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+from tests.patience import stretch
 from tests.supply_scene import conducted
 
 from holdwater.core.errors import ImageFailed, Interrupted
@@ -102,7 +103,7 @@ async def test_a_drain_ends_the_wait_for_images_at_once_and_nothing_is_written_o
         tasks.append(asyncio.get_running_loop().create_task(drained()))
 
     tasks: list[asyncio.Task[None]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretch(10)):
         found = await conducted(tmp_path / "run", instances(4), pantry, begun=begun, concurrency=2)
         await tasks[0]
 
@@ -122,7 +123,7 @@ async def test_a_stop_ends_it_too(tmp_path: Path) -> None:
 
         tasks.append(asyncio.get_running_loop().create_task(stopped()))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretch(10)):
         found = await conducted(tmp_path / "run", instances(2), pantry, begun=begun, concurrency=2)
         await tasks[0]
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 from tests.scene import SOURCE, Scene
 
 import holdwater as hw
@@ -124,7 +125,7 @@ async def told_by_a_worker(place: Path) -> list[object]:
     welcome = Welcome(config=config, directory=str(directory.path), worker=0, token=1)
     worker = WorkerProcess(1, welcome, ENV, solo=False)
     heard: list[object] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(stretch(30)):
         async for message in worker.messages():
             heard.append(message)
             worker.leave()

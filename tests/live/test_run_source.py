@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.ledger_scene import new_run
+from tests.patience import stretch
 
 from holdwater.core.authoring import Suite
 from holdwater.core.config import RunConfig
@@ -41,7 +42,7 @@ def source(instances: Callable[[], Any], size: int | None = None, **config: Any)
 async def drained(given: Source, count: int = 4) -> list[str]:
     """The ids of everything there is, pulled `count` at a time."""
     ids: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(stretch(20)):
         while taken := await given.take(count):
             assert len(taken) <= count
             ids += [instance.id for instance, _ in taken]
@@ -122,13 +123,13 @@ async def test_a_slow_suite_gives_what_it_has_at_once_and_is_not_called_hung():
 
     def instances() -> Iterator[Instance]:
         yield Instance(id="i0")
-        wanted.wait(10)
+        wanted.wait(stretch(10))
         for number in range(1, 5):
             threading.Event().wait(0.15)
             yield Instance(id=f"i{number}")
 
     given = source(instances, suite_timeout=0.5)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(stretch(5)):
         first = await given.take(5)
     wanted.set()
 
@@ -196,7 +197,7 @@ async def test_a_suite_that_hangs_keeps_what_it_yielded(kind):
 
     def instances() -> Iterator[Instance]:
         yield from numbered(3)
-        release.wait(60)
+        release.wait(stretch(60))
 
     async def instances_later() -> AsyncIterator[Instance]:
         for instance in numbered(3):
@@ -217,7 +218,7 @@ async def test_an_async_suite_that_blocks_stalls_nobody():
 
     async def instances() -> AsyncIterator[Instance]:
         yield Instance(id="i0")
-        release.wait(30)
+        release.wait(stretch(30))
 
     given = source(instances, suite_timeout=0.2)
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import stretch
 
 from holdwater.core.config import Network
 from holdwater.core.errors import SandboxFailed
@@ -224,7 +225,7 @@ async def test_the_gateway_is_reached_by_http_through_its_socket(short):
     post = f"import urllib.request as u; print(u.urlopen('{url}/chat', data=b'hello').read().decode())"
 
     async with gateway(short / "gw.sock", echo_http) as path, boxes.open(1, Limits(), path) as box:
-        result = await box.run(["python3", "-c", post], timeout=20)
+        result = await box.run(["python3", "-c", post], timeout=stretch(20))
 
     assert url == "http://127.0.0.1:4141/v1"
     assert (result.stdout, result.stderr) == ("me hello\n", "")
@@ -252,7 +253,7 @@ print(len(done))
         gateway(short / "gw.sock", echo_until_half_close) as path,
         opened(short / "scratch", gateway=path) as box,
     ):
-        result = await box.run(["python3", "-c", client], timeout=60)
+        result = await box.run(["python3", "-c", client], timeout=stretch(60))
 
     assert (result.stdout, result.stderr) == ("40\n", "")
 
@@ -263,8 +264,8 @@ async def test_behind_the_forwarder_a_command_is_itself(short):
         status = await box.run("exit 7")
         children = await box.run("cat /proc/$$/task/$$/children; echo; yes | head -n 1")
         signalled = await box.run("kill -9 $$")
-        knock = await box.run("exec 3<>/dev/tcp/127.0.0.1/4141; cat <&3; echo closed", timeout=10)
-        slow = await box.run("trap 'exit 5' TERM; while :; do sleep 0.1; done", timeout=0.5)
+        knock = await box.run("exec 3<>/dev/tcp/127.0.0.1/4141; cat <&3; echo closed", timeout=stretch(10))
+        slow = await box.run("trap 'exit 5' TERM; while :; do sleep 0.1; done", timeout=stretch(0.5))
 
     assert status.exit_code == 7
     assert len(children.stdout.splitlines()[0].split()) == 1  # `cat` alone

@@ -7,6 +7,7 @@ import time
 import msgspec
 import psutil
 import pytest
+from tests.patience import stretch
 
 from holdwater.core.authoring import Sandbox
 from holdwater.core.config import Network
@@ -112,7 +113,7 @@ async def test_a_flood_of_output_costs_no_memory_and_blocks_nobody(box, tmp_path
     before = psutil.Process().memory_info().rss
     command = "head -c 200000000 /dev/zero | tr '\\0' x; echo end; echo e >&2"
 
-    result = await box.run(command, log=tmp_path / "log", timeout=60)
+    result = await box.run(command, log=tmp_path / "log", timeout=stretch(60))
 
     assert psutil.Process().memory_info().rss - before < 20 * MiB
     assert result.ok and result.truncated
@@ -125,31 +126,31 @@ async def test_a_timeout_ends_grandchildren_and_daemons(box):
     daemon = "setsid sleep 1000 </dev/null >/dev/null 2>&1 &"
     stubborn = "(trap '' TERM; sleep 1000 & wait) &"
 
-    result = await box.run(f"{daemon} {stubborn} echo on; sleep 1000", timeout=0.5)
+    result = await box.run(f"{daemon} {stubborn} echo on; sleep 1000", timeout=stretch(0.5))
 
     assert (result.timed_out, result.ok, result.stdout) == (True, False, "on\n")
-    assert result.seconds < 5
+    assert result.seconds < stretch(5)
     assert left() == []
 
 
 async def test_a_timeout_lets_the_command_tidy_up_first(box):
-    result = await box.run("trap 'echo tidy; exit 9' TERM; while :; do sleep 0.1; done", timeout=0.5)
+    result = await box.run("trap 'echo tidy; exit 9' TERM; while :; do sleep 0.1; done", timeout=stretch(0.5))
 
     assert (result.timed_out, result.stdout, result.exit_code) == (True, "tidy\n", 9)
 
 
 async def test_a_command_that_ignores_the_signal_is_killed(box):
-    result = await box.run("trap '' TERM; while :; do sleep 0.1; done", timeout=1.0)
+    result = await box.run("trap '' TERM; while :; do sleep 0.1; done", timeout=stretch(0.5))
 
     assert result.timed_out and result.exit_code == 137
-    assert 2 <= result.seconds < 6
+    assert 2 <= result.seconds < stretch(6)
 
 
 async def test_a_background_child_does_not_outlive_its_command_nor_hold_it_up(box):
     result = await box.run("sleep 1000 & echo done")
 
     assert result.stdout == "done\n" and result.ok
-    assert result.seconds < 4
+    assert result.seconds < stretch(4)  # and not 1000
     assert left() == []
 
 
@@ -260,7 +261,7 @@ async def test_a_pipe_is_no_file_and_holds_nobody_up(box):
 
     for work in (box.read("pipe"), box.write("pipe", "x")):
         with pytest.raises((SandboxFailed, OSError)):
-            await asyncio.wait_for(work, 2)
+            await asyncio.wait_for(work, stretch(2))
 
 
 async def test_work_is_salvaged_and_put_back_into_another_sandbox(boxes, tmp_path):
@@ -304,7 +305,7 @@ async def test_many_commands_at_once(box):
         running = [tasks.create_task(box.run(f"sleep 0.5; echo {i}")) for i in range(10)]
 
     assert [task.result().stdout for task in running] == [f"{i}\n" for i in range(10)]
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < stretch(4)
 
 
 def test_no_network_without_bubblewrap_is_refused(tmp_path):

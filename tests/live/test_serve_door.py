@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from tests.door_scene import EVENTS, FRAMES, JSON, MSGPACK, Reading, attended, scene
+from tests.patience import stretch
 from yarl import URL
 
 from holdwater.core.errors import BadInput
@@ -189,7 +190,7 @@ async def test_a_client_that_goes_away_leaves_its_order(form):
         ticket = await s.desk.ticket("a")
         await attended(ticket)
         waiting.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(stretch(5)):
             await ticket.left.wait()
         assert ticket.deliveries == 0
 
@@ -214,7 +215,7 @@ async def test_a_client_that_goes_away_while_its_order_is_written_leaves_it_too(
             await asyncio.sleep(0.01)  # the server hears of it: nothing can be awaited for that
         assert not ticket.left.is_set()
         written.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(stretch(5)):
             await ticket.left.wait()
 
 

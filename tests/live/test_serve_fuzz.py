@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.door_scene import EVENTS, FRAMES, JSON, MSGPACK, Reading, scene
+from tests.patience import stretch
 
 from holdwater.core.groups import GroupTerms
 from holdwater.core.records import Ask, Instance, Network, Start
@@ -240,7 +241,7 @@ async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(guests, "IDLE", 0.2)
     monkeypatch.setattr(guests, "LINGER", 0.1)
     monkeypatch.setattr(bodies, "LONGEST_SILENCE", 0.2)
-    async with scene() as s, undisturbed(s), asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with scene() as s, undisturbed(s), asyncio.timeout(stretch(10)), asyncio.TaskGroup() as group:
         head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
         nothing = group.create_task(raw(s, b""))
         half = group.create_task(raw(s, head[:30]))

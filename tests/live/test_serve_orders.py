@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.patience import stretch
 from tests.serve_scene import SUITE, eventually, model
 
 import holdwater as hw
@@ -41,7 +42,7 @@ async def serving(place: Path, *, agent: str | None = None, **options: Any) -> A
             await eventually(lambda: (place / "socket").exists() or server.done(), 20.0)
             yield client
             await client.drain()
-        await asyncio.wait_for(server, 20.0)
+        await asyncio.wait_for(server, stretch(20.0))
     finally:
         server.cancel()
         await asyncio.wait([server])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import stretch
+
 MEASURE = """
 import resource, sys
 from holdwater.core.errors import BadInput
@@ -26,7 +28,11 @@ def test_a_line_beyond_the_bound(tmp_path: Path) -> None:
         file.truncate(1024**3)  # sparse: no disk, and no newline
 
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", MEASURE, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=stretch(60),
+        check=True,
     )
 
     message, grown = done.stdout.splitlines()

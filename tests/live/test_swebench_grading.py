@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.swebench_scene import FOOLING, MENDED, Benchmark, cheats, diff
 
 from holdwater.api import grading
@@ -162,7 +163,7 @@ def asked(program: str, given: Any, cwd: Path) -> Any:
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=100,
+        timeout=stretch(100),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

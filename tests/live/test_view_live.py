@@ -11,6 +11,8 @@ import sys
 import termios
 from pathlib import Path
 
+from tests.patience import stretch
+
 
 def seen_on_a_terminal(words: list[str], columns: int) -> str:
     """Everything that the command writes to a terminal of so many columns."""
@@ -34,7 +36,7 @@ def seen_on_a_terminal(words: list[str], columns: int) -> str:
             break
         seen += piece
     os.close(ours)
-    assert process.wait(30) == 0
+    assert process.wait(stretch(30)) == 0
     return seen.decode(errors="replace")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.patience import stretch
 
 from holdwater.core.config import RunConfig
 from holdwater.core.records import Attempt, Failure, Grade, Outcome, Phase, Times, Usage, Verdict, Where
@@ -96,7 +97,9 @@ def page(renderable: object, width: int = 100) -> str:
 def holdwater(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     command = [sys.executable, "-m", "holdwater", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=cwd, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=stretch(60), env=env, cwd=cwd, check=False
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

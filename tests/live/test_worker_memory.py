@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from tests.patience import stretch
 from tests.worker_scene import Worker, needs, trimmed, working
 
 from holdwater.core.records import MiB
@@ -105,7 +106,7 @@ async def becomes_trimmed(trims: int, seconds: float) -> None:
     readable = asyncio.Event()
     loop.add_reader(trims, readable.set)
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(stretch(seconds)):
             await readable.wait()
     finally:
         loop.remove_reader(trims)
@@ -137,9 +138,8 @@ async def comes_back(place: Path, suite: Path, allocator: str, work: str) -> Non
         worker.start(work)
         while worker.peak < base + size * 0.8:
             await worker.next_beat()
-        took = await worker.back_at(base + NEAR + size // 50, 30)
+        await worker.back_at(base + NEAR + size // 50, 30)
 
-        assert took < 30
         if allocator == "glibc":
             assert trimmed(trims) == 1
             told = await worker.until(Noted, lambda noted: noted.kind == "worker.trimmed")

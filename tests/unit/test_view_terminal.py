@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from rich.text import Text
+from tests.patience import stretch
 
 from holdwater.core.records import GiB, MiB, Usage
 from holdwater.core.summary import Gauge, Summary
@@ -187,7 +188,7 @@ def test_the_display_draws_and_leaves_a_clear_screen() -> None:
     display = Display(lambda: source, said.append, screen)
 
     display.start()
-    assert screen.drawn.wait(10)
+    assert screen.drawn.wait(stretch(10))
     display.stop()
 
     assert "passed" in screen.frames[0]
@@ -201,7 +202,7 @@ def test_without_a_terminal_it_says_lines() -> None:
     display = Display(Source, lambda text: (told.append(text), said.set())[0], None, every=0.01)
 
     display.start()
-    assert said.wait(10)
+    assert said.wait(stretch(10))
     display.stop()
 
     assert told[0].startswith("progress settled=12/40 ")
@@ -214,7 +215,7 @@ def test_a_reader_that_fails_ends_the_display_alone() -> None:
     display = Display(lambda: source, lambda text: None, Screen(), every=0.01)
 
     display.start()
-    assert ended.wait(10), "it fails again and again, and is given up"
+    assert ended.wait(stretch(10)), "it fails again and again, and is given up"
     display.stop()
 
     assert display.failed == "OSError: disk on fire"
