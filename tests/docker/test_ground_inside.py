@@ -61,7 +61,7 @@ def instances():
     yield hw.Instance(id="prober", start=hw.Start(workdir="/work"))
 
 
-LISTEN = "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); time.sleep(60)"
+LISTEN = "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); time.sleep(600)"
 ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 state = {}
 
@@ -70,7 +70,7 @@ async def solve(instance, sandbox, model):
     if instance.id == "neighbour":
         state["address"] = (await sandbox.run(["python3", "-c", ADDRESS])).stdout.strip()
         state["key"] = model.key
-        task = asyncio.ensure_future(sandbox.run(["python3", "-c", LISTEN], timeout=20))
+        task = asyncio.ensure_future(sandbox.run(["python3", "-c", LISTEN], timeout=600))
         while "over" not in state:
             await asyncio.sleep(0.1)
         await sandbox.run("pkill python3")
@@ -82,7 +82,7 @@ async def solve(instance, sandbox, model):
     await sandbox.write("probe.py", PROBE)
     words = [model.sandbox_url, model.key, "hw-" + "0" * 40, ELSEWHERE, state["address"]]
     try:
-        result = await sandbox.run(["python3", "probe.py", *words], timeout=30)
+        result = await sandbox.run(["python3", "probe.py", *words], timeout=600)
     finally:
         state["over"] = True
     if not result.ok:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import stretch
 from tests.serve_scene import Model, Server, eventually, kill, model, server
 
 import holdwater as hw
@@ -180,7 +181,7 @@ async def test_a_group_whose_worker_dies_is_run_again_paid_once_and_scored_once(
 
 async def test_a_member_that_times_out_is_scored_with_the_others(serving: Server) -> None:
     async with scene(serving) as s:
-        result = await s.group("late", 3, ends={"1": "hang"}, limits=Ask(acting=1.0))
+        result = await s.group("late", 3, ends={"1": "hang"}, limits=Ask(acting=stretch(1.0)))
 
         assert sorted(map(str, failures(result))) == ["('limit', 'timeout')", "None", "None"]
         assert (result.together, rewards(result)) == (True, [10.0, 11.0, 12.0])
@@ -289,7 +290,7 @@ async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_p
         (GroupTerms(), {"judged": True}),
         (GroupTerms(replace=1), {"ends": {"0": "refuse"}}),
         (GroupTerms(), {"ends": {"1": "refuse"}}),
-        (GroupTerms(), {"ends": {"2": "hang"}, "limits": Ask(acting=1.0)}),
+        (GroupTerms(), {"ends": {"2": "hang"}, "limits": Ask(acting=stretch(1.0))}),
         (GroupTerms(quorum=5, patience=0.1), {"ends": {"3": "hang"}}),
         (GroupTerms(), {"ends": {"0": "die"}}),
         (GroupTerms(), {"group": "raise"}),

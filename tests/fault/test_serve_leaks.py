@@ -125,7 +125,7 @@ class Scene:
         return (await self.client.run("passes", policy=lambda call: "seen")).outcome
 
     async def times_out(self) -> str:
-        rollout = await self.client.run("hangs", model=FUNCTION, limits=Ask(acting=0.5))
+        rollout = await self.client.run("hangs", model=FUNCTION, limits=Ask(acting=stretch(0.5)))
         assert rollout.failure is not None and rollout.failure.kind == "timeout", rollout
         return rollout.outcome
 

@@ -43,7 +43,7 @@ from holdwater.sandbox.probe import Machine
 from holdwater.sandbox.process import ProcessSandboxes
 
 LIMITS = Limits(setup=20.0, acting=20.0, grading=20.0)
-SHORT = 0.2
+SHORT = stretch(0.2)
 
 
 class FakeSession:
@@ -276,16 +276,17 @@ async def test_acting_too_long_is_a_limit_and_what_was_done_is_graded(world, kin
 
     assert verdict.failure is not None and verdict.grade is not None
     assert (verdict.failure.where, verdict.failure.kind) == (Where.LIMIT, "timeout")
-    assert verdict.failure.message == "acting took longer than 0.2 s"
+    assert verdict.failure.message == f"acting took longer than {SHORT:g} s"
     assert verdict.grade.passed and verdict.salvage is not None
 
 
 async def test_the_time_of_a_phase_is_not_taken_from_the_next(world):
     async def slowly(*_: Any) -> bool:
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.6 * limit)
         return True
 
-    world.limits = Limits(setup=0.4, acting=0.4, grading=0.4)
+    limit = stretch(0.4)
+    world.limits = Limits(setup=limit, acting=limit, grading=limit)
     world.suite = msgspec.structs.replace(world.suite, setup=slowly, grade=slowly)
 
     verdict = await world.does(slowly).verdict()
@@ -308,15 +309,16 @@ async def test_set_up_and_grading_that_take_too_long_are_never_a_zero(world):
 async def test_waiting_for_a_rate_limit_is_no_working_time(world):
     async def act(*_: Any) -> None:
         for _ in range(6):
-            await asyncio.sleep(0.1)
-            world.session_.waited += 0.1
+            await asyncio.sleep(pause)
+            world.session_.waited += pause
 
-    world.limits = msgspec.structs.replace(LIMITS, working=0.3)
+    pause = stretch(0.1)
+    world.limits = msgspec.structs.replace(LIMITS, working=3 * pause)
     patient = await world.does(act).verdict()
     world.session_.waited = 0.0
     busy = await world.does(hang).verdict()
 
-    assert (patient.failure, patient.times.waited) == (None, pytest.approx(0.6))
+    assert (patient.failure, patient.times.waited) == (None, pytest.approx(6 * pause))
     assert busy.failure is not None and busy.failure.where is Where.LIMIT
     assert busy.times.acting < stretch(5.0)
 
@@ -695,7 +697,7 @@ async def test_the_patch_is_taken_kept_and_graded_however_acting_ends(world, end
     acts = {"well": writing(), "with an error": writing(ValueError("no")), "too late": late}
     graded: list[Any] = []
     patched(world, graded).does(acts[ends])
-    world.limits = msgspec.structs.replace(world.limits, acting=0.5)
+    world.limits = msgspec.structs.replace(world.limits, acting=stretch(0.5))
 
     verdict = await world.verdict()
 

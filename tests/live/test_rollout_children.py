@@ -18,8 +18,16 @@ from holdwater.agent.python import python
 from holdwater.core.errors import AttemptOver
 from holdwater.core.failures import interrupted
 from holdwater.core.records import Verdict, Where
+from holdwater.rollout import calls
 from holdwater.rollout.children import DEEPEST, MOST_CHILDREN
 from holdwater.rollout.life import MOST_KEPT
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled child has the time to end, however busy the machine is."""
+    monkeypatch.setattr(calls, "CANCEL_SECONDS", stretch(calls.CANCEL_SECONDS))
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -282,7 +290,7 @@ async def test_children_end_before_their_parent_does_whatever_ends_it(tmp_path, 
         order.append("patch")
         return ""
 
-    limits = msgspec.structs.replace(LIMITS, acting=0.5 if end == "too late" else 20.0)
+    limits = msgspec.structs.replace(LIMITS, acting=stretch(0.5) if end == "too late" else stretch(20.0))
     async with hosting(tmp_path, suite(patch=patch), act, limits=limits) as hosted:
         attempt = hosted.start()
         await started.wait()
@@ -300,7 +308,7 @@ async def test_children_end_before_their_parent_does_whatever_ends_it(tmp_path, 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 @pytest.mark.parametrize("how", ["too late", "interrupted"])
 async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verdict(tmp_path, ends, how):
-    started, ending = asyncio.Event(), asyncio.Event()
+    started, ending, limit = asyncio.Event(), asyncio.Event(), stretch(0.2)
 
     async def slow_to_end(instance, sandbox, model):
         started.set()
@@ -308,7 +316,7 @@ async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verd
             await hang()
         finally:
             ending.set()
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(2 * limit)
 
     async def act(instance, sandbox, model, attempt):
         left.append(asyncio.ensure_future(attempt.child(slow_to_end)))
@@ -317,7 +325,7 @@ async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verd
             raise ValueError("no")
 
     left: list[Any] = []
-    limits = msgspec.structs.replace(LIMITS, acting=0.2 if how == "too late" else 20.0)
+    limits = msgspec.structs.replace(LIMITS, acting=limit if how == "too late" else stretch(20.0))
     async with hosting(tmp_path, suite(), act, limits=limits) as hosted:
         attempt = hosted.start()
         await ending.wait()
@@ -589,7 +597,7 @@ async def test_nothing_of_a_child_waits_for_a_collection(
     def act_in_a_thread(instance: Any, sandbox: Any, model: Any, attempt: Any) -> None:
         attempt.child(child, timeout=timeout)
 
-    limits = msgspec.structs.replace(LIMITS, acting=0.3 if timeout is None else 20.0)
+    limits = msgspec.structs.replace(LIMITS, acting=stretch(0.3) if timeout is None else stretch(20.0))
     for agent in (act, act_in_a_thread):
         place = tmp_path / agent.__name__
         async with hosting(place, suite(), agent, limits=limits) as hosted:

@@ -182,7 +182,7 @@ async def test_only_a_member_whose_grade_counts_waits(tmp_path):
         seen.extend(member.failure for member in members)
         return [0.5] * len(members)
 
-    limits = msgspec.structs.replace(LIMITS, acting=0.3)
+    limits = msgspec.structs.replace(LIMITS, acting=stretch(0.3))
     async with hosting(tmp_path, suite(group=group, grade=grade), act, limits=limits) as hosted:
         named = {
             name: hosted.start(hw.Instance(id=name), group=GROUP)
@@ -376,7 +376,7 @@ async def test_a_hook_that_hangs_is_given_up_after_the_grading_limit(tmp_path, t
     def group_in_a_thread(instance, members):
         release.wait(stretch(20))
 
-    limits = msgspec.structs.replace(LIMITS, grading=0.3)
+    limits = msgspec.structs.replace(LIMITS, grading=stretch(0.3))
     hook = group_in_a_thread if threaded else group
     async with hosting(tmp_path, suite(group=hook), solve, limits=limits) as hosted:
         members = hosted.start_group(2)
@@ -471,7 +471,7 @@ async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: 
         states.add(state := State())
         return state
 
-    limits = msgspec.structs.replace(LIMITS, grading=0.3)
+    limits = msgspec.structs.replace(LIMITS, grading=stretch(0.3))
     async with hosting(tmp_path, suite(group=group), act, limits=limits) as hosted:
         with uncollected() as before:
             members = hosted.start_group(3)

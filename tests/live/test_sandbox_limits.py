@@ -353,7 +353,7 @@ async def test_without_groups_what_forks_share_counts_once(boxes):
 @pytest.mark.parametrize("boxes", [*KINDS, "bubblewrap without groups"], indirect=True)
 async def test_the_peak_is_what_processes_used_and_not_the_page_cache(boxes):
     async with boxes.open(1, Limits(), None) as box, asyncio.TaskGroup() as tasks:
-        command = f"head -c 100M /dev/zero > cached; {HOLD.format(40, 1.6)}"
+        command = f"head -c 100M /dev/zero > cached; {HOLD.format(40, stretch(0.6))}"
         running = tasks.create_task(box.run(command))
         while box.memory < 40 * MiB and not running.done():
             await asyncio.sleep(0.02)

@@ -114,4 +114,4 @@ def test_whatever_a_client_or_a_server_sends_can_be_read(name: str, item: Any, w
 
 
 def test_text_of_others_cannot_steer_the_terminal() -> None:
-    assert block("a\x1b[31mb\x1b[2Jc\r\n\td\u202e") == "  ab\ufffd[2Jc\n      d\ufffd"
+    assert block("a\x1b[31mb\x1b[2Jc\r\n\td\u202e", "  ") == "  ab\ufffd[2Jc\n      d\ufffd"
