@@ -20,13 +20,15 @@ HALF = "caf\\udce9"  # as the name of a file of odd bytes
 
 
 def instances():
-    for name in ("kind", "log", "message", "detail", "plain"):
+    for name in ("kind", "types", "log", "message", "detail", "plain"):
         yield hw.Instance(id=name)
 
 
 async def solve(instance, sandbox, model):
     if instance.id == "kind":
         raise hw.AgentFailed("gave up", kind=HALF)
+    if instance.id == "types":
+        raise hw.AgentFailed(None, kind=5, again="no", after="soon")
     if instance.id == "message":
         raise hw.AgentFailed("m" * HUGE)
     if instance.id == "log":
@@ -56,7 +58,7 @@ def test_texts_from_users_are_cleaned_and_cut(scene: Scene) -> None:
 
     assert command.wait(100) == 0, command
     assert command.document()["events"] == {}, "no worker is lost"
-    assert scene.outcomes() == dict.fromkeys(("kind", "log", "message", "detail", "plain"), "passed")
+    assert scene.outcomes() == dict.fromkeys(("kind", "types", "log", "message", "detail", "plain"), "passed")
     with Reader(scene.out) as reader:
         verdicts = {row.instance: row.verdict for row in reader.attempts()}
     kind, message, detail = (verdicts[name] for name in ("kind", "message", "detail"))
@@ -65,4 +67,4 @@ def test_texts_from_users_are_cleaned_and_cut(scene: Scene) -> None:
     for text in (message and message.failure and message.failure.message, detail and detail.grade.detail):  # type: ignore[union-attr]
         assert text and len(text) < LONGEST_TEXT + 100
         assert f"[cut: {HUGE - LONGEST_TEXT} characters]" in text
-    scene.assert_whole(5)
+    scene.assert_whole(6)

@@ -6,6 +6,7 @@ An error that ends an attempt becomes a `Failure` by `as_failure`; an error that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .records import Failure, Phase, Where
@@ -159,8 +160,8 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
             message=clean_text(str(error.message)),
             hint=clean_text(str(error.hint)),
             phase=phase,
-            again=error.again,
-            after=error.after,
+            again=bool(error.again),
+            after=_as_seconds(error.after),
         )
     if isinstance(error, MemoryError):
         message = "there was no more memory for it in its worker"
@@ -194,6 +195,11 @@ def let_go(error: BaseException) -> None:
         pending += [other for other in (one.__cause__, one.__context__) if other is not None]
         if isinstance(one, BaseExceptionGroup):
             pending += one.exceptions
+
+
+def _as_seconds(after: object) -> float:
+    """Errors come from users too: a delay that is no number is none."""
+    return float(after) if isinstance(after, int | float) and math.isfinite(after) else 0.0
 
 
 def _told(error: BaseException) -> str:

@@ -54,6 +54,7 @@ from .life import Life
 from .models import Followed, Models, terms_of, unpriced
 from .paths import AttemptPaths
 from .place import Log, Paths
+from .suspension import SuspensionWatch
 from .verdicts import VerdictJournal
 from .wire import (
     Answered,
@@ -131,6 +132,7 @@ class Host:
             self._journal = stack.enter_context(
                 VerdictJournal(self._directory, self._reserve, welcome.worker, welcome.token)
             )
+            self._suspension = stack.enter_context(SuspensionWatch())
             self.sandboxes = await self._sandboxes(stack)
             if not self._models.any:
                 yield self
@@ -256,7 +258,9 @@ class Host:
         try:
             try:
                 if (stopped := self._stopped.pop(attempt.id, None)) is None:
-                    life = self._living[attempt.id] = Life(job, self._noter(attempt.id), self._closing)
+                    life = self._living[attempt.id] = Life(
+                        job, self._noter(attempt.id), self._closing, self._suspension.seconds
+                    )
                     verdict = await live(life, self)
                     tainted = life.tainted
                 else:

@@ -66,7 +66,9 @@ class Brood:
 class Life:
     """What is known of an attempt while it lives."""
 
-    def __init__(self, job: Job, note: Note, closing: float) -> None:
+    def __init__(
+        self, job: Job, note: Note, closing: float, suspended: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.job = job
         self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
         self.phase = Phase.SETUP
@@ -74,6 +76,7 @@ class Life:
         self.calls = Calls(f"attempt-{job.attempt.id}")
         self.scope = Scope(note, closing)
         self.note = note
+        self._suspended = suspended  # seconds in which the process did not run
         self.ready = False  # set-up is over: there is something to grade
         self.failure: Failure | None = None
         self.grade: Grade | None = None
@@ -142,7 +145,7 @@ class Life:
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
         try:
-            async with PhaseLimit(allowed, phase) if allowed is not None else nullcontext():
+            async with PhaseLimit(allowed, phase, self._suspended) if allowed is not None else nullcontext():
                 await work()
         except asyncio.CancelledError as error:
             if self._ending is None:

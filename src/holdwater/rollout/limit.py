@@ -13,14 +13,18 @@ from ..core.records import Phase
 class PhaseLimit:
     """Like `asyncio.timeout`, but what is allowed may grow while it runs.
 
+    `suspended` says for how many seconds the process did not run: they do not count.
     A class: a function inside another that arms itself again holds itself, and with it the attempt.
     """
 
-    def __init__(self, allowed: Callable[[], float], phase: Phase) -> None:
+    def __init__(
+        self, allowed: Callable[[], float], phase: Phase, suspended: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._allowed = allowed
         self._phase = phase
         self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
+        self._suspended = suspended
+        self._start = self._loop.time() - suspended()
         self._timeout = asyncio.timeout(None)
 
     async def __aenter__(self) -> None:
@@ -37,10 +41,14 @@ class PhaseLimit:
             raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
 
     def _arm(self) -> None:
-        self._handle = self._loop.call_at(self._start + self._allowed(), self._check)
+        self._handle = self._loop.call_at(self._end, self._check)
+
+    @property
+    def _end(self) -> float:
+        return self._start + self._suspended() + self._allowed()
 
     def _check(self) -> None:
-        if self._loop.time() >= self._start + self._allowed():
+        if self._loop.time() >= self._end:
             self._timeout.reschedule(self._loop.time())
         else:
             self._arm()
