@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdwater as hw
+from holdwater.cli import main
 from holdwater.core.errors import BadInput, SandboxFailed
 from holdwater.ledger.exchanges import read_exchanges
 from holdwater.ledger.reader import Reader
@@ -161,6 +162,50 @@ async def test_a_replayed_turn_that_differs_gets_the_reply_of_that_turn_and_is_c
 
     assert again.outcomes == {"passed": 3} and again.usage.requests == 0
     assert again.events == {"replay.drifted": 3}
+
+
+async def test_show_says_which_request_of_a_replay_differs_and_where(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Given a replay whose agent says another time from its second turn on."""
+    run = iter(["first", "second"])
+    told: dict[str, str] = {}
+
+    async def timed(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        told.setdefault("run", next(run))
+        messages = [{"role": "user", "content": instance.instruction}]
+        for turn in range(3):
+            options = {"temperature": 0.5} if turn == 2 and told["run"] == "second" else {}
+            reply = await model.chat(messages, **options)
+            said = reply["choices"][0]["message"]
+            steady = {"role": "user", "content": "go on"}
+            messages += [said, steady if turn else {"role": "user", "content": f"took {told['run']} s"}]
+        answer: str = said["content"]
+        return answer
+
+    await arun(tmp_path / "run", timed, Model(), only=["i0"])
+    told.clear()
+    await hw.areplay(tmp_path / "run", out=tmp_path / "again", suite=suite(), agent=timed)
+
+    assert main(["show", str(tmp_path / "again"), "i0"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    place = "message 3 `content` character 6: recorded `first s`, now `second s`"
+    assert f"replay.drifted: 2 requests differ from the recorded ones: requests 2, 3 at {place}" in shown
+
+
+async def test_a_replay_names_the_parameter_that_differs(tmp_path: Path) -> None:
+    warmth: dict[str, float] = {}
+
+    async def warm(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        return await counting(instance, sandbox, model, **warmth)
+
+    await arun(tmp_path / "run", warm, Model(), only=["i0"])
+    warmth["temperature"] = 0.5
+    await hw.areplay(tmp_path / "run", out=tmp_path / "again", suite=suite(), agent=warm)
+
+    with Reader(tmp_path / "again") as reader:
+        [event] = [event for event in reader.events() if event.kind == "replay.drifted"]
+    assert event.message.endswith("requests 1, 2, 3 at `temperature`: recorded `nothing`, now `0.5`")
 
 
 async def test_a_replay_takes_what_was_tried_and_what_is_chosen_of_it(tmp_path: Path) -> None:

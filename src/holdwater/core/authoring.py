@@ -170,6 +170,16 @@ class Recorded(NamedTuple):
     usage: Usage
     version: str = ""  # of the policy that gave it
     chunks: bytes | None = None  # as in `Exchange`
+    attempt: int = 0  # whose exchange it is
+    number: int = 0  # of the exchange
+
+
+class DriftedCall(NamedTuple):
+    """A call of a replay that differs from the recorded one whose reply it was given."""
+
+    identity: str  # of the call
+    attempt: int  # of the recorded one
+    number: int
 
 
 class Recording(Protocol):
@@ -202,6 +212,10 @@ class Session(Protocol):
     @property
     def drifted(self) -> int:
         """Calls of a replay that were answered although they differ from the recorded ones."""
+
+    @property
+    def drifts(self) -> Sequence[DriftedCall]:
+        """The first of them."""
 
     @property
     def waited(self) -> float:

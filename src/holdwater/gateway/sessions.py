@@ -12,12 +12,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from msgspec import Raw, structs
 
-from ..core.authoring import ExchangeLog, Recorded, Recording
+from ..core.authoring import DriftedCall, ExchangeLog, Recorded, Recording
 from ..core.budget import reached
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
 from ..core.masking import KEY_PREFIX, unmask_bytes
@@ -26,11 +25,13 @@ from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
 from .behind import Behind
 from .call_threads import CallThreads, ThreadCall
+from .in_flight import InFlight, Unrecorded
 from .recorder import Delta, Form, Reading, Recorder
 from .terms import Terms
 from .upstreams.breaker import Tripped
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
+MOST_DRIFTS = 32  # calls of a replay that are compared with the recorded ones
 CLOSING = 5.0  # seconds for held calls to be answered
 BILLED = frozenset({"error", "garbage", "cut", "stall"})  # failures of calls that were answered, if badly
 
@@ -72,6 +73,7 @@ class Session:
         self.usage = NO_USAGE
         self.saved = NO_USAGE
         self.drifted = 0
+        self.drifts: list[DriftedCall] = []  # bound: MOST_DRIFTS
         self.exchanges = 0  # its own, those of its borrowers included
         self.closed = False
         self.threads = CallThreads()
@@ -199,8 +201,17 @@ class Session:
         found = self._recording.take(delta.identity)
         if found is None and self._terms.replays:
             found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
-            self._owner.drifted += found is not None
-        return None if found is None else found._replace(reply=unmask_bytes(found.reply, self.key))
+            if found is not None:
+                self._owner._drift(DriftedCall(delta.identity, found.attempt, found.number))
+        if found is None:
+            return None
+        chunks = None if found.chunks is None else unmask_bytes(found.chunks, self.key)
+        return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks)
+
+    def _drift(self, call: DriftedCall) -> None:
+        self.drifted += 1
+        if len(self.drifts) < MOST_DRIFTS:
+            self.drifts.append(call)
 
     @property
     def replays(self) -> bool:
@@ -342,48 +353,3 @@ class Session:
         self._broken = failure
         if self._lender is not None:
             self._lender._spoil(failure)
-
-
-class InFlight:
-    """A call's place among those that closing its session ends. A class: a generator costs more a call."""
-
-    def __init__(self, calls: set[asyncio.Timeout], idle: asyncio.Event, *, closed: bool) -> None:
-        self._calls = calls
-        self._idle = idle
-        self._closed = closed
-        self._scope = asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        if self._closed:
-            raise AttemptOver("the attempt is over")
-        await self._scope.__aenter__()
-        self._calls.add(self._scope)
-        self._idle.clear()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._scope.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise AttemptOver("the attempt is over") from None
-        finally:
-            self._calls.discard(self._scope)
-            if not self._calls:
-                self._idle.set()
-
-
-class Unrecorded:
-    """A turn's place among those that are not in the record yet."""
-
-    def __init__(self, unrecorded: set[asyncio.Task[Any] | None]) -> None:
-        self._unrecorded = unrecorded
-        self._task = asyncio.current_task()
-
-    async def __aenter__(self) -> None:
-        self._unrecorded.add(self._task)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._unrecorded.discard(self._task)

@@ -58,15 +58,17 @@ class EarlierReplies:
             if not place.taken:
                 place.taken = True
                 try:
-                    return self._read(decode(segment.read_at(place.path, place.at), place.attempt))
+                    exchange = decode(segment.read_at(place.path, place.at), place.attempt)
+                    return self._read(exchange, place.attempt)
                 except LedgerCorrupt:
                     continue  # it can be had again; `audit` names the damage
         return None
 
-    def _read(self, exchange: Exchange) -> Recorded:
+    def _read(self, exchange: Exchange, attempt: int) -> Recorded:
         reply = resolve(bytes(exchange.reply or b"null"), self._blobs)
         chunks = None if exchange.chunks is None else resolve(bytes(exchange.chunks), self._blobs)
-        return Recorded(reply, exchange.usage.plus(exchange.saved), exchange.version, chunks)
+        usage = exchange.usage.plus(exchange.saved)
+        return Recorded(reply, usage, exchange.version, chunks, attempt, exchange.number)
 
 
 class _Place:

@@ -66,7 +66,10 @@ async def live(life: Life, place: Place) -> Verdict:
         for left in work.sandbox.leftovers if work.sandbox else ():
             life.note("sandbox.leftover", left)
         if work.session is not None and work.session.drifted:
-            life.note("replay.drifted", f"{work.session.drifted} requests differ from the recorded ones")
+            drift = await life.calls.call(place.describe_drift, attempt.id, work.session.drifts)
+            life.note(
+                "replay.drifted", f"{work.session.drifted} requests differ from the recorded ones: {drift}"
+            )
         if life.brood.dropped:
             life.note("children.dropped", f"the verdict does not tell of {life.brood.dropped} children")
         await work.sync()

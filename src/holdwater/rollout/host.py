@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..agent.python import takes_attempt
 from ..core.authoring import (
     Agent,
     Critique,
+    DriftedCall,
     Enclose,
     ExchangeLog,
     Model,
@@ -49,6 +50,7 @@ from ..suite.load import load as load_suite
 from .attempt import live
 from .critic import own_critic
 from .disks import DiskWatch
+from .drift import describe_drift
 from .group import Groups
 from .life import Life
 from .models import Followed, Models, terms_of, unpriced
@@ -309,6 +311,9 @@ class Host:
 
     def recording(self, earlier: tuple[int, ...]) -> Recording | None:
         return EarlierReplies(self._recorded, earlier) if self.gateway is not None else None
+
+    def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
+        return describe_drift(self._directory, self._recorded, attempt, drifts)
 
     def session(
         self, attempt: int, log: Log, limits: Limits, recording: Recording | None

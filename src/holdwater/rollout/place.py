@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..core.authoring import Agent, Enclose, ExchangeLog, Model, Recording, Sandboxes, Session, Suite
+from ..core.authoring import (
+    Agent,
+    DriftedCall,
+    Enclose,
+    ExchangeLog,
+    Model,
+    Recording,
+    Sandboxes,
+    Session,
+    Suite,
+)
 from ..core.records import Exchange, Failure, Limits, Network
 from .critic import OwnCritic
 
@@ -52,6 +62,9 @@ class Place(Protocol):
 
     def recording(self, earlier: tuple[int, ...]) -> Recording | None:
         """What the calls of earlier attempts were answered. Reads their segments: call it in a thread."""
+
+    def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
+        """Where the requests of a replay differ from the recorded ones. Reads files: call it in a thread."""
 
     def session(
         self, attempt: int, log: Log, limits: Limits, recording: Recording | None
