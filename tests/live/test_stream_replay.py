@@ -17,7 +17,10 @@ from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.upstreams.whole import Whole
 from holdwater.testing.wires import event
 
-pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
+    pytest.mark.timeout(600),  # the SDKs take long to import on a busy machine
+]
 
 ABSENT = object()
 EXAMPLES = settings(
