@@ -1,4 +1,4 @@
-"""An agent of the OpenHands SDK on Chat Completions, with a tool of its own beside `finish` and `think`."""
+"""An agent of the OpenHands SDK, which chooses Responses for this model, with a tool beside `finish`."""
 
 import os
 import sys
