@@ -167,8 +167,8 @@ async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other
 
 async def test_a_run_whose_own_files_lie_where_a_sandbox_has_its_own(short):
     """As in a sandbox within a sandbox: what is shown there must not stand in the way."""
-    show = (Path("/run/holdwater/work"), Path("/run/holdwater"))
-    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe(), show=show)
+    mounts = tuple((place, place) for place in ("/run/holdwater/work", "/run/holdwater"))
+    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe(), mounts=mounts)
     async with boxes.open(1, Limits(), None) as box:
         assert (await box.run("pwd; touch x")).stdout == f"{WORK}\n"
 
@@ -297,7 +297,9 @@ async def test_a_project_below_tmp_can_be_read_and_its_run_directory_cannot(tmp_
     (project / "agent.py").write_text("#!/usr/bin/env python3\nprint('found')")
     (project / "agent.py").chmod(0o755)
     (run / "ledger.db").write_text("truth")
-    sandboxes = ProcessSandboxes(run / "scratch", "run", Network.NONE, hide=(run,), show=(project,))
+    sandboxes = ProcessSandboxes(
+        run / "scratch", "run", Network.NONE, hide=(run,), mounts=((str(project), str(project)),)
+    )
 
     async with sandboxes.open(1, Limits(), None) as sandbox:
         found = await sandbox.run([str(project / "agent.py")])

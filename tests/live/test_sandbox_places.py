@@ -87,7 +87,8 @@ async def test_what_is_hidden_stays_so_below_a_directory_that_is_shown(place, tm
     """Given a shown directory below /tmp, inside of one that is hidden."""
     (tmp_path / "hidden" / "shown").mkdir(parents=True)
     (tmp_path / "hidden" / "shown" / "file").write_text("secret")
-    given = {"hide": (tmp_path / "hidden",), "show": (tmp_path / "hidden" / "shown",)}
+    shown = str(tmp_path / "hidden" / "shown")
+    given = {"hide": (tmp_path / "hidden",), "mounts": ((shown, shown),)}
 
     async with opened(place, **given) as box:
         result = await box.run(f"cat {tmp_path}/hidden/shown/file")

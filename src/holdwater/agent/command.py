@@ -9,6 +9,7 @@ import shlex
 import shutil
 import string
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..core.authoring import Agent, Model, Sandbox
 from ..core.errors import AGENT_MISSING, AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
@@ -48,7 +49,19 @@ def command(template: str) -> Agent:
         if "/" not in program:
             look_for(program)
 
-    return Agent(name=f"command:{program}", act=act, check=check, description=f"runs `{template}`")
+    return Agent(
+        name=f"command:{program}",
+        act=act,
+        check=check,
+        description=f"runs `{template}`",
+        paths=find_paths(program, *("".join(text for text, _ in word) for word in words[1:])),
+    )
+
+
+def find_paths(program: str, *words: str) -> tuple[str, ...]:
+    """What of this machine a command names: its program, and files by their absolute paths."""
+    found = shutil.which(program) if "/" not in program else program
+    return tuple(path for path in (found, *words) if path and path.startswith("/") and Path(path).exists())
 
 
 async def run(

@@ -104,6 +104,7 @@ def preset(name: str, extra: str = "") -> Agent:
         act=act,
         check=lambda: command.look_for(made.program, made.install),
         description=made.description,
+        paths=command.find_paths(made.program, *added),
     )
 
 

@@ -47,6 +47,8 @@ from ..run.options import replace_settings, settings
 from ..run.regrade import RegradeRequest, ask_regrade, continue_regrade, open_regrade
 from ..run.replay import replayed
 from ..run.resumption import read_choices
+from ..sandbox.probe import probe
+from ..sandbox.visibility import check_mounts, check_paths
 from ..suite.load import absolute as absolute_suite
 from ..suite.load import load as load_suite
 from .around import Around as Around
@@ -301,15 +303,19 @@ async def start(prepared: Prepared, around: Around) -> Summary:
 
 
 def _check(suite: Suite, agent: Agent, config: RunConfig) -> None:
-    """What suite and agent refuse themselves; a program that is missing here may be in the containers."""
+    """What suite and agent refuse; a program that is missing here may be in containers or mounts."""
     if suite.check is not None:
         suite.check()
     try:
         if agent.check is not None:
             agent.check()
     except RunFailed as error:
-        if error.kind != AGENT_MISSING or config.sandbox is SandboxKind.PROCESS:
+        here = config.sandbox is SandboxKind.PROCESS and not config.mounts
+        if error.kind != AGENT_MISSING or here:
             raise
+    if config.sandbox is SandboxKind.PROCESS:
+        check_mounts(config.mounts, probe())
+        check_paths(agent.paths, config.mounts, probe())
 
 
 def _agent(agent: Agent | Act | str) -> Agent:

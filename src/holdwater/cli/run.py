@@ -111,7 +111,7 @@ class Common:
     ] = None
     mount: Annotated[
         list[str] | None,
-        _in(MACHINE, "With `docker`: `tools:/opt/tools`, read-only, its `bin` on PATH; may be repeated"),
+        _in(MACHINE, "`tools:/opt/tools`: shown in sandboxes, read-only, its `bin` on PATH; may be repeated"),
     ] = None
     sandbox_read_only: Annotated[
         bool | None, _in(MACHINE, "With `docker`: nothing but the working directory can be written")

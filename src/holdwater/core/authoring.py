@@ -370,6 +370,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     solves: bool = False  # the oracle: a suite that has a `solve` is asked in its place
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""
+    paths: tuple[str, ...] = ()  # of this machine, that its sandbox has to show
 
 
 class Sandboxes(Protocol):

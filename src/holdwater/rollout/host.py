@@ -7,6 +7,7 @@ replaces and buries workers is in `run/`.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import traceback
@@ -46,6 +47,7 @@ from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.marks import attempt_of
 from ..sandbox.process import ProcessSandboxes
+from ..sandbox.visibility import search_path, visible_mounts
 from ..suite.load import load as load_suite
 from .attempt import live
 from .critic import own_critic
@@ -175,8 +177,8 @@ class Host:
             run=config.id,
             network=config.network,
             hide=(self._directory.path, self._scratch.parent, *map(Path, self.suite.hidden)),
-            path=self._welcome.path,
-            show=(Path.cwd(),),  # a project below `/tmp` would be hidden by the sandbox's own
+            path=os.pathsep.join([*search_path(config.mounts), self._welcome.path]),
+            mounts=visible_mounts(config.mounts),
         )
 
     def _left(self, what: str) -> None:

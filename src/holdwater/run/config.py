@@ -221,7 +221,6 @@ def check_containers(config: RunConfig) -> None:
     given = {
         "--image": config.image,
         "--images": config.images,
-        "--mount": config.mounts,
         "--sandbox-read-only": config.read_only,
     }
     for flag, value in given.items():

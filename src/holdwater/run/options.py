@@ -216,7 +216,7 @@ def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
 
 
 def _mount(text: str) -> tuple[str, str]:
-    """`HERE:THERE`: a path of this machine, and where it is in a container."""
+    """`HERE:THERE`: a path of this machine, and where it is in a sandbox."""
     here, colon, there = text.rpartition(":")
     if not colon or not here or not there.startswith("/"):
         raise BadInput(f"`--mount` must look like `tools:/opt/tools`: `{text}`")

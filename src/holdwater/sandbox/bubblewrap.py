@@ -34,7 +34,9 @@ class View(Record, frozen=True):
     home: str
     private: str  # read-only
     tmp: str
-    show: tuple[str, ...] = ()  # read-only, also where the host is replaced
+    show: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # read-only, also where the host is replaced: path inside -> of this machine
     shares_network: bool = False
     gateway: str | None = None
     own: dict[str, str] = msgspec.field(
@@ -43,30 +45,31 @@ class View(Record, frozen=True):
     workdir: str = WORK  # where the command is started
 
     @property
-    def shown(self) -> list[str]:
+    def shown(self) -> dict[str, str]:
         """What `show` adds: the rest of the host can be read anyway, and what is ours stays as it is."""
-        return [
-            path
-            for path in self.show
-            if _replaced(path) and path not in REPLACED and not _below(path, [INSIDE])
-        ]
+        return {
+            inside: path
+            for inside, path in self.show.items()
+            if (inside != path or is_replaced(inside)) and not is_ours(inside)
+        }
 
     @property
     def mounts(self) -> dict[str, str]:
         """Where inside the directories of this machine are."""
         temporary = {"/tmp": self.tmp, "/var/tmp": self.tmp}
         ours = {WORK: self.work, HOME: self.home, PRIVATE: self.private, **self.own}
-        return {**temporary, **ours, **{path: path for path in self.shown}}
+        return {**temporary, **ours, **self.shown}
 
 
 def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Sequence[str]) -> list[str]:
     """`argv` in a sandbox of its own; what became of it is written to the descriptor `status`."""
-    shown = [path for path in view.shown if not _below(path, hide)]
-    masks = [path for path in hide if not _replaced(path) or _below(path, shown)]
-    arguments = [bwrap, *base(view.shares_network, view.own), "--json-status-fd", str(status)]
+    shown = {inside: path for inside, path in view.shown.items() if not is_below(inside, hide)}
+    masks = [path for path in hide if not is_replaced(path) or is_below(path, shown)]
+    made = _places_to_make_in([*view.own, *shown])
+    arguments = [bwrap, *base(view.shares_network, made), "--json-status-fd", str(status)]
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
-    for path in shown:
-        arguments += ["--ro-bind", path, path]
+    for inside, path in sorted(shown.items()):
+        arguments += ["--ro-bind", path, inside]
     for path in masks:
         arguments += _mask(path)
     arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME, "--ro-bind", view.private, PRIVATE]
@@ -76,16 +79,22 @@ def confine(bwrap: str, view: View, hide: tuple[str, ...], status: int, argv: Se
         arguments += ["--ro-bind", str(FORWARDER), f"{INSIDE}/forwarder.py"]
         arguments += ["--bind", view.gateway, f"{INSIDE}/gateway.sock"]
         argv = [*forwarder(), *argv]
-    for path in [*(path for path in masks if Path(path).is_dir()), "/run", *(["/"] if view.own else [])]:
+    for path in [*(path for path in masks if Path(path).is_dir()), "/run", *reversed(made)]:
         arguments += ["--remount-ro", path]
     return [*arguments, "--chdir", view.workdir, "--", *argv]
 
 
-def base(shares_network: bool, own: Iterable[str] = ()) -> list[str]:
-    """A read-only host without its processes, devices, run-time sockets and capabilities."""
+def base(shares_network: bool, made: Sequence[str] = ()) -> list[str]:
+    """A read-only host without its processes, devices, run-time sockets and capabilities.
+
+    `made`: directories of it in which others can be made, outer ones first.
+    """
     arguments = ["--die-with-parent", "--new-session", *NAMESPACES, "--cap-drop", "ALL"]
+    if "/" not in made:
+        arguments += ["--ro-bind", "/", "/"]
+    for path in made:
+        arguments += _in_pieces(path)
     arguments += [
-        *(_host_in_pieces() if own else ["--ro-bind", "/", "/"]),
         "--proc",
         "/proc",
         "--dev",
@@ -99,10 +108,22 @@ def base(shares_network: bool, own: Iterable[str] = ()) -> list[str]:
     return [*arguments, "--ro-bind-try", resolver, resolver]
 
 
-def _host_in_pieces() -> list[str]:
-    """A root in which directories can be made, with what the host has in its own."""
-    arguments = ["--tmpfs", "/"]
-    for path in sorted(Path("/").iterdir()):
+def _places_to_make_in(paths: Iterable[str]) -> list[str]:
+    """The directories of the host that lack a directory on the way to one of `paths`, outer ones first."""
+    found = set()
+    for path in paths:
+        above = Path(path)
+        while not above.exists():
+            above = above.parent
+        if str(above) != path and not is_replaced(str(above)):
+            found.add(str(above))
+    return sorted(found)
+
+
+def _in_pieces(place: str) -> list[str]:
+    """An empty directory in the place of one of the host's, with what that has in it."""
+    arguments = ["--tmpfs", place]
+    for path in sorted(Path(place).iterdir()):
         if path.is_symlink():
             arguments += ["--symlink", str(path.readlink()), str(path)]
         elif str(path) not in REPLACED:
@@ -137,9 +158,15 @@ def _mask(path: str) -> list[str]:
     return ["--tmpfs", path] if Path(path).is_dir() else ["--ro-bind", "/dev/null", path]
 
 
-def _replaced(path: str) -> bool:
-    return _below(path, REPLACED)
+def is_ours(path: str) -> bool:
+    """Whether this path inside is what a sandbox has of its own, and nothing can take its place."""
+    return path in ("/", *REPLACED) or is_below(path, [INSIDE, "/proc", "/dev"])
 
 
-def _below(path: str, places: Iterable[str]) -> bool:
+def is_replaced(path: str) -> bool:
+    """Whether the host's file of this path is not seen inside, unless it is shown."""
+    return is_below(path, REPLACED)
+
+
+def is_below(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") for place in places)

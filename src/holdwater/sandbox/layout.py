@@ -5,6 +5,7 @@ It makes nothing. Another start or another network is another layout of the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -18,13 +19,13 @@ class Layout:
     """The directories below `directory`; with bubblewrap they have names of their own inside."""
 
     def __init__(
-        self, directory: Path, start: Start, network: Network, confined: bool, show: tuple[str, ...] = ()
+        self, directory: Path, start: Start, network: Network, confined: bool, show: Mapping[str, str]
     ) -> None:
         self.directory = directory
         self.start = start
         self.network = network
         self._confined = confined
-        self._show = show  # of the host, also where that is replaced
+        self._show = dict(show)  # of the host, also where that is replaced: path inside -> of this machine
         self.work = str(directory / "work")  # of this machine, as all directories here
         self.home = str(directory / "home")
         self.tmp = str(directory / "tmp")

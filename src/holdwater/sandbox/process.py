@@ -28,6 +28,7 @@ from .entrance import entrance
 from .layout import Layout, check
 from .probe import SYSTEM_PATH, Machine, probe
 from .remove import FULL, remove_tree
+from .visibility import check_mounts
 from .watch import Counts, Watch
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class ProcessSandboxes:
         hide: tuple[Path, ...] = (),
         machine: Machine | None = None,
         path: str = SYSTEM_PATH,
-        show: tuple[Path, ...] = (),
+        mounts: tuple[tuple[str, str], ...] = (),  # (here, there): read-only
     ) -> None:
         self.machine = machine or probe()
         if network is Network.NONE and not self.machine.bwrap:
@@ -61,13 +62,14 @@ class ProcessSandboxes:
         self.scratch = Path(os.path.realpath(scratch))
         self.run = run
         self.network = network
+        check_mounts(mounts, self.machine)
+        self.show = {there: os.path.realpath(here) for here, there in mounts}
         self.path = path
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
         if self.machine.bwrap:
             adopt_orphans()
         self.roll = marks.Roll(run)
         self._hide = hide
-        self.show = tuple(os.path.realpath(path) for path in show)
 
     def open(
         self,

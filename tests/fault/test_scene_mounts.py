@@ -1,0 +1,84 @@
+"""What of this machine an agent's command needs: shown by `--mount`, or one clear error at the start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.scene import Command, Scene
+
+from holdwater.sandbox.probe import probe
+
+AGENT = "#!/bin/sh\necho made by the agent > out.txt\n"
+
+
+@pytest.fixture(autouse=True)
+def bubblewrap() -> None:
+    if not probe().works and os.environ.get("CI") != "true":
+        pytest.skip(f"bubblewrap does not work here: {probe().why_not}")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    task = {"id": "one", "instruction": "do it", "grade": "grep agent out.txt"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    tools = tmp_path / "tools" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "my-agent").write_text(AGENT)
+    (tools / "my-agent").chmod(0o755)
+    yield scene
+    scene.close()
+
+
+def run(scene: Scene, *words: str) -> Command:
+    tasks = str(scene.place / "tasks.jsonl")
+    return scene.start("run", tasks, "--out", str(scene.out), "--json", "--retries", "0", *words)
+
+
+@pytest.mark.parametrize("there", ["/opt/of-mine/tools", "/of-mine", "/tmp/of-mine"])
+@pytest.mark.parametrize("program", ["my-agent", "{there}/bin/my-agent"])
+def test_a_mount_brings_the_agent_into_process_sandboxes(scene: Scene, there: str, program: str) -> None:
+    mount = f"{scene.place}/tools:{there}"
+
+    command = run(scene, "--mount", mount, "--command", program.format(there=there))
+
+    assert command.wait(120) == 0, command
+    assert scene.outcomes() == {"one": "passed"}
+    assert not Path(there).exists()
+
+
+def test_a_mount_cannot_be_written(scene: Scene) -> None:
+    line = "sh -c 'touch /opt/tools/new || echo agent > out.txt'"
+
+    command = run(scene, "--mount", f"{scene.place}/tools:/opt/tools", "--command", line)
+
+    assert command.wait(120) == 0, command
+    assert scene.outcomes() == {"one": "passed"}
+    assert [entry.name for entry in (scene.place / "tools").iterdir()] == ["bin"]
+
+
+@pytest.mark.parametrize("line", ["{tools}/my-agent", "sh {tools}/my-agent", "my-agent"])
+def test_a_program_in_a_private_directory_is_one_error_at_the_start(scene: Scene, line: str) -> None:
+    tools = scene.place / "tools" / "bin"
+    scene.env = {"PATH": f"{tools}:{os.environ['PATH']}"}
+
+    command = run(scene, "--command", line.format(tools=tools))
+
+    assert command.wait(60) == 2, command
+    told = " ".join(command.stderr.split())
+    assert f"`/tmp` is private there: `{tools}/my-agent`" in told
+    assert f"hint: add `--mount {tools}:/opt/bin` and name it `/opt/bin/my-agent`" in told
+    assert not scene.out.exists()
+
+
+@pytest.mark.parametrize("there", ["/tmp", "/", "/run/holdwater/work", "/proc/x"])
+def test_a_mount_over_a_sandbox_s_own_directories_is_refused(scene: Scene, there: str) -> None:
+    command = run(scene, "--mount", f"{scene.place}/tools:{there}", "--command", "true")
+
+    assert command.wait(60) == 2, command
+    assert f"which has its own: `{there}`" in " ".join(command.stderr.split())
+    assert not scene.out.exists()
