@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_too_small_a_disk_ends_the_build_with_4_and_both_figures(
     resumed = scene.scene.start("resume", str(scene.out), "--disk", "400MiB", "--json")
     assert resumed.wait(60) == 0, resumed
     assert resumed.document()["made"] == 1
+
+
+def test_a_ctrl_c_in_mid_build_lets_that_build_end(
+    scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    bases = [scene.registry.put(f"drained/base-{number}", [root, noise(MB)]) for number in range(5)]
+    slow = 'before = ["RUN sleep 2"]\nnetwork = "none"\nconcurrency = 1\ncache = 0'
+    command = scene.build(scene.recipe(bases, "drained/agent", slow))
+    until("one is being built", lambda: "RUN sleep" in said(scene.out / "logs"), 60)
+
+    command.signal(signal.SIGINT)
+
+    assert command.wait(60) == 3, command
+    assert 0 < command.document()["made"] < 5 and command.document()["failed"] == 0, command
+    assert command.document()["made"] == settled(scene.out)
 
 
 def test_kill_9_in_mid_build_is_made_good_by_a_resume(

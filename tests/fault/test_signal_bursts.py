@@ -244,7 +244,7 @@ async def test_a_burst_at_any_moment_of_a_server_costs_nothing(
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_background_job_is_deaf_to_sigint_and_its_sandboxes_are_not(tmp_path: Path, workers: str) -> None:
-    scene = Scene(tmp_path, before=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+    scene = Scene(tmp_path, before=("sh", "-c", 'trap "" INT QUIT; exec "$@"', "sh"))
     scene.suite(DEAF, HERE=str(tmp_path))
     command = scene.run(*scene.agent(), "--workers", workers, "--grace", "0")
     until("a command in a sandbox", (tmp_path / "ignored").exists)

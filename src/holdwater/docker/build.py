@@ -79,6 +79,7 @@ class Docker:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=_environment(self._home),
+            start_new_session=True,  # a Ctrl-C at the terminal is the conductor's to answer
         )
         lines: deque[str] = deque(maxlen=LAST_LINES)
         timed_out = False

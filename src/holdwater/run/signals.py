@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
+# A shell without job control starts its background jobs with these ignored: a Ctrl-C is not meant for them.
+DEAF_TO = (signal.SIGINT, signal.SIGQUIT)
 MOST = 2  # a third signal ends the process on the spot; the run resumes even then
 INTERRUPTED = 3  # the exit status
 
@@ -36,8 +38,12 @@ class Signals:
 
     def __enter__(self) -> Signals:
         """Take the handlers of this process."""
+        for number in DEAF_TO:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, disregard)
         for number in BOTH:
-            signal.signal(number, disregard if _is_unwanted(number) else self._hear)
+            if signal.getsignal(number) is not disregard:
+                signal.signal(number, self._hear)
         Signals.current = self
         return self
 
@@ -90,8 +96,3 @@ class Signals:
 
 def disregard(number: int, frame: FrameType | None) -> None:
     """Do nothing. Unlike `SIG_IGN`, a handler is not passed on to the programs that a process starts."""
-
-
-def _is_unwanted(number: signal.Signals) -> bool:
-    """A shell without job control starts its background jobs so: a Ctrl-C is not meant for them."""
-    return number is signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN

@@ -82,6 +82,7 @@ async def _run(argv: Sequence[str]) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={"PATH": SYSTEM_PATH},
+        start_new_session=True,  # a Ctrl-C at the terminal is the conductor's to answer
     )
     try:
         async with asyncio.timeout(SECONDS):
