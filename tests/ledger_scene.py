@@ -30,10 +30,10 @@ def planned(name: str, payload: bytes = b"{}", place: str = "suite.jsonl:1") -> 
 
 
 def passed(attempt: int, token: int, exchanges: int = 0) -> Verdict:
+    """A verdict over so many times `exchange`."""
+    usage = Usage(requests=exchanges, input_tokens=5 * exchanges, output_tokens=2 * exchanges)
     grade = Grade(passed=True, score=1.0)
-    return Verdict(
-        attempt=attempt, token=token, grade=grade, exchanges=exchanges, usage=Usage(input_tokens=10)
-    )
+    return Verdict(attempt=attempt, token=token, grade=grade, exchanges=exchanges, usage=usage)
 
 
 def failed(attempt: int, token: int, where: Where, kind: str = "error") -> Verdict:

@@ -194,6 +194,20 @@ async def test_nothing_that_changed_is_nothing_kept(boxes: DockerSandboxes, tmp_
     assert not (tmp_path / "kept").exists()
 
 
+async def test_work_outside_the_working_directory_is_counted(boxes: DockerSandboxes, tmp_path: Path) -> None:
+    async with boxes.open(1, Limits(), None, START) as box:
+        await box.run("echo before > /etc/before")
+        await box.mark()
+        await box.run("echo x > /tmp/trace; mkdir -p /root/.cache; echo x > /root/.cache/trace")
+        await box.salvage(tmp_path / "kept")
+        traces = box.outside
+        told = await box.run("mkdir -p /opt/site && echo x > /opt/site/page; rm /etc/before; echo x > here")
+        assert told.ok, told
+        await box.salvage(tmp_path / "kept")
+
+        assert (traces, box.outside) == (0, 1)
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 async def test_many_changes_are_found_in_one_reading_of_the_directory(
     netdaemon: Daemon, tmp_path: Path, read_only: bool

@@ -99,7 +99,7 @@ async def test_what_a_gone_conductor_left_is_settled(tmp_path: Path) -> None:
         assert found == Recovered(verdicts=1, interrupted=1)
         assert await ledger.unsettled() == []
         assert (await ledger.counts()).verdicts == {"passed": 2, "interrupted": 1}
-        assert (await ledger.counts()).usage == Usage(requests=1, input_tokens=25, output_tokens=2)
+        assert (await ledger.counts()).usage == Usage(requests=1, input_tokens=5, output_tokens=2)
         assert journals(directory) == []
         assert await recover(ledger, directory) == Recovered()
     with Reader(directory) as reader:

@@ -104,7 +104,7 @@ async def test_rows_tell_what_became_of_each_sample(tmp_path: Path) -> None:
 
     with Reader(tmp_path) as reader:
         one, two = reader.outcomes()
-        assert (one.instance, one.kind, one.attempts, one.usage.input_tokens) == ("one", "passed", 1, 10)
+        assert (one.instance, one.kind, one.attempts, one.usage.input_tokens) == ("one", "passed", 1, 0)
         assert (two.kind, two.where, two.failure, two.attempts, two.attempt) == (
             *("model", Where.MODEL, "it broke", 2, 3),
         )
@@ -148,16 +148,24 @@ async def test_an_intact_run_passes_its_audit(tmp_path: Path) -> None:
     assert b'"lost":0' in msgspec.json.encode(found), "a zero is printed too"
 
 
-async def test_a_sample_without_an_outcome_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["finished", "interrupted"])
+async def test_a_sample_without_an_outcome_is_lost_in_a_finished_run_alone(
+    tmp_path: Path, state: str
+) -> None:
     async with Ledger(new_run(tmp_path, samples=2)) as ledger:
         await settle_all(ledger, ["one"])
         await ledger.plan([planned("two")])
+        await ledger.finish(state, "", 0)
 
     found = audit(tmp_path)
 
-    assert (found.planned, found.settled, found.lost, found.ok) == (4, 1, 3, False)
-    assert any("holdwater resume" in problem for problem in found.problems)
-    assert "without an outcome: `two`" in found.problems
+    assert (found.planned, found.settled, found.lost + found.unfinished, found.ok) == (4, 1, 3, False)
+    assert (found.lost, found.sound) == ((3, False) if state == "finished" else (0, True))
+    if state == "finished":
+        assert "without an outcome: `two`" in found.problems
+    else:
+        assert found.problems == () and "not run yet: `two`" in found.notes
+        assert any("holdwater resume" in note for note in found.notes)
 
 
 async def test_a_run_that_still_runs_is_not_ok_and_says_what_is_open(tmp_path: Path) -> None:
@@ -169,7 +177,8 @@ async def test_a_run_that_still_runs_is_not_ok_and_says_what_is_open(tmp_path: P
             found = audit(tmp_path)
 
     assert not found.ok
-    assert found.problems == ("the run is still running, open samples: 1",)
+    assert (found.unfinished, found.problems) == (1, ())
+    assert found.notes == ("not run yet: 1 samples; the run is still running", "not run yet: `one`")
 
 
 async def test_damage_to_any_file_is_found(tmp_path: Path) -> None:
@@ -238,7 +247,7 @@ async def test_rows_are_exported_flat(tmp_path: Path) -> None:
     [outcome] = lines(tmp_path, "outcomes")
     [attempt] = lines(tmp_path, "attempts")
 
-    assert (outcome["instance"], outcome["kind"], outcome["output_tokens"]) == ("=cmd()", "passed", 0)
+    assert (outcome["instance"], outcome["kind"], outcome["output_tokens"]) == ("=cmd()", "passed", 4)
     assert (attempt["kind"], attempt["passed"], attempt["where"], attempt["exchanges"]) == (
         "passed",
         True,

@@ -31,11 +31,14 @@ async def test_an_attempt_is_settled_exactly_once(tmp_path: Path) -> None:
         attempt = await begun(ledger)
 
         async with asyncio.TaskGroup() as group:
-            tries = [group.create_task(ledger.settle(passed(attempt, ledger.token))) for _ in range(20)]
+            tries = [
+                group.create_task(ledger.settle(passed(attempt, ledger.token, exchanges=2)))
+                for _ in range(20)
+            ]
 
         assert sorted(t.result() for t in tries) == [False] * 19 + [True]
         assert (await ledger.counts()).verdicts == {"passed": 1}
-        assert (await ledger.counts()).usage == Usage(input_tokens=10)
+        assert (await ledger.counts()).usage == Usage(requests=2, input_tokens=10, output_tokens=4)
 
 
 async def test_a_verdict_with_the_token_of_another_conductor_is_fenced(tmp_path: Path) -> None:

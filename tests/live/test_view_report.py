@@ -38,8 +38,11 @@ BAD = Grade(
 GOOD = Grade(passed=True, score=1.0)
 
 
+USED = Usage(requests=2, input_tokens=1000, output_tokens=50)
+
+
 async def make_run(
-    path: Path, kinds: list[str], *, planned: int | None = None, state: str = "finished"
+    path: Path, kinds: list[str], *, planned: int | None = None, state: str = "finished", used: bool = True
 ) -> Path:
     """A run whose instances `i0`, `i1`, ... ended as `kinds` say; the first is called ODD."""
     directory = RunDirectory.create(path)
@@ -52,7 +55,7 @@ async def make_run(
         items = [Planned(name=name, digest=b"d", payload=b"{}", place=f"row {name}") for name in names]
         rows = await ledger.plan(items)
         for number, (row, kind) in enumerate(zip(rows, kinds, strict=False), start=1):
-            await settle(ledger, number, row, kind)
+            await settle(ledger, number, row, kind, USED if used else Usage())
             (directory.logs / f"{number:06d}-x.log").write_text("log")
         await ledger.note("worker.lost", "signal 9")
         if state != "unfinished":
@@ -60,7 +63,7 @@ async def make_run(
     return path
 
 
-async def settle(ledger: Ledger, number: int, row: int, kind: str) -> None:
+async def settle(ledger: Ledger, number: int, row: int, kind: str, usage: Usage) -> None:
     await ledger.begin(Attempt(id=number, instance=row, sample=0, number=1))
     failure = LOST if kind == "model" else None
     grade = {"passed": GOOD, "failed": BAD}.get(kind)
@@ -70,7 +73,7 @@ async def settle(ledger: Ledger, number: int, row: int, kind: str) -> None:
             token=ledger.token,
             failure=failure,
             grade=grade,
-            usage=Usage(requests=2, input_tokens=1000, output_tokens=50),
+            usage=usage,
             times=Times(setup=0.5, acting=float(number), grading=1.0),
         )
     )
@@ -238,9 +241,14 @@ async def test_show_tells_the_story_as_json(tmp_path: Path) -> None:
     assert told["attempts"][0]["files"] == ["run/logs/000002-x.log"]
 
 
-@pytest.mark.parametrize(("planned", "status"), [(2, 0), (3, 1)])
-async def test_audit_is_the_exit_status(tmp_path: Path, planned: int, status: int) -> None:
-    await make_run(tmp_path / "run", ["passed", "failed"], planned=planned)
+@pytest.mark.parametrize(
+    ("planned", "state", "status", "lost"),
+    [(2, "finished", 0, 0), (3, "finished", 1, 1), (3, "interrupted", 3, 0)],
+)
+async def test_audit_is_the_exit_status(
+    tmp_path: Path, planned: int, state: str, status: int, lost: int
+) -> None:
+    await make_run(tmp_path / "run", ["passed", "failed"], planned=planned, state=state, used=False)
 
     done = holdwater("audit", "run", "--json", cwd=tmp_path)
 
@@ -249,7 +257,7 @@ async def test_audit_is_the_exit_status(tmp_path: Path, planned: int, status: in
     assert (told["planned"], told["settled"], told["lost"], told["ok"]) == (
         planned,
         2,
-        planned - 2,
+        lost,
         status == 0,
     )
     assert {"duplicated", "corrupt", "problems"} <= set(told)

@@ -18,8 +18,9 @@ MOST_SHOWN = 50
 def audit(run: str | None = None, /, *, json: Flag = False) -> int:
     """Prove that nothing is missing from a run.
 
-    Every planned sample has one outcome, every attempt one verdict, every exchange can be read. The exit
-    status is 0 if so and 1 otherwise.
+    Every planned sample has one outcome that follows from its verdict, every attempt one verdict; every
+    exchange and every artifact is as it was written, and the tallies are their sums. The exit status is
+    0 if so, 3 if that holds so far and the run is not finished, and 1 otherwise.
 
     For example: `holdwater audit latest --json`
 
@@ -37,7 +38,7 @@ def audit(run: str | None = None, /, *, json: Flag = False) -> int:
         Console().data(found)
     else:
         Console().page(page(found))
-    return 0 if found.ok else 1
+    return 0 if found.ok else 3 if found.sound else 1
 
 
 def page(found: Audit) -> Text:
@@ -45,13 +46,19 @@ def page(found: Audit) -> Text:
 
     from ..view.figures import line
 
+    unfinished = f"unfinished {found.unfinished}, " if found.unfinished else ""
     text = Text(
-        f"planned {found.planned}, settled {found.settled}, lost {found.lost}, "
+        f"planned {found.planned}, settled {found.settled}, {unfinished}lost {found.lost}, "
         f"duplicated {found.duplicated}, corrupt {found.corrupt}: "
     )
-    text.append("holds water" if found.ok else "does not hold water", "green" if found.ok else "red")
+    if found.sound:
+        text.append("holds water" if found.ok else "holds water so far", "green" if found.ok else "yellow")
+    else:
+        text.append("does not hold water", "red")
     if found.dropped:
         text.append(f"\nnot kept, on purpose: the files of {found.dropped} attempts", "dim")
+    for note in found.notes[:MOST_SHOWN]:
+        text.append(f"\n{line(note)}", "dim")
     for problem in found.problems[:MOST_SHOWN]:
         text.append(f"\nproblem: {line(problem)}")
     if len(found.problems) > MOST_SHOWN:

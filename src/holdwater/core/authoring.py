@@ -122,6 +122,10 @@ class KeptSandbox(WholeSandbox, Protocol):
     async def salvage(self, into: Path) -> Salvage | None:
         """Write what changed since `mark` to the file `into`; None when nothing did."""
 
+    @property
+    def outside(self) -> int:
+        """Paths outside the working directory that changed since `mark`, as the last `salvage` found."""
+
     async def restore(self, source: Path) -> None:
         """Put salvaged work back."""
 

@@ -22,6 +22,11 @@ def kept_work(verdict: Verdict) -> KeptWork | None:
     )
 
 
+def kept_files(kept: KeptWork | None) -> list[KeptFile]:
+    """The files of the run's `artifacts/` that hold the work."""
+    return [] if kept is None else [file for file in (kept.salvage, kept.patch, kept.answer) if file]
+
+
 def refuse_grading(verdict: Verdict) -> str:
     """Why the work behind a verdict is not graded; empty: it can be."""
     kept = kept_work(verdict)
@@ -32,10 +37,18 @@ def refuse_grading(verdict: Verdict) -> str:
     return kept.lacks
 
 
+def refuse_grade(verdict: Verdict) -> str:
+    """Why a grade of kept work does not count; empty: it counts."""
+    kept, grade = verdict.kept, verdict.grade
+    if kept is None or grade is None or grade.passed or not kept.outside:
+        return ""
+    return f"only a pass counts: {kept.outside} paths outside the working directory are not kept"
+
+
 def work_to_grade(verdict: Verdict) -> int | None:
     """The attempt whose kept work the next try grades; None: the agent has to act again."""
     kept, failure = verdict.kept, verdict.failure
-    if kept is None or kept.lacks or kept.steps > 1 or verdict.grade is not None:
+    if kept is None or kept.lacks or kept.outside or kept.steps > 1 or verdict.grade is not None:
         return None
     if failure is not None and failure.kind == UNRESTORED:
         return None

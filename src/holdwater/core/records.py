@@ -295,10 +295,7 @@ class KeptWork(Record, frozen=True):
     answer: KeptFile | None = None  # an answer that is too long for the verdict, as JSON
     lacks: str = ""  # why it cannot be put back whole; empty: it can
     steps: int = 1  # of the agent; no step before the last can be graded again
-
-    @property
-    def files(self) -> list[KeptFile]:
-        return [file for file in (self.salvage, self.patch, self.answer) if file]
+    outside: int = 0  # changed paths outside the working directory, which are not kept: only a pass counts
 
 
 class Attempt(Record, frozen=True):

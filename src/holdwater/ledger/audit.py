@@ -1,7 +1,7 @@
-"""The proof: planned = settled, one verdict an attempt, every segment and blob what was written.
+"""The proof: planned = settled, one verdict an attempt, every segment, blob and artifact what was written.
 
 Reads everything once and holds one exchange at a time. It judges and repairs nothing; a torn tail is cut when
-the run is resumed, see `recovery.py`.
+the run is resumed, see `recovery.py`. What the rows say against each other is in `cross_check.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import LedgerCorrupt
-from ..core.records import Record, Verdict
+from ..core.kept_work import kept_files, kept_work
+from ..core.records import Outcome, Record, Verdict, Where
 from .blobs import Blobs
+from .cross_check import SettledColumns, TallySums, check_columns, check_outcome, check_spending
 from .directory import RunDirectory
-from .exchanges import decode, read_frames
+from .exchanges import Spending, decode, read_frames
+from .files import check_file
 from .journal import journals, read_journal
 from .media import references
 from .reader import PAGE, Reader
@@ -24,16 +27,23 @@ MOST_CHECKED = 10_000  # hashes of blobs that were looked at lately
 
 
 class Audit(Record, frozen=True):
-    """What `holdwater audit` prints. `lost` counts samples without an outcome, open ones too."""
+    """What `holdwater audit` prints. `ok`: the run is finished, and nothing is lost, double or damaged."""
 
     planned: int
     settled: int
-    lost: int
+    lost: int  # samples of a finished run that have no outcome
     duplicated: int
     corrupt: int
     ok: bool
     problems: tuple[str, ...]
     dropped: int = 0  # attempts whose files are not kept, on purpose
+    unfinished: int = 0  # samples that have no outcome yet: the run was interrupted, or is running
+    notes: tuple[str, ...] = ()  # how an unfinished run goes on, and what is open in it
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong with what is there so far."""
+        return not (self.lost or self.duplicated or self.corrupt)
 
 
 def audit(path: Path | str) -> Audit:
@@ -49,10 +59,13 @@ def audit(path: Path | str) -> Audit:
 class _Auditor:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.running = reader.summary().state == "running"
+        self.state = reader.summary().state
+        self.running = self.state == "running"
         self.blobs = Blobs(reader.directory.blobs)
         self.checked: OrderedDict[str, None] = OrderedDict()  # bound: MOST_CHECKED
         self.problems: list[str] = []  # bound: MOST_PROBLEMS
+        self.notes: list[str] = []  # bound: MOST_PROBLEMS
+        self.sums = TallySums()
         self.corrupt = 0
         self.dropped = 0
 
@@ -63,17 +76,21 @@ class _Auditor:
         self._outcomes()
         self._attempts()
         self._journals()
-        lost = planned - settled
-        self._lost(lost)
+        self._tally()
+        missing = planned - settled
+        lost = missing if self.state == "finished" else 0
+        self._missing(missing)
         return Audit(
             planned=planned,
             settled=settled,
             lost=lost,
             duplicated=duplicated,
             corrupt=self.corrupt,
-            ok=not (lost or duplicated or self.corrupt or self.running),
+            ok=not (missing or duplicated or self.corrupt or self.running),
             problems=tuple(self.problems),
             dropped=self.dropped,
+            unfinished=missing - lost,
+            notes=tuple(self.notes),
         )
 
     # What SQLite can say.
@@ -130,27 +147,50 @@ class _Auditor:
         return count
 
     def _outcomes(self) -> None:
-        rows = self.reader.rows(
-            "SELECT i.name, o.sample, o.attempt FROM outcome o JOIN instance i ON i.id = o.instance"
-            " LEFT JOIN attempt a ON a.id = o.attempt AND a.instance = o.instance AND a.sample = o.sample"
-            f" WHERE a.settled IS NULL LIMIT {MOST_PROBLEMS}"
-        )
-        for name, sample, attempt in rows:
-            self._damage(
-                f"the outcome of `{name}` sample {sample} rests on attempt {attempt}, which has no verdict"
-            )
+        at = (0, -1)
+        while page := self.reader.rows(_OUTCOMES, (*at, PAGE)):
+            for instance, sample, name, attempt, kind, score, place, settled in page:
+                if not settled:
+                    self._damage(
+                        f"the outcome of `{name}` sample {sample} rests on attempt {attempt},"
+                        " which has no verdict"
+                    )
+                    continue
+                where = Where(place) if place else None
+                outcome = Outcome(
+                    instance=instance, sample=sample, attempt=attempt, kind=kind, score=score, where=where
+                )
+                self._outcome(outcome, name)
+            at = page[-1][0], page[-1][1]
 
-    def _lost(self, lost: int) -> None:
-        if not lost:
-            return
-        if self.running:
-            self._say(f"the run is still running, open samples: {lost}")
+    def _outcome(self, outcome: Outcome, name: str) -> None:
+        try:
+            verdict = self.reader.verdict(outcome.attempt)
+        except LedgerCorrupt:
+            return  # told with its attempt
+        for sentence in check_outcome(outcome, name, verdict) if verdict is not None else ():
+            self._damage(sentence)
+
+    def _tally(self) -> None:
+        """Counts that do not move any more are those of the rows."""
+        if not self.running:
+            for sentence in self.sums.check(self.reader.counts()):
+                self._damage(sentence)
+
+    def _missing(self, missing: int) -> None:
+        """Samples without an outcome: lost where the run is finished, and else only not run yet."""
+        if not missing:
             return
         serves = self.reader.config.serving is not None
+        named = [name for (name,) in (self._open_orders() if serves else self._open_instances())]
+        if self.state == "finished":
+            self._say(f"samples without an outcome in a finished run: {missing}")
+            for name in named:
+                self._say(f"without an outcome: `{name}`")
+            return
         how = "the same `holdwater serve`" if serves else f"`holdwater resume {self.reader.directory.path}`"
-        self._say(f"samples without an outcome: {lost}; {how} continues")
-        for (name,) in self._open_orders() if serves else self._open_instances():
-            self._say(f"without an outcome: `{name}`")
+        goes_on = "the run is still running" if self.running else f"{how} goes on"
+        self.notes = [f"not run yet: {missing} samples; {goes_on}", *(f"not run yet: `{n}`" for n in named)]
 
     def _open_instances(self) -> list[tuple[str]]:
         samples = self.reader.config.samples
@@ -185,14 +225,25 @@ class _Auditor:
         except LedgerCorrupt as e:
             self._damage(e.message)
             return
-        if verdict is not None and verdict.attempt != attempt:
-            self._damage(f"attempt {attempt} has the verdict of attempt {verdict.attempt}")
+        if verdict is not None:
+            self._verdict(attempt, verdict)
         if self._is_dropped(attempt):
             return
         findings = list(self._findings(attempt, verdict))  # bound: an attempt's blobs, while all are missing
         if findings and self._is_dropped(attempt):
             return  # it was dropped while it was looked at
         for sentence in findings:
+            self._damage(sentence)
+
+    def _verdict(self, attempt: int, verdict: Verdict) -> None:
+        """What the ledger's own rows say of a verdict."""
+        self.sums.add(verdict)
+        if verdict.attempt != attempt:
+            self._damage(f"attempt {attempt} has the verdict of attempt {verdict.attempt}")
+        row = self.reader.rows(
+            "SELECT kind, place, passed, score, exchanges FROM attempt WHERE id = ?", (attempt,)
+        )[0]
+        for sentence in check_columns(SettledColumns(*row), verdict):
             self._damage(sentence)
 
     def _is_dropped(self, attempt: int) -> bool:
@@ -202,21 +253,22 @@ class _Auditor:
         return dropped
 
     def _findings(self, attempt: int, verdict: Verdict | None) -> Iterator[str]:
-        found = 0
+        found = Spending()
         try:
             for content in read_frames(self.reader.directory, attempt):
-                decode(content, attempt)
+                found = found.plus(decode(content, attempt))
                 for name in references(content):
                     yield from self._blob(name)
-                found += 1
         except (LedgerCorrupt, FileNotFoundError) as e:
             yield str(e)
             return
         if verdict is None:
             return  # cut short: an open sample, or a finished one whose conductor has not come back
-        # a verdict over an attempt that could no longer speak for itself may know of fewer exchanges
-        if found < verdict.exchanges or (found > verdict.exchanges and verdict.failure is None):
-            yield f"attempt {attempt} has {found} exchanges, its verdict says {verdict.exchanges}"
+        yield from check_spending(found, verdict)
+        kept = kept_work(verdict)
+        for file in kept_files(kept) if kept is not None and kept.attempt == attempt else ():
+            if wrong := check_file(self.reader.directory.artifacts / file.name, file):
+                yield f"the kept work of attempt {attempt} is damaged: {wrong}"
 
     def _journals(self) -> None:
         """Verdicts that are not committed yet; a journal goes when all of its verdicts are."""
@@ -243,3 +295,11 @@ class _Auditor:
     def _say(self, sentence: str) -> None:
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(sentence)
+
+
+_OUTCOMES = """
+    SELECT o.instance, o.sample, i.name, o.attempt, o.kind, o.score, o.place, a.settled IS NOT NULL
+    FROM outcome o JOIN instance i ON i.id = o.instance
+    LEFT JOIN attempt a ON a.id = o.attempt AND a.instance = o.instance AND a.sample = o.sample
+    WHERE (o.instance, o.sample) > (?, ?) ORDER BY o.instance, o.sample LIMIT ?
+"""

@@ -6,7 +6,6 @@ Each operation either fails before it changed anything or changes the tally alon
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from ..core.config import Keep
 from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
 from ..core.policy import keeps, verdict_kind
-from ..core.prices import LARGEST_COST
 from ..core.records import Attempt, Outcome, Record, Usage, Verdict
 from ..core.reopening import ClosedSample
 from ..core.summary import Gauge
@@ -27,11 +25,10 @@ from .reopening import closed_rollouts, closed_samples, reopen
 from .retention import drop_sample
 from .schema import connect, failed, migrate
 from .standing import Known, SuitePass, known, pass_number, verdict_of
-from .tally import RAN
+from .tally import RAN, bound_usage, finite_score
 from .text import encode
 
 LONGEST_TIMELINE = 20_000  # rows; over it, every second one goes
-LARGEST_USAGE = 1 << 40  # what an upstream claims is not trusted further than this
 SEEN_EVERY = 1.0  # seconds
 
 
@@ -240,7 +237,7 @@ class Book:
                 failure.where.value if failure else None,
                 clean_text(failure.kind) if failure else None,
                 passed,
-                _finite(grade.score) if grade else None,
+                finite_score(grade.score) if grade else None,
                 verdict.exchanges,
                 pack(encode(verdict)),
                 verdict.attempt,
@@ -263,7 +260,7 @@ class Book:
         old = self.connection.execute(
             "SELECT kind, score FROM outcome WHERE instance = ? AND sample = ?", key
         ).fetchone()
-        score = _finite(outcome.score)
+        score = finite_score(outcome.score)
         self.connection.execute(
             "INSERT OR REPLACE INTO outcome (instance, sample, attempt, kind, score, place, closed)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -305,7 +302,7 @@ class Book:
 
     def refuse_regrade(self, sample: tuple[int, int], why: str) -> None:
         assert self.regrade is not None, "no regrade has begun"
-        regrades.refuse_grade(self.connection, self.regrade, sample, why, None)
+        regrades.keep_outcome(self.connection, self.regrade, sample, why, None)
 
     def switch_outcomes(self, keep: Keep) -> None:
         """Put the new outcomes in the place of the old ones, all of them at once."""
@@ -375,19 +372,13 @@ class Book:
         self._tally[key] = self._tally.get(key, 0) + by
 
     def _count_usage(self, what: str, usage: Usage) -> None:
-        for field in usage.__struct_fields__:
-            amount = getattr(usage, field)
-            if amount:
-                most = LARGEST_COST if field == "nanodollars" else LARGEST_USAGE
-                self._count(f"{what}:{field}", min(amount, most))
+        counted = bound_usage(usage)
+        for field in counted.__struct_fields__:
+            if amount := getattr(counted, field):
+                self._count(f"{what}:{field}", amount)
 
     def _count_outcome(self, kind: str, score: float | None, by: int) -> None:
         self._count(f"outcome:{kind}", by)
         if score is not None:
             self._count("scored", by)
             self._count("score", by * score)
-
-
-def _finite(score: float | None) -> float | None:
-    """SQLite has no NaN, and a sum with an infinity in it says nothing."""
-    return score if score is not None and math.isfinite(score) else None

@@ -116,6 +116,13 @@ class Spending(Record, frozen=True):
     usage: Usage = NO_USAGE
     saved: Usage = NO_USAGE
 
+    def plus(self, exchange: Exchange) -> Spending:
+        return Spending(
+            exchanges=self.exchanges + 1,
+            usage=self.usage.plus(exchange.usage),
+            saved=self.saved.plus(exchange.saved),
+        )
+
 
 def read_exchanges(directory: RunDirectory, attempt: int) -> Iterator[Exchange]:
     """The exchanges of an attempt in order, one in memory at a time; media stay references."""
@@ -132,10 +139,10 @@ def read_frames(directory: RunDirectory, attempt: int) -> Iterator[bytes]:
 
 def spending(directory: RunDirectory, attempt: int) -> Spending:
     """What an attempt that can no longer say so itself has used."""
-    count, usage, saved = 0, Usage(), Usage()
+    spent = Spending()
     for exchange in read_exchanges(directory, attempt):
-        count, usage, saved = count + 1, usage.plus(exchange.usage), saved.plus(exchange.saved)
-    return Spending(exchanges=count, usage=usage, saved=saved)
+        spent = spent.plus(exchange)
+    return spent
 
 
 def conversation(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..core.kept_work import refuse_grade
 from ..core.records import Outcome, Verdict, Where
 from ..core.summary import RegradeState
 from ..core.text import clean_text
@@ -37,7 +38,10 @@ def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, ve
     failure = verdict.failure
     if verdict.grade is None:
         why = f"{failure.where}: {failure.message}" if failure else "there is no grade"
-        refuse_grade(connection, regrade, (outcome.instance, outcome.sample), why, outcome.where)
+        keep_outcome(connection, regrade, (outcome.instance, outcome.sample), why, outcome.where)
+        return
+    if why := refuse_grade(verdict):
+        keep_outcome(connection, regrade, (outcome.instance, outcome.sample), why, None)
         return
     connection.execute(
         "INSERT OR REPLACE INTO regraded (regrade, instance, sample, attempt, kind, score, place)"
@@ -49,7 +53,7 @@ def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, ve
     )
 
 
-def refuse_grade(
+def keep_outcome(
     connection: sqlite3.Connection, regrade: int, sample: tuple[int, int], why: str, where: Where | None
 ) -> None:
     """Write why the outcome of a sample stays; `where` is the failure that kept it from a grade."""

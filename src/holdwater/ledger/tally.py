@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.prices import LARGEST_COST
 from ..core.records import Record, Usage
 
+LARGEST_USAGE = 1 << 40  # what an upstream claims is not trusted further than this
 TALLY = "SELECT key, value FROM tally"  # a row for each thing that is counted
 RAN = "ran:"  # in `meta`, with a conductor's token: the seconds that it has run, by a clock that is never set
 # The seconds that conductors ran, of the rows of `conductor` that are selected.
@@ -56,6 +59,17 @@ def counts(rows: list[tuple[Any, ...]]) -> Counts:
         scored=scored,
         score=round(tally["score"] / scored, 9) if scored else None,
     )
+
+
+def bound_usage(usage: Usage) -> Usage:
+    """The usage as it is counted."""
+    fields = {name: min(getattr(usage, name), LARGEST_USAGE) for name in usage.__struct_fields__}
+    return Usage(**{**fields, "nanodollars": min(usage.nanodollars, LARGEST_COST)})
+
+
+def finite_score(score: float | None) -> float | None:
+    """SQLite has no NaN, and a sum with an infinity in it says nothing."""
+    return score if score is not None and math.isfinite(score) else None
 
 
 def _of(tally: dict[str, float], prefix: str) -> dict[str, int]:

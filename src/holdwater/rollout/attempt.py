@@ -16,6 +16,7 @@ import msgspec
 from ..core.authoring import KeptSandbox, Session, Tried
 from ..core.errors import AgentFailed, DiskFull, GradeFailed, RunFailed, SandboxFailed, as_failure
 from ..core.failures import RULES, UNRESTORED, Scored, disk_full
+from ..core.kept_work import kept_files
 from ..core.masking import mask_bytes
 from ..core.policy import stands
 from ..core.records import Failure, Instance, KeptFile, KeptWork, Limits, Phase, Start, Verdict, Where
@@ -237,8 +238,8 @@ class _Work:
 
     async def _put_back(self, kept: KeptWork) -> None:
         """Put the work of an earlier attempt into the sandbox; what is not as it was kept is not graded."""
-        call, paths = self.life.calls.call, self.paths
-        for file in kept.files:
+        call, paths, text = self.life.calls.call, self.paths, self.life.answer_json
+        for file in kept_files(kept):
             if wrong := await call(check_file, paths.kept(file.name), file):
                 raise SandboxFailed(f"the work cannot be put back: {wrong}", kind=UNRESTORED)
         if kept.patch is not None:
@@ -246,7 +247,6 @@ class _Work:
             self.patch = content.decode("utf-8", "surrogateescape")
         elif kept.salvage is not None:
             await self.opened.restore(paths.kept(kept.salvage.name))
-        text = self.life.answer_json
         if kept.answer is not None:
             text = await call(paths.kept(kept.answer.name).read_bytes)
         if text is not None:
@@ -277,7 +277,8 @@ class _Work:
                     described = await life.calls.call(describe_file, self.paths.salvage())
                     kept = msgspec.structs.replace(kept, salvage=described)
             if patch is None:  # a patch is all that its grading needs
-                kept = msgspec.structs.replace(kept, lacks=lacks or left_out(life.salvage))
+                lacks, outside = lacks or left_out(life.salvage), self.opened.outside
+                kept = msgspec.structs.replace(kept, lacks=lacks, outside=outside)
 
         failure = await life.stage(Phase.SALVAGE, lambda: self.place.salvaging, SandboxFailed, salvage)
         if failure is not None and failure.where is Where.INTERRUPTED:
@@ -315,8 +316,7 @@ class _Work:
         critic, life = self.place.critic, self.life
         if critic is None or critic.before != before or not worth_grading(life.failure):
             return
-        answer, grade = life.answer, life.grade
-        usage = life.used_by_agent
+        answer, grade, usage = life.answer, life.grade, life.used_by_agent
         tried = Tried(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=usage)
 
         async def asked() -> None:

@@ -17,7 +17,7 @@ from blake3 import blake3
 from ..core.authoring import Suite
 from ..core.errors import BadInput, HoldwaterError
 from ..core.events import Opened
-from ..core.kept_work import kept_work, refuse_grading
+from ..core.kept_work import kept_files, kept_work, refuse_grading
 from ..core.policy import not_kept
 from ..core.records import Record, Verdict
 from ..core.summary import RegradeState
@@ -134,5 +134,4 @@ def worked(reader: Reader, row: OutcomeRow) -> Verdict:
 def unkept(reader: Reader, verdict: Verdict) -> str:
     """How it is said that the work was dropped on purpose; empty: it was not, or there was none."""
     keep = reader.dropped(verdict.attempt)
-    kept = kept_work(verdict)
-    return not_kept(keep) if keep is not None and kept is not None and kept.files else ""
+    return not_kept(keep) if keep is not None and kept_files(kept_work(verdict)) else ""

@@ -110,6 +110,8 @@ class ProcessSandboxes:
 class ProcessSandbox:
     """Where one attempt acts: a `core.authoring.KeptSandbox`."""
 
+    outside = 0  # the working directory is all that a process sandbox hands on
+
     def __init__(
         self,
         sandboxes: ProcessSandboxes,

@@ -215,6 +215,10 @@ class DockerSandbox:
         with reported("cannot keep what changed in a sandbox"):
             return await kept.salvage(into)
 
+    @property
+    def outside(self) -> int:
+        return self._work.outside if self._work is not None else 0
+
     async def restore(self, source: Path) -> None:
         files, threads = await self._files(), self._sandboxes.threads
         with reported("cannot put work back"):

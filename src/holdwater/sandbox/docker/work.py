@@ -11,9 +11,11 @@ import asyncio
 import io
 import os
 import posixpath
+import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import islice
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -35,6 +37,11 @@ READ_THROUGH = 2 * GiB  # bytes of a directory that are looked at
 IN_MEMORY = 64 * MiB  # bytes of files that are asked for one by one
 PIECE = 1 << 20  # bytes
 MODIFIED, ADDED, DELETED = 0, 1, 2  # as the daemon says
+# Agents and their tools leave traces here that are no work: caches, settings, logs, what the daemon mounts.
+TRACES = re.compile(
+    r"/(tmp|run|proc|sys|dev|var/(tmp|run|log|cache)|logs/agent|(root|home/[^/]+)/\.(?!local/)[^/]+)(/|$)"
+    r"|/etc/(hosts|hostname|resolv\.conf|mtab)$"
+)
 KEPT = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
@@ -57,6 +64,7 @@ class Look(msgspec.Struct, frozen=True):
     seen: dict[str, Seen]  # of those that are there; bound: MOST
     hashed: bool
     cut: bool = False  # there is more than was looked at
+    outside: frozenset[str] = frozenset()  # not below the working directory; bound: MOST
 
 
 class ReadBounds:
@@ -83,6 +91,7 @@ class Work:
         self._counted = counted
         self._threads = threads
         self._before = Look({}, {}, hashed=not counted)
+        self.outside = 0  # paths that changed outside the working directory, as the last salvage found
 
     async def mark(self) -> None:
         """What changes from now on is the agent's work."""
@@ -101,12 +110,13 @@ class Work:
         deleted = [path for path, kind in before.kinds.items() if kind != DELETED and path not in now.kinds]
         deleted += [path for path, kind in now.kinds.items() if kind == DELETED != before.kinds.get(path)]
         cut = before.cut or now.cut
+        self.outside = len(now.outside - before.outside)
         if not (altered or deleted or cut):
             return None
         return await self._keep(altered, sorted(deleted), into, cut)
 
     async def _look(self, hashed: bool = False) -> Look:
-        kinds = await self._kinds() if self._counted else None
+        kinds, outside = await self._kinds() if self._counted else (None, frozenset[str]())
         cut = kinds is not None and len(kinds) >= MOST
         there = [path for path, kind in (kinds or {}).items() if kind != DELETED]
         if kinds is None or hashed or len(there) > FEW:
@@ -114,14 +124,24 @@ class Work:
             bounds = ReadBounds()
             seen = await self._read_through(lambda stream: _hashed(stream, self._depth, wanted, bounds))
             found = dict.fromkeys(seen, ADDED) if kinds is None else kinds
-            return Look(found, seen, hashed=True, cut=cut or bounds.exceeded)
-        return Look(kinds, await self._ask(there), hashed=False, cut=cut)
+            return Look(found, seen, hashed=True, cut=cut or bounds.exceeded, outside=outside)
+        return Look(kinds, await self._ask(there), hashed=False, cut=cut, outside=outside)
 
-    async def _kinds(self) -> dict[str, int]:
+    async def _kinds(self) -> tuple[dict[str, int], frozenset[str]]:
+        """What is not as in the image: below the working directory by its kind, and elsewhere."""
         told = await self._files.client.get(f"{posixpath.dirname(self._files.archive)}/changes")
         prefix = self._workdir.rstrip("/") + "/"
         below = [one for one in told or () if one["Path"].startswith(prefix)]
-        return {one["Path"][len(prefix) :]: one["Kind"] for one in below[:MOST]}
+        elsewhere = (one["Path"] for one in told or () if not one["Path"].startswith(prefix))
+        paths = sorted(elsewhere, key=lambda path: path.split("/"))
+        # A directory is told along with what changed in it, and stands right before that.
+        leaves = (
+            path
+            for path, following in zip(paths, [*paths[1:], ""], strict=True)
+            if not following.startswith(f"{path}/") and not prefix.startswith(f"{path}/")
+        )
+        outside = frozenset(islice((path for path in leaves if not TRACES.match(path)), MOST))
+        return {one["Path"][len(prefix) :]: one["Kind"] for one in below[:MOST]}, outside
 
     async def _ask(self, paths: Sequence[str]) -> dict[str, Seen]:
         """One by one."""
