@@ -22,6 +22,7 @@ proof:
 	@$(bin)/python benchmarks/gateway_rate.py
 	@$(bin)/python benchmarks/rollout_churn.py
 	@$(bin)/python benchmarks/admission.py
+	@$(bin)/python benchmarks/crowding.py
 	@$(bin)/python benchmarks/metering.py
 	@$(bin)/python benchmarks/allocator.py
 	@$(bin)/python benchmarks/image_assembly.py

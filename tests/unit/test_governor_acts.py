@@ -81,7 +81,14 @@ class Scene:
         self.spared: set[int] = set()
         self.notes: list[tuple[str, str]] = []
         self.governor = Governor(
-            RunConfig(id="r", suite="s", agent="a", created=0.0, version="", **config),  # type: ignore[arg-type]
+            RunConfig(
+                id="r",
+                suite="s",
+                agent="a",
+                created=0.0,
+                version="",
+                **{"concurrency": 64, **config},  # type: ignore[arg-type]
+            ),
             self.kernel.meter,
             lambda: Bound("disk", 1 << 40, 0, ""),
             self._preempt,

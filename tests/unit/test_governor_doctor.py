@@ -72,8 +72,11 @@ def test_it_says_how_many_attempts_would_begin_and_what_limits_them() -> None:
         bounds = (Bound("budget", memory, 0, "`--memory`"),)
         return Reading(bounds=bounds, disks=(place,), pressure=None, oom_kills=0)
 
-    assert "limited by slots" in on_start(reading(1000 * GiB, 90 * GiB)).value
-    assert "limited by memory" in on_start(reading(1 * GiB, 90 * GiB)).value
-    assert "limited by disk" in on_start(reading(100 * GiB, 6 * GiB + 100 * MiB)).value
-    nothing = on_start(reading(20 * MiB, 90 * GiB))
+    many = 1e6  # cores
+    assert "limited by slots" in on_start(reading(1000 * GiB, 90 * GiB), many).value
+    assert "limited by memory" in on_start(reading(1 * GiB, 90 * GiB), many).value
+    assert "limited by disk" in on_start(reading(100 * GiB, 6 * GiB + 100 * MiB), many).value
+    assert on_start(reading(1000 * GiB, 90 * GiB), 3.0).value.startswith("6 attempts")
+    assert "limited by cpu" in on_start(reading(1000 * GiB, 90 * GiB), 3.0).value
+    nothing = on_start(reading(20 * MiB, 90 * GiB), many)
     assert nothing.value.startswith("0 attempts") and "too little memory" in nothing.note

@@ -81,6 +81,7 @@ def on_memory_and_disk() -> list[Finding]:
     """What the meter of a run in this directory would read, and from where."""
     import tempfile
 
+    from ..governor.cpu import count_cores
     from ..governor.meter import Meter
     from ..run.config import environment
 
@@ -92,15 +93,16 @@ def on_memory_and_disk() -> list[Finding]:
         on_pressure(reading),
         on_group(meter.groups(), reading.oom_kills),
         *(on_disk(disk) for disk in reading.disks),
-        on_start(reading),
+        on_start(reading, count_cores()),
     ]
 
 
-def on_start(reading: Reading) -> Finding:
+def on_start(reading: Reading, cores: float) -> Finding:
     """How many attempts a run would begin with, and which limit would bind first."""
     import os
 
     from ..core.config import SLOTS_A_WORKER
+    from ..governor.crowding import CpuLimit
     from ..governor.gate import Gate
     from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
     from ..governor.reading import Bound
@@ -116,6 +118,7 @@ def on_start(reading: Reading) -> Finding:
         "slots": SLOTS_A_WORKER * (os.cpu_count() or 1),
         "memory": max(0, gate.memory.room) // need,
         "disk": max(0, gate.disk.room) // sandbox_disk().need,
+        "cpu": CpuLimit(cores).most,
     }
     first = min(allowed, key=lambda name: allowed[name])
     told = ", ".join(f"{name} {number}" for name, number in allowed.items() if number < 1_000_000)

@@ -95,7 +95,7 @@ class Common:
     ] = None
     concurrency: Annotated[
         int | str | None,
-        _in(MACHINE, "Attempts at once, or `auto`: as many as the budget allows (auto)"),
+        _in(MACHINE, "Attempts at once, or `auto`: as many as the budget and the CPU allow (auto)"),
     ] = None
     ungoverned: Annotated[
         bool | None, _in(MACHINE, "Let no attempt wait for memory: it is only measured")

@@ -104,6 +104,10 @@ class KeptSandbox(WholeSandbox, Protocol):
     def memory(self) -> int:
         """Bytes that its processes use now, without the page cache; 0 where that is not known."""
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that its processes have used so far; 0 where that is not known."""
+
     def allow(self, memory: int) -> None:
         """From now on it may use so many bytes."""
 

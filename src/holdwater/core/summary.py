@@ -29,7 +29,8 @@ class Gauge(Record, frozen=True):
     bound: str = ""  # whose limit on memory is the tightest: `budget`, `container`, `pod`, `machine`
     leased: int = 0  # bytes of memory that attempts hold leases of
     sandboxes: int = 0  # bytes of memory that their sandboxes use
-    binds: str = ""  # what keeps more from running: `slots`, `memory`, `disk`, `rate`, `nothing left to do`
+    # What keeps more from running: `slots`, `memory`, `disk`, `cpu`, `rate`, `nothing left to do`.
+    binds: str = ""
 
 
 class RegradeState(Record, frozen=True):

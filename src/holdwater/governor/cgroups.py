@@ -108,7 +108,10 @@ class Groups:
         paths = _own_paths(proc)
         both = not (cgroups / "cgroup.controllers").exists() and (cgroups / "unified").is_dir()
         unified = cgroups / "unified" if both else cgroups
-        self._own_unified = next(_upwards(unified, paths[""])) if "" in paths else None
+        self.own_unified = next(_upwards(unified, paths[""])) if "" in paths else None
+        self.cpu_directories = list(_upwards(cgroups / "cpu", paths["cpu"])) if "cpu" in paths else []
+        if not self.cpu_directories and "" in paths:
+            self.cpu_directories = list(_upwards(unified, paths[""]))
         self.version = 0  # there are none
         self._groups: list[Group] = []
         if "memory" in paths:
@@ -137,7 +140,7 @@ class Groups:
 
     def pressure(self) -> float | None:
         """Of our own group. The kernel tells it in version 2 alone, even without a memory controller."""
-        return _some_avg10(self._own_unified / "memory.pressure") if self._own_unified else None
+        return _some_avg10(self.own_unified / "memory.pressure") if self.own_unified else None
 
     def _found(self, words: Words, root: Path, path: str) -> None:
         self.version = words.version

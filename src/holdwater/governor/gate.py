@@ -86,6 +86,7 @@ class Gate:
     def __init__(self) -> None:
         self.memory = Pool(RESERVE, LEAST_RESERVE)
         self.disk = Pool(RESERVE, 0)
+        self.most: int | None = None  # attempts at once that the CPU bears; None: it is not asked
         self.holds: set[str] = set()  # why nobody is admitted for the moment; a handful of reasons
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()  # bound: the run's concurrency
         self._alone = 0  # readings that the first has waited through without any lease beside it
@@ -199,11 +200,18 @@ class Gate:
         if self.holds:
             return "disk" if "disk" in self.holds else "memory"
         need, _ = next(iter(self._waiting.values()))
+        if self._crowded:
+            return "cpu"
         return "memory" if need.memory > self.memory.room else "disk"
+
+    @property
+    def _crowded(self) -> bool:
+        return self.most is not None and len(self.memory.leases) >= self.most
 
     def _fits(self, need: Lease) -> bool:
         memory = not need.memory or need.memory <= self.memory.room  # who needs none waits for none
-        return not self.holds and memory and (not need.disk or need.disk <= self.disk.room)
+        disk = not need.disk or need.disk <= self.disk.room
+        return not (self.holds or self._crowded) and memory and disk
 
     def _grant(self, attempt: int, need: Lease) -> None:
         self.memory.lease(attempt, need.memory)

@@ -248,6 +248,7 @@ class Host:
                 memory=life.sandbox.memory if life.sandbox else 0,
                 throttled=life.session.throttled if life.session else False,
                 disk=life.sandbox.disk if life.sandbox else 0,
+                cpu=life.sandbox.cpu_seconds if life.sandbox else 0.0,
             )
             for a, life in lives
         )

@@ -155,6 +155,7 @@ class Living(Record, frozen=True):
     memory: int = 0  # bytes that its sandbox uses
     throttled: bool = False  # a call of it waits for a rate limit
     disk: int = 0  # bytes that its sandbox's directory takes
+    cpu: float = 0.0  # seconds that its sandbox has used so far
 
 
 class Beat(Message, frozen=True):

@@ -51,6 +51,7 @@ class Use(Record, frozen=True):
     worker: int = 0  # its share of what its worker has grown by since it began
     disk: int = 0
     throttled: bool = False  # it waits for a rate limit
+    cpu: float = 0.0  # seconds that its sandbox has used so far
 
     @property
     def memory(self) -> int:

@@ -19,6 +19,7 @@ from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.reading import Bound
 from ..governor.reclaim import Action, Reclaim
 from ..rollout.duty import Duty
+from .crowd import Crowd
 from .fleet import Census, Governed, Use
 from .footprint import Footprint
 
@@ -80,6 +81,8 @@ class Governor:
         self._gate.memory.measured(self.reading.holding, {})
         self._sandboxes = sandbox_memory(self._gate.memory.most)
         self._workers, self._disks = worker_memory(), sandbox_disk()
+        self._crowd = Crowd(config.slots) if config.concurrency is None and not config.ungoverned else None
+        self._gate.most = self._crowd.most if self._crowd else None
 
     # What the scheduler asks for.
 
@@ -251,9 +254,19 @@ class Governor:
         self._measure_disk()
         self._extend(fleet, census.uses)
         self._relieve(fleet, reading.bound)
+        self._spare_cpu(census)
         self._gate.measured()
         self._allow(fleet)
         fleet.permit(self._gate.memory.leases, max(0, self._gate.memory.room))
+
+    def _spare_cpu(self, census: Census) -> None:
+        """Fewer at once when they keep each other from the CPU, more when there is some to spare."""
+        if self._crowd is None:
+            return
+        running, waiting = len(self._gate.memory.leases), self._gate.binds == "cpu"
+        if told := self._crowd.look(census, running, waiting):
+            self._gate.most = self._crowd.most
+            self._note("governor.cpu", told)
 
     def _refresh(self) -> None:
         """What set-up or a neighbour has taken since the last look must not be granted."""

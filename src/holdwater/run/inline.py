@@ -96,7 +96,8 @@ class InlineFleet:
         living = self._host.living()
         phases = Counter(str(one.phase) for one in living)
         uses = {
-            one.attempt: Use(sandbox=one.memory, disk=one.disk, throttled=one.throttled) for one in living
+            one.attempt: Use(sandbox=one.memory, disk=one.disk, throttled=one.throttled, cpu=one.cpu)
+            for one in living
         }
         return Census(workers=0, phases=dict(phases), usage=Census.used(living), uses=uses)
 

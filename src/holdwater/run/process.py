@@ -222,7 +222,7 @@ class WorkerProcess:
 
     def _use(self, one: Living) -> Use:
         grown = self._shares[one.attempt]
-        return Use(sandbox=one.memory, worker=grown, disk=one.disk, throttled=one.throttled)
+        return Use(sandbox=one.memory, worker=grown, disk=one.disk, throttled=one.throttled, cpu=one.cpu)
 
     def _data(self) -> int:
         """Bytes of its address space that count against the limit."""

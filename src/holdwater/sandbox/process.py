@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from ..core.errors import AttemptError, AttemptOver, BadInput, RunFailed, SandboxFailed
+from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
 from ..core.records import CommandResult, LeftOut, Limits, MiB, Network, Salvage, Start
 from . import beneath, bubblewrap, changes, copying, marks, quota
 from .beneath import naming
@@ -161,6 +161,10 @@ class ProcessSandbox:
         return self._watch.peak_memory
 
     @property
+    def cpu_seconds(self) -> float:
+        return self._watch.cpu_seconds
+
+    @property
     def disk(self) -> int:
         return self._watch.disk
 
@@ -185,9 +189,8 @@ class ProcessSandbox:
         before = self._watch.counts()
         kept = Log(log) if log else None
         try:
-            running, code = await run_command(
-                launch, kept, self._sandboxes.threads, self._watch.over, timeout
-            )
+            threads, watch = self._sandboxes.threads, self._watch.over
+            running, code = await run_command(launch, kept, threads, watch, timeout)
         finally:
             if kept:
                 kept.close()
@@ -269,9 +272,8 @@ class ProcessSandbox:
         return self._directory / "manifest"
 
     def _lay_out(self, start: Start, network: Network | None) -> None:
-        sandboxes = self._sandboxes
-        reached = network or sandboxes.network
-        self._layout = Layout(self._directory, start, reached, self._confined, sandboxes.show)
+        reached, show = network or self._sandboxes.network, self._sandboxes.show
+        self._layout = Layout(self._directory, start, reached, self._confined, show)
 
     @property
     def _confined(self) -> bool:
@@ -360,11 +362,9 @@ class ProcessSandbox:
     async def _check(self, command: Command, code: int, before: Counts) -> None:
         """Raise what ended the command, if that was not itself."""
         self._check_open()
-        error: AttemptError | None = self._watch.blame(command, code, before)
-        if error := error or await self._watch.blame_disk(code):
-            raise error
+        error = self._watch.blame(command, code, before) or await self._watch.blame_disk(code)
         self._check_open()
-        if code and (error := self._watch.disk_full()):
+        if error := error or (self._watch.disk_full() if code else None):
             raise error
         if not command.started():
             raise SandboxFailed(f"cannot start the command: {command.stderr.text().strip()[-500:] or code}")

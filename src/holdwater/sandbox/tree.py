@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 SHARES = ("Pss_Anon", "Pss_Shmem")
 
 
@@ -23,6 +24,11 @@ def proportional(pids: Iterable[int]) -> int:
     return sum(map(_proportional, pids))
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time that processes, and children of theirs that have ended, have used so far."""
+    return sum(map(_cpu_seconds, pids))
+
+
 def tasks_of(user: int) -> int:
     """How many processes and threads a user has, as `RLIMIT_NPROC` counts them."""
     return sum(_tasks(entry, user) for entry in Path("/proc").iterdir() if entry.name.isdigit())
@@ -34,6 +40,14 @@ def _resident(pid: int) -> int:
     except OSError:
         return 0  # it is gone
     return (int(fields[1]) - int(fields[2])) * PAGE
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it is gone
+    return sum(map(int, fields[11:15])) / TICKS
 
 
 def _proportional(pid: int) -> int:

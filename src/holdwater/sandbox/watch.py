@@ -83,6 +83,7 @@ class Watch:
         self._raised_from: int | None = None  # the limit on memory before the last change
         self.memory = 0  # bytes in use, when it was last looked at
         self._peak = 0
+        self._tree_cpu = 0.0  # of the processes that live, where there is no group
         self._printed = 0
         self._cpu_before = 0.0  # CPU time of earlier phases
         self._disk_before = 0  # what the agent left above its quota does not count against the grader
@@ -92,6 +93,11 @@ class Watch:
     def peak_memory(self) -> int:
         """The most that was seen; what the kernel says, page cache and all, if nothing ran long enough."""
         return self._peak or (self.group.peak() if self.group else 0)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that its processes have used so far."""
+        return self.group.cpu_seconds() if self.group else self._tree_cpu
 
     def allow(self, memory: int) -> None:
         """Change the limit on memory."""
@@ -247,6 +253,7 @@ class Watch:
             pids, used, cost = await self._in_thread(self._tree, self._pids)
             pace.ended(time.monotonic(), cost)
             self.memory = used
+            self._tree_cpu = await self._in_thread(tree.cpu_seconds, pids)
             self._peak = max(self._peak, used)
             limit = self.limits.held_to
             if limit and used > limit and await self._in_thread(tree.proportional, pids) > limit:

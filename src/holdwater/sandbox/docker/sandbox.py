@@ -113,6 +113,10 @@ class DockerSandbox:
         return self._watch.peak_memory
 
     @property
+    def cpu_seconds(self) -> float:
+        return self._watch.cpu_seconds
+
+    @property
     def disk(self) -> int:
         return self._watch.disk
 
