@@ -83,6 +83,9 @@ def test_a_suite_that_yields_less_than_its_size_is_not_finished(scene: Scene) ->
         summary = command.document()
         assert (summary["state"], summary["settled"]) == ("stopped", 6)
         assert summary["reason"].startswith("suite `odd` declares 10 instances (`size`) and yielded 6")
+    audit = scene.audit()
+    assert (audit["ok"], audit["unfinished"]) == (False, 4)
+    assert audit["notes"] == ["not planned yet: the suite declares 10 samples and yielded 6"]
 
 
 def test_a_suite_without_an_end_is_resumed(scene: Scene) -> None:

@@ -59,7 +59,8 @@ def audit(path: Path | str) -> Audit:
 class _Auditor:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.state = reader.summary().state
+        summary = reader.summary()
+        self.state, self.total = summary.state, summary.total
         self.running = self.state == "running"
         self.blobs = Blobs(reader.directory.blobs)
         self.checked: OrderedDict[str, None] = OrderedDict()  # bound: MOST_CHECKED
@@ -80,16 +81,17 @@ class _Auditor:
         missing = planned - settled
         lost = missing if self.state == "finished" else 0
         self._missing(missing)
+        awaited = self._awaited(planned)
         return Audit(
             planned=planned,
             settled=settled,
             lost=lost,
             duplicated=duplicated,
             corrupt=self.corrupt,
-            ok=not (missing or duplicated or self.corrupt or self.running),
+            ok=not (missing or awaited or duplicated or self.corrupt or self.running),
             problems=tuple(self.problems),
             dropped=self.dropped,
-            unfinished=missing - lost,
+            unfinished=missing - lost + awaited,
             notes=tuple(self.notes),
         )
 
@@ -191,6 +193,13 @@ class _Auditor:
         how = "the same `holdwater serve`" if serves else f"`holdwater resume {self.reader.directory.path}`"
         goes_on = "the run is still running" if self.running else f"{how} goes on"
         self.notes = [f"not run yet: {missing} samples; {goes_on}", *(f"not run yet: `{n}`" for n in named)]
+
+    def _awaited(self, planned: int) -> int:
+        """Samples that the suite declares by its `size` and has not yielded."""
+        if self.total is None or self.state == "finished" or planned >= self.total:
+            return 0
+        self.notes.append(f"not planned yet: the suite declares {self.total} samples and yielded {planned}")
+        return self.total - planned
 
     def _open_instances(self) -> list[tuple[str]]:
         samples = self.reader.config.samples
