@@ -62,11 +62,13 @@ class Benchmark:
         self.python = python
         self.repos.mkdir(parents=True)
 
-    def add(self, name: str, test_patch: str | None = None, **changed: Any) -> dict[str, Any]:
-        """Write a repository and its row; the row."""
+    def add(
+        self, name: str, test_patch: str | None = None, more: Mapping[str, str] | None = None, **changed: Any
+    ) -> dict[str, Any]:
+        """Write a repository, with `more` files in it, and its row; the row."""
         repo = self.repos / name
         files = {"calc.py": CODE, "tests/test_calc.py": TESTS, ".gitignore": "*.log\n__pycache__/\n"}
-        commit = made(repo, files)
+        commit = made(repo, {**files, **(more or {})})
         tests = test_patch or diff(repo, {"tests/test_calc.py": TESTS + NEW_TEST})
         row = {
             "repo": "calc/calc",

@@ -18,11 +18,13 @@ import pytest
 from tests.patience import stretch
 from tests.swebench_scene import FOOLING, MENDED, Benchmark, cheats, diff
 
+import holdwater as hw
 from holdwater.api import grading
 from holdwater.core.records import Verdict
 from holdwater.ledger.export_swebench import write_predictions
 from holdwater.ledger.files import patch_path, taken_out_path
 from holdwater.ledger.reader import Reader
+from holdwater.suite.load import load
 
 pytestmark = pytest.mark.skipif(
     find_spec("swebench") is None and os.environ.get("CI") != "true",
@@ -84,6 +86,35 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def test_only_the_patch_that_mends_it_resolves(played: Played) -> None:
     assert played.summary.outcomes == {"passed": 1, "failed": len(played.patches) - 1}
     assert played.report["resolved_ids"] == ["mended"]
+
+
+def test_the_instruction_names_the_directory_where_the_repository_is(tmp_path: Path) -> None:
+    """Given rows with repositories of this machine, played in processes and in an image."""
+    benchmark = Benchmark(tmp_path)
+    benchmark.add("mended")
+    seen = []
+
+    async def look(instance, sandbox, model):  # type: ignore[no-untyped-def]
+        seen.append((instance.instruction, (await sandbox.run("ls calc.py")).ok))
+
+    for kind in ("swebench", "swt"):
+        hw.run(benchmark.spec(kind), agent=look, out=tmp_path / kind, workers=0)
+    suite = load(benchmark.spec(image="some:1", workdir="/repo"))
+
+    assert isinstance(suite, hw.Suite)
+    assert [there for _, there in seen] == [True, True]
+    assert all("is your working directory." in told and "/testbed" not in told for told, _ in seen)
+    assert "is in /repo." in next(iter(suite.instances())).instruction
+
+
+def test_a_repository_without_pytests_report_is_graded_all_the_same(tmp_path: Path) -> None:
+    benchmark = Benchmark(tmp_path)
+    row = benchmark.add("mended", more={"pytest.ini": "[pytest]\naddopts = -p no:junitxml\n"})
+
+    predictions = benchmark.predictions({"mended": row["patch"]})
+    summary = grading.grade(predictions, benchmark.spec(), out=tmp_path / "run", workers=0)
+
+    assert summary.outcomes == {"passed": 1}
 
 
 def test_a_patch_that_breaks_another_test_says_which(played: Played) -> None:

@@ -55,7 +55,7 @@ def swebench(spec: str) -> Suite:
         setup=remember,
         patch=take,
         check=check,
-        defaults=Defaults(sandbox="process" if options.repos and not options.image else "docker"),
+        defaults=Defaults(sandbox="process" if options.copied else "docker"),
         description=f"the {options.kind.told} rows of `{path.name}`",
     )
     return suite
@@ -85,7 +85,7 @@ def _instance(row: Row, options: Options, prompt: Prompt) -> Instance:
 
 
 def _start(row: Row, options: Options) -> Start:
-    if options.repos and not options.image:
+    if options.copied:
         return Start()
     image = options.image or row.image or "{namespace}/sweb.eval.x86_64.{id}:latest"
     name = row.instance_id.lower().replace("__", "_1776_")

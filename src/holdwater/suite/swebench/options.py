@@ -40,6 +40,11 @@ class Options(Record, frozen=True):
     timeout: Annotated[float, Meta(gt=0)] = 1800.0  # seconds for the tests
     network: Network | None = None  # what grading reaches; as the agent did otherwise
 
+    @property
+    def copied(self) -> bool:
+        """Whether repositories are copied into the working directory of whatever sandbox there is."""
+        return self.repos is not None and not self.image
+
 
 def parse(spec: str) -> Options:
     """The options in a spec; BadInput names the wrong one."""

@@ -21,7 +21,7 @@ class Prompt:
     """Fills the template; a mistake in it is a BadInput that names its file and line."""
 
     def __init__(self, options: Options) -> None:
-        self._workdir = options.workdir
+        self._workdir = "." if options.copied else options.workdir
         ours = TEMPLATES / ("swt.j2" if options.kind is Kind.SWT else "swebench.j2")
         self._path = Path(options.template) if options.template else ours
         self._template = self._compiled()

@@ -16,6 +16,18 @@ HEAD = ("#!/bin/bash", "set -uxo pipefail")  # as the reference runs every scrip
 STATUS = "HOLDWATER_STATUS"
 PYTEST = re.compile(r"(\s*(?:\w+=\S+\s+)*(?:\S*python[\d.]*\s+-m\s+|\S*/)?(?:pytest|py\.test))(?=\s|$)")
 HEREDOC = re.compile(r"git apply\b.*<<-?\s*['\"]?(\w+)['\"]?")
+# A repository may have turned pytest's own reports off (`-p no:junitxml`): this plugin has another name.
+REPORTER = """\
+from _pytest import junitxml
+ours = []
+def pytest_configure(config):
+    if not config.pluginmanager.hasplugin("junitxml"):
+        ours.append(True)
+        junitxml.pytest_configure(config)
+def pytest_unconfigure(config):
+    if ours:
+        junitxml.pytest_unconfigure(config)
+"""
 NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 
 
@@ -42,8 +54,12 @@ def evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()
     """`script` to be run; `before` is what it does right before the tests."""
     parts = _parts(script)
     assert parts is not None, "rows are checked"
-    report = f"{workdir}/.git/holdwater-{nonce}.xml"
-    tests, watched = _watched(parts.tests, report)
+    place, plugin = f"{workdir}/.git/holdwater-{nonce}", f"holdwater_{nonce}"
+    report = f"{place}/report.xml"
+    tests, watched = _watched(parts.tests, place, plugin, report)
+    if watched:
+        module = shlex.quote(f"{place}/{plugin}.py")
+        before = [*before, f"mkdir -p {shlex.quote(place)} && printf %s {shlex.quote(REPORTER)} > {module}"]
     start, end = f"{START} {nonce}", f"{END} {nonce}"
     lines = [
         *HEAD,
@@ -84,14 +100,16 @@ def _parts(script: str) -> Parts | None:
     return Parts(lines[: starts[0]], lines[starts[0] + 1 : ends[0]], lines[ends[0] + 1 :])
 
 
-def _watched(tests: list[str], report: str) -> tuple[list[str], bool]:
+def _watched(tests: list[str], place: str, plugin: str, report: str) -> tuple[list[str], bool]:
     """The tests with pytest's own report asked for, where exactly one line runs it."""
     found = [n for n, line in enumerate(tests) if PYTEST.match(line)]
     if len(found) != 1:
         return tests, False
-    option = shlex.quote(f"--junitxml={report}")
+    path = f"PYTHONPATH={shlex.quote(place)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    options = f"-p {plugin} {shlex.quote(f'--junitxml={report}')}"
     changed = [
-        PYTEST.sub(rf"\1 {option}", line, count=1) if n in found else line for n, line in enumerate(tests)
+        PYTEST.sub(rf"{path} \1 {options}", line, count=1) if n in found else line
+        for n, line in enumerate(tests)
     ]
     return changed, True
 
