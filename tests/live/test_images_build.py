@@ -17,9 +17,21 @@ from holdwater.core.image import KEY_LABEL
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with real_registry(tmp_path_factory.mktemp("registry") / "here") as found:
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the registry keeps all that it has."""
+    return tmp_path_factory.mktemp("registry") / "here"
+
+
+@pytest.fixture(scope="module")
+def port(storage: Path) -> Iterator[int]:
+    with real_registry(storage) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def blobs(storage: Path) -> Path:
+    """Where the registry keeps blobs."""
+    return storage / "data/docker/registry/v2/blobs/sha256"
 
 
 @pytest.fixture
@@ -111,6 +123,69 @@ def test_one_failed_base_stops_no_other_and_is_named(images: ImageScene) -> None
     audit = images.images("audit", images.place / "run")
     assert audit.wait(30) == 1, audit
     assert "`none` was not made" in audit.stdout
+
+
+def manifest_of(port: int, repository: str, tag: str) -> dict[str, Any]:
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest: dict[str, Any] = json.loads(asked(port, "GET", f"/v2/{repository}/manifests/{tag}", kind)[1])
+    return manifest
+
+
+def altered(blobs: Path, digest: str, cut: int = 0) -> None:
+    """Another byte in a blob of the registry's storage, and some fewer."""
+    name = digest.removeprefix("sha256:")
+    path = blobs / name[:2] / name / "data"
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1 : len(content) - cut])
+
+
+def test_an_audit_finds_a_configuration_that_was_altered_and_a_build_too(
+    images: ImageScene, blobs: Path
+) -> None:
+    recipe = images.recipe(images.bases(2), repository="altered")
+    images.built(recipe)
+    config = manifest_of(images.port, "altered", "b0")["config"]["digest"]
+    altered(blobs, config)
+
+    audit = images.images("audit", images.place / "run", "--json")
+    assert audit.wait(60) == 1, audit
+    again = images.built(recipe, "again", "--retries", "0", status=1)
+
+    (problem,) = audit.document()["problems"]
+    assert "`b0`" in problem and config in problem
+    assert (again["made"], again["present"], again["failed"]) == (0, 1, 1)
+    failed = (images.place / "again" / "images.json").read_text()
+    assert "it is damaged in the registry" in failed and config in failed
+
+
+def test_an_audit_finds_layers_by_size_and_deep_by_content(images: ImageScene, blobs: Path) -> None:
+    """Given two layers of bases, one that is too short and one with another byte."""
+    recipe = images.recipe(images.bases(2, repository="thick"), repository="layered")
+    images.built(recipe)
+    short, wrong = (manifest_of(images.port, "layered", name)["layers"][1]["digest"] for name in ("b0", "b1"))
+    altered(blobs, short, cut=1)
+    altered(blobs, wrong)
+
+    shallow = images.images("audit", images.place / "run", "--json")
+    deep = images.images("audit", images.place / "run", "--json", "--deep")
+
+    assert (shallow.wait(60), deep.wait(60)) == (1, 1)
+    (problem,) = shallow.document()["problems"]
+    assert short in problem and "bytes, not" in problem
+    found = deep.document()["problems"]
+    assert len(found) == 2 and short in found[0] and wrong in found[1]
+
+
+def test_a_blob_that_was_removed_is_uploaded_again(images: ImageScene, blobs: Path) -> None:
+    recipe = images.recipe(images.bases(1), repository="removed")
+    images.built(recipe)
+    name = manifest_of(images.port, "removed", "b0")["config"]["digest"].removeprefix("sha256:")
+    (blobs / name[:2] / name / "data").unlink()
+
+    again = images.built(recipe, "again")
+
+    assert (again["made"], again["present"]) == (1, 0)
+    assert (blobs / name[:2] / name / "data").exists()
 
 
 def test_an_audit_finds_a_tag_that_is_not_what_was_made(images: ImageScene) -> None:

@@ -45,6 +45,7 @@ OTHER_FLAGS = {
     "unfinished",
     "yes",
     "engine",
+    "deep",
 }
 # Flags of programs that the docs mention, and of benchmarks.
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}

@@ -144,15 +144,18 @@ def show(run: str | None = None, image: str | None = None, /, *, json: Flag = Fa
 
 
 @images.command
-def audit(run: str | None = None, /, *, json: Flag = False) -> int:
+def audit(run: str | None = None, /, *, deep: Flag = False, json: Flag = False) -> int:
     """Prove that every planned image is in the registry, with the digests that the build recorded.
 
-    The exit status is 0 if so and 1 otherwise. For example: `holdwater images audit latest`
+    Manifests and configurations are read, layers are asked for their size. The exit status is 0 if all is
+    well and 1 otherwise. For example: `holdwater images audit latest --deep`
 
     Parameters
     ----------
     run
         The build's directory; `latest`, or nothing, is the newest in `runs/`.
+    deep
+        Read all layers too, and check their digests.
     json
         Print one JSON document.
     """
@@ -160,7 +163,7 @@ def audit(run: str | None = None, /, *, json: Flag = False) -> int:
     from ..api import images as api
 
     console = Console()
-    found = complete(api.audit_build(find_run(run), teller(console)))
+    found = complete(api.audit_build(find_run(run), teller(console), deep=deep))
     if json:
         console.data(found)
     else:

@@ -89,8 +89,13 @@ async def plan_build(prepared: PreparedBuild, tell: Callable[[str], None] = lamb
             return _plan(recipe, works, rows, free)
 
 
-async def audit_build(path: Path, tell: Callable[[str], None] = lambda text: None) -> ImagesAudit:
-    """Whether the ledger is whole, and each image it names is in the registry with the recorded digests."""
+async def audit_build(
+    path: Path, tell: Callable[[str], None] = lambda text: None, *, deep: bool = False
+) -> ImagesAudit:
+    """Whether the ledger is whole, and each image it names is in the registry, whole and unaltered.
+
+    Layers are asked for their size; `deep` reads them all.
+    """
     ledger = audit_ledger(path)
     problems = list(ledger.problems)
     checked = failed = 0
@@ -104,7 +109,7 @@ async def audit_build(path: Path, tell: Callable[[str], None] = lambda text: Non
                     continue
                 checked += 1
                 tell(f"checked {checked} images")
-                if wrong := await check(works.registries, row.made):
+                if wrong := await check(works.registries, row.made, deep=deep):
                     problems.append(f"`{row.name}`: {wrong}")
     return ImagesAudit(
         planned=ledger.planned,

@@ -27,6 +27,7 @@ from ...core.image import (
     labels_of,
 )
 from .base import Base, resolve
+from .check import find_damage
 from .client import Registries, RegistryClient
 from .manifest import LARGEST_CONFIG, Assembled, Blob, Written, assemble, gather
 from .reference import Reference, is_tag, parse, parse_repository
@@ -46,10 +47,11 @@ class Drawn(NamedTuple):
     top: Written  # what the tag stands for then
     parts: tuple[Assembled, ...]  # an image for each platform
     held: str  # the digest that the tag stands for now; empty: the tag is not there
+    damage: str = ""  # what is wrong with the image that the tag stands for
 
     @property
     def how(self) -> How:
-        return How.PRESENT if self.held == self.top.digest else How.MADE
+        return How.PRESENT if self.held == self.top.digest and not self.damage else How.MADE
 
     @property
     def replaces(self) -> str:
@@ -106,6 +108,8 @@ class RegistryEngine:
             drawn = await self._drawn(image)
             if drawn.how is How.MADE:
                 await self._make(drawn, account, progress)
+                if drawn.damage:
+                    await self._check_repaired(drawn)
             await together(*(self._alias(drawn, alias) for alias in image.aliases))
         return Made(
             name=image.name,
@@ -140,7 +144,9 @@ class RegistryEngine:
         )
         written = [part.manifest for part in parts]
         top = gather(base.several, base.children, written) if base.several else written[0]
-        return Drawn(base, place, tag, top, parts, held)
+        same = held == top.digest
+        damage = await find_damage(self._client(place), place, top.digest) if same else ""
+        return Drawn(base, place, tag, top, parts, held, damage)
 
     async def _standing(self, place: Reference, tag: str) -> str:
         """The digest that a tag stands for; empty: the registry says that there is no such tag."""
@@ -202,6 +208,16 @@ class RegistryEngine:
             written = [part.manifest for part in drawn.parts]
             await together(*(client.put_manifest(repository, one.digest, one) for one in written))
         await client.put_manifest(repository, drawn.tag, drawn.top)
+
+    async def _check_repaired(self, drawn: Drawn) -> None:
+        """A registry may keep what it has in spite of an upload: it counts by digest alone."""
+        if damage := await find_damage(self._client(drawn.place), drawn.place, drawn.top.digest):
+            raise ImageFailed(
+                f"it is damaged in the registry, which keeps it so: {damage}",
+                "remove the blob from the registry's storage, or choose another `repository`",
+                kind="damaged",
+                again=False,
+            )
 
     async def _alias(self, drawn: Drawn, alias: str) -> None:
         if drawn.how is How.PRESENT and await self._standing(drawn.place, alias) == drawn.top.digest:

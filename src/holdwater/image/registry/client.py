@@ -40,6 +40,9 @@ class Found(NamedTuple):
     digest: str
 
 
+UNKNOWN = -1  # the size of a blob that is there, and of which a registry says no more
+
+
 class RegistryClient(Uploads):
     """One registry. Repositories are named without it."""
 
@@ -77,21 +80,26 @@ class RegistryClient(Uploads):
 
     async def has(self, repository: str, digest: str) -> bool:
         """Whether a blob is there."""
+        return await self.measure(repository, digest) is not None
+
+    async def measure(self, repository: str, digest: str) -> int | None:
+        """The bytes of a blob, as far as the registry says; None: it is not there."""
         what = f"the blob `{self._name(repository, digest)}` cannot be looked for"
         path, scopes = f"{repository}/blobs/{digest}", _pull(repository)
 
-        async def operation() -> bool:
+        async def operation() -> int | None:
             answer = await self.host.answer(Ask("HEAD", path, what, scopes), _HEAD)
             if answer.status == 200:
-                return True
+                told = answer.headers.get("Content-Length", "")
+                return int(told) if told.isdecimal() else UNKNOWN
             try:  # only a body has the registry's reason
                 response = await self.host.open(Ask("GET", path, what, scopes, {"Range": "bytes=0-0"}), _PART)
             except Refusal as error:
                 if error.absent_blob:
-                    return False
+                    return None
                 raise
             response.close()
-            return True
+            return UNKNOWN
 
         return await self.host.trying(operation)
 
