@@ -57,7 +57,10 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "suite.py").write_text(SUITE)
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "bin").mkdir()
-    for name, first in (("lost", "#!/opt/no-such/python3 -u"), ("lost-too", "#!/usr/bin/env -S no-such-node -x")):
+    for name, first in (
+        ("lost", "#!/opt/no-such/python3 -u"),
+        ("lost-too", "#!/usr/bin/env -S no-such-node -x"),
+    ):
         (tmp_path / "bin" / name).write_text(f"{first}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     return tmp_path
@@ -65,8 +68,11 @@ def place(tmp_path: Path) -> Path:
 
 MODEL = "give one with `--model`"
 REFUSED = {
-    ("--agent", "suite.py:calls"): ("agent `calls` calls the model, and the run has none", MODEL),
-    ("--agent", "suite.py:calls_too"): ("agent `calls_too` calls the model, and the run has none", MODEL),
+    ("--agent", "suite.py:calls"): ("agent `suite.py:calls` calls the model, and the run has none", MODEL),
+    ("--agent", "suite.py:calls_too"): (
+        "agent `suite.py:calls_too` calls the model, and the run has none",
+        MODEL,
+    ),
     ("--agent", "bash"): ("agent `bash` calls the model, and the run has none", MODEL),
     ("--command", "true", "--only", "zz*", "--only", "yy"): (
         "no instance of suite `adding` matches `--only`: `zz*`, `yy`",
@@ -103,7 +109,7 @@ def test_a_suite_without_instances_leaves_nothing(place: Path) -> None:
     done = holdwater(place, "run", "empty.jsonl", "--command", "true")
 
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: suite `empty.jsonl` has no instances"
+    assert done.stderr.splitlines()[0] == "error: suite `empty` has no instances"
     assert not (place / "runs").exists()
 
 

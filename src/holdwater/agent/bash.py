@@ -69,9 +69,8 @@ async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
 
 
 def bash() -> Agent:
-    return Agent(
-        name="bash", act=act, description="holdwater's own small loop: a bash tool over Chat Completions"
-    )
+    told = "holdwater's own small loop: a bash tool over Chat Completions"
+    return Agent(name="bash", act=act, needs_model=True, description=told)
 
 
 def _message(reply: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..core.records import CommandResult, Instance
 OF_THE_MODEL = ("model", "model_url", "model_key")
 PLACEHOLDERS = ("id", "instruction", "instruction_file", "workdir", *OF_THE_MODEL)
 LONGEST_ARGUMENT = 128 * 1024 - 1  # bytes that Linux takes in one argument
+LONGEST_FIRST_LINE = 4096  # bytes of a script that are looked at for its interpreter
 LONGEST_REASON = 2000  # characters of output that a failure quotes
 NOT_FOUND = 127  # what a shell, or a sandbox that starts programs by one, says of a missing program
 MISSING = "missing"  # how a sandbox that looks first calls it
@@ -52,6 +53,7 @@ def command(template: str) -> Agent:
     return Agent(
         name=f"command:{program}",
         act=act,
+        needs_model=not used.isdisjoint(OF_THE_MODEL),
         check=check,
         description=f"runs `{template}`",
         paths=find_paths(program, *("".join(text for text, _ in word) for word in words[1:])),
@@ -86,9 +88,30 @@ async def run(
 
 
 def look_for(program: str, install: str = "") -> None:
-    """RunFailed where no directory of PATH has it."""
-    if shutil.which(program) is None:
+    """RunFailed where no directory of PATH has it, or where its interpreter is missing."""
+    found = shutil.which(program)
+    if found is None:
         raise _missing(program, install)
+    interpreter = _interpreter(Path(found))
+    if interpreter is not None and shutil.which(interpreter) is None:
+        raise RunFailed(
+            f"the interpreter of the agent's program `{program}` is missing: `{interpreter}`",
+            hint=f"install it, or mend the first line of `{found}`",
+            kind=AGENT_MISSING,
+        )
+
+
+def _interpreter(path: Path) -> str | None:
+    """The program that the first line of a script names, also behind `env`; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(LONGEST_FIRST_LINE)
+    except OSError:
+        return None  # it can be run and not read
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env" and shutil.which(words[0]) is not None:
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return words[0] if words else None
 
 
 def instruction_file(sandbox: Sandbox) -> str:

@@ -102,6 +102,7 @@ def preset(name: str, extra: str = "") -> Agent:
     return Agent(
         name=f"{name} {extra}".strip(),
         act=act,
+        needs_model=True,
         check=lambda: command.look_for(made.program, made.install),
         description=made.description,
         paths=command.find_paths(made.program, *added),

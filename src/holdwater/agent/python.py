@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
 
 from ..core.authoring import Act, Agent
 from ..core.errors import BadInput
+
+# A run without a model has none of these.
+OF_A_MODEL = frozenset(("name", "url", "sandbox_url", "key", "chat"))
 
 
 def python(function: Act, name: str = "") -> Agent:
@@ -23,7 +30,7 @@ def python(function: Act, name: str = "") -> Agent:
             "a fourth that is called `attempt` is given the attempt, which can have children",
         ) from None
     described = (inspect.getdoc(function) or "").partition("\n")[0]
-    return Agent(name=name, act=function, description=described)
+    return Agent(name=name, act=function, needs_model=calls_model(function), description=described)
 
 
 def takes_attempt(function: Act) -> bool:
@@ -32,3 +39,20 @@ def takes_attempt(function: Act) -> bool:
         return "attempt" in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def calls_model(function: Act) -> bool:
+    """Whether the function itself uses its third argument; one that hands it on may do without a model."""
+    body: Callable[..., Any] = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        model = list(inspect.signature(function).parameters)[2]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(body))))
+    except (IndexError, OSError, SyntaxError, TypeError, ValueError):
+        return False  # written where its source cannot be found
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == model
+        and node.attr in OF_A_MODEL
+        for node in ast.walk(tree)
+    )

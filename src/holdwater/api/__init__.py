@@ -47,6 +47,7 @@ from ..run.options import replace_settings, settings
 from ..run.regrade import RegradeRequest, ask_regrade, continue_regrade, open_regrade
 from ..run.replay import replayed
 from ..run.resumption import read_choices
+from ..run.source import first_instances
 from ..sandbox.probe import probe
 from ..sandbox.visibility import check_mounts, check_paths
 from ..suite.load import absolute as absolute_suite
@@ -54,6 +55,8 @@ from ..suite.load import load as load_suite
 from .around import Around as Around
 from .around import complete as complete
 from .around import conducted, given_to, wait
+
+NAMED = 3  # instances that an error gives as examples
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -289,6 +292,7 @@ def prepare(
 
 async def start(prepared: Prepared, around: Around) -> Summary:
     """Make the run directory of a prepared run and conduct it."""
+    await check_start(prepared)
     policy = around.get("policy")
     if prepared.config.sandbox is SandboxKind.DOCKER:
         await check_daemon(environment())
@@ -312,10 +316,27 @@ def _check(suite: Suite, agent: Agent, config: RunConfig) -> None:
     except RunFailed as error:
         here = config.sandbox is SandboxKind.PROCESS and not config.mounts
         if error.kind != AGENT_MISSING or here:
-            raise
+            raise BadInput(error.message, error.hint) from None  # nothing has been made yet
     if config.sandbox is SandboxKind.PROCESS:
         check_mounts(config.mounts, probe())
         check_paths(agent.paths, config.mounts, probe())
+
+
+async def check_start(prepared: Prepared) -> None:
+    """Refuse a run of which no instance could be tried: none is chosen, or the agent has no model."""
+    config, suite = prepared.config, prepared.suite
+    if config.model is None and config.replays is None and prepared.agent.needs_model:
+        name = prepared.agent.name.rpartition("/")[2]  # its file may lie anywhere
+        raise BadInput(f"agent `{name}` calls the model, and the run has none", "give one with `--model`")
+    if suite.size == 0:
+        raise BadInput(f"suite `{suite.name}` has no instances")
+    if config.only and not await first_instances(suite, config, 1):
+        patterns = ", ".join(f"`{pattern}`" for pattern in config.only)
+        there = await first_instances(suite, msgspec.structs.replace(config, only=()), NAMED)
+        raise BadInput(
+            f"no instance of suite `{suite.name}` matches `--only`: {patterns}",
+            f"it has, for example, {', '.join(f'`{name}`' for name in there)}" if there else "",
+        )
 
 
 def _agent(agent: Agent | Act | str) -> Agent:

@@ -89,7 +89,9 @@ class Common:
     ] = None
     rpm: Annotated[float | None, _in(BUDGETS, "Model calls a minute, over all workers")] = None
     tpm: Annotated[float | None, _in(BUDGETS, "Tokens a minute, over all workers")] = None
-    prices: Annotated[str | None, _in(BUDGETS, "A TOML file with prices by model; see docs/models.md")] = None
+    prices: Annotated[
+        str | None, _in(BUDGETS, "A TOML file with prices by model; see `holdwater help models`")
+    ] = None
     sampling: Annotated[
         list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
     ] = None
@@ -234,9 +236,11 @@ def _rehearse(prepared: "Prepared", console: Console, json: bool) -> int:
     """Say what would happen."""
     import uvloop
 
+    from ..api import check_start
     from ..run.source import Source
 
     async def look() -> tuple[list[str], int | None]:
+        await check_start(prepared)
         source = Source(prepared.suite, prepared.config)
         try:
             first: list[str] = []

@@ -375,6 +375,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     act: Act
     uses_model: bool = True
+    needs_model: bool = False  # it is known to call the model: without one no instance can be tried
     solves: bool = False  # the oracle: a suite that has a `solve` is asked in its place
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""

@@ -5,6 +5,7 @@ What is in the ledger is `ledger.py`'s; this module never looks into the databas
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -68,7 +69,12 @@ class RunDirectory:
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise cannot_write(directory.path, e) from e
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise cannot_write(directory.path, e) from e
+            raise BadInput(
+                f"cannot make the run's directory: `{directory.path}`: {e.strerror}",
+                hint="name a directory that can be written with `--out`",
+            ) from e
         with directory.lock():
             directory._check_is_free()
             directory._reset()

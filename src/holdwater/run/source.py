@@ -13,6 +13,8 @@ import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from ..core.authoring import Suite
 from ..core.config import RunConfig, SandboxKind
 from ..core.errors import BadInput, HoldwaterError, SuiteFailed
@@ -124,6 +126,20 @@ class Source:
     def _fail(self, what: str) -> None:
         self._over = True
         self.error = SuiteFailed(f"suite `{self._suite.name}` {what}", "what it yielded before has been kept")
+
+
+async def first_instances(suite: Suite, config: RunConfig, count: int) -> list[str]:
+    """The ids of the first instances that `--only` lets through, in whatever shard; raises its error."""
+    source = Source(suite, msgspec.structs.replace(config, shard=None, limit=count))
+    names: list[str] = []
+    try:
+        while items := await source.take(count):
+            names += [instance.id for instance, _ in items]
+    finally:
+        source.close()
+    if source.error is not None and not names:
+        raise source.error
+    return names
 
 
 class _ThreadFeed:
