@@ -120,3 +120,12 @@ def test_a_transcript_into_a_file_keeps_long_lines_whole(run: Path, tmp_path: Pa
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=stretch(60), check=True)
 
     assert "  " + PROMPT.splitlines()[0] in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_page_of_the_manual_fits_its_terminal(columns: int) -> None:
+    screen = on_terminal("help", "running", columns=columns)
+
+    assert screen.status == 0
+    assert max(cell_len(row) for row in screen.rows) <= columns
+    assert "--retry-poison" in " ".join(screen.rows)

@@ -103,7 +103,8 @@ def _door(
     @asynccontextmanager
     async def opened(desk: Desk) -> AsyncIterator[Door]:
         async with Door(desk, prepared.terms) as door:
-            say(f"serving: {door.address} with agent `{prepared.run.agent.name}`, in `{prepared.run.path}`")
+            agent = prepared.run.agent.name.rpartition("/")[2]  # its file may lie anywhere
+            say(f"serving: {door.address} with agent `{agent}`, in `{prepared.run.path}`")
             yield door
 
     return opened

@@ -30,6 +30,8 @@ VERBS = {
     "suites": "List the suites that are known here",
     "agents": "List the agents that are known here",
     "doctor": "Say what this machine gives, and what is weaker for it",
+    "help": "Read a page of the manual: `holdwater help TOPIC`",
+    "version": "Print the version of holdwater",
 }
 BROKEN_PIPE = 141  # what a shell reports for SIGPIPE: the reader left, nothing is wrong
 
@@ -66,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 def dispatch(words: list[str]) -> int:
     """Call the verb that `words` begin with."""
-    if not words or words[0] in ("--help", "-h", "help"):
+    if not words or words[0] in ("--help", "-h") or words == ["help"]:
         print(overview())  # noqa: T201
         return 0
     if words[0] in ("--version", "-V"):
@@ -92,7 +94,11 @@ def call(verb: str, words: list[str]) -> int:
 
 
 def overview() -> str:
+    from .help import find_pages
+
     verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
+    pages = list(find_pages())
+    topics = ",\n  ".join(", ".join(pages[at : at + 7]) for at in range(0, len(pages), 7))
     return f"""\
 holdwater {__version__}: agent evaluations inside a fixed memory and disk budget, with nothing lost
 
@@ -104,7 +110,10 @@ Examples:
   holdwater run demo
   holdwater run suite.py:suite --agent suite.py:solve --out runs/mine
   holdwater show latest
-  holdwater VERB --help"""
+  holdwater VERB --help
+  holdwater help TOPIC
+
+Topics: {topics}"""
 
 
 def unknown_verb(word: str) -> Exception:

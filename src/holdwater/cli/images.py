@@ -16,7 +16,7 @@ images = App(
     help="""Make an image for each base of a recipe: the base, and the agent on top.
 
     The images are assembled in the registry, without pulling anything, or built by docker inside a disk
-    budget where the recipe runs something. See docs/images.md.""",
+    budget where the recipe runs something. See `holdwater help images`.""",
     help_format="markdown",
     version_flags=(),
 )

@@ -86,10 +86,10 @@ def _on_bubblewrap(machine: Machine) -> Finding:
 
 def _on_network(machine: Machine) -> Finding:
     if machine.works:
-        return Finding(what="network", value="`gateway`, `none` and `host`")
+        return Finding(what="network", value="`gateway`, `none` and `open`")
     return Finding(
         what="network",
-        value="`host` only",
+        value="`open` only",
         note="`gateway` does not keep commands from the network, and `none` is refused: both need bubblewrap",
     )
 

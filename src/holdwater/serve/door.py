@@ -231,7 +231,7 @@ def _route(request: web.BaseRequest) -> _Found:
             if len(name) > LONGEST_KEY:
                 raise Refused("unknown", f"no such order: {name[:80]!r}...")
             return _Found(handler, name)
-    raise Refused("unknown", f"nothing is served here: {path[:200]!r}", "see `docs/serving.md`")
+    raise Refused("unknown", f"nothing is served here: {path[:200]!r}", "see `holdwater help serving`")
 
 
 def _unix(place: Place) -> sockets.socket:
