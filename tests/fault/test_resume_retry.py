@@ -42,7 +42,10 @@ suite = hw.Suite(name="service", instances=instances, setup=setup, grade=grade)
 """
 BAD = {
     ("--retry", "zz*"): "error: no instance of the run matches `--retry`: `zz*`",
-    ("--concurrency", "many"): "error: `--concurrency` must be a number or `auto`: `many`",
+    (
+        "--concurrency",
+        "many",
+    ): "error: invalid value for --concurrency: `many`, expected a whole number or `auto`",
     ("--workers", "-1"): "error: `--workers` must be at least 0: -1",
     ("--memory", "much"): "error: `--memory` is no size: `much`",
     ("--timeout", "0"): "error: the limit for acting must be more than 0 s: 0",

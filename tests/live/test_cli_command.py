@@ -46,6 +46,11 @@ def environment() -> dict[str, str]:
         ),
         (["show", "no/such/run"], "no such directory: `no/such/run`", None),
         (["show", "latest"], "no run in `", "name a run's directory, or make a run: `holdwater run demo`"),
+        (
+            ["run", "demo", "--concurrency", "many"],
+            "invalid value for --concurrency: `many`, expected a whole number or `auto`",
+            "`holdwater run --help` shows what it takes",
+        ),
         (["export", "latest", "--format", "xml"], "xml", "`holdwater export --help` shows what it takes"),
     ],
 )

@@ -48,6 +48,14 @@ def command() -> int:
     return status
 
 
+# Types as usage errors name them -> what people write there.
+EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "int|Literal[auto]|None": "a whole number or `auto`",
+}
+
+
 def main(argv: Sequence[str]) -> int:
     """Carry out what `argv` says; the exit status."""
     occupy_standard_fds()
@@ -134,6 +142,10 @@ def one_line(error: Exception) -> str:
         unused = " ".join(error.unused_tokens or ())
         return f"unexpected argument: `{printable(unused)}`"
     text = printable(" ".join(str(error).split())) or type(error).__name__
+    start, unfit, kind = text.removesuffix(".").partition('" into ')
+    if unfit and kind in EXPECTED:
+        value = start.replace('unable to convert "', "`")
+        text = f"{value}`, expected {EXPECTED[kind]}"
     return text[0].lower() + text[1:].removesuffix(".")
 
 

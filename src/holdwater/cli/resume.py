@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -28,7 +28,7 @@ class Changes:
         _in(AGAIN, "`failed`, `infrastructure`, `all`, or a pattern over instance ids; may be repeated"),
     ] = None
     retry_poison: Annotated[bool | None, _in(AGAIN, "Instances that took their workers down")] = None
-    concurrency: Annotated[int | str | None, _in(INSTEAD, "Attempts at once, or `auto`")] = None
+    concurrency: Annotated[int | Literal["auto"] | None, _in(INSTEAD, "Attempts at once, or `auto`")] = None
     workers: Annotated[int | None, _in(INSTEAD, "Processes that host them")] = None
     attempts: Annotated[int | None, _in(INSTEAD, "Goes at an instance")] = None
     retries: Annotated[int | None, _in(INSTEAD, "Further tries after an infrastructure failure")] = None

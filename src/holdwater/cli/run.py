@@ -3,7 +3,7 @@
 # Annotations are objects here: another module's flags are made of these.
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -96,7 +96,7 @@ class Common:
         list[str] | None, _in(CHOOSING, "Imposed on every request: `temperature=0.7`; may be repeated")
     ] = None
     concurrency: Annotated[
-        int | str | None,
+        int | Literal["auto"] | None,
         _in(MACHINE, "Attempts at once, or `auto`: as many as the budget and the CPU allow (auto)"),
     ] = None
     ungoverned: Annotated[
