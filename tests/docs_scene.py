@@ -120,10 +120,12 @@ class Desk:
         files = {"tasks.jsonl": TASKS, "suite.py": f"{suite}\n{solve}", "mine.py": MINE}
         for name, text in files.items():
             (self.place / name).write_text(text)
-        for program in PROGRAMS:
+        scripts = dict.fromkeys(PROGRAMS, "exit 0")
+        scripts["holdwater"] = f'exec {sys.executable} -m holdwater "$@"'
+        for program, line in scripts.items():
             path = self.place / "bin" / program
             path.parent.mkdir(exist_ok=True)
-            path.write_text("#!/bin/sh\nexit 0\n")
+            path.write_text(f"#!/bin/sh\n{line}\n")
             path.chmod(0o755)
         (self.place / "tools").mkdir()
         for tree in ("terminal-bench", "terminal-bench-2"):
