@@ -18,6 +18,7 @@ from ..core.sizes import bytes_of
 from .naming import check_template
 
 SOURCES = ("source", "package", "directory", "image")
+LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
 INSTRUCTION = re.compile(r"[A-Za-z]+\s")
 MOST_AT_ONCE = 1000
 
@@ -210,12 +211,24 @@ class _Reader:
                 "agent.prefix", f"must be a directory of its own, such as `/opt/agent`: `{prefix}`"
             )
         return AgentSource(
-            source=self._directory("source", agent.source),
+            source=self._project(self._directory("source", agent.source)),
             package=agent.package,
             directory=self._directory("directory", agent.directory),
             image=agent.image,
             prefix=str(Path(prefix)),
         )
+
+    def _project(self, project: str | None) -> str | None:
+        """A Python project. Its dependencies are resolved anew, so versions that it locks would be others."""
+        if project is None:
+            return None
+        hint = "give `package` with exact versions, or `directory` with the agent installed"
+        for name in LOCKS:
+            if (Path(project) / name).exists():
+                raise self._wrong("agent.source", f"locks are not honoured yet: `{project}/{name}`", hint)
+        if _is_workspace(Path(project) / "pyproject.toml"):
+            raise self._wrong("agent.source", f"workspaces are not honoured yet: `{project}`", hint)
+        return project
 
     def _directory(self, name: str, given: str | None) -> str | None:
         if given is None:
@@ -277,6 +290,16 @@ class _Reader:
         if (found := bytes_of(given)) is None:
             raise self._wrong(f"build.{name}", f"no size: `{given}`", "for example `80GiB`")
         return found
+
+
+def _is_workspace(pyproject: Path) -> bool:
+    """Whether a project is a workspace of uv, or takes a dependency from one."""
+    try:
+        uv = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["uv"]
+        sources = [source for source in uv.get("sources", {}).values() if isinstance(source, dict)]
+        return "workspace" in uv or any(source.get("workspace") for source in sources)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # packaging it says what is wrong
 
 
 def line_of(text: str, field: str) -> int:
