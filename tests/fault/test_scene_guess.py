@@ -72,7 +72,7 @@ def test_an_attempt_that_fills_the_disk_is_stopped_and_not_scored(scene: Scene, 
     command = scene.run(*scene.agent(), "--scratch", str(disk), "--disk-patience", "2")
 
     assert command.wait(240) == 4, command
-    assert "`--sandbox-disk` bounds what one sandbox may use" in " ".join(command.stderr.split())
+    assert "`--sandbox-disk` bounds what one sandbox may use" in command.document()["reason"]
     rows = attempts(scene.out)
     assert {row.kind for row in rows} == {"interrupted"}, rows
     assert scene.outcomes() == {}

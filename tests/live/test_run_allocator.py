@@ -19,6 +19,7 @@ from holdwater.rollout.wire import Noted, Ready, Welcome
 from holdwater.run import allocator
 from holdwater.run.allocator import asked, jemalloc, measured, settings
 from holdwater.run.process import WorkerProcess
+from holdwater.run.running_clock import RunningClock
 
 ENV = {"PATH": os.defpath, "PYTHONPATH": str(SOURCE)}
 OURS = ("LD_PRELOAD", "MALLOC_")
@@ -78,6 +79,7 @@ def test_the_users_own_settings_are_never_overridden() -> None:
 
 
 def test_their_effect_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "PATIENCE", stretch(allocator.PATIENCE))
     without = measured(ENV, trimmed=False)
     found = [measured({**ENV, **settings(ENV)}, trimmed=True)]
     without_jemalloc(monkeypatch)
@@ -123,7 +125,7 @@ async def told_by_a_worker(place: Path) -> list[object]:
     spec = str(place / "suite.py")
     config = RunConfig(id="r", suite=f"{spec}:suite", agent=f"{spec}:solve", created=0.0, version="0")
     welcome = Welcome(config=config, directory=str(directory.path), worker=0, token=1)
-    worker = WorkerProcess(1, welcome, ENV, solo=False)
+    worker = WorkerProcess(1, welcome, ENV, RunningClock(), solo=False)
     heard: list[object] = []
     async with asyncio.timeout(stretch(30)):
         async for message in worker.messages():
