@@ -16,7 +16,7 @@ from tests.serve_scene import Model, Server, eventually, kill, model, server
 
 import holdwater as hw
 from holdwater.client import Ask, AsyncClient, GroupTerms, ModelChoice, Result, Source
-from holdwater.core.records import Failure, MiB, Where
+from holdwater.core.records import Failure, MiB
 
 SUITE = '''
 import asyncio, itertools, json, os, signal
@@ -278,9 +278,10 @@ async def test_a_group_whose_server_dies_goes_on_with_what_is_left_of_its_terms(
         serving.start()
         result = await running
 
-        places = Counter(rollout.failure and rollout.failure.where for rollout in result.rollouts)
-        assert places == {None: 2, Where.MODEL: 1}
-        assert [rollout.failure and rollout.failure.where for rollout in result.replaced] == [Where.MODEL]
+        assert Counter(map(str, failures(result))) == {"None": 2, "('model', 'invalid')": 1}
+        assert [(lost.failure.where, lost.failure.kind) for lost in result.replaced if lost.failure] == [
+            ("model", "invalid")
+        ]
         assert (result.together, [len(seen) for seen in s.scored("killed")]) == (True, [2])
 
 

@@ -25,7 +25,7 @@ def model_first(failure: Failure | None, session: Session | None) -> Failure | N
     An agent that failed itself may have failed of any call that nothing later made good.
     """
     cause = session.failure if session else None
-    if cause is None and session is not None and failure is not None and failure.where is Where.AGENT:
+    if cause is None and session and failure and failure.where in (Where.AGENT, Where.MODEL):
         cause = session.unanswered
     blames_agent = failure is None or failure.where in (Where.AGENT, Where.LIMIT, Where.MODEL)
     return cause if cause is not None and blames_agent else failure
