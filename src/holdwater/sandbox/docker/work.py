@@ -15,7 +15,7 @@ import re
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -137,7 +137,7 @@ class Work:
         # A directory is told along with what changed in it, and stands right before that.
         leaves = (
             path
-            for path, following in zip(paths, [*paths[1:], ""], strict=True)
+            for path, following in pairwise([*paths, ""])
             if not following.startswith(f"{path}/") and not prefix.startswith(f"{path}/")
         )
         outside = frozenset(islice((path for path in leaves if not TRACES.match(path)), MOST))
