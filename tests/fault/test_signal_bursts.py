@@ -196,6 +196,15 @@ def measured(scene: Scene, begin: Callable[[], Command]) -> float:
     return time.monotonic() - began
 
 
+def test_an_interrupt_in_code_from_a_string_is_exit_3_too(scene: Scene) -> None:
+    scene.suite('exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")')
+
+    command = scene.run(*scene.agent(), "--workers", "0")
+
+    assert command.wait() == 3, command
+    assert not scene.out.exists()
+
+
 @pytest.mark.parametrize("number", BOTH, ids=lambda number: number.name)
 def test_a_signal_before_the_first_line_leaves_nothing_half_written(scene: Scene, number: int) -> None:
     for _ in range(3):

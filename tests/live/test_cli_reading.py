@@ -107,6 +107,18 @@ def test_a_transcript_goes_through_the_pager_on_a_terminal(run: Path, tmp_path: 
     assert len(screen.rows) == 2
 
 
+def test_ctrl_c_belongs_to_the_pager(run: Path, tmp_path: Path) -> None:
+    pager = tmp_path / "pager"
+    pager.write_text(
+        "#!/bin/sh\ncat >/dev/null\nfor i in 1 2 3 4; do kill -INT $PPID; sleep 0.2; done\necho still there\n"
+    )
+    pager.chmod(pager.stat().st_mode | stat.S_IXUSR)
+
+    screen = on_terminal("transcript", str(run), "i0", columns=80, variables={"PAGER": str(pager)})
+
+    assert (screen.status, screen.rows) == (0, ["still there"])
+
+
 def test_a_missing_pager_is_no_error(run: Path) -> None:
     screen = on_terminal("transcript", str(run), "i0", columns=80, variables={"PAGER": "/no/such/pager"})
 

@@ -44,6 +44,9 @@ def command() -> int:
             status = main(sys.argv[1:])
     except KeyboardInterrupt:
         pass  # in a moment around `main`
+    # Python exits by SIGINT if a `KeyboardInterrupt` ever left code that was executed from a string, as some
+    # imports do, although it was caught later. Other code from a string makes it forget that.
+    exec("")
     Signals.ignore()
     return status
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, BinaryIO
 
+from ..run.signals import disregard
 from .console import Console, is_terminal
 
 STDOUT = 1
@@ -51,13 +53,11 @@ def start_pager() -> subprocess.Popen[bytes] | None:
 def close_pager(pager: subprocess.Popen[bytes]) -> None:
     """Wait for the reader, who may take hours. Ctrl-C belongs to the pager."""
     assert pager.stdin is not None
+    before = signal.signal(signal.SIGINT, disregard)
     try:
         pager.stdin.close()
     except BrokenPipeError:
         pass  # the reader has seen enough
-    while True:
-        try:
-            pager.wait()
-            return
-        except KeyboardInterrupt:
-            continue
+    finally:
+        pager.wait()
+        signal.signal(signal.SIGINT, before)
