@@ -51,7 +51,10 @@ def scene(tmp_path: Path, own: Ground) -> Iterator[Scene]:
     found.close()
 
 
-@pytest.mark.parametrize("away", [0.0, 5.0], ids=["at once", "later"])
+AWAY = [pytest.param(0.0, id="at once", marks=PROOF), pytest.param(5.0, id="later")]
+
+
+@pytest.mark.parametrize("away", AWAY)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_daemon_that_is_stopped_and_started_costs_no_instance_and_no_retry(
     scene: Scene, own: Ground, size: dict[str, int], away: float

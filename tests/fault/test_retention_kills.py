@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.ledger_scene import exchange, new_run, planned
+from tests.ledger_scene import exchange, new_run, passed, planned
 from tests.scene import Scene, serving, until
 
-from holdwater.core.records import Attempt, Grade, Outcome, Verdict
+from holdwater.core.records import Attempt, Outcome
 from holdwater.ledger.audit import audit
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
@@ -121,8 +121,7 @@ async def _attempt(directory: RunDirectory, ledger: Ledger, number: int, row: in
     log.append(exchange(1, [b'{"role":"user","content":"holdwater-blob:%s:image/png"}' % picture.encode()]))
     log.close()
     log_path(directory, number, f"i{row - 1}").write_bytes(LOG)
-    grade = Grade(passed=True, score=1.0)
-    await ledger.settle(Verdict(attempt=number, token=ledger.token, grade=grade, exchanges=1))
+    await ledger.settle(passed(number, ledger.token, exchanges=1))
     await ledger.close_sample(Outcome(instance=row, sample=0, attempt=number, kind="passed", score=1.0))
 
 

@@ -23,7 +23,7 @@ from tests.transcript_scene import CONVERSATIONS, IMAGE, PIXELS, Recording, chat
 
 import holdwater as hw
 from holdwater.core.records import Attempt, Child, Outcome, Where
-from holdwater.core.serving import Result, Trajectories
+from holdwater.core.serving import Order, Result, Trajectories
 from holdwater.ledger import results
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import segment_path
@@ -245,7 +245,8 @@ class Shop:
 
     async def order(self, key: str, size: int) -> OrderRow:
         [row] = await self._ledger.plan([planned(key)])
-        return await self._ledger.place(OrderRow(0, key, b"", 1.0, row, ()), size)
+        asked = msgspec.msgpack.encode(Order(key=key, instance=key, size=size))
+        return await self._ledger.place(OrderRow(0, key, asked, 1.0, row, ()), size)
 
     async def close(self, order: OrderRow, sample: int, dialect: str = "chat", **about: Any) -> None:
         attempt = await self._ledger.next_attempt()
