@@ -87,7 +87,7 @@ async def at_rest(pid: int) -> int:
     sizes = []
     for _ in range(10):
         await asyncio.sleep(0.2)
-        sizes.append(pss(pid))
+        sizes.append(anonymous_memory(pid))
     return min(sizes)
 
 
@@ -195,6 +195,7 @@ def length_in(head: bytes) -> int:
     return int(fields[b"content-length"])
 
 
-def pss(pid: int) -> int:
+def anonymous_memory(pid: int) -> int:
+    """Bytes of heap and stacks. Pss would also grow when another Python on the machine ends and shares no pages any more."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
