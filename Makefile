@@ -3,6 +3,9 @@
 
 bin := .venv/bin
 
+# Compiled modules halve the start of every process; some environments turn them off.
+unexport PYTHONDONTWRITEBYTECODE
+
 demo:
 	@scripts/setup run
 	@$(bin)/holdwater run demo
@@ -17,8 +20,10 @@ proof:
 	@scripts/test-needs
 	@scripts/proof-clients
 	@$(bin)/pytest -m proof
+	@$(bin)/pytest tests/fault/test_escape_*.py tests/docker/test_escape_*.py
 	@$(bin)/python benchmarks/flat_memory.py
 	@$(bin)/python benchmarks/throughput.py
+	@$(bin)/python benchmarks/sandbox_start.py
 	@$(bin)/python benchmarks/gateway_rate.py
 	@$(bin)/python benchmarks/rollout_churn.py
 	@$(bin)/python benchmarks/admission.py
