@@ -77,8 +77,11 @@ class WholeSandbox(Sandbox, Protocol):
     async def renew(self, start: Start | None = None) -> None:
         """Begin anew, as the agent found it or from another start: what ran and what was written is gone."""
 
-    async def reach(self, network: Network) -> None:
-        """From now on its commands reach this."""
+    async def reach(self, network: Network | None) -> None:
+        """From now on its commands reach this; None: what the run says."""
+
+    async def end_processes(self) -> bool:
+        """End all that runs in it; services of its image start again. False: nothing ran."""
 
 
 class GradingSandbox(WholeSandbox, Protocol):
@@ -135,6 +138,9 @@ class KeptSandbox(WholeSandbox, Protocol):
 
     async def mark(self) -> None:
         """Set-up is over: what changes from now on is the agent's work."""
+
+    async def clear_outside(self) -> bool:
+        """Make it what it was at `mark`, but for the working directory; False: only `renew` can."""
 
 
 class Model(Protocol):
@@ -290,6 +296,9 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
     needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
     hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
+    # Before grading, everything but the working directory is as set-up left it, and no process of the agent
+    # runs. False: a container is left as it is, because `grade` renews it, or judges what else is in it.
+    fresh: bool = True
     size: int | None = None
     defaults: Defaults = Defaults()
     description: str = ""
@@ -380,6 +389,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""
     paths: tuple[str, ...] = ()  # of this machine, that its sandbox has to show
+    notes: tuple[str, ...] = ()  # for the user, at the start of a run
 
 
 class Sandboxes(Protocol):

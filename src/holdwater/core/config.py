@@ -15,7 +15,7 @@ from .records import GiB, Limits, MiB, Network, Record
 SLOTS_A_WORKER = 32  # where nothing is said: more would wait for each other on one core
 
 
-__all__ = ["Critic", "Keep", "Network", "RunConfig", "SandboxKind"]
+__all__ = ["Critic", "Keep", "Network", "RunConfig", "SandboxKind", "SandboxRoot"]
 
 
 class SandboxKind(StrEnum):
@@ -23,6 +23,13 @@ class SandboxKind(StrEnum):
 
     PROCESS = "process"
     DOCKER = "docker"
+
+
+class SandboxRoot(StrEnum):
+    """What of this machine a process sandbox shows."""
+
+    SYSTEM = "system"  # its programs, and what is asked for
+    HOST = "host"  # every file that this user can read, but for some secrets
 
 
 class Critic(StrEnum):
@@ -87,8 +94,10 @@ class RunConfig(Record, frozen=True):
     image: str | None = None  # of instances that name none
     images: Recipe | None = None  # the plan by which instances get their images
     mounts: tuple[tuple[str, str], ...] = ()  # (here, there): read-only in every sandbox
+    sandbox_root: SandboxRoot = SandboxRoot.SYSTEM
     read_only: bool = False  # containers have a root that cannot be written, but for their own directories
     network: Network = Network.GATEWAY
+    pass_env: tuple[str, ...] = ()  # variables of the operator's environment that `${NAME}` may ask for
     scratch: str | None = None  # where sandboxes keep their directories; the run directory otherwise
     keep: Keep = Keep.ALL  # of a closed sample's exchanges, logs and salvaged work
     memory: int | None = None  # the budget for conductor and workers; what the container allows otherwise

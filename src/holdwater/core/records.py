@@ -137,18 +137,23 @@ class Instance(Record, frozen=True):
     directory: str | None = None  # a directory on this machine that is copied into the sandbox
     setup: str | None = None  # a shell command, run before the agent acts
     grade: str | None = None  # a shell command: status 0 is a pass
+    tests: dict[str, Any] = {}  # path below `$HOLDWATER_TESTS` of that command -> str or bytes
     solution: str | None = None  # a shell command that the oracle runs
     data: dict[str, Any] = {}
     limits: Ask = Ask()
     start: Start = Start()
     grader: Start | None = None  # what grading begins anew from, where that is another image
     refused: str = ""  # why it cannot be tried here: it fails with this at once, and for good
+    open_network: str = ""  # the field that asks for an open network: refused unless the run's is open
 
     def __post_init__(self) -> None:
         check_id(self.id)
-        for path, content in self.files.items():
-            if not isinstance(content, str | bytes):
-                raise ValueError(f"`files[{path!r}]` must be str or bytes, not {type(content).__name__}")
+        for field, files in (("files", self.files), ("tests", self.tests)):
+            for path, content in files.items():
+                if not isinstance(content, str | bytes):
+                    raise ValueError(
+                        f"`{field}[{path!r}]` must be str or bytes, not {type(content).__name__}"
+                    )
 
 
 def check_id(name: str) -> None:

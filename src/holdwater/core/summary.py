@@ -45,6 +45,13 @@ class RegradeState(Record, frozen=True):
     refused: int = 0  # samples whose outcome stays: their rows say why
 
 
+class RefusedRequests(Record, frozen=True):
+    """Requests that a gateway refused and that belong to no attempt."""
+
+    events: int  # one for each kind of request, and one more for its count
+    last: tuple[str, ...] = ()  # the latest ones in words, the oldest first
+
+
 class Summary(Record, frozen=True):
     """What `show --json` prints: a run in a page."""
 
@@ -55,6 +62,7 @@ class Summary(Record, frozen=True):
     model: str | None
     state: str  # `running`, `finished`, `interrupted`, `stopped`, `unfinished` (its conductor is gone)
     reason: str = ""  # why it stopped
+    network: str = ""  # what a sandbox reaches whose instance names nothing else
     replays: str | None = None  # the run whose recorded replies it was given
     exit_status: int | None = None
     planned: int = 0  # instances x samples that were pulled from the suite
@@ -74,4 +82,6 @@ class Summary(Record, frozen=True):
     gauge: Gauge | None = None
     lag_max: float = 0.0  # the longest event-loop lag of the run, in seconds
     events: dict[str, int] = field(default_factory=dict)  # kind -> how many, for example `worker.lost`
+    open: str = ""  # what sandboxes were not kept from; empty: they were isolated
     regrade: RegradeState | None = None  # None: every outcome was graded when its agent had acted
+    refused: RefusedRequests | None = None  # None: each belongs to an attempt

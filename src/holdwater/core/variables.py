@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from .errors import SandboxFailed
+
+# Of every command that grades: packages in the home of a user are not the suite's.
+GRADING: Mapping[str, str] = MappingProxyType({"PYTHONNOUSERSITE": "1"})
 
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 
@@ -33,8 +37,8 @@ def _value(value: str, variables: Mapping[str, str]) -> str:
     found = variables.get(match[1], match[2])
     if found is None:
         raise SandboxFailed(
-            f"the variable `{match[1]}` is not set",
-            f"set it; {NOT_ALL}",
+            f"the variable `{match[1]}` is not set, or not handed over",
+            f"set it and allow it with `--pass-env {match[1]}`; {NOT_ALL}",
             kind="env",
             again=False,
         )

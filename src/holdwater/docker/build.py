@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ..core.helper_environment import build_environment
 from ..core.records import MiB, Record
 from .client import DockerError
 from .versions import DAEMON, Builder, Client, builder_of, why_not
@@ -86,7 +87,7 @@ class Docker:
         try:
             async with asyncio.timeout(build.seconds):
                 await _fed(process, build.dockerfile.encode())
-                with log.open("ab") as into:
+                with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as into:
                     await _followed(process, into, lines)
                 await process.wait()
         except TimeoutError:
@@ -116,7 +117,7 @@ async def find_docker(host: str, home: Path, path: str) -> Docker:
 
     `home` becomes its configuration directory. Says of each one that was passed over why.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _configure(home)
     refused: list[str] = []
     for found in _programs(path):
@@ -179,14 +180,13 @@ def _configure(home: Path) -> None:
 
 
 def _environment(home: Path) -> Mapping[str, str]:
-    return {
-        "DOCKER_BUILDKIT": "1",
-        "DOCKER_CONFIG": str(home),
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "PATH": os.defpath,
-        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an image, not an index with papers
-    }
+    return build_environment(
+        DOCKER_BUILDKIT="1",
+        DOCKER_CONFIG=str(home),
+        HOME=str(home),
+        TMPDIR=str(home),
+        BUILDX_NO_DEFAULT_ATTESTATIONS="1",  # an image, not an index with papers
+    )
 
 
 async def _asked(path: str, arguments: list[str], home: Path) -> tuple[int, str]:

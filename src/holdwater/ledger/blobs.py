@@ -16,6 +16,7 @@ from blake3 import blake3
 from ..core.errors import LedgerCorrupt
 from .compression import expand, reading, shrink
 from .disk import cannot_write, sync_directory, sync_path, write_all
+from .private import make_directory, open_private
 
 WORTHWHILE = 0.95  # a blob is kept compressed when that is smaller than this part of it
 HEX = frozenset("0123456789abcdef")
@@ -113,10 +114,10 @@ class Blobs:
     def _write(self, path: Path, content: bytes) -> None:
         new = self._aside / f"{os.getpid()}-{next(_numbers)}"
         try:
-            self._aside.mkdir(parents=True, exist_ok=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._aside)
+            make_directory(path.parent)
             try:
-                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                fd = open_private(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 try:
                     write_all(fd, content)
                 finally:

@@ -12,6 +12,8 @@ from typing import BinaryIO
 import zstandard
 
 LEVEL = 3
+QUICK = 1  # the level for more than `MUCH` bytes: an event loop may wait for them
+MUCH = 1024 * 1024
 WORTHWHILE = 128  # bytes below which compressing is a waste of time
 RAW, ZSTD = b"\0", b"\1"
 
@@ -20,7 +22,8 @@ def shrink(content: bytes) -> bytes | None:
     """The compressed form, or None when it is no smaller."""
     if len(content) < WORTHWHILE:
         return None
-    squeezed = _contexts.compressor.compress(content)
+    compressor = _contexts.quick if len(content) > MUCH else _contexts.compressor
+    squeezed = compressor.compress(content)
     return squeezed if len(squeezed) < len(content) else None
 
 
@@ -48,6 +51,7 @@ def unpack(packed: bytes) -> bytes:
 class _Contexts(threading.local):
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self.quick = zstandard.ZstdCompressor(level=QUICK)
         self.decompressor = zstandard.ZstdDecompressor()
 
 

@@ -66,7 +66,7 @@ def check_spending(found: Spending, verdict: Verdict) -> Iterator[str]:
             ("saved", found.saved, verdict.saved),
         ):
             if recorded != told:
-                yield f"attempt {attempt}: {what} by verdict {_shown(told)}, by record {_shown(recorded)}"
+                yield f"attempt {attempt}: {what} by verdict {_render(told)}, by record {_render(recorded)}"
     # a verdict over an attempt that could no longer speak for itself may know of fewer exchanges
     elif found.exchanges < verdict.exchanges or verdict.failure is None:
         yield f"attempt {attempt} has {found.exchanges} exchanges, its verdict says {verdict.exchanges}"
@@ -93,11 +93,11 @@ class TallySums:
             ("saved", counts.saved, self._saved),
         ):
             if tallied != told:
-                yield f"the tally says {what} {_shown(tallied)}, all verdicts together {_shown(told)}"
+                yield f"the tally says {what} {_render(tallied)}, all verdicts together {_render(told)}"
         if counts.verdicts != self._kinds:
             yield f"the tally says {counts.verdicts} verdicts, there are {self._kinds}"
 
 
-def _shown(usage: Usage) -> str:
+def _render(usage: Usage) -> str:
     fields = ((name, getattr(usage, name)) for name in usage.__struct_fields__)
     return ", ".join(f"{name} {amount}" for name, amount in fields if amount) or "nothing"

@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from ..core.config import RunConfig
 from ..core.errors import BadInput, RunLocked
 from ..core.records import Record
 from .disk import NEW, cannot_write, replace_file, sync_directory, write_all
+from .private import DIRECTORY, FILE, make_directory
 
 FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch", "reserve")
 DATABASE_FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal")
@@ -58,6 +61,7 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.scratch = self.path / "scratch"
         self.reserve = self.path / "reserve"
+        self.token = self.path / "token"  # of the server, while it serves
         self._lock = self.path / "lock"
         self._identity = self.path / "identity.json"
 
@@ -67,7 +71,8 @@ class RunDirectory:
         directory = cls(path)
         directory._check_is_free()
         try:
-            directory.path.mkdir(parents=True, exist_ok=True)
+            directory.path.mkdir(mode=DIRECTORY, parents=True, exist_ok=True)
+            directory.make_private()
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise cannot_write(directory.path, e) from e
@@ -187,12 +192,23 @@ class RunDirectory:
                 return False
         return True
 
+    def make_private(self) -> None:
+        """Close a directory that was there already to others; one that belongs to another user is refused."""
+        found = self.path.stat()
+        if found.st_uid != os.geteuid():
+            raise BadInput(
+                f"the directory belongs to {name_user(found.st_uid)}: `{self.path}`",
+                hint="give another `--out`",
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            self.path.chmod(DIRECTORY)
+
     def _reset(self) -> None:
         try:
             for name in (*DATABASE_FILES, self.config.name + NEW):
                 (self.path / name).unlink(missing_ok=True)
             for name in FOLDERS:
-                (self.path / name).mkdir(exist_ok=True)
+                make_directory(self.path / name)
             sync_directory(self.path)
             sync_directory(self.path.absolute().parent)
         except OSError as e:
@@ -222,7 +238,7 @@ class RunDirectory:
 
     def _open_lock(self) -> int:
         try:
-            return os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+            return os.open(self._lock, os.O_RDWR | os.O_CREAT, FILE)
         except FileNotFoundError as e:
             raise BadInput(f"no such directory: `{self.path}`") from e
         except OSError as e:
@@ -240,7 +256,7 @@ class RunDirectory:
         me = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.time())
         fd = -1
         try:
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(fd, msgspec.json.encode(me))
             new.replace(self._lock)
@@ -259,6 +275,14 @@ class RunDirectory:
             f"the run is held by process {holder.pid} on {holder.host} since {since}: `{self.path}`",
             hint="wait for it, or end that process",
         )
+
+
+def name_user(uid: int) -> str:
+    """How messages name a user of this machine."""
+    try:
+        return f"user `{pwd.getpwuid(uid).pw_name}`"
+    except KeyError:
+        return f"user {uid}"
 
 
 def _whole(record: Record) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from ..core.errors import DiskFull, LedgerFailed, RunFailed
+from .private import FILE
 
 NEW = ".new"  # the suffix of a file that is being written
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -19,7 +20,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write `path` so that a reader, or a crash at any moment, finds the old content or the new, whole."""
     new = path.with_name(path.name + NEW)
     try:
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE)
         try:
             write_all(fd, content)
             os.fsync(fd)

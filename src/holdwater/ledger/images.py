@@ -16,6 +16,7 @@ from ..core.image import How, Made, Recipe
 from ..core.records import Record
 from ..core.summary import Summary
 from .disk import NEW, cannot_write, sync_directory
+from .private import open_private
 from .reader import OutcomeRow, Reader
 
 MANIFEST = "images.json"
@@ -129,7 +130,7 @@ def write_manifest(reader: Reader) -> Path:
     path = reader.directory.path / MANIFEST
     new = path.with_name(path.name + NEW)
     try:
-        with new.open("wb") as file:
+        with open(new, "wb", opener=open_private) as file:
             file.write(b'{"build": ' + msgspec.json.encode(report(reader)) + b', "images": [')
             for number, row in enumerate(images(reader)):
                 file.write((b",\n" if number else b"\n") + msgspec.json.encode(row))

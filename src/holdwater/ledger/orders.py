@@ -14,6 +14,7 @@ from .compression import pack, unpack
 from .standing import Standing, standing
 
 PAGE = 64  # orders in memory at a time
+_COLUMNS = "id, key, asked, at, instance, delivered, owner"
 
 
 class KeyTaken(HoldwaterError):
@@ -31,6 +32,7 @@ class OrderRow(Record, frozen=True):
     samples: tuple[int, ...]  # of its members, in their order; replacements come last
     delivered: bool = False
     known: bool = False  # it was there before
+    owner: str = ""  # stands for the key of the client that placed it; empty: all clients are one
 
 
 class Closed(Record, frozen=True):
@@ -45,16 +47,16 @@ def place(connection: sqlite3.Connection, row: OrderRow, size: int) -> OrderRow:
     """Write an order and its rollouts, or find the one that has its key."""
     found = find(connection, row.key)
     if found is not None:
-        if found.asked != row.asked:
+        if (found.asked, found.owner) != (row.asked, row.owner):
             raise KeyTaken(f"the key belongs to an order that asks for something else: `{row.key}`")
         return found
     order = connection.execute(
-        "INSERT INTO orders (key, asked, at, instance) VALUES (?, ?, ?, ?)",
-        (row.key, pack(row.asked), row.at, row.instance),
+        "INSERT INTO orders (key, asked, at, instance, owner) VALUES (?, ?, ?, ?, ?)",
+        (row.key, pack(row.asked), row.at, row.instance, row.owner),
     ).lastrowid
     assert order is not None
     samples = tuple(add_member(connection, order, row.instance, member) for member in range(size))
-    return OrderRow(order, row.key, row.asked, row.at, row.instance, samples)
+    return OrderRow(order, row.key, row.asked, row.at, row.instance, samples, owner=row.owner)
 
 
 def add_member(connection: sqlite3.Connection, order: int, instance: int, member: int) -> int:
@@ -70,16 +72,14 @@ def add_member(connection: sqlite3.Connection, order: int, instance: int, member
 
 
 def find(connection: sqlite3.Connection, key: str) -> OrderRow | None:
-    row = connection.execute(
-        "SELECT id, key, asked, at, instance, delivered FROM orders WHERE key = ?", (key,)
-    ).fetchone()
+    row = connection.execute(f"SELECT {_COLUMNS} FROM orders WHERE key = ?", (key,)).fetchone()
     return None if row is None else _row(connection, row)
 
 
 def open_orders(connection: sqlite3.Connection, after: int) -> list[OrderRow]:
     """The next orders behind `after` of which a rollout has no outcome."""
     rows = connection.execute(
-        "SELECT id, key, asked, at, instance, delivered FROM orders o WHERE id > ? AND EXISTS"
+        f"SELECT {_COLUMNS} FROM orders o WHERE id > ? AND EXISTS"
         " (SELECT 1 FROM rollout r LEFT JOIN outcome c ON c.instance = r.instance AND c.sample = r.sample"
         "  WHERE r.orders = o.id AND c.sample IS NULL) ORDER BY id LIMIT ?",
         (after, PAGE),
@@ -120,8 +120,10 @@ def withdraw_delivery(connection: sqlite3.Connection, order: int) -> None:
     connection.execute("UPDATE orders SET delivered = NULL WHERE id = ?", (order,))
 
 
-def _row(connection: sqlite3.Connection, row: tuple[int, str, bytes, float, int, float | None]) -> OrderRow:
-    order, key, asked, at, instance, delivered = row
+def _row(
+    connection: sqlite3.Connection, row: tuple[int, str, bytes, float, int, float | None, str]
+) -> OrderRow:
+    order, key, asked, at, instance, delivered, owner = row
     members = connection.execute("SELECT sample FROM rollout WHERE orders = ? ORDER BY member", (order,))
     samples = tuple(sample for (sample,) in members)
-    return OrderRow(order, key, unpack(asked), at, instance, samples, delivered is not None, known=True)
+    return OrderRow(order, key, unpack(asked), at, instance, samples, delivered is not None, True, owner)

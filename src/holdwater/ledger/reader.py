@@ -23,6 +23,7 @@ from ..core.records import Record, Times, Usage, Verdict, Where
 from ..core.summary import Gauge, Summary
 from .compression import unpack
 from .directory import RunDirectory
+from .refusals import unowned_refusals
 from .regrades import has_regrades, latest_regrade, refusal
 from .schema import check_version, connect, failed
 from .standing import verdict_of
@@ -114,7 +115,7 @@ class Reader:
         """The run in a page; costs the same at any size, but for pass@k of several samples."""
         found, conductors = self.counts(), self._conductors()
         config = self.config
-        meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag')"))
+        meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open')"))
         state, reason, exit_status, ended = self._state()
         return Summary(
             run=config.id,
@@ -124,6 +125,7 @@ class Reader:
             model=config.model,
             state=state,
             reason=reason,
+            network=config.network,
             replays=config.replays,
             exit_status=exit_status,
             planned=found.samples(config),
@@ -143,7 +145,9 @@ class Reader:
             gauge=self.gauge(),
             lag_max=meta.get("lag", 0.0),
             events=found.events,
+            open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
+            refused=unowned_refusals(self),
         )
 
     def counts(self) -> Counts:

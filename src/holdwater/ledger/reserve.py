@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ..core.records import MiB
+from .private import DIRECTORY, open_private
 
 SIZE = 32 * MiB
 SHARE = 100  # it takes at most this part of what is free
@@ -83,8 +84,8 @@ class Reserve:
     def _fill(self, piece: Path, size: int) -> bool:
         """Whether there was room for it."""
         try:
-            self._path.mkdir(exist_ok=True)
-            fd = os.open(piece, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            self._path.mkdir(mode=DIRECTORY, exist_ok=True)
+            fd = open_private(str(piece), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError:
             return False
         try:

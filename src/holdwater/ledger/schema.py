@@ -5,10 +5,13 @@ A migration that has shipped is never edited: append another. What is written in
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
 from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
+from .disk import cannot_write
+from .private import open_private
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -133,6 +136,9 @@ MIGRATIONS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     ALTER TABLE conductor ADD COLUMN regrade INTEGER;  -- that it conducted; NULL: it ran agents
     """,
+    """
+    ALTER TABLE orders ADD COLUMN owner TEXT NOT NULL DEFAULT '';  -- whose key it came with; empty: no one's
+    """,
 )
 BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
 
@@ -141,7 +147,11 @@ def create(path: Path) -> None:
     """A new, empty ledger."""
     if path.exists():
         raise BadInput(f"there is a ledger already: `{path}`")
-    connection = connect(path, "rwc")
+    try:  # SQLite gives the files beside it the same mode
+        os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except OSError as e:
+        raise cannot_write(path, e) from e
+    connection = connect(path, "rw")
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection)

@@ -19,6 +19,7 @@ import zstandard
 from ..core.errors import LedgerCorrupt
 from .compression import expand, shrink
 from .disk import cannot_write, sync_directory, write_all
+from .private import make_directory, open_private
 
 MAGIC = b"hW"
 VERSION = 1
@@ -43,8 +44,8 @@ class Segment:
     def open(cls, path: Path) -> Segment:
         """Open for appending, made if it is missing; a torn tail is cut off."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            make_directory(path.parent)
+            fd = open_private(str(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as e:
             raise cannot_write(path, e) from e
         try:

@@ -15,6 +15,7 @@ import zstandard
 from .compression import LEVEL
 from .disk import sync_directory
 from .files import SQUEEZED, is_plain, taken
+from .private import open_private
 
 BLOCK = 4096  # bytes: what is no larger takes as much in any form
 ASIDE = "squeezed.new"  # one file at a time is being written, under the run's lock
@@ -25,7 +26,7 @@ def squeeze(path: Path) -> int:
     if not _is_worthwhile(path):
         return 0
     new = path.with_name(ASIDE)
-    with path.open("rb") as source, new.open("wb") as target:
+    with path.open("rb") as source, open(new, "wb", opener=open_private) as target:
         _compressor().copy_stream(source, target)
         target.flush()
         os.fsync(target.fileno())

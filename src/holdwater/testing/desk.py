@@ -30,9 +30,10 @@ class FakeMember:
 class FakeTicket:
     """An accepted order."""
 
-    def __init__(self, number: int, order: Order) -> None:
+    def __init__(self, number: int, order: Order, owner: str = "") -> None:
         self.id = number
         self.order = order
+        self.owner = owner
         self.new = True
         self.members = [FakeMember(member) for member in range(order.size)]
         self.version = 0
@@ -149,11 +150,11 @@ class FakeDesk:
             await self._placed.wait_for(lambda: key in self.tickets)
         return self.tickets[key]
 
-    async def place(self, order: Order, key: str | None = None) -> FakeTicket:
+    async def place(self, order: Order, key: str | None = None, owner: str = "") -> FakeTicket:
         if self.draining:
             raise Refused("draining", "the server takes no more orders", after=5.0)
         known = self.tickets.get(order.key)
-        if known is not None and known.order != order:
+        if known is not None and (known.order, known.owner) != (order, owner):
             raise Refused("conflict", f"another order has this key: `{order.key}`")
         if known is None and len(self.tickets) >= self._queue:
             raise Refused("busy", f"{self._queue} rollouts are open", after=2.0)
@@ -161,13 +162,14 @@ class FakeDesk:
             known.new = False
             return known
         self.keys.append(key)
-        ticket = self.tickets[order.key] = FakeTicket(len(self.tickets) + 1, order)
+        ticket = self.tickets[order.key] = FakeTicket(len(self.tickets) + 1, order, owner)
         async with self._placed:
             self._placed.notify_all()
         return ticket
 
-    async def find(self, key: str) -> FakeTicket | None:
-        return self.tickets.get(key)
+    async def find(self, key: str, owner: str = "") -> FakeTicket | None:
+        ticket = self.tickets.get(key)
+        return ticket if ticket is not None and ticket.owner == owner else None
 
     async def steer(self, to: Steer, key: str | None = None) -> None:
         self.steered.append((to, key))

@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import LedgerCorrupt
 from ..message import Message, merged, said
 from .chat import CHAT
+from .counting import count_of
 from .form import Dialect, Reply, Tokens
 from .gemini import GEMINI
 from .messages import MESSAGES
@@ -21,7 +22,12 @@ from .responses import RESPONSES
 __all__ = ["Dialect", "Reply", "Tokens", "dialect", "has_conversations", "messages"]
 
 _CONVERSATIONS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES, "gemini": GEMINI}
-_BESIDE = {"completions": COMPLETIONS, "embeddings": EMBEDDINGS}
+_BESIDE = {
+    "completions": COMPLETIONS,
+    "embeddings": EMBEDDINGS,
+    "messages_count": count_of(MESSAGES),
+    "gemini_count": count_of(GEMINI),
+}
 _DIALECTS = {**_CONVERSATIONS, **_BESIDE}
 
 
