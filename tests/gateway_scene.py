@@ -14,12 +14,12 @@ from blake3 import blake3
 
 from holdwater.core.records import Exchange
 from holdwater.gateway.client import ChatClient
-from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.breaker import Breaker
 from holdwater.gateway.upstreams.http import Address, HttpUpstream
 from holdwater.ledger.blobs import Blobs
+from holdwater.ledger.dialects import dialect
 from holdwater.ledger.media import resolve
 
 MODEL = "test-model"
@@ -39,7 +39,7 @@ def rebuilt(exchanges: Iterable[Exchange], blobs: Mapping[str, bytes]) -> list[A
         head = old_head if exchange.head is None else decoded(exchange.head)
         messages = old[: exchange.keep] + [decoded(raw) for raw in exchange.append]
         made[exchange.number] = head, messages
-        key = DIALECTS[exchange.dialect].form.key
+        key = dialect(exchange.dialect).key
         requests.append({**head, key: messages} if messages else head)
     return requests
 

@@ -53,11 +53,11 @@ async def test_unknown_fields_pass_both_ways_byte_for_byte():
     reply = b'{"choices": [], "x-other": 1.250, "usage": {"prompt_tokens": 3, "details": null}}\n'
     seen = Seen(Reply(body=reply, headers={"Content-Type": "application/json", "X-Ratelimit": "9"}))
     async with serve_raw(seen) as upstream, scene(upstream) as s:
-        async with s.post(request, headers={"X-Custom": "kept", "OpenAI-Beta": "b=1"}) as response:
+        async with s.post(request, headers={"X-Request-Id": "kept", "OpenAI-Beta": "b=1"}) as response:
             assert await response.read() == reply
             assert response.headers["X-Ratelimit"] == "9"
         assert seen.bodies == [request]
-        assert (seen.headers[0]["X-Custom"], seen.headers[0]["OpenAI-Beta"]) == ("kept", "b=1")
+        assert (seen.headers[0]["X-Request-Id"], seen.headers[0]["OpenAI-Beta"]) == ("kept", "b=1")
         assert bytes(s.log.last.reply) == reply
         assert s.session.usage.input_tokens == 3
 

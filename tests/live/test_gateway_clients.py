@@ -147,10 +147,11 @@ async def test_anthropic_messages(stream, token):
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "42"}
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
         assert (await turn()).content[0].text == "it is 42"
+        check(s, upstream, "messages", stream)
         counted = await client.messages.count_tokens(model=MODEL, messages=messages)
         assert counted.input_tokens > 1
         await client.close()
-        check(s, upstream, "messages", stream)
+        assert s.log.last.dialect == "messages_count"
 
 
 @WAYS
@@ -182,9 +183,10 @@ async def test_google_genai(stream):
             result = types.Part.from_function_response(name="add", response={"result": 42})
             contents += [types.Content(role="model", parts=parts), types.Content(role="user", parts=[result])]
             assert "".join(part.text for part in await turn() if part.text) == "it is 42"
+            check(s, upstream, "gemini", stream)
             counted = await client.models.count_tokens(model=MODEL, contents=contents)
             assert counted.total_tokens > 1
-        check(s, upstream, "gemini", stream)
+        assert s.log.last.dialect == "gemini_count"
 
 
 @WAYS

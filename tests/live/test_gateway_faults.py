@@ -256,7 +256,7 @@ async def upload(s, body):
 
 
 async def test_bodies_beyond_the_bound_wait_outside_of_memory():
-    """40 bodies of 1 MB, and an upstream that takes none of them: two are in memory, the others wait."""
+    """40 bodies of 1 MB, and an upstream that takes none of them: one is in memory, the others wait."""
     body = json.dumps(ask("x" * 1_000_000)).encode()
     taken = asyncio.Event()
 
@@ -267,7 +267,7 @@ async def test_bodies_beyond_the_bound_wait_outside_of_memory():
     server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1024)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     async with server, scene(url, admitted_bytes=2 * len(body), retries=0) as s:
-        admission = s.gateway.relay.admission
+        admission = s.session.admission
         tracemalloc.start()
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(upload(s, body)) for _ in range(40)]

@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from tests.gateway_scene import Log, Scene, scene
 from tests.scene import Scene as SceneOfRun
 
+import holdwater as hw
+from holdwater.cli import main
 from holdwater.testing.scripted import Reply, serve_raw
 
 BODY = b'{"model":"test-model","messages":[{"role":"user","content":"hello"}]}'
@@ -208,3 +211,34 @@ def test_show_lists_what_the_gateway_refused(tmp_path: Path) -> None:
         assert (
             "event gateway.refused: 401 `POST chat/completions`: no attempt is running with this key" in told
         )
+
+
+async def test_show_tells_of_refused_requests_that_belong_to_no_attempt(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Given two attempts at once, and a request without a key by TCP: nobody knows whose it is."""
+    both = asyncio.Barrier(2)
+
+    async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
+        await both.wait()
+        async with aiohttp.ClientSession() as http:
+            url = f"{model.url}/chat/completions"
+            for _ in range(6):
+                async with http.post(url, json={}, headers={"Authorization": "Bearer wrong"}) as response:
+                    assert response.status == 401
+        await both.wait()
+        return ""
+
+    instances = [hw.Instance(id=name) for name in ("one", "two")]
+    suite = hw.Suite(name="keyless", instances=lambda: instances, grade=lambda *given: True)
+    options = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "workers": 0, "concurrency": 2}
+    await hw.arun(suite, solve, out=tmp_path / "run", **options)
+
+    assert main(["show", str(tmp_path / "run")]) == 0
+    told = " ".join(capfd.readouterr().out.split())
+    call = "401 `POST chat/completions`: no attempt is running with this key"
+    assert f"refused {call} (of no attempt)" in told
+    assert f"refused 10 times: {call} (of no attempt)" in told
+    assert main(["show", str(tmp_path / "run"), "--json"]) == 0
+    refused = json.loads(capfd.readouterr().out)["refused"]
+    assert refused["events"] == len(refused["last"]) >= 2

@@ -19,11 +19,11 @@ async def test_what_does_not_fit_waits_and_the_first_comes_first():
         order.append(name)
         return admitted
 
-    first = await call("first", 80)
+    first = await call("first", 70)
     async with asyncio.TaskGroup() as group:
-        large = group.create_task(call("large", 90))
+        large = group.create_task(call("large", 75))
         await settled()
-        small = group.create_task(call("small", 10))
+        small = group.create_task(call("small", 25))
         await settled()
         assert order == ["first"], "the small one does not overtake"
         first.release()
@@ -35,16 +35,38 @@ async def test_what_does_not_fit_waits_and_the_first_comes_first():
     assert admission.used == 0
 
 
-async def test_a_body_larger_than_the_bound_is_admitted_alone():
+async def test_a_body_larger_than_the_bound_leaves_a_part_to_others():
     admission = Admission(100)
-    other = await admission.take(1)
+    other = await admission.take(26)
     async with asyncio.TaskGroup() as group:
         huge = group.create_task(admission.take(5000))
         await settled()
         assert not huge.done()
         other.release()
-    assert admission.used == 100
+    assert admission.used == 75
+    small = await admission.take(25)
+    small.release()
     huge.result().release()
+
+
+async def test_the_bodies_of_one_attempt_leave_a_part_to_others():
+    """Given an attempt whose bodies never end."""
+    whole = Admission(100)
+    greedy, neighbour = Admission(whole.most_each, whole), Admission(whole.most_each, whole)
+    endless = [asyncio.create_task(greedy.take(20)) for _ in range(50)]
+    grown = await neighbour.take(1)
+    await settled()
+    assert sum(task.done() for task in endless) == 3
+
+    await asyncio.wait_for(grown.grow(25), 10)
+
+    admitted = [task.result() for task in endless if task.done()]
+    for task in endless:
+        task.cancel()
+    await asyncio.wait(endless)
+    for one in (grown, *admitted):
+        one.release()
+    assert (whole.used, greedy.used, neighbour.used) == (0, 0, 0)
 
 
 async def test_two_bodies_that_grow_do_not_wait_for_each_other():
@@ -65,7 +87,7 @@ async def test_one_that_gives_up_waiting_leaves_its_place_to_the_next():
     admission = Admission(100)
     first = await admission.take(60)
     async with asyncio.TaskGroup() as group:
-        impatient = group.create_task(admission.take(100))
+        impatient = group.create_task(admission.take(75))
         await settled()
         patient = group.create_task(admission.take(40))
         await settled()

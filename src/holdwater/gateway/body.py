@@ -27,27 +27,47 @@ class Lazy(Protocol):
 
 Part = Held | Lazy
 
+BRIEF = 64 * 1024  # bytes up to which a body does not wait for larger ones
+BRIEF_SHARE = 8  # these bodies have this part of the bound besides it
+LEAST_BRIEF = 16  # of them have to fit into that part
+OTHERS = 4  # one body, or the bodies of one attempt, leave this part of the bound to others
 SMALL = 16 * 1024  # bytes up to which a body leaves together with its headers
 SLICE = 256 * 1024  # bytes written before the socket is asked whether it can take more
 
 
 class Admission:
-    """A bound on bytes, first come first served. What is larger than the bound is admitted alone."""
+    """A bound on bytes, first come first served. One who holds the most that it may leaves a part to others.
 
-    def __init__(self, bound: int) -> None:
+    `within`: a larger bound that holds as well, for bytes of several such. `brief`: the one of brief bodies.
+    """
+
+    def __init__(self, bound: int, within: Admission | None = None) -> None:
         self.bound = bound
+        self.most_each = bound if within is not None else bound - bound // OTHERS
         self.used = 0
+        self._within = within
+        self.brief: Admission | None = None
+        if within is not None:
+            self.brief = within.brief and Admission(within.brief.most_each, within.brief)
+        elif bound // BRIEF_SHARE >= LEAST_BRIEF * BRIEF:
+            self.brief = Admission(bound // BRIEF_SHARE)
         self._growing = asyncio.Lock()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # one for each call that waits
 
     async def take(self, size: int) -> Admitted:
         """Wait until `size` bytes fit."""
-        size = min(size, self.bound)
+        if self.brief is not None and size <= BRIEF:
+            return await self.brief.take(size)
+        size = min(size, self.most_each)
         if self._waiting or self.used + size > self.bound:
             await self._wait(size)
         else:
             self.used += size
-        return Admitted(self, size)
+        try:
+            return Admitted(self, size, await self._within.take(size) if self._within is not None else None)
+        except BaseException:  # boundary: given back, then raised again
+            self.give(size)
+            raise
 
     async def _wait(self, size: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,9 +98,10 @@ class Admission:
 class Admitted:
     """A share of the admitted bytes, given back once."""
 
-    def __init__(self, admission: Admission, size: int) -> None:
+    def __init__(self, admission: Admission, size: int, within: Admitted | None) -> None:
         self._admission = admission
         self._size = size
+        self._within = within
         self._grows = False
 
     async def grow(self, size: int) -> None:
@@ -88,15 +109,21 @@ class Admitted:
 
         So a body that grows never waits for another that waits for it.
         """
-        if size <= self._size:
+        if self._within is not None:
+            await self._within.grow(size)
+        admission = self._admission
+        more = min(size, admission.most_each) - self._size
+        if more <= 0:
             return
-        if not self._grows:
-            await self._admission._growing.acquire()
+        if not self._grows and admission.used + more > admission.bound:
+            await admission._growing.acquire()
             self._grows = True
-        self._admission.used += size - self._size
-        self._size = size
+        admission.used += more
+        self._size += more
 
     def release(self) -> None:
+        if self._within is not None:
+            self._within.release()
         if self._grows:
             self._grows = False
             self._admission._growing.release()

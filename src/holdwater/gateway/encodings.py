@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
 STEP = 1024 * 1024  # bytes that are decompressed at once
 LARGEST_WINDOW = 8 * 1024 * 1024  # what HTTP allows zstd
+TOO_LONG = "bytes follow its end"
 
 
 class Garbled(Exception):
@@ -18,10 +19,6 @@ class Garbled(Exception):
 
 
 class Decoder(Protocol):
-    @property
-    def held(self) -> int:
-        """Bytes that wait to be decoded."""
-
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """What `piece` makes known, at most about `STEP` bytes at a time."""
 
@@ -30,8 +27,6 @@ class Decoder(Protocol):
 
 
 class Identity:
-    held = 0
-
     def feed(self, piece: bytes) -> Iterator[bytes]:
         yield piece
 
@@ -42,14 +37,14 @@ class Identity:
 class Zlib:
     """gzip and deflate."""
 
-    held = 0
-
     def __init__(self, window: int) -> None:
         self._decoder = zlib.decompressobj(wbits=window)
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         try:
             while piece:
+                if self._decoder.eof:
+                    raise Garbled(TOO_LONG)
                 yield self._decoder.decompress(piece, STEP)
                 piece = self._decoder.unconsumed_tail
         except zlib.error as error:
@@ -63,11 +58,11 @@ class Zlib:
             raise Garbled(str(error)) from None
         if not self._decoder.eof:
             raise Garbled("it ended early")
+        if self._decoder.unused_data:
+            raise Garbled(TOO_LONG)
 
 
 class Brotli:
-    held = 0
-
     def __init__(self) -> None:
         self._decoder = brotli.Decompressor()
 
@@ -86,27 +81,47 @@ class Brotli:
 
 
 class Zstd:
-    """Decoded when all of it is there: only so can its output be taken in steps."""
+    """Of a frame that was cut it gives the bytes that there are, which are no JSON."""
 
     def __init__(self) -> None:
-        self._pieces = bytearray()  # bound: the cap on bodies, and the admission
-
-    @property
-    def held(self) -> int:
-        return len(self._pieces)
+        self._input = _ZstdInput()
+        decoder = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+        self._reader = decoder.stream_reader(cast(IO[bytes], self._input))
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        self._pieces += piece
-        yield from ()
+        self._input.piece = piece
+        yield from self._steps()
 
     def end(self) -> Iterator[bytes]:
-        decoder = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+        self._input.ended = True
+        yield from self._steps()
+
+    def _steps(self) -> Iterator[bytes]:
         try:
-            with decoder.stream_reader(bytes(self._pieces)) as reader:
-                while decoded := reader.read(STEP):
-                    yield decoded  # of a frame that was cut: what there is, which is no JSON
+            while decoded := self._reader.read1(STEP):
+                yield decoded
+        except _NoInput:
+            return  # `read1` reads only while it has decoded nothing, so nothing is lost
         except zstandard.ZstdError as error:
             raise Garbled(str(error)) from None
+
+
+class _NoInput(Exception):
+    """More has to be fed first."""
+
+
+class _ZstdInput:
+    """The file that a reader of zstd reads: one piece after the other."""
+
+    def __init__(self) -> None:
+        self.piece = b""
+        self.ended = False
+
+    def read(self, size: int) -> bytes:
+        if not self.piece and not self.ended:
+            raise _NoInput
+        piece, self.piece = self.piece, b""
+        return piece
 
 
 DECODERS: dict[str, Callable[[], Decoder]] = {

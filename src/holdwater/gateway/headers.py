@@ -1,49 +1,56 @@
-"""Which headers of a client go upstream."""
+"""Which headers and query parameters of a client go upstream, beside the provider's key: known ones alone.
+
+Any other stays here. A header such as `X-HTTP-Method-Override` or `OpenAI-Organization` would let an agent do
+things with the provider's key that the run never allowed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-_NOT_SENT = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "trailers",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "authorization",
-        "x-api-key",
-        "api-key",
-        "x-goog-api-key",
-        "cookie",
-        "content-length",
-        "content-encoding",
-        "accept-encoding",
-        "expect",
-        "forwarded",
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "x-real-ip",
-    }
-)
+from typing import NamedTuple
 
 
+class KnownHeaders(NamedTuple):
+    """Names in lower case, and how further names begin."""
+
+    names: frozenset[str]
+    beginnings: tuple[str, ...]
+
+
+_ALWAYS = {"accept", "content-type", "user-agent", "idempotency-key", "x-request-id", "x-client-request-id"}
+_STAINLESS = "x-stainless-"  # the libraries of the providers describe themselves in these
+# Codex sends `originator`, `version` and the ids, OpenRouter's clients the last two.
+_OPENAI = {
+    "openai-beta",
+    "originator",
+    "version",
+    "session_id",
+    "session-id",
+    "conversation_id",
+    "http-referer",
+    "x-title",
+}
+_ANTHROPIC = {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-app"}
+_GOOGLE = {"x-goog-api-client", "x-server-timeout"}
+
+_OF_OPENAI = KnownHeaders(frozenset(_ALWAYS | _OPENAI), (_STAINLESS, "x-codex-"))
+_BY_DIALECT = {
+    "messages": KnownHeaders(frozenset(_ALWAYS | _ANTHROPIC), (_STAINLESS, "x-claude-")),
+    "gemini": KnownHeaders(frozenset(_ALWAYS | _GOOGLE), (_STAINLESS, "x-gemini-")),
+}
 _SINGLE = frozenset({"content-type", "user-agent"})  # the first counts
+# Google takes headers, methods and the fields of a reply in the query too: `$httpHeaders`, `fields`.
+_PARAMETERS = frozenset({"alt", "$alt", "api-version", "beta", "prettyPrint"})
 
 
-def sent_on(given: Mapping[str, str], key: str) -> dict[str, str]:
-    """Not those of the client's connection, and nothing with its key. Repeated headers are one list."""
+def pick_headers(given: Mapping[str, str], key: str, dialect: str) -> dict[str, str]:
+    """Those of a call in `dialect` that go on, without its `key`. Repeated headers are one list."""
+    known = _BY_DIALECT.get(dialect, _OF_OPENAI)
     sent: dict[str, str] = {}
     names: dict[str, str] = {}  # as they were written first
     for name, value in given.items():
         lower = name.lower()
-        if lower in _NOT_SENT or key in value:
+        if not (lower in known.names or lower.startswith(known.beginnings)) or key in value:
             continue
         first = names.setdefault(lower, name)
         if first not in sent:
@@ -51,3 +58,8 @@ def sent_on(given: Mapping[str, str], key: str) -> dict[str, str]:
         elif lower not in _SINGLE:
             sent[first] = f"{sent[first]}, {value}"
     return sent
+
+
+def pick_parameters(query: str) -> str:
+    """The part of a raw query that goes on."""
+    return "&".join(part for part in query.split("&") if part.partition("=")[0] in _PARAMETERS)

@@ -6,6 +6,8 @@ What is made up in messages is said by each dialect's `form.steady`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from blake3 import blake3
 from msgspec import Raw
@@ -27,7 +29,7 @@ PASSING = frozenset(
 _SIZE = 16  # bytes of blake3
 
 
-def identity(dialect: str, head: dict[str, Raw], names: bytes) -> str:
+def identity(dialect: str, head: Mapping[str, Raw], names: bytes) -> str:
     """Of a request with these keys beside its messages, and these names of its messages."""
     asked = [(key, head[key]) for key in sorted(head.keys() - PASSING)]
     return blake3(mask_bytes(msgspec.json.encode([dialect, asked])) + names).hexdigest(_SIZE)

@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from aiohttp import web
 
 from .body import Admission, Admitted
 from .encodings import DECODERS, Garbled
+from .value_count import ValueCount
 
 UNKNOWN = 256 * 1024  # bytes admitted at first where the length is not known
 JOINED = 8 * 1024 * 1024  # bytes of a body up to which its pieces are kept and joined
 FEW, COARSE = 64, 4096  # pieces, and bytes of each on average beyond so many
-LONGEST_SILENCE = 60.0  # seconds that a client may take between two pieces of its body
+TURN = 64 * 1024  # bytes that are decoded, or come out of that, before the loop goes on
+PATIENCE = 30.0  # seconds that are waited for the next bytes of a body, in all
+SLOWEST = 64 * 1024  # bytes a second that earn the same patience again
 
 
 class Unreadable(Exception):
@@ -59,6 +63,9 @@ class _Reader:
         self._content = request.content
         self._admitted = admitted
         self._cap = cap
+        self._received = 0
+        self._patience = PATIENCE
+        self._patient_until = PATIENCE * SLOWEST  # bytes
 
     async def known(self, length: int) -> bytearray:
         """Joined when all of it is there: a buffer that is made before is written twice."""
@@ -89,30 +96,53 @@ class _Reader:
 
     async def unknown(self, encoding: str) -> bytearray:
         body = bytearray()
+        self._values = ValueCount()
         decoder = DECODERS[encoding]()
         try:
             while piece := await self._piece():
-                for decoded in decoder.feed(piece):
-                    await self._make_room(len(body) + decoder.held + len(decoded))
-                    body += decoded
-                await self._make_room(len(body) + decoder.held)
-            for decoded in decoder.end():
-                await self._make_room(len(body) + decoder.held + len(decoded))
-                body += decoded
+                if self._received > self._cap:  # what decodes to nothing is not endless either
+                    raise too_large(self._cap)
+                for at in range(0, len(piece), TURN):
+                    await self._decode(decoder.feed(piece[at : at + TURN]), body)
+                    await asyncio.sleep(0)
+            await self._decode(decoder.end(), body)
         except Garbled as error:
             raise Unreadable(f"the body is not {encoding}: {error}") from None
         return body
 
+    async def _decode(self, steps: Iterator[bytes], body: bytearray) -> None:
+        """Add what comes next; what has too many values ends here, before it fills the memory."""
+        for decoded in steps:
+            await self._make_room(len(body) + len(decoded))
+            body += decoded
+            if self._values.expect(decoded):
+                await asyncio.get_running_loop().run_in_executor(None, self._values.look, body)
+            elif len(decoded) > TURN:
+                await asyncio.sleep(0)  # a small piece may hold much: others have their turn
+
     async def _piece(self) -> bytes:
         if self._content._buffer or self._content.at_eof():
-            return self._content.read_nowait()
+            piece = self._content.read_nowait()
+        else:
+            piece = await self._wait()
+        self._received += len(piece)
+        if self._received >= self._patient_until:
+            self._patience, self._patient_until = PATIENCE, self._received + PATIENCE * SLOWEST
+        return piece
+
+    async def _wait(self) -> bytes:
+        """The next bytes. A body that trickles in would keep its place in the admission from others."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         try:
-            async with asyncio.timeout(LONGEST_SILENCE):
+            async with asyncio.timeout(self._patience):
                 return await self._content.readany()
         except TimeoutError:
             raise Unreadable("the body stopped coming", 408) from None
         except web.RequestPayloadError as error:
             raise Unreadable(f"the body cannot be read: {error}") from None
+        finally:
+            self._patience -= clock() - begun
 
     async def _make_room(self, size: int) -> None:
         if size > self._cap:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import BadInput
+from ..core.helper_environment import build_python_environment
 from ..core.prices import Price, find
 
 PATIENCE = 30.0  # seconds
@@ -53,7 +54,9 @@ def _published(model: str, url: str | None) -> Price | None:
         return None
     words = [sys.executable, "-m", "holdwater.gateway.published", model, *([url] if url else [])]
     try:
-        child = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)
+        child = subprocess.run(
+            words, capture_output=True, timeout=PATIENCE, env=build_python_environment(), check=True
+        )
         return msgspec.json.decode(child.stdout, type=Price | None)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
         return None  # unknown

@@ -18,7 +18,9 @@ from xxhash import xxh3_128
 from ..core.masking import mask_bytes
 from ..core.records import Exchange
 from .body import Part
+from .json_members import decode_members, skip_blanks, skip_blanks_before
 from .reply_chain import Chaining, ChainLink, ChainName, ReplyChain
+from .value_count import LARGE, MANY, check_messages, check_values
 
 Buffer = bytes | bytearray
 
@@ -27,7 +29,6 @@ TIPS = 32  # conversations of an attempt that are remembered
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
 _SEED = secrets.randbits(64)  # what is hashed with it never leaves the process: nobody can aim at it
 _LAST = 32  # bytes before a mark that are compared before anything is hashed
-_BLANK = b" \t\r\n"
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _ARRAY = msgspec.json.Decoder(list[Raw])
@@ -47,6 +48,12 @@ class Form(NamedTuple):
     steady: Callable[[bytes], bytes] | None = None  # without what its client makes up anew at each start
     chaining: Chaining | None = None
     beside: bool = False  # its calls are no turns: they stand beside every conversation
+    of: str = ""  # the dialect whose requests are counted in it
+
+    @property
+    def spoken(self) -> str:
+        """The dialect that an upstream has to speak."""
+        return self.of or self.dialect
 
 
 class Mark(NamedTuple):
@@ -69,6 +76,18 @@ class Tip(NamedTuple):
     names: bytes  # as `digests`, of what is steady in the messages
 
 
+class KnownStart(NamedTuple):
+    """A body begins as one that is in the record, up to the mark."""
+
+    tip: Tip
+    mark: Mark
+    before: xxh3_128  # of what is before the mark
+
+    def count_new(self, body: Buffer) -> int:
+        """Bytes of `body` that have to be parsed."""
+        return len(body) - self.mark.end + self.mark.opening
+
+
 class Slices(Protocol):
     """Messages of which some can be had, each by itself."""
 
@@ -87,6 +106,14 @@ class Reading(NamedTuple):
     digests: bytes
     span: Part | None  # the array of messages, or a text in its place
     mark: Mark | None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether recording it would hold up the loop."""
+        if not isinstance(self.fresh, list):  # a call from this process
+            return False
+        parts = (*self.head.values(), *self.fresh[:MANY])
+        return len(self.fresh) > MANY or sum([len(memoryview(part)) for part in parts]) > LARGE
 
 
 class Delta(NamedTuple):
@@ -118,11 +145,38 @@ class Recorder:
 
     def read(self, body: Buffer) -> Reading:
         """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
+        known = self.find(body)
+        reading = self.read_rest(body, known, large=True) if known is not None else None
+        return self.read_whole(body, large=True) if reading is None else reading
+
+    def find(self, body: Buffer) -> KnownStart | None:
+        """Of two conversations that it goes on with, the later is as good: what it lacks is parsed."""
+        for tips in reversed(self._tips.values()):
+            for tip in reversed(tips):
+                mark = tip.mark
+                if mark is None or not body.startswith(mark.last, mark.end - len(mark.last)):
+                    continue
+                before = xxh3_128(memoryview(body)[: mark.end], _SEED)
+                if before.digest() == mark.digest:
+                    return KnownStart(tip, mark, before)
+        return None
+
+    def read_rest(self, body: Buffer, known: KnownStart, *, large: bool) -> Reading | None:
+        """Take apart what follows a known start; None: `body` is to be read as a whole.
+
+        What turns out to be large though it is not said to be raises `LargeRequest`.
+        """
         try:
-            reading = self._continued(body)
-            if reading is None or self._chain.before(reading.head) is not None:
-                reading = _whole(body, self._form)
-            return reading
+            reading = _rest(body, known, self._form, large)
+            chained = reading is not None and self._chain.before(reading.head) is not None
+            return None if chained else reading
+        except UNREADABLE as error:
+            raise Malformed(str(error)) from None
+
+    def read_whole(self, body: Buffer, *, large: bool) -> Reading:
+        """Take all of `body` apart."""
+        try:
+            return _whole(body, self._form, large)
         except UNREADABLE as error:
             raise Malformed(str(error)) from None
 
@@ -156,6 +210,10 @@ class Recorder:
         """The messages that the reply of an exchange adds to the conversation."""
         return self._chain.said(bytes(before.reply or b"null"))
 
+    def resolve(self, message: bytes, read: Callable[[int], Exchange]) -> bytes:
+        """A message; in the place of a reference the one that it stands for, if the record has it."""
+        return self._chain.resolve(message, lambda number: bytes(read(number).reply or b"null"))
+
     def _names(self, reading: Reading, parent: Tip | None, keep: int, append: list[bytes]) -> bytes:
         steady = self._form.steady
         if steady is None:
@@ -187,18 +245,6 @@ class Recorder:
             del self._tips[first]
         self._count -= 1
 
-    def _continued(self, body: Buffer) -> Reading | None:
-        """Of two conversations that it goes on with, the later is as good: what it lacks is parsed."""
-        for tips in reversed(self._tips.values()):
-            for tip in reversed(tips):
-                mark = tip.mark
-                if mark is None or not body.startswith(mark.last, mark.end - len(mark.last)):
-                    continue
-                before = xxh3_128(memoryview(body)[: mark.end], _SEED)
-                if before.digest() == mark.digest:
-                    return _rest(body, tip, mark, before, self._form)
-        return None
-
     def _parent(self, digests: bytes, head: bytes) -> tuple[Tip | None, int]:
         best: tuple[int, bool, int] = (0, False, 0)
         parent = None
@@ -209,9 +255,11 @@ class Recorder:
         return parent, best[0]
 
 
-def _whole(body: Buffer, form: Form) -> Reading:
-    head = _OBJECT.decode(body)
-    fresh = _fresh(head, form)
+def _whole(body: Buffer, form: Form, large: bool) -> Reading:
+    if large:
+        check_values(body)
+    head = decode_members(body)
+    fresh = _fresh(head, form, large)
     if not fresh:
         return Reading(head, [], 0, b"", None, None)
     messages = head.pop(form.key)
@@ -222,19 +270,23 @@ def _whole(body: Buffer, form: Form) -> Reading:
     return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
 
 
-def _rest(body: Buffer, tip: Tip, mark: Mark, before: xxh3_128, form: Form) -> Reading | None:
+def _rest(body: Buffer, known: KnownStart, form: Form, large: bool) -> Reading | None:
     """Parse what follows the mark, as if the messages before it were not there."""
+    tip, mark = known.tip, known.mark
+    before = known.before.copy()  # it may be read again
     view = memoryview(body)
-    start = _after_blanks(body, mark.end)
+    start = skip_blanks(body, mark.end)
     if body.startswith(b",", start):
-        start = _after_blanks(body, start + 1)
+        start = skip_blanks(body, start + 1)
         if body.startswith(b"]", start):  # a trailing comma
             return None
     elif not body.startswith(b"]", start):
         return None
     short = b"".join((view[: mark.opening], view[start:]))
-    head = _OBJECT.decode(short)
-    fresh = _fresh(head, form)
+    if large:
+        check_values(short)
+    head = decode_members(short)
+    fresh = _fresh(head, form, large)
     messages = bytes(head.pop(form.key))
     if not short.startswith(messages, mark.opening - 1):
         return None  # a second `messages` key
@@ -252,7 +304,7 @@ def _rest(body: Buffer, tip: Tip, mark: Mark, before: xxh3_128, form: Form) -> R
     )
 
 
-def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
+def _fresh(head: dict[str, Raw], form: Form, large: bool) -> list[Raw]:
     messages = head.get(form.key)
     if messages is None:
         if form.optional:
@@ -260,7 +312,9 @@ def _fresh(head: dict[str, Raw], form: Form) -> list[Raw]:
         raise Malformed(f"`{form.key}` is missing")
     if form.optional and _is_text(messages):
         return [Raw(b'{"role":"user","content":%s}' % bytes(messages))]
-    return _ARRAY.decode(messages)
+    fresh = _ARRAY.decode(messages)
+    check_messages(len(fresh), large=large)
+    return fresh
 
 
 def _is_text(value: Raw) -> bool:
@@ -316,16 +370,7 @@ def _end_before(body: Buffer, close: int, later: Sequence[Raw | bytes]) -> int:
 
 def _end_of_last(body: Buffer, close: int) -> int:
     """The end of what comes before the one byte that ends at `close`, blanks left out."""
-    end = close - 1
-    while body[end - 1] in _BLANK:
-        end -= 1
-    return end
-
-
-def _after_blanks(body: Buffer, start: int) -> int:
-    while start < len(body) and body[start] in _BLANK:
-        start += 1
-    return start
+    return skip_blanks_before(body, close - 1)
 
 
 def digest(part: Raw | bytes) -> bytes:

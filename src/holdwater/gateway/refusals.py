@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 MOST_KINDS = 32  # of an attempt that are told
 LONGEST_TOLD = 500  # characters
+STEPS = frozenset(10**power for power in range(1, 10))  # counts that are told while it goes on
 
 
 class RefusedCalls:
@@ -21,6 +22,8 @@ class RefusedCalls:
         what = f"{status} `{call}`: {message}"[:LONGEST_TOLD]
         if what in self._counts:
             self._counts[what] += 1
+            if self._counts[what] in STEPS:  # the last word may be lost with its worker
+                self._tell(f"{self._counts[what]} times: {what}")
         elif len(self._counts) < MOST_KINDS:
             self._counts[what] = 1
             self._tell(what)

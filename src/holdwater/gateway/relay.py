@@ -24,8 +24,7 @@ from .behind import Behind
 from .body import Admission, Body, Retention, joined
 from .call_threads import ThreadCall
 from .dialects import Asked, Dialect, Stream
-from .headers import sent_on
-from .identity import identity
+from .headers import pick_headers
 from .incoming import read_body, too_large
 from .near import Near, Request
 from .pulse import Pulse
@@ -56,6 +55,7 @@ class Prepared(NamedTuple):
     call: Call
     delta: Delta
     asked: Asked
+    requested: int  # by the clock of its threads
     has_tools: bool
 
 
@@ -75,16 +75,45 @@ class Relay:
 
     async def pass_on(self, request: Request, session: Session, route: Route) -> web.StreamResponse:
         """One call that is a turn of a conversation."""
-        dialect = route.dialect
         behind = self.behind(session)
-        requested = session.threads.tick()
-        upstream = _spoken(behind, session, dialect)
-        call, delta, asked, has_tools = await self._prepare(request, session, route, behind)
-        placed = session.threads.begin(requested, delta, call.body.size, has_tools)
-        recorded = session.recorded(delta)
+        _check_spoken(behind, session, route.dialect)
+        prepared = await self._prepare(request, session, route, behind)
+        recorded = session.recorded(prepared.delta)
+        return await self._exchange(request, session, route.dialect, behind, prepared, recorded)
+
+    async def count(self, request: Request, session: Session, route: Route) -> web.StreamResponse:
+        """How many tokens a request has: the upstream's answer, or an estimate, which is not recorded."""
+        counts = route.dialect.form.of
+        behind = self.behind(session)
+        prepared = await self._prepare(request, session, route, behind)
+        estimate = counted(route.dialect, prepared.call.body.size)
+        recorded = session.recorded(prepared.delta)
+        upstream = behind.upstream
+        able = upstream is not None and upstream.counts and counts in upstream.dialects - session.uncounted
+        if recorded is None and not able:
+            prepared.call.body.free()
+            return estimate
+        response = await self._exchange(request, session, route.dialect, behind, prepared, recorded)
+        if response.status in NOT_COUNTING:
+            session.uncounted.add(counts)
+            return estimate
+        return estimate if response.status >= 500 else response
+
+    async def _exchange(
+        self,
+        request: Request,
+        session: Session,
+        dialect: Dialect,
+        behind: Behind,
+        prepared: Prepared,
+        recorded: Recorded | None,
+    ) -> web.StreamResponse:
+        """The answer to a call, on its way and in the record."""
+        call, delta, asked, requested, has_tools = prepared
+        placed = session.threads_of(dialect.form).begin(requested, delta, call.body.size, has_tools)
         turn = Turn(request, session, delta, dialect, recorded, placed)
         try:
-            async with self._answer(call, session, recorded, dialect, upstream) as answer:
+            async with self._answer(call, session, recorded, dialect, behind) as answer:
                 turn.answered(answer, behind.version)
                 if answer.failure is None and _is_stream(answer) and not isinstance(request, Near):
                     async with Pulse(dialect.keep_alive, self._keep_alive) as pulse:
@@ -99,40 +128,18 @@ class Relay:
             call.body.free()
 
     def _answer(
-        self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, upstream: Upstream
+        self, call: Call, session: Session, recorded: Recorded | None, dialect: Dialect, behind: Behind
     ) -> AbstractAsyncContextManager[Answer]:
         if recorded is not None:
             reply, chunks = recorded.reply, recorded.chunks
             return nullcontext(Whole(reply, dialect, call.manner, recorded.version, chunks))
+        assert behind.upstream is not None, "a gateway has an upstream of its own"
         # Where there is no record, it has had its turn already.
-        return _paced(call, session, upstream) if session.replays else upstream.send(call)
-
-    async def count(self, request: web.BaseRequest, session: Session, route: Route) -> web.Response:
-        """How many tokens a request has: the upstream's answer, or an estimate. It is no turn."""
-        content, admitted = await read_body(request, self.admission, self._cap)
-        estimate = counted(route.dialect, len(content))
-        body = Body((content,), admitted, self.retention)
-        behind = self.behind(session)
-        try:
-            if behind.upstream is None or route.dialect.form.dialect not in behind.upstream.dialects:
-                return estimate
-            keys = _keys(content)
-            asked = _asked(route, keys, behind.model)
-            if asked.changes:
-                body.replace((msgspec.json.encode({**keys, **asked.changes}),))
-            del content, keys  # gone once they are sent
-            async with behind.upstream.send(_call(request, session, asked, route, body)) as answer:
-                if answer.status in NOT_COUNTING:
-                    return estimate
-                told = await _whole(answer)
-                return web.Response(status=answer.status, headers=_returned(answer), body=told)
-        except ModelFailed:
-            return estimate
-        finally:
-            body.free()
+        return _paced(call, session, behind.upstream) if session.replays else behind.upstream.send(call)
 
     async def _prepare(self, request: Request, session: Session, route: Route, behind: Behind) -> Prepared:
         form = route.dialect.form
+        requested = session.threads_of(form).tick()
         body, reading = await self._taken(request, session, form)
         try:
             asked = _imposing(_asked(route, reading.head, behind.model), form, reading.head, behind.sampling)
@@ -142,15 +149,17 @@ class Relay:
                 body.replace(joined(form.key, msgspec.json.encode(sent), reading.span))
             told = {**asked.beside, **sent}
             wanted = manner(sent, asked.place)
-            delta = await session.delta(form, reading, msgspec.json.encode(told))
+            named = told
             if session.behind is not None and behind.model is not None:
-                told.pop("model", None)  # the name of a policy that learns changes in mid-conversation
-            delta = delta._replace(identity=identity(form.dialect, told, delta.names))
+                # The name of a policy that learns changes in mid-conversation.
+                named = {key: raw for key, raw in told.items() if key != "model"}
+            delta = await session.delta(form, reading, told, named)
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
         call = _call(request, session, asked, route, body)
-        return Prepared(call._replace(manner=wanted, delta=delta), delta, asked, has_tools)
+        call = call._replace(manner=wanted, delta=None if form.of else delta)
+        return Prepared(call, delta, asked, requested, has_tools)
 
     async def _taken(self, request: Request, session: Session, form: Form) -> tuple[Body, Reading]:
         """A request's body, and what it says."""
@@ -159,22 +168,22 @@ class Relay:
             if body.size > self._cap:
                 raise too_large(self._cap)
             return body, request.reading(form.key)
-        content, admitted = await read_body(request, self.admission, self._cap)
+        content, admitted = await read_body(request, session.admission, self._cap)
         body = Body((content,), admitted, self.retention)
         try:
-            return body, session.recorder(form).read(content)
+            return body, await session.read(form, content)
         except BaseException:  # boundary: given back, then raised again
             body.free()
             raise
 
 
-def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
-    """The upstream, if it speaks the dialect."""
-    upstream = behind.upstream
-    assert upstream is not None, "a gateway has an upstream of its own"
-    if dialect.form.dialect in upstream.dialects:
-        return upstream
-    spoken = ", ".join(f"`{name}`" for name in sorted(upstream.dialects)) or "nothing"
+def _check_spoken(behind: Behind, session: Session, dialect: Dialect) -> None:
+    """The upstream speaks the dialect, or the call fails."""
+    assert behind.upstream is not None, "a gateway has an upstream of its own"
+    known = behind.upstream.dialects
+    if dialect.form.dialect in known:
+        return
+    spoken = ", ".join(f"`{name}`" for name in sorted(known)) or "nothing"
     error = Unspoken(
         f"the upstream does not speak the agent's dialect `{dialect.form.dialect}`: it speaks {spoken}",
         "give the run an upstream that speaks it, or the agent another dialect",
@@ -189,13 +198,6 @@ def _spoken(behind: Behind, session: Session, dialect: Dialect) -> Upstream:
 async def _paced(call: Call, session: Session, upstream: Upstream) -> AsyncIterator[Answer]:
     async with session.paced(), upstream.send(call) as answer:
         yield answer
-
-
-def _keys(content: bytearray) -> dict[str, Raw]:
-    try:
-        return msgspec.json.decode(content, type=dict[str, Raw])
-    except UNREADABLE as error:
-        raise Malformed(str(error)) from None
 
 
 def _asked(route: Route, head: dict[str, Raw], model: str | None) -> Asked:
@@ -218,8 +220,9 @@ def _call(request: Request, session: Session, asked: Asked, route: Route, body: 
     if session.key in place.query:  # in whatever parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
         place = place._replace(query="&".join(kept))
-    headers = sent_on(request.headers, session.key)
-    return Call(place.target, headers, body, session.waiting, route.dialect.form.dialect, session.attempt)
+    dialect = route.dialect.form.spoken
+    headers = pick_headers(request.headers, session.key, dialect)
+    return Call(place.target, headers, body, session.waiting, dialect, session.attempt)
 
 
 class Turn:
@@ -236,6 +239,7 @@ class Turn:
     ) -> None:
         self._request = request
         self._call = call
+        self._threads = session.threads_of(dialect.form)
         self._saved = recorded.usage if recorded is not None else None
         self._session = session
         self._delta = delta
@@ -333,7 +337,7 @@ class Turn:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
             ending = self._partial(GONE)._replace(error=reason, saved=nothing, version=self._told())
-            self._session.threads.abandon(self._call)
+            self._threads.abandon(self._call)
             self._session.write(self._delta, ending, self._started, self._call)
 
     def _partial(self, status: int) -> Ending:
@@ -346,9 +350,11 @@ class Turn:
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED)
         self._written = True
+        if self._dialect.form.of:  # no provider asks money for a count
+            ending = ending._replace(billed=False)
         ending = ending._replace(saved=self._saved, version=self._told())
         self._session.write(self._delta, ending, self._started, self._call)
-        self._session.threads.end(self._call, failure)
+        self._threads.end(self._call, failure)
 
     def _told(self) -> str:
         """The version of the policy that answered; none where nobody did."""

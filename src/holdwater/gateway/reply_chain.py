@@ -27,6 +27,8 @@ class Chaining(NamedTuple):
     before: Callable[[Mapping[str, Raw]], ChainName | None]
     name: Callable[[bytes], str]  # of a reply; empty: it has none
     said: Callable[[bytes], list[bytes]]  # the messages that a reply adds to the conversation
+    item: Callable[[bytes], str]  # the name of a message; empty: it has none
+    reference: Callable[[bytes], str]  # the name of the earlier message that a message stands for; or empty
 
 
 class ChainLink(NamedTuple):
@@ -42,6 +44,7 @@ class ReplyChain:
     def __init__(self, chaining: Chaining | None) -> None:
         self._chaining = chaining
         self._links: dict[str, ChainLink] = {}  # bound: MOST_LINKS
+        self._items: dict[str, int] = {}  # the exchange whose reply has a message; bound: MOST_LINKS
 
     def before(self, head: Mapping[str, Raw]) -> ChainName | None:
         """What a request with this head goes on with."""
@@ -63,5 +66,19 @@ class ReplyChain:
         for name in filter(None, (self._chaining.name(reply), lasting)):
             self._links.pop(name, None)
             self._links[name] = link
-        while len(self._links) > MOST_LINKS:
-            del self._links[next(iter(self._links))]
+        for name in filter(None, map(self._chaining.item, self._chaining.said(reply))):
+            self._items[name] = link.number
+        for known in (self._links, self._items):
+            while len(known) > MOST_LINKS:
+                del known[next(iter(known))]
+
+    def resolve(self, message: bytes, read: Callable[[int], bytes]) -> bytes:
+        """The message of an earlier reply that `message` stands for; itself, where it is none or unknown.
+
+        `read` gives the reply of an exchange.
+        """
+        name = self._chaining.reference(message) if self._chaining is not None else ""
+        if self._chaining is None or name not in self._items:
+            return message
+        said = self._chaining.said(read(self._items[name]))
+        return next((item for item in said if self._chaining.item(item) == name), message)

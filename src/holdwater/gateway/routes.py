@@ -16,12 +16,15 @@ from aiohttp import web
 
 from .dialects import Dialect, Place
 from .dialects.chat import Chat
+from .dialects.counting import TokenCount
 from .dialects.gemini import Gemini
 from .dialects.messages import Messages
 from .dialects.plain import Completions, Embeddings
 from .dialects.responses import Responses
+from .headers import pick_parameters
 
 CHAT, RESPONSES, MESSAGES, GEMINI = Chat(), Responses(), Messages(), Gemini()
+_MESSAGES_COUNT, _GEMINI_COUNT = TokenCount(MESSAGES), TokenCount(GEMINI)
 # Those of conversations.
 DIALECTS: dict[str, Dialect] = {d.form.dialect: d for d in (CHAT, RESPONSES, MESSAGES, GEMINI)}
 
@@ -63,8 +66,7 @@ def route(request: web.BaseRequest) -> Route:
     given = request.rel_url.raw_query_string
     if not given:
         return found._replace(key=key) if key else found
-    query = "&".join(part for part in given.split("&") if part and not _is_key(part))
-    return found._replace(place=found.place._replace(query=query), key=key)
+    return found._replace(place=found.place._replace(query=pick_parameters(given)), key=key)
 
 
 def _found(request: web.BaseRequest, path: str) -> Route:
@@ -84,11 +86,13 @@ def _posted(path: str) -> Route | None:
     if (match := _OPENAI.fullmatch(path)) is not None:
         return Route(Kind.TURN, _OPENAI_PATHS[match[1]], Place(match[1]))
     if (match := _ANTHROPIC.fullmatch(path)) is not None:
-        kind = Kind.COUNT if match[1] else Kind.TURN
-        return Route(kind, MESSAGES, Place("v1/messages" + (match[1] or "")))
+        kind, dialect = (Kind.COUNT, _MESSAGES_COUNT) if match[1] else (Kind.TURN, MESSAGES)
+        return Route(kind, dialect, Place("v1/messages" + (match[1] or "")))
     if (match := _GOOGLE.fullmatch(path)) is not None and match[3] in _METHODS:
-        place = Place(f"{match[1] or 'v1beta'}/{quote(match[2])}:{match[3]}")
-        return Route(_METHODS[match[3]], GEMINI, place)
+        version, model = match[1] or "v1beta", quote(match[2], safe="/@+")
+        place = Place(f"{version}/{model}:{match[3]}")
+        kind = _METHODS[match[3]]
+        return Route(kind, _GEMINI_COUNT if kind is Kind.COUNT else GEMINI, place)
     return None
 
 
@@ -114,7 +118,3 @@ def _suggested(request: web.BaseRequest, path: str) -> Dialect:
     if "anthropic-version" in request.headers:
         return MESSAGES
     return GEMINI if "/v1beta" in path or "x-goog-api-key" in request.headers else CHAT
-
-
-def _is_key(part: str) -> bool:
-    return part.partition("=")[0] == "key"

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+_SAMPLED = frozenset({"chat", "completions", "responses", "messages", "gemini"})
 _RESPONSES = {"max_tokens": "max_output_tokens"}
 _GEMINI = {
     "temperature": "temperature",
@@ -24,7 +25,7 @@ _GEMINI = {
 
 def imposed(dialect: str, head: Mapping[str, Raw], sampling: Mapping[str, Any]) -> dict[str, Raw]:
     """The keys of a request that change."""
-    if not sampling or dialect == "embeddings":
+    if not sampling or dialect not in _SAMPLED:
         return {}
     if dialect == "gemini":
         return _in_gemini(head, sampling)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import socket as sockets
-import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..core.authoring import ExchangeLog, Recording
 from ..core.containers import CONTAINER_PORTS
@@ -27,18 +29,20 @@ from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.records import Limits, MiB
 from .behind import Behind
 from .body import Admission
-from .connection import GatewayServer
+from .connection import GatewayConnection, GatewayServer
 from .dialects import Dialect
 from .incoming import Unreadable
 from .near import Near, Request
+from .open_connections import ClientConnection, OpenConnections, process_behind
 from .recorder import Malformed
 from .refusals import RefusedCalls
 from .relay import KEEP_ALIVE, Relay, Unspoken
 from .routes import CHAT, COMPLETIONS, Kind, Route, route
 from .sessions import RecordFailed, Session
 from .side import SERVER, models, refusal
-from .terms import Terms
+from .terms import SharedMeans, Terms
 from .upstreams import Upstream
+from .value_count import OverfullRequest
 
 LONGEST_SOCKET_PATH = 107  # bytes, the kernel's limit
 LONGEST_HEADER = 64 * 1024
@@ -48,7 +52,6 @@ READ_AHEAD = (
 )  # bytes of a body that are read before it is admitted: half of what a connection can hold
 IDLE = 3600.0  # seconds that a connection without calls is kept
 KEYLESS = "no attempt is running with this key"
-_CREDENTIALS = struct.Struct("3i")  # process, user and group
 CLOSING = 1.0  # seconds that answers get to leave when the gateway closes
 
 
@@ -97,9 +100,12 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(self.executor.shutdown, wait=False)
             stack.callback(self._refused.close)
+            self.connections = OpenConnections(_most_files(), self._closed)
+            stack.callback(self.connections.close)
             server = GatewayServer(
                 self._handle,
                 self._unread,
+                self.connections,
                 handler_cancellation=True,
                 access_log=None,
                 keepalive_timeout=IDLE,
@@ -171,7 +177,8 @@ class Gateway:
         terms = self._terms
         if behind is not None and behind.upstream is not None:  # price and rate are those of the run's model
             terms = terms._replace(price=None, rate=None, shared=False)
-        session = Session(attempt, log, self.executor, limits, terms, recording, behind)
+        shared = SharedMeans(self.executor, self.relay.admission)
+        session = Session(attempt, log, shared, limits, terms, recording, behind)
         self._refused_of[attempt] = RefusedCalls(lambda what: self.on_refused(what, attempt))
         try:
             async with self._served(session):
@@ -219,8 +226,15 @@ class Gateway:
         if session is None:
             self._refused_by(request.transport).add(_name(request, asked), 401, KEYLESS)
             return _keyless(asked.dialect)
+        connection = request.protocol
+        assert isinstance(connection, GatewayConnection)
+        self.connections.claim(connection, session.attempt)
         if asked.kind in (Kind.TURN, Kind.COUNT):
-            return await self._call(request, session, asked)
+            connection.calls += 1
+            try:
+                return await self._call(request, session, asked)
+            finally:
+                connection.calls -= 1
         if asked.kind is Kind.MODELS:
             return models(asked.dialect, asked.model, self.relay.behind(session).model)
         if asked.kind is Kind.UPGRADE:
@@ -233,11 +247,10 @@ class Gateway:
         self.calls += 1
         self.serving += 1
         try:
-            async with session.call():
-                if asked.kind is Kind.COUNT and not isinstance(request, Near):
+            async with session.call(), session.turn():
+                if asked.kind is Kind.COUNT:
                     return await self.relay.count(request, session, asked)
-                async with session.turn():
-                    return await self.relay.pass_on(request, session, asked)
+                return await self.relay.pass_on(request, session, asked)
         except AttemptOver as error:
             return refusal(asked.dialect, 400, error.message, "attempt_over")
         except LimitReached as error:
@@ -246,6 +259,8 @@ class Gateway:
             return refuse(400, error.message, "dialect")
         except Unreadable as error:
             return refuse(error.status, str(error))
+        except OverfullRequest as error:
+            return refuse(413, str(error))
         except Malformed as error:
             return refuse(400, f"the request cannot be read: {error}")
         except RecordFailed as error:
@@ -262,24 +277,37 @@ class Gateway:
 
     def _refused_by(self, transport: asyncio.BaseTransport | None) -> RefusedCalls:
         """Where a request without a key counts: by its process, or by the only attempt that there is."""
-        process = _process_behind(transport)
+        process = process_behind(transport)
         attempt = self.attempt_of(process) if process is not None else None
         if attempt not in self._refused_of and len(self._refused_of) == 1:
             [attempt] = self._refused_of
         return self._refused if attempt is None else self._refused_of.get(attempt, self._refused)
 
-    def _unread(self, head: bytes, message: str, transport: asyncio.BaseTransport | None) -> None:
+    def _closed(self, connection: ClientConnection, status: int, why: str) -> None:
+        """A connection is closed to keep files for others."""
+        refused = self._refused_of.get(connection.owner) if isinstance(connection.owner, int) else None
+        (refused or self._refused_by(connection.transport)).add("connection", status, why)
+
+    def _unread(
+        self, head: bytes, error: HttpProcessingError, transport: asyncio.BaseTransport | None
+    ) -> None:
         """A request could not be read, so that its key is not known but by its bytes."""
         attempt = next((s.attempt for key, s in self.sessions.items() if key.encode() in head), None)
         refused = self._refused_of.get(attempt) if attempt is not None else None
         line = head.partition(b"\r\n")[0].partition(b"?")[0].decode(errors="replace")
         for key in self.sessions:
             line = line.replace(key, "...")
-        (refused or self._refused_by(transport)).add(line[:200], 400, message)
+        (refused or self._refused_by(transport)).add(line[:200], error.code, error.message)
 
     def _session_of(self, request: web.BaseRequest, asked: Route) -> Session | None:
         """By the first of its keys that is one; a client that has ours in its path may send another."""
         return next((self.sessions[key] for key in _keys(request, asked) if key in self.sessions), None)
+
+
+def _most_files() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _keyless(dialect: Dialect) -> web.Response:
@@ -290,19 +318,6 @@ def _name(request: Request, asked: Route) -> str:
     """A call as events name it: without a key, and without its query."""
     method = "POST" if isinstance(request, Near) else request.method
     return f"{method} {asked.place.path[:200]}"
-
-
-def _process_behind(transport: asyncio.BaseTransport | None) -> int | None:
-    """The process at the other end of a unix socket."""
-    socket = transport.get_extra_info("socket") if transport is not None else None
-    if socket is None or socket.family != sockets.AF_UNIX:
-        return None
-    try:
-        content = socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size)
-    except OSError:
-        return None  # it has gone
-    process: int = _CREDENTIALS.unpack(content)[0]
-    return process
 
 
 def _keys(request: web.BaseRequest, asked: Route) -> Iterator[str]:

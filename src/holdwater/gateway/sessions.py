@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import Raw, structs
 
 from ..core.authoring import DriftedCall, ExchangeLog, Recorded, Recording
@@ -24,11 +25,17 @@ from ..core.prices import priced
 from ..core.records import NO_USAGE, Exchange, Failure, Limits, Usage, Where
 from . import media
 from .behind import Behind
+from .body import Admission
 from .call_threads import CallThreads, ThreadCall
+from .identity import identity
 from .in_flight import InFlight, Unrecorded
 from .recorder import Delta, Form, Reading, Recorder
-from .terms import Terms
+from .terms import SharedMeans, Terms
 from .upstreams.breaker import Tripped
+from .value_count import LARGE, LargeRequest
+
+T = TypeVar("T")
+Members = Mapping[str, Raw]
 
 ASIDE = 256 * 1024  # characters of media from which decoding and writing them would hold up the loop
 MOST_DRIFTS = 32  # calls of a replay that are compared with the recorded ones
@@ -61,7 +68,7 @@ class Session:
         self,
         attempt: int,
         log: ExchangeLog,
-        executor: Executor,
+        shared: SharedMeans,
         limits: Limits = Limits(),  # noqa: B008 (a frozen record)
         terms: Terms = Terms(),  # noqa: B008 (a frozen record)
         recording: Recording | None = None,
@@ -77,12 +84,15 @@ class Session:
         self.exchanges = 0  # its own, those of its borrowers included
         self.closed = False
         self.threads = CallThreads()
+        self.counts = CallThreads()  # token counts, which say nothing of how the conversation went
+        self.uncounted: set[str] = set()  # dialects whose tokens the upstream cannot count
         self._lender: Session | None = None
         self._by = ""
         self._lent: set[Session] = set()  # bound: the borrowers that are open
         self._recorders: dict[str, Recorder] = {}  # bound: one for each dialect
         self._log = log
-        self._executor = executor
+        self._shared = shared
+        self.admission = Admission(shared.admission.most_each, shared.admission)
         self._limits = limits
         self._terms = terms
         self._recording = recording
@@ -105,13 +115,14 @@ class Session:
         borrower = Session(
             self.attempt,
             self._log,
-            self._executor,
+            self._shared,
             self._limits,
             self._terms,
             self._recording,
             self.behind,
         )
         borrower._lender, borrower._by = self, by
+        borrower.admission = self.admission
         borrower._recorders, borrower._unrecorded = self._recorders, self._unrecorded
         borrower.closed = self.closed
         self._lent.add(borrower)
@@ -254,33 +265,65 @@ class Session:
             self._recorders[form.dialect] = Recorder(form)
         return self._recorders[form.dialect]
 
-    async def delta(self, form: Form, reading: Reading, head: bytes) -> Delta:
-        """What is new in a request, its media and large constants in the run's blobs."""
-        delta = self.recorder(form).delta(reading, head)
-        del reading
-        if len(delta.head or b"") >= ASIDE or any(media.has_large(m, ASIDE) for m in delta.append):
-            return await self._aside(delta)
+    async def read(self, form: Form, content: bytearray) -> Reading:
+        """A request taken apart."""
+        recorder = self.recorder(form)
+        if (known := recorder.find(content)) is not None:
+            rest = await self._read(partial(recorder.read_rest, content, known), known.count_new(content))
+            if rest is not None:
+                return rest
+        return await self._read(partial(recorder.read_whole, content), len(content))
+
+    async def _read(self, read: Callable[..., T], size: int) -> T:
+        """What `read` gives, in a thread if it is large: the loop goes on."""
+        if size <= LARGE:
+            try:
+                return read(large=False)
+            except LargeRequest:
+                pass  # small, but of many messages
+        return await self._aside(partial(read, large=True))
+
+    async def delta(self, form: Form, reading: Reading, head: Members, named: Members) -> Delta:
+        """What is new in a request with this `head`, of which its identity depends on `named`."""
+        large = reading.is_large
+        compute = partial(self._delta, form, reading, head, named)
+        delta = await self._aside(compute) if large else compute()
+        del reading, compute
+        if large or len(delta.head or b"") >= ASIDE or any(media.has_large(m, ASIDE) for m in delta.append):
+            return await self._aside(partial(self._extracted, delta))
         return self._extracted(delta)
 
-    async def _aside(self, delta: Delta) -> Delta:
-        writing = asyncio.get_running_loop().run_in_executor(self._executor, self._extracted, delta)
+    def _delta(self, form: Form, reading: Reading, head: Members, named: Members) -> Delta:
+        delta = self.recorder(form).delta(reading, msgspec.json.encode(head))
+        return delta._replace(identity=identity(form.dialect, named, delta.names))
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """Do it in a thread, so that the loop goes on."""
+        working = asyncio.get_running_loop().run_in_executor(self._shared.executor, work)
         try:
-            return await asyncio.shield(writing)
+            return await asyncio.shield(working)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])  # a thread cannot be stopped, and must not outlive the log
+            await asyncio.wait([working])  # a thread cannot be stopped, and must not outlive the log
             raise
 
     def _extracted(self, delta: Delta) -> Delta:
         try:
             keep = self._log.blob
             head = media.constants(delta.head, keep) if delta.head is not None else None
-            append = [media.extracted(message, keep) for message in delta.append]
+            recorder = self._recorders[delta.dialect]
+            append = [
+                recorder.resolve(media.extracted(message, keep), self._log.read) for message in delta.append
+            ]
             if delta.linked and delta.parent is not None:
                 before = self._log.read(delta.parent)
-                append = [*self._recorders[delta.dialect].said_in(before), *append]
+                append = [*recorder.said_in(before), *append]
             return delta._replace(append=append, head=head)
         except Exception as error:  # boundary: whatever a log raises ends the attempt
             raise self._break(error) from error
+
+    def threads_of(self, form: Form) -> CallThreads:
+        """Where the calls of a dialect have their place."""
+        return self.counts if form.of else self.threads
 
     def write(self, delta: Delta, ending: Ending, started: float, call: ThreadCall) -> None:
         """Put the exchange into the record. Only then may the end of its reply leave."""

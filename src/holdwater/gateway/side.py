@@ -1,6 +1,6 @@
-"""Side calls: what models there are, how many tokens a request has. Answered here, never recorded as turns.
+"""Side calls: what models there are, how many tokens a request has. Answered here, and not recorded.
 
-`relay.py` passes a count on to an upstream that can tell; this is what is said where none can.
+`relay.py` passes a count on to an upstream that can tell, and records it; this is the answer where none can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def refusal(dialect: Dialect, status: int, message: str, code: str | None = None
 def counted(dialect: Dialect, size: int) -> web.Response:
     """An estimate of the tokens in a request of `size` bytes."""
     tokens = max(1, size // BYTES_PER_TOKEN)
-    return _json({"totalTokens": tokens} if dialect.form.dialect == "gemini" else {"input_tokens": tokens})
+    return _json({"totalTokens": tokens} if dialect.form.spoken == "gemini" else {"input_tokens": tokens})
 
 
 def models(dialect: Dialect, asked: str | None, model: str | None) -> web.Response:

@@ -85,14 +85,13 @@ def count_usage(counts: Any) -> Usage:
     )
 
 
-class ChatStream(EventStream):
-    """Knows which events the client did not ask for."""
+class ChoiceStream(EventStream):
+    """Chunks with choices. Knows which events the client did not ask for."""
 
     def __init__(self, wants_usage: bool) -> None:
         super().__init__()
         self._strips_usage = not wants_usage
         self._envelope: dict[str, Any] = {}
-        self._choices: dict[int, _Assembled] = {}
         self._usage: Any = None
 
     @property
@@ -111,17 +110,39 @@ class ChatStream(EventStream):
             if self._envelope.get(field) is None:
                 self._envelope[field] = value
         for choice in choices:
-            index = _number(choice.get("index", 0))
-            self._choices.setdefault(index, _Assembled()).take(choice)
+            self._take_choice(_number(choice.get("index", 0)), choice)
             self.began = True
             self.finished = self.finished or choice.get("finish_reason") is not None
         return bool(choices) or usage is None or not self._strips_usage
 
     def _reply(self) -> dict[str, Any]:
-        choices = [self._choices[index].choice(index) for index in sorted(self._choices)]
         usage = {"usage": self._usage} if self._usage is not None else {}
         error = {"error": self.error} if self.error is not None else {}
-        return {**self._envelope, "object": "chat.completion", "choices": choices, **usage, **error}
+        return {**self._envelope, "choices": self._assemble(), **usage, **error}
+
+    def _take_choice(self, index: int, choice: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _assemble(self) -> list[dict[str, Any]]:
+        """The choices of the reply."""
+        raise NotImplementedError
+
+
+class ChatStream(ChoiceStream):
+    """Messages by choice."""
+
+    def __init__(self, wants_usage: bool) -> None:
+        super().__init__(wants_usage)
+        self._choices: dict[int, _Assembled] = {}
+
+    def _take_choice(self, index: int, choice: dict[str, Any]) -> None:
+        self._choices.setdefault(index, _Assembled()).take(choice)
+
+    def _assemble(self) -> list[dict[str, Any]]:
+        return [self._choices[index].choice(index) for index in sorted(self._choices)]
+
+    def _reply(self) -> dict[str, Any]:
+        return {**super()._reply(), "object": "chat.completion"}
 
 
 class _Assembled:

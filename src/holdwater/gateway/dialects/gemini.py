@@ -18,6 +18,8 @@ from . import COMMENT, Asked, Place, Whole, told
 from .sse import MISSHAPEN, EventStream, joined, mapping
 
 _PATH = re.compile(r"(?P<version>[^/]+)/(?P<model>.+):(?P<method>\w+)")
+# It stands in a path of the upstream: no part is `..`, and nothing in it is encoded.
+_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*(?:/[A-Za-z0-9][\w.@+-]*)*", re.ASCII)
 
 
 def steady(content: bytes) -> bytes:
@@ -50,6 +52,8 @@ class Gemini:
             asked = model if "/" in model else f"models/{model}"
             path = f"{match['version']}/{quote(asked)}:{match['method']}"
             place = place._replace(path=path)
+        elif _NAME.fullmatch(asked) is None:
+            raise msgspec.ValidationError(f"invalid name of a model: `{asked[:200]}`")
         return Asked(place, {}, {"model": Raw(msgspec.json.encode(asked.removeprefix("models/")))})
 
     def error_body(self, status: int, message: str, code: str | None = None) -> bytes:

@@ -22,6 +22,7 @@ from .sse import EventStream
 _NULL = Raw(b"null")
 # What Codex puts above the output of a command.
 _MADE_UP = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
+LONGEST_REFERENCE = 512  # bytes
 _REFERENCE = frozenset({"id", "type"})  # the keys of an `item_reference`
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -67,6 +68,26 @@ def output_items(reply: bytes) -> list[bytes]:
         return []
 
 
+def item_name(item: bytes) -> str:
+    """The id of an item."""
+    try:
+        name = msgspec.json.decode(item, type=_Item).id
+    except UNREADABLE:
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def reference_name(item: bytes) -> str:
+    """The id of the item that a reference stands for; empty for any other item."""
+    if len(item) > LONGEST_REFERENCE or b'"id"' not in item:
+        return ""
+    try:
+        fields = _OBJECT.decode(item)
+    except UNREADABLE:
+        return ""
+    return item_name(item) if fields.keys() <= _REFERENCE else ""
+
+
 class Responses:
     """Implements `Dialect`."""
 
@@ -75,7 +96,7 @@ class Responses:
         "input",
         optional=True,
         steady=steady,
-        chaining=Chaining(chain_name, reply_name, output_items),
+        chaining=Chaining(chain_name, reply_name, output_items, item_name, reference_name),
     )
     keep_alive = COMMENT
     error_body = Chat.error_body
@@ -98,6 +119,10 @@ class Responses:
 
 class _Output(msgspec.Struct):
     output: list[Raw]
+
+
+class _Item(msgspec.Struct):
+    id: Any = None
 
 
 class _Reply(msgspec.Struct):

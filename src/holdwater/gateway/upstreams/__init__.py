@@ -49,5 +49,9 @@ class Upstream(Protocol):
     def dialects(self) -> frozenset[str]:
         """The names of those that it speaks."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it may know how many tokens a request has."""
+
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         """Pass `call` on; raises `ModelFailed` if there is no answer. Leaving the context cancels it."""

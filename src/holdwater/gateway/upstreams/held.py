@@ -71,6 +71,7 @@ class HeldUpstream:
     """Implements `Upstream`, for one attempt."""
 
     dialects = frozenset(DIALECTS)
+    counts = False
 
     def __init__(self, listener: Listener, earlier: Earlier, executor: Executor) -> None:
         self._listener = listener
@@ -84,8 +85,7 @@ class HeldUpstream:
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[HeldAnswer]:
-        if call.delta is None:
-            raise ModelFailed("nobody here counts tokens", kind="held")
+        assert call.delta is not None, "a held call is a turn"
         wanted = wanted_by(call)
         call.body.free()
         self._count += 1

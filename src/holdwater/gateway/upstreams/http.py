@@ -23,9 +23,9 @@ from . import Call
 from .breaker import HINT, Breaker, Tripped, tripped
 from .gate import Gate
 from .retry import AGAIN, LONGEST_WAIT, RATE_LIMITED, delay, failure_of
+from .scrubbing import ScrubbedStream, SecretScrubber
 
 CONNECT = 30.0  # seconds for a connection
-SHORTEST_SECRET = 8  # characters: a shorter key protects nothing, and stands in texts by chance
 LARGEST_ERROR = 1 * MiB
 LONGEST_HEADER = 64 * 1024
 VERSION = "X-Policy-Version"  # the header in which an upstream says which weights answered
@@ -92,10 +92,10 @@ class HttpUpstream:
     ) -> None:
         addresses = dict.fromkeys(DIALECTS, Address(url, key)) if isinstance(url, str) else dict(url)
         self.dialects = frozenset(addresses)
+        self.counts = True
         self._bases = {dialect: address.base(dialect) for dialect, address in addresses.items()}
         self._keys = {dialect: address.headers(dialect) for dialect, address in addresses.items()}
-        keys = (address.key for address in addresses.values())
-        self._secrets = {key for key in keys if key and len(key) >= SHORTEST_SECRET}
+        self.scrubber = SecretScrubber(address.key for address in addresses.values() if address.key)
         self._retries = retries
         self._stall = stall
         self._gate = Gate()
@@ -177,7 +177,7 @@ class HttpUpstream:
         try:
             response = await self._post(call)
             try:
-                body = self.scrubbed(await _read_error(response)) if response.status >= 300 else None
+                body = await self._read_error(response) if response.status >= 300 else None
             except BaseException:  # boundary: given back, then raised again
                 response.close()
                 raise
@@ -200,11 +200,11 @@ class HttpUpstream:
 
     def _returned(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
         """The headers that may go on to the client."""
-        return CIMultiDict(
-            (name, value)
-            for name, value in response.headers.items()
-            if name.lower() not in _NOT_RETURNED and not any(secret in value for secret in self._secrets)
-        )
+        given = [item for item in response.headers.items() if item[0].lower() not in _NOT_RETURNED]
+        values = "\n".join([value for _, value in given])
+        if self.scrubber.scrub_text(values) != values:
+            given = [item for item in given if self.scrubber.scrub_text(item[1]) == item[1]]
+        return CIMultiDict(given)
 
     def _judged(self, call: Call, opened: Opened) -> Failure | None:
         """What the answer means for the attempt, or by now for the run."""
@@ -221,14 +221,20 @@ class HttpUpstream:
         return ModelFailed(f"the upstream was silent for {self._stall:g} s", kind="stall")
 
     def failed(self, kind: str, what: str, error: BaseException) -> ModelFailed:
-        reason = self.scrubbed(str(error).encode()).decode() or type(error).__name__
+        reason = self.scrubber.scrub_text(str(error)) or type(error).__name__
         return ModelFailed(f"{what}: {reason}", "check the upstream's base URL", kind=kind)
 
-    def scrubbed(self, text: bytes) -> bytes:
-        for secret in self._secrets:
-            if secret.encode() in text:
-                text = text.replace(secret.encode(), b"[key]")
-        return text
+    async def _read_error(self, response: aiohttp.ClientResponse) -> bytes:
+        stream, body = ScrubbedStream(self.scrubber), b""
+        try:
+            async with asyncio.timeout(ERROR_SECONDS):
+                while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
+                    body += stream.feed(piece)
+                if response.content.at_eof():
+                    body += stream.rest()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            pass  # the status says enough
+        return body[:LARGEST_ERROR]
 
 
 @lru_cache(maxsize=256)
@@ -288,7 +294,8 @@ class HttpAnswer:
         self.status = opened.response.status
         self.headers = headers
         self.failure = failure
-        self.version = opened.response.headers.get(VERSION)
+        version = opened.response.headers.get(VERSION)
+        self.version = upstream.scrubber.scrub_text(version) if version is not None else None
         self._upstream = upstream
         self._content = opened.response.content
         self._body = opened.body
@@ -297,9 +304,13 @@ class HttpAnswer:
         if self._body is not None:
             yield self._body
             return
+        stream = ScrubbedStream(self._upstream.scrubber)
         try:
             while piece := await self._content.readany():
-                yield self._upstream.scrubbed(piece)
+                if clean := stream.feed(piece):
+                    yield clean
+            if rest := stream.rest():
+                yield rest
         except aiohttp.SocketTimeoutError:
             raise self._upstream.silent() from None
         except (aiohttp.ClientError, OSError) as error:
@@ -313,17 +324,6 @@ async def _wait(call: Call, opened: Opened, tried: int) -> None:
             await asyncio.sleep(seconds)
     else:
         await asyncio.sleep(seconds)
-
-
-async def _read_error(response: aiohttp.ClientResponse) -> bytes:
-    body = b""
-    try:
-        async with asyncio.timeout(ERROR_SECONDS):
-            while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
-                body += piece
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        pass  # the status says enough
-    return body[:LARGEST_ERROR]
 
 
 async def _finish(response: aiohttp.ClientResponse) -> None:

@@ -40,6 +40,7 @@ class PolicyUpstream:
     """Implements `Upstream`."""
 
     dialects = frozenset(DIALECTS)
+    counts = False
 
     def __init__(self, policy: Policy, conversation: Conversation | None = None) -> None:
         self._policy = policy
@@ -47,8 +48,7 @@ class PolicyUpstream:
 
     @asynccontextmanager
     async def send(self, call: Call) -> AsyncIterator[Whole]:
-        if call.delta is None:
-            raise ModelFailed("the policy does not count tokens", kind="policy")
+        assert call.delta is not None, "the policy is asked for turns alone"
         wanted = wanted_by(call)
         request = msgspec.json.decode(call.body.taken())
         call.body.free()

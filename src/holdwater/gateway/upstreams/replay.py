@@ -23,6 +23,7 @@ class Nothing:
     """Implements `Upstream`: has no answer of its own to any call."""
 
     dialects = DIALECTS
+    counts = False
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         raise ModelFailed(
@@ -37,6 +38,7 @@ class Absent:
     """Implements `Upstream`: a run has no model of its own, and nobody else is behind a session."""
 
     dialects = DIALECTS
+    counts = False
 
     def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         raise ModelFailed(
