@@ -15,7 +15,9 @@ from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB
 from holdwater.sandbox.probe import findings, probe
 from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.visibility import Visible
 
+RUN = f"run-{os.getpid()}"  # its control groups are no other process's
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",
     reason=f"bubblewrap does not work here: {probe().why_not}",
@@ -31,8 +33,13 @@ def short(tmp_path):
     shutil.rmtree(place)
 
 
-def opened(scratch: Path, network: Network = Network.GATEWAY, hide: tuple[Path, ...] = (), gateway=None):
-    return ProcessSandboxes(scratch, "run", network, hide, probe()).open(1, Limits(memory=512 * MiB), gateway)
+def opened(scratch: Path, network: Network = Network.GATEWAY, gateway=None, **given):
+    boxes = ProcessSandboxes(scratch, RUN, network, machine=probe(), **given)
+    return boxes.open(1, Limits(memory=512 * MiB), gateway)
+
+
+def shown(*places: Path | str) -> Visible:
+    return Visible(mounts=tuple((str(place), str(place)) for place in places))
 
 
 async def test_the_host_cannot_be_written(tmp_path, short):
@@ -56,7 +63,7 @@ async def test_the_hosts_environment_cannot_be_seen(short, monkeypatch):
     async with opened(short / "scratch") as box:
         result = await box.run("cat /proc/[0-9]*/environ")
 
-    assert "HOLDWATER_RUN=run" in result.stdout and "hunter2" not in result.stdout
+    assert f"HOLDWATER_RUN={RUN}" in result.stdout and "hunter2" not in result.stdout
 
 
 async def test_it_has_no_capabilities(short):
@@ -76,7 +83,7 @@ async def test_other_sandboxes_the_run_and_hidden_places_cannot_be_seen(short):
     (secret / "key").write_text("hunter2")
     file.write_text("hunter2")
 
-    async with opened(run / "scratch", hide=(run, secret, file)) as box:
+    async with opened(run / "scratch", hide=(run, secret, file), visible=shown(short)) as box:
         result = await box.run(
             f"find {short} -type f -size +0; ls {run} {run}/scratch {secret}; cat {file}; touch {run}/x"
         )
@@ -156,7 +163,7 @@ async def test_beside_its_directories_a_sandbox_has_the_way_to_its_gateway_and_w
 
 
 async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other_sandboxes_hidden(short):
-    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe())
+    boxes = ProcessSandboxes(short / "scratch", RUN, Network.GATEWAY, machine=probe())
     async with boxes.open(1, Limits(), None) as first, boxes.open(2, Limits(), None) as second:
         with pytest.raises(FileNotFoundError):
             await first.read("x")
@@ -167,8 +174,8 @@ async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other
 
 async def test_a_run_whose_own_files_lie_where_a_sandbox_has_its_own(short):
     """As in a sandbox within a sandbox: what is shown there must not stand in the way."""
-    mounts = tuple((place, place) for place in ("/run/holdwater/work", "/run/holdwater"))
-    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe(), mounts=mounts)
+    visible = shown("/run/holdwater/work", "/run/holdwater")
+    boxes = ProcessSandboxes(short / "scratch", RUN, Network.GATEWAY, machine=probe(), visible=visible)
     async with boxes.open(1, Limits(), None) as box:
         assert (await box.run("pwd; touch x")).stdout == f"{WORK}\n"
 
@@ -220,7 +227,7 @@ async def echo_until_half_close(reader, writer):
 
 
 async def test_the_gateway_is_reached_by_http_through_its_socket(short):
-    boxes = ProcessSandboxes(short / "scratch", "run", Network.GATEWAY, machine=probe())
+    boxes = ProcessSandboxes(short / "scratch", RUN, Network.GATEWAY, machine=probe())
     url = boxes.gateway_url("http://127.0.0.1:9999/v1")
     post = f"import urllib.request as u; print(u.urlopen('{url}/chat', data=b'hello').read().decode())"
 
@@ -297,9 +304,7 @@ async def test_a_project_below_tmp_can_be_read_and_its_run_directory_cannot(tmp_
     (project / "agent.py").write_text("#!/usr/bin/env python3\nprint('found')")
     (project / "agent.py").chmod(0o755)
     (run / "ledger.db").write_text("truth")
-    sandboxes = ProcessSandboxes(
-        run / "scratch", "run", Network.NONE, hide=(run,), mounts=((str(project), str(project)),)
-    )
+    sandboxes = ProcessSandboxes(run / "scratch", RUN, Network.NONE, hide=(run,), visible=shown(project))
 
     async with sandboxes.open(1, Limits(), None) as sandbox:
         found = await sandbox.run([str(project / "agent.py")])

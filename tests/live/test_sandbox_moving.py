@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -94,6 +95,30 @@ async def test_links_that_lead_out_and_pipes_are_left_out(
     assert [one.path for one in left_out] == ["x"]
     assert (tmp_path / "back" / "a").read_text() == "fine\n"
     assert not os.path.lexists(tmp_path / "back" / "x")
+
+
+async def test_a_link_is_judged_by_where_it_leads_on_disk(box: ProcessSandbox, tmp_path: Path) -> None:
+    """Given links of which the text says one thing and the disk another."""
+    up = "/".join([".."] * 16)
+    await box.run(
+        f"""
+        mkdir -p out/a/b out/bin; echo x > out/bin/x
+        ln -s ../.. out/a/b/up; ln -s a/b/up/{up}/etc/passwd out/escapes
+        ln -s bin/../bin/x out/stays; ln -s a/b/up/bin/x out/through
+        ln -s missing/../../etc out/dangles; ln -s missing/x out/broken
+        ln -s second out/first; ln -s first out/second
+        ln -P out/a/b/up out/hard
+        """
+    )
+
+    left_out = await box.take("out", tmp_path / "back")
+
+    back = tmp_path / "back"
+    assert sorted(one.path for one in left_out) == ["dangles", "escapes", "first", "hard", "second"]
+    assert [(back / name).read_text() for name in ("stays", "through")] == ["x\n", "x\n"]
+    assert (back / "a/b/up").readlink() == Path("../..") and (back / "broken").is_symlink()
+    for link in (path for path in back.rglob("*") if path.is_symlink()):
+        assert link.resolve().is_relative_to(back), link
 
 
 async def test_links_that_stay_inside_come_out_as_links(box: ProcessSandbox, tmp_path: Path) -> None:
@@ -235,3 +260,18 @@ async def test_a_small_file_is_read_with_little_memory(box: ProcessSandbox) -> N
         tracemalloc.stop()
 
     assert peak < 4 * MiB
+
+
+@pytest.mark.parametrize("name", ["tree", "tree/sparse"])
+async def test_a_sparse_file_counts_before_any_of_it_is_written(
+    box: ProcessSandbox, tmp_path: Path, name: str
+) -> None:
+    """Given a file of 40 GB that takes no disk, and a host that writes no file of that size."""
+    await box.run("mkdir tree; echo small > tree/a; truncate -s 40G tree/sparse")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * MiB, before[1]))
+    try:
+        with pytest.raises(SandboxFailed, match="sparse`: more than can be taken out"):
+            await box.take(name, tmp_path / "back")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

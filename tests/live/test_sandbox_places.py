@@ -10,6 +10,7 @@ from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB, Network, Start
 from holdwater.sandbox.probe import Machine, probe
 from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.visibility import Visible
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",
@@ -29,7 +30,9 @@ def place():
 
 
 def opened(place: Path, start: Start = START, machine: Machine | None = None, **given):
-    boxes = ProcessSandboxes(place / "scratch", "run", Network.GATEWAY, machine=machine, **given)
+    boxes = ProcessSandboxes(
+        place / "scratch", f"run-{os.getpid()}", Network.GATEWAY, machine=machine, **given
+    )
     return boxes.open(1, Limits(memory=512 * MiB), None, start)
 
 
@@ -88,7 +91,7 @@ async def test_what_is_hidden_stays_so_below_a_directory_that_is_shown(place, tm
     (tmp_path / "hidden" / "shown").mkdir(parents=True)
     (tmp_path / "hidden" / "shown" / "file").write_text("secret")
     shown = str(tmp_path / "hidden" / "shown")
-    given = {"hide": (tmp_path / "hidden",), "mounts": ((shown, shown),)}
+    given = {"hide": (tmp_path / "hidden",), "visible": Visible(mounts=((shown, shown),))}
 
     async with opened(place, **given) as box:
         result = await box.run(f"cat {tmp_path}/hidden/shown/file")

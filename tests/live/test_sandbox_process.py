@@ -13,7 +13,7 @@ from holdwater.core.authoring import Sandbox
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, BadInput, ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB
-from holdwater.sandbox import marks
+from holdwater.sandbox import marks, process
 from holdwater.sandbox.capture import KEPT_IN_LOG
 from holdwater.sandbox.probe import Machine, probe
 from holdwater.sandbox.process import ProcessSandboxes
@@ -281,7 +281,8 @@ async def test_work_is_salvaged_and_put_back_into_another_sandbox(boxes, tmp_pat
     assert listed.stdout == "new\na\nc\n/usr/bin/env\n"
 
 
-async def test_a_locked_and_very_deep_directory_is_removed(boxes):
+async def test_a_locked_and_very_deep_directory_is_removed(boxes, monkeypatch):
+    monkeypatch.setattr(process, "CLOSING", stretch(process.CLOSING))
     async with boxes.open(1, LIMITS, None) as box:
         deep = "import os\nfor i in range(3000):\n os.mkdir('d'); os.chdir('d')"
         assert (await box.run(["python3", "-c", deep])).ok

@@ -106,14 +106,14 @@ def test_what_costs_more_is_measured_less_often() -> None:
 @pytest.mark.parametrize(
     ("limits", "root", "expected"),
     [
-        (Limits(pids=None), False, {"-c", "-d unlimited"}),
+        (Limits(pids=None), False, {"-c", "-n", "-d unlimited"}),
         (
             Limits(pids=9, lease=4096),
             True,
-            {"-c", "-d unlimited"},
+            {"-c", "-n", "-d unlimited"},
         ),  # it may grow: no process knows by how much
-        (Limits(pids=9), False, {"-c", "-d unlimited", "-u", "-p"}),
-        (Limits(pids=None, memory=4096, disk=1, cpu_seconds=0.5), True, {"-c", "-d 4", "-f", "-t"}),
+        (Limits(pids=9), False, {"-c", "-n", "-d unlimited", "-u", "-p"}),
+        (Limits(pids=None, memory=4096, disk=1, cpu_seconds=0.5), True, {"-c", "-n", "-d 4", "-f", "-t"}),
     ],
 )
 def test_rlimits_stand_in_for_a_missing_group(limits: Limits, root: bool, expected: set[str]) -> None:

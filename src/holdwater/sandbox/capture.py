@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..core.masking import KeyMask
 from ..core.records import CommandResult
+from ..ledger.private import make_directory, open_private
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
 KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of all that an attempt's commands print
@@ -77,9 +78,9 @@ class Log:
     """
 
     def __init__(self, path: Path, limit: int = KEPT_IN_LOG) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         self.error: OSError | None = None  # kept until the command has ended: its pipes are drained first
-        self._file = FileIO(path, "ab")
+        self._file = FileIO(path, "ab", opener=open_private)
         self._room = limit - self._file.tell()
         self._limit = limit
         self._masks: list[KeyMask] = []  # bound: the streams of a command

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -162,6 +163,19 @@ class Cgroup:
                 close(directory)
             marks.end(found, signal.SIGKILL)
         return len(found)
+
+    def end_all(self, seconds: float, pids: int | None) -> bool:
+        """Kill until nothing is in it; whether that took at most `seconds`. It stays usable. Blocks."""
+        if not self.processes():
+            return True
+        until = time.monotonic() + seconds
+        while self.kill():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+        if self._pids and (self._pids / "pids.max").exists():
+            (self._pids / "pids.max").write_text("max" if pids is None else str(pids))
+        return True
 
     def remove(self) -> bool:
         """Remove it if it is empty; whether it is gone."""

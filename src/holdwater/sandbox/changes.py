@@ -26,11 +26,19 @@ from ..core.errors import SandboxFailed
 from ..core.failures import UNRESTORED
 from ..core.masking import MaskedFile
 from ..core.records import MiB, Salvage
+from ..ledger.private import make_directory, open_private
 from . import beneath
 
 LARGEST = 512 * MiB  # of content in one salvage
 SPOOLED = 1 * MiB  # lists above this go to disk
-HEAD = struct.Struct("<IIQqQ")  # length of the path, mode, size, mtime in ns, inode
+LENGTH = struct.Struct("<I")  # of a path
+FACTS = struct.Struct("<IQqqQ")  # mode, size, mtime and ctime in ns, inode
+LONGEST = 4096  # bytes of the path of a directory that is listed: no program can name a longer one
+MOST_HELD = 128 * MiB  # of names that wait to be walked; about a million
+OVERHEAD = 48  # bytes of memory that a name takes beside its own
+LOCKED, TOO_DEEP, TOO_MANY = 1, 2, 3  # the size of a directory that was not listed says why
+KINDS = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+FAR = 2**63 - 1  # ns: a file can be dated later
 LEVEL = 3
 LEFT_OUT = "left-out"
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -43,7 +51,12 @@ class Entry(msgspec.Struct, frozen=True):
     mode: int
     size: int = 0
     mtime: int = 0
+    ctime: int = 0  # nobody can set this time: it tells of an edit that put the others back
     inode: int = 0
+
+    @property
+    def unlisted(self) -> bool:
+        return stat.S_ISDIR(self.mode) and self.size > 0
 
     @property
     def order(self) -> list[bytes]:
@@ -57,17 +70,17 @@ class Change(msgspec.Struct, frozen=True):
 
 def mark(work: str, manifest: Path) -> None:
     """Write down what is there now."""
-    with manifest.open("wb") as file:
-        for entry in _walk(os.fsencode(work)):
-            file.write(HEAD.pack(len(entry.path), entry.mode, entry.size, entry.mtime, entry.inode))
-            file.write(entry.path)
+    with open(manifest, "wb", opener=open_private) as file:
+        for entry in _survey(os.fsencode(work)):
+            facts = FACTS.pack(entry.mode, entry.size, entry.mtime, entry.ctime, entry.inode)
+            file.write(LENGTH.pack(len(entry.path)) + entry.path + facts)
 
 
 def salvage(work: str, manifest: Path, into: Path) -> Salvage | None:
     """Keep what changed since `mark` in the file `into`; None when nothing did."""
     sizes = array("q")
     count = 0
-    for change in _changes(work, manifest):
+    for change in compare(work, manifest):
         count += 1
         if change.new and stat.S_ISREG(change.new.mode):
             sizes.append(change.new.size)
@@ -87,8 +100,13 @@ def restore(work: str, source: Path) -> None:
                 _delete(work, tar, member)
     with opened(source) as tar:
         for member in members(tar):
-            if member.name.startswith("work/"):
+            if is_restored(member):
                 _put(work, tar, member)
+
+
+def is_restored(member: tarfile.TarInfo) -> bool:
+    """Whether a member is put back; compiled modules are not (`outside.drop_bytecode` says why)."""
+    return member.name.startswith("work/") and "__pycache__" not in member.name.split("/")
 
 
 def check_whole(member: tarfile.TarInfo) -> None:
@@ -97,66 +115,110 @@ def check_whole(member: tarfile.TarInfo) -> None:
         raise SandboxFailed("the salvage does not hold all of the work", kind=UNRESTORED)
 
 
-def _walk(root: bytes) -> Iterator[Entry]:
+def walk(root: bytes) -> Iterator[Entry]:
     """Directories, files and links, each directory before what is in it, names in order.
 
-    A directory that cannot be listed has size 1: nothing is known of what is in it.
+    A directory that is locked or too deep has a size: nothing is known of what is in it. Raise if one has
+    too many entries.
     """
-    waiting: list[tuple[bytes, os.stat_result]] = _listed(root, b"")
-    while waiting:
-        path, seen = waiting.pop()
-        if stat.S_ISDIR(seen.st_mode):
-            try:
-                inner = _listed(root, path + b"/")
-            except OSError:
-                yield Entry(path, seen.st_mode, size=1)
-                continue
-            waiting += inner
-            yield Entry(path, seen.st_mode)
-        elif stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode):
-            yield Entry(path, seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ino)
+    for entry in _survey(root):
+        if entry.unlisted and entry.size == TOO_MANY:
+            raise SandboxFailed(f"too many files in a directory: `{os.fsdecode(entry.path)[:300]}`")
+        yield entry
 
 
-def _listed(root: bytes, prefix: bytes) -> list[tuple[bytes, os.stat_result]]:
-    """What is in a directory, last name first."""
-    with os.scandir(root + b"/" + prefix) as entries:
-        found = [(prefix + entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    return sorted(found, reverse=True)
+def _survey(root: bytes) -> Iterator[Entry]:
+    """As `walk`, but too many entries are a size too; the top directory then has an empty path."""
+    _unlock(Path(os.fsdecode(root)))
+    waiting, why = _list(root, b"", MOST_HELD)
+    if why:
+        yield Entry(b"", stat.S_IFDIR, why)
+    path, held, levels = b"", _memory(waiting), [(0, waiting)]  # length of a directory's path, its rest
+    while levels:
+        length, waiting = levels[-1]
+        if not waiting:
+            levels.pop()
+            continue
+        line = waiting.pop()
+        held -= _memory([line])
+        name, facts = line[: -FACTS.size - 1], FACTS.unpack(line[-FACTS.size :])
+        entry = Entry(path[:length] + name, *facts)
+        if not stat.S_ISDIR(entry.mode):
+            yield entry
+            continue
+        path = entry.path + b"/"
+        inner, why = _list(root, path, MOST_HELD - held)
+        held += _memory(inner)
+        levels.append((len(path), inner))
+        yield Entry(entry.path, entry.mode, why, ctime=entry.ctime if why else 0)
+
+
+def _memory(lines: list[bytes]) -> int:
+    return sum(map(len, lines)) + OVERHEAD * len(lines)
+
+
+def _unlock(root: Path) -> None:
+    """Let us into the top directory: an agent that locks its own must not escape its grade."""
+    with beneath.open_parent(str(root.parent), []) as above:
+        mode = stat.S_IMODE(os.stat(root.name, dir_fd=above, follow_symlinks=False).st_mode)
+        if mode & 0o700 != 0o700:
+            beneath.change_mode(root.name, above, mode | 0o700)
+
+
+def _list(root: bytes, prefix: bytes, room: int) -> tuple[list[bytes], int]:
+    """Names and facts of what is in a directory, last name first; or why it is not listed."""
+    if len(prefix) > LONGEST:
+        return [], TOO_DEEP
+    found: list[bytes] = []  # bound: `room`
+    steps = os.fsdecode(prefix).split("/")[:-1]
+    try:
+        with beneath.open_directory(os.fsdecode(root), steps) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_IFMT(seen.st_mode) not in KINDS:
+                    continue
+                times = (max(-FAR, min(time, FAR)) for time in (seen.st_mtime_ns, seen.st_ctime_ns))
+                facts = FACTS.pack(seen.st_mode, seen.st_size, *times, seen.st_ino)
+                found.append(os.fsencode(entry.name) + b"\0" + facts)  # NUL: "a" comes before "a.b"
+                room -= len(found[-1]) + OVERHEAD
+                if room < 0:
+                    return [], TOO_MANY
+    except OSError:
+        if not prefix:
+            raise
+        return [], LOCKED
+    found.sort(reverse=True)
+    return found, 0
 
 
 def _recorded(manifest: Path) -> Iterator[Entry]:
     if not manifest.exists():
         return
     with manifest.open("rb") as file:
-        while head := file.read(HEAD.size):
-            length, mode, size, mtime, inode = HEAD.unpack(head)
-            yield Entry(file.read(length), mode, size, mtime, inode)
+        while head := file.read(LENGTH.size):
+            path = file.read(*LENGTH.unpack(head))
+            yield Entry(path, *FACTS.unpack(file.read(FACTS.size)))
 
 
-def _changes(work: str, manifest: Path) -> Iterator[Change]:
-    """The merge of two walks in the same order."""
-    before, after = _recorded(manifest), _walk(os.fsencode(work))
+def compare(work: str, manifest: Path) -> Iterator[Change]:
+    """The merge of two walks in the same order; a directory that one of them did not list has changed."""
+    before, after = _recorded(manifest), _survey(os.fsencode(work))
     old, new = next(before, None), next(after, None)
-    unknown: bytes | None = None  # the directory that cannot be listed: what was in it is not deleted
+    unknown: bytes | None = None  # the directory that was not listed: what was in it is not deleted
     while old or new:
         if old and (new is None or old.order < new.order):
             if unknown is None or not old.path.startswith(unknown):
-                yield Change(old, None)
+                yield Change(old, None if old.path else old)
             old = next(before, None)
             continue
         assert new is not None
-        if stat.S_ISDIR(new.mode) and new.size:
-            unknown = new.path + b"/"
+        if new.unlisted:
+            unknown = new.path and new.path + b"/"
         same = old if old and old.path == new.path else None
-        if not _alike(same, new):
-            yield Change(same, new)
+        if same != new or (new.unlisted and new.size != LOCKED):
+            was_unlisted = same and same.unlisted and stat.S_ISDIR(new.mode)
+            yield Change(same, same if was_unlisted else new)
         old, new = next(before, None) if same else old, next(after, None)
-
-
-def _alike(old: Entry | None, new: Entry) -> bool:
-    if old and stat.S_ISDIR(old.mode):
-        return old.mode == new.mode
-    return old == new
 
 
 def largest_kept(sizes: Iterable[int]) -> tuple[int, int]:
@@ -173,7 +235,7 @@ def largest_kept(sizes: Iterable[int]) -> tuple[int, int]:
 def _archive(work: str, manifest: Path, made: Archive, largest: tuple[int, int]) -> None:
     """Write the changes down."""
     limit, of_limit = largest
-    for change in _changes(work, manifest):
+    for change in compare(work, manifest):
         new = change.new
         if new is None:
             assert change.old is not None
@@ -246,13 +308,13 @@ def _add(work: str, made: Archive, entry: Entry) -> None:
     try:
         if stat.S_ISDIR(entry.mode):
             info.type = tarfile.DIRTYPE
-            made.add(info)
-            if entry.size:  # the directory could not be listed
+            if entry.path:
+                made.add(info)
+            if entry.unlisted:
                 made.leave_out(entry.path)
         elif stat.S_ISLNK(entry.mode):
             info.type = tarfile.SYMTYPE
-            with beneath.open_parent(work, steps) as parent:
-                info.linkname = os.readlink(steps[-1], dir_fd=parent)
+            info.linkname = beneath.read_link(work, steps)
             made.add(info)
         else:
             with beneath.open_file(work, steps, os.O_RDONLY) as fd:
@@ -287,10 +349,10 @@ def _spool() -> IO[bytes]:
 @contextmanager
 def _replacing(into: Path) -> Iterator[IO[bytes]]:
     """A file that is there whole and durable, or not at all."""
-    into.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(into.parent)
     partial = into.with_name(f".{into.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=open_private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -337,7 +399,7 @@ def _delete(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
             steps = steps_of(os.fsdecode(path))
             try:
                 with beneath.open_parent(work, steps) as parent:
-                    _discard(steps[-1], parent)
+                    beneath.discard(steps[-1], parent)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it went with its directory
 
@@ -349,7 +411,7 @@ def _put(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         if member.isdir():
             _put_directory(steps[-1], parent, member.mode)
             return
-        _discard(steps[-1], parent)
+        beneath.discard(steps[-1], parent)
         if member.issym():
             os.symlink(member.linkname, steps[-1], dir_fd=parent)
             return
@@ -368,18 +430,9 @@ def _put_directory(name: str, parent: int, mode: int) -> None:
         os.mkdir(name, dir_fd=parent)
     except FileExistsError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            _discard(name, parent)
+            beneath.discard(name, parent)
             os.mkdir(name, dir_fd=parent)
-    os.chmod(name, (mode & 0o777) | 0o700, dir_fd=parent)  # what follows must be able to go into it
-
-
-def _discard(name: str, parent: int) -> None:
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    except (IsADirectoryError, PermissionError):
-        shutil.rmtree(name, dir_fd=parent)
+    beneath.change_mode(name, parent, (mode & 0o777) | 0o700)  # what follows must be able to go into it
 
 
 def steps_of(path: str) -> list[str]:

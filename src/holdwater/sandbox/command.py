@@ -20,10 +20,12 @@ from typing import Any
 import msgspec
 
 from ..core.errors import AttemptError, SandboxFailed
+from ..core.helper_environment import build_environment
 from . import marks
 from .bubblewrap import PAUSES, is_mount_trouble
 from .capture import Capture, Log
 from .entrance import NOT_ENTERED
+from .handover import Handover
 
 CHUNK = 64 * 1024  # bytes of one stream that are read in one turn of the event loop, whatever is printed
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
@@ -33,12 +35,10 @@ PR_SET_CHILD_SUBREAPER = 36  # of `linux/prctl.h`
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a command is started: `argv` gets the descriptor to which bubblewrap reports."""
+    """How a command is started: `argv` puts what the launcher reads by a descriptor into the handover."""
 
-    argv: Callable[[int], list[str]]
-    env: Mapping[str, str]
-    cwd: str
-    marks: Mapping[str, str]
+    argv: Callable[[Handover], list[str]]
+    marks: Mapping[str, str]  # in the launcher's environment, which is clean otherwise
     confined: bool  # in bubblewrap: its tree ends with it
     printed: Callable[[int], AttemptError | None]  # takes how many bytes more, and says when that is too much
     population: Callable[[], int]  # how many processes there are in its sandbox
@@ -71,6 +71,7 @@ class Command:
         self._pipes: set[int] = set()
         self._ended = False  # nothing of it is watched any more
         self._init: int | None = None  # a pidfd of the first process of the namespace
+        self._report = -1  # where bubblewrap reports
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
         self._process = self._start()
@@ -104,6 +105,7 @@ class Command:
             self._signal_group(signal.SIGKILL)
             await self._in_thread(marks.kill_all, self._launch.marks)
         self._process.kill()
+        self._kill_namespace()
         for event in (self._exited, self._silent, self._gone):
             await _within(GONE, event)
         if self._ended:
@@ -128,23 +130,24 @@ class Command:
 
     def _start(self) -> subprocess.Popen[bytes]:
         report, status = os.pipe2(os.O_CLOEXEC)
+        handover = Handover(status)
         try:
             process = subprocess.Popen(
-                self._launch.argv(status),
-                stdin=subprocess.DEVNULL,
+                self._launch.argv(handover),
+                stdin=handover.stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=self._launch.cwd,
-                env=self._launch.env,
+                cwd="/",
+                env=build_environment(**self._launch.marks),
                 start_new_session=True,
-                pass_fds=(status,) if self._launch.confined else (),
+                pass_fds=handover.fds if self._launch.confined else (),
                 bufsize=0,
             )
         except (OSError, ValueError) as e:  # ValueError: a NUL, or what no encoding can write
             os.close(report)
             raise SandboxFailed(f"cannot start a process: {e}", kind="spawn") from e
         finally:
-            os.close(status)
+            handover.close()
         try:
             self._watch(process, report)
         except OSError as e:  # out of descriptors
@@ -166,6 +169,7 @@ class Command:
         self._add(os.pidfd_open(process.pid), self._on_exit)
         os.set_blocking(report, False)
         if self._launch.confined:
+            self._report = report
             self._add(report, self._on_report)
         else:
             os.close(report)
@@ -220,6 +224,17 @@ class Command:
         except (OSError, ValueError, KeyError):
             self._gone.set()
 
+    def _kill_namespace(self) -> None:
+        """Kill its first process, and so all of it: that this one dies with bubblewrap is its own setting."""
+        if self._report in self._open:
+            self._on_report(self._report)  # it may just have come
+        if self._init is None or self._gone.is_set():
+            return
+        try:
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
     def _on_gone(self, fd: int) -> None:
         self._loop.remove_reader(fd)  # kept open: it is to be reaped
         self._gone.set()
@@ -264,7 +279,7 @@ class Command:
 
     def _exit_code(self) -> int:
         code = self._process.returncode
-        if code is None:
+        if code is None or not self._gone.is_set():
             raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
         return code if code >= 0 else 128 - code
 

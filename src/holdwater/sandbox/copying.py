@@ -11,16 +11,16 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from io import RawIOBase
 from pathlib import Path
 
 from ..core.errors import SandboxFailed
 from ..core.records import LeftOut, MiB
 from . import beneath
 from .changes import Exactly
-from .unpack import CREATE, excluded, unpack
+from .unpack import CREATE, LARGEST, MOST, excluded, too_much, unpack, unpack_file
 
 SPOOLED = 1 * MiB
-LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def put(source: Path, root: str, steps: Sequence[str]) -> None:
@@ -52,18 +52,19 @@ def take(
     """
     with tempfile.TemporaryFile() as spool:
         with tarfile.open(fileobj=spool, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            single = _pack(tar, root, list(steps), exclude)
+            single = _pack(BoundedTar(tar), root, list(steps), exclude)
         spool.seek(0)
         if not single:
             return unpack(spool, into, origin=origin)
-        unpack(spool, into.parent)
-        (into.parent / steps[-1]).replace(into)
+        unpack_file(spool, steps[-1], into)
         return ()
 
 
 def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
+    if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its other end
+        raise SandboxFailed(f"neither file nor directory nor link: `{source}`", kind="path", again=False)
     with beneath.open_parent(root, steps, make=True) as parent:
-        _discard(steps[-1], parent)
+        beneath.discard_file(steps[-1], parent)
     with source.open("rb") as content, beneath.open_file(root, steps, CREATE) as fd:
         with os.fdopen(fd, "wb", closefd=False) as file:
             shutil.copyfileobj(content, file)
@@ -72,19 +73,31 @@ def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
 
 def _put_link(source: Path, root: str, steps: Sequence[str]) -> None:
     with beneath.open_parent(root, steps, make=True) as parent:
-        _discard(steps[-1], parent)
+        beneath.discard_file(steps[-1], parent)
         os.symlink(source.readlink(), steps[-1], dir_fd=parent)
 
 
-def _discard(name: str, parent: int) -> None:
-    """What is in the place of a file: a link of the agent's must not be followed."""
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        return
+class BoundedTar:
+    """An archive that takes no more than `unpack` does: a file counts before any of it is read.
+
+    The holes of a sparse file count too: they are written out.
+    """
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+        self._room = LARGEST
+        self._members = 0
+
+    def add(self, info: tarfile.TarInfo, content: RawIOBase | None = None) -> None:
+        self._room -= info.size
+        self._members += 1
+        if self._room < 0 or self._members > MOST:
+            raise too_much(info.name)
+        self._tar.addfile(info, content)
+        self._tar.members.clear()  # type: ignore[attr-defined]  # it remembers every member
 
 
-def _pack(tar: tarfile.TarFile, root: str, steps: list[str], exclude: Sequence[str]) -> bool:
+def _pack(tar: BoundedTar, root: str, steps: list[str], exclude: Sequence[str]) -> bool:
     """Add it all; whether it is a single file."""
     with beneath.open_parent(root, steps or [""]) as parent:
         kind = os.stat(steps[-1] if steps else ".", dir_fd=parent, follow_symlinks=False).st_mode
@@ -102,13 +115,9 @@ def _below(root: str, steps: list[str], exclude: Sequence[str], depth: int) -> I
     waiting = [steps]
     while waiting:
         current = waiting.pop()
-        with beneath.open_parent(root, [*current, ""]) as parent:
-            listed = os.open(".", LIST, dir_fd=parent)
-            try:
-                names = sorted(os.listdir(listed), reverse=True)  # noqa: PTH208 - of a descriptor
-                kinds = {name: os.stat(name, dir_fd=listed, follow_symlinks=False).st_mode for name in names}
-            finally:
-                os.close(listed)
+        with beneath.open_directory(root, current) as listed:
+            names = sorted(os.listdir(listed), reverse=True)  # noqa: PTH208 - of a descriptor
+            kinds = {name: os.stat(name, dir_fd=listed, follow_symlinks=False).st_mode for name in names}
         for name, kind in kinds.items():
             inner = [*current, name]
             if excluded(inner[depth:], exclude):
@@ -118,7 +127,7 @@ def _below(root: str, steps: list[str], exclude: Sequence[str], depth: int) -> I
                 waiting.append(inner)
 
 
-def _add(tar: tarfile.TarFile, root: str, steps: list[str], name: str) -> None:
+def _add(tar: BoundedTar, root: str, steps: list[str], name: str) -> None:
     with beneath.open_parent(root, steps) as parent:
         found = os.stat(steps[-1], dir_fd=parent, follow_symlinks=False)
         info = tarfile.TarInfo(name)
@@ -130,8 +139,8 @@ def _add(tar: tarfile.TarFile, root: str, steps: list[str], name: str) -> None:
         elif not stat.S_ISREG(found.st_mode):
             info.type = tarfile.CHRTYPE  # it will be left out
     if info.type != tarfile.REGTYPE:
-        tar.addfile(info)
+        tar.add(info)
         return
     with beneath.open_file(root, steps, os.O_RDONLY) as fd:
         info.size = os.fstat(fd).st_size
-        tar.addfile(info, Exactly(fd))
+        tar.add(info, Exactly(fd))

@@ -12,11 +12,15 @@ import subprocess
 import time
 from pathlib import Path
 
+from ..core.config import SandboxRoot
+from ..core.helper_environment import SYSTEM_PATH, build_environment
 from ..core.records import Record
 from .bubblewrap import PAUSES, base, is_mount_trouble
 from .cgroup import CgroupHome, locate
+from .handover import Handover, start_bubblewrap
+from .root import make_root
+from .seccomp import build_filter
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATIENCE = 10.0  # seconds
 
 
@@ -27,6 +31,8 @@ class Machine(Record, frozen=True):
     version: str = ""
     works: bool = False
     why_not: str = ""
+    filter: bytes = b""  # the system call filter that works here; empty: none
+    why_no_filter: str = ""
     user_namespaces: bool = False
     cgroup: CgroupHome = CgroupHome(kind="none")
     root: bool = False
@@ -48,8 +54,15 @@ class Finding(Record, frozen=True):
 @functools.cache
 def probe() -> Machine:
     path = shutil.which("bwrap", path=SYSTEM_PATH)
-    why_not = _why_not(path)
+    machine = os.uname().machine
+    found = build_filter(machine)
+    why_no_filter = "" if found else f"there is none for {machine}"
+    why_not = _why_not(path, found)
+    if why_not and found and not (without := _why_not(path, b"")):  # a kernel without filters
+        found, why_no_filter, why_not = b"", why_not, without
     return Machine(
+        filter=found,
+        why_no_filter=why_no_filter,
         bubblewrap=path,
         version=_version(path) if path else "",
         works=not why_not,
@@ -158,22 +171,27 @@ def _on_user(machine: Machine) -> Finding:
     return Finding(what="user", value="root", note=note)
 
 
-def _why_not(bwrap: str | None) -> str:
+def _why_not(bwrap: str | None, filter_: bytes) -> str:
     """Why bubblewrap cannot be used as sandboxes use it; empty if it can."""
     if bwrap is None:
         return "it is not installed"
     for pause in (*PAUSES, 0.0):
+        handover = Handover()
         try:
+            words = start_bubblewrap(handover, bwrap, base(False, make_root(SandboxRoot.SYSTEM)), filter_)
             tried = subprocess.run(
-                [bwrap, *base(shares_network=False), "--", "/bin/sh", "-c", ":"],
+                [*words, "/bin/sh", "-c", ":"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=PATIENCE,
-                env={"PATH": SYSTEM_PATH},
+                env=build_environment(),
+                pass_fds=handover.fds,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             return f"it cannot be run: {e}"
+        finally:
+            handover.close()
         if tried.returncode == 0:
             return ""
         told = tried.stderr.decode(errors="replace").strip()
@@ -186,7 +204,7 @@ def _why_not(bwrap: str | None) -> str:
 def _version(bwrap: str) -> str:
     try:
         told = subprocess.run(
-            [bwrap, "--version"], capture_output=True, timeout=PATIENCE, env={}, check=False
+            [bwrap, "--version"], capture_output=True, timeout=PATIENCE, env=build_environment(), check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -18,17 +18,21 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..core.errors import AttemptOver, BadInput, RunFailed, SandboxFailed
+from ..core.helper_environment import SYSTEM_PATH
 from ..core.records import CommandResult, LeftOut, Limits, MiB, Network, Salvage, Start
-from . import beneath, bubblewrap, changes, copying, marks, quota
-from .beneath import naming
+from . import beneath, bubblewrap, changes, copying, marks, outside, quota
+from .beneath import FULL, naming
 from .capture import Log, result_of
 from .cgroup import Cgroup, prefix
 from .command import Command, Launch, adopt_orphans, finish_anyway, run_command
 from .entrance import entrance
+from .handover import Handover, render_settings, set_variables, start_bubblewrap
 from .layout import Layout, check
-from .probe import SYSTEM_PATH, Machine, probe
-from .remove import FULL, remove_tree
-from .visibility import check_mounts
+from .probe import Machine, probe
+from .remove import remove_tree
+from .root import SYSTEM, find_secrets, is_below
+from .scratch import temporary_prefix
+from .visibility import SharedView, Visible, check_mounts
 from .watch import Counts, Watch
 
 T = TypeVar("T")
@@ -51,7 +55,7 @@ class ProcessSandboxes:
         hide: tuple[Path, ...] = (),
         machine: Machine | None = None,
         path: str = SYSTEM_PATH,
-        mounts: tuple[tuple[str, str], ...] = (),  # (here, there): read-only
+        visible: Visible = Visible(),  # noqa: B008 - frozen
     ) -> None:
         self.machine = machine or probe()
         if network is Network.NONE and not self.machine.bwrap:
@@ -62,14 +66,15 @@ class ProcessSandboxes:
         self.scratch = Path(os.path.realpath(scratch))
         self.run = run
         self.network = network
-        check_mounts(mounts, self.machine)
-        self.show = {there: os.path.realpath(here) for here, there in mounts}
+        check_mounts(visible.mounts, self.machine)
+        self.view = SharedView(visible, temporary_prefix(run))
         self.path = path
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
         if self.machine.bwrap:
             adopt_orphans()
         self.roll = marks.Roll(run)
         self._hide = hide
+        self.programs: set[str] = set()  # that were found in the system. Bound: what that has
 
     def open(
         self,
@@ -97,10 +102,14 @@ class ProcessSandboxes:
             return f"http://127.0.0.1:{bubblewrap.PORT}/v1"
         return host_url
 
+    def close(self) -> None:
+        """Remove what the sandboxes share. None of them is open any more."""
+        self.view.close()
+
     @cached_property
     def hidden(self) -> tuple[str, ...]:
-        """What commands must not see: the other sandboxes, what the caller hides, this user's secrets."""
-        return bubblewrap.hidden([self.scratch, *self._hide])
+        """What commands must not see: the other sandboxes, what the caller hides, secrets of the machine."""
+        return bubblewrap.hidden([self.scratch, *self._hide, *find_secrets(self.view.root)])
 
     @cached_property
     def shell(self) -> str:
@@ -109,8 +118,6 @@ class ProcessSandboxes:
 
 class ProcessSandbox:
     """Where one attempt acts: a `core.authoring.KeptSandbox`."""
-
-    outside = 0  # the working directory is all that a process sandbox hands on
 
     def __init__(
         self,
@@ -121,6 +128,7 @@ class ProcessSandbox:
         start: Start,
     ) -> None:
         self.leftovers: list[str] = []  # what closing could not clean, a handful at most
+        self.outside = 0
         self._sandboxes = sandboxes
         self._attempt = attempt
         self._gateway = gateway
@@ -129,6 +137,7 @@ class ProcessSandbox:
         self._made = False
         self._closed = False
         self._commands = 0
+        self._empty_beside: dict[str, int] = {}  # directories that set-up left empty, when they changed last
         self._watch = Watch(str(self._directory), limits, sandboxes.threads, sandboxes.tree_of(attempt))
 
     async def __aenter__(self) -> ProcessSandbox:
@@ -245,20 +254,32 @@ class ProcessSandbox:
         start = start or self._layout.start
         self._lay_out(start, start.network)
 
-    async def reach(self, network: Network) -> None:
+    async def reach(self, network: Network | None) -> None:
         check(Start(network=network), self._confined)
         self._lay_out(self._layout.start, network)
 
     async def mark(self) -> None:
         if self._made:
             await self._watch.begin_phase()
-            await self._in_thread(changes.mark, self._layout.work, self._manifest)
+            await self._in_thread(self._mark)
+
+    async def end_processes(self) -> bool:
+        killed = await self._kill_commands()
+        if self._made:
+            await self._in_thread(self._end_all)
+        return killed  # what a command starts ends with it
+
+    async def clear_outside(self) -> bool:
+        if not self._made:
+            return True
+        await self._kill_commands()
+        return await self._in_thread(self._put_back)
 
     async def salvage(self, into: Path) -> Salvage | None:
         if not self._made:
             return None
         await self._watch.begin_phase()
-        return await self._in_thread(changes.salvage, self._layout.work, self._manifest, into)
+        return await self._in_thread(self._salvage, into)
 
     async def restore(self, source: Path) -> None:
         self._prepare()
@@ -267,13 +288,35 @@ class ProcessSandbox:
         if error := self._watch.disk_over():
             raise error
 
+    def _mark(self) -> None:
+        """Note what the agent finds. Blocks, as do the next ones."""
+        changes.mark(self._layout.work, self._manifest)
+        self._empty_beside = outside.keep(self._directory, self._layout.beside)
+        outside.mark(self._directory, self._layout.asked)
+
+    def _salvage(self, into: Path) -> Salvage | None:
+        self.outside = outside.count_changes(self._directory, self._layout.asked)
+        return changes.salvage(self._layout.work, self._manifest, into)
+
+    async def _kill_commands(self) -> bool:
+        commands = list(self._watch.commands)
+        for command in commands:
+            await command.kill()
+        return bool(commands)
+
+    def _put_back(self) -> bool:
+        self._end_all()
+        outside.drop_bytecode(self._layout.work)
+        return outside.put_back(self._directory, self._layout.beside, self._empty_beside)
+
     @property
     def _manifest(self) -> Path:
         return self._directory / "manifest"
 
     def _lay_out(self, start: Start, network: Network | None) -> None:
-        reached, show = network or self._sandboxes.network, self._sandboxes.show
-        self._layout = Layout(self._directory, start, reached, self._confined, show)
+        reached = network or self._sandboxes.network
+        shown = self._sandboxes.view.shown if self._confined else None
+        self._layout = Layout(self._directory, start, reached, shown)
 
     @property
     def _confined(self) -> bool:
@@ -319,45 +362,51 @@ class ProcessSandbox:
             **env,
             **carried,
         }
-        argv = (
-            self._shell_line(command)
-            if isinstance(command, str)
-            else self._program(command, environment["PATH"])
-        )
+        if isinstance(command, str):
+            argv = self._shell_line(command)
+        else:
+            self._check_program(command[0], environment["PATH"])
+            argv = list(command)
 
         watch, layout = self._watch, self._layout
 
-        def complete(status: int) -> list[str]:
-            enter = entrance(watch.group, watch.limits, self._sandboxes.machine.root)
+        def complete(handover: Handover) -> list[str]:
+            root = self._sandboxes.machine.root
+            enter = entrance(watch.group, watch.limits, root, sources=not bwrap)
             if not bwrap:
+                handover.stdin = handover.put(render_settings(environment, workdir))
                 return [*enter, *argv]
             hidden = self._sandboxes.hidden  # known only now: a scratch that is not made yet cannot be hidden
             view = layout.view(self._gateway, workdir)
-            return [*enter, *bubblewrap.confine(bwrap, view, hidden, status, argv)]
+            arguments = [*bubblewrap.confine(view, hidden), *set_variables(environment)]
+            words = start_bubblewrap(handover, bwrap, arguments, self._sandboxes.machine.filter)
+            return [*enter, *words, *(bubblewrap.forwarder() if view.gateway else ()), *argv]
 
         return Launch(
             argv=complete,
-            env=environment,
-            cwd=layout.work if bwrap else workdir,
             marks=carried,
             confined=bool(bwrap),
             printed=watch.printed,
             population=watch.population,
         )
 
+    def _check_program(self, name: str, path: str) -> None:
+        """Raise if no process in the sandbox finds the program; those of the system are looked for once."""
+        known = self._sandboxes.programs if path == self._sandboxes.path and "/" not in name else set()
+        if name not in known and is_below(self._layout.places.check_program(name, path), SYSTEM):
+            known.add(name)
+
     def _shell_line(self, line: str) -> list[str]:
         shell = self._sandboxes.shell
         if len(line.encode(errors="replace")) <= LONGEST_LINE:
             return [shell, "-c", line]
         name = f".line-{self._commands}"
-        Path(self._layout.home, name).write_text(line)
-        return [shell, f"{self._layout.inside['HOME']}/{name}"]
-
-    def _program(self, argv: Sequence[str], path: str) -> list[str]:
-        """`argv`, if its program is there: an own error, not a status that the program could have given."""
-        if not self._layout.places.has_program(argv[0], path):
-            raise SandboxFailed(f"no such program in the sandbox: `{argv[0]}`", kind="missing", again=False)
-        return list(argv)
+        try:
+            with naming(f"{self._layout.private}/{name}"):
+                beneath.replace(*self._layout.private_place(name), os.fsencode(line))
+        except ValueError as e:  # what no encoding can write
+            raise SandboxFailed(f"cannot write a command line of {len(line)} characters: {e}") from e
+        return [shell, f"{self._layout.private}/{name}"]
 
     async def _check(self, command: Command, code: int, before: Counts) -> None:
         """Raise what ended the command, if that was not itself."""
@@ -392,6 +441,14 @@ class ProcessSandbox:
             self._empty(group)
         if left := remove_tree(self._directory):
             self.leftovers.append(f"not removed: {left}")
+
+    def _end_all(self) -> None:
+        """End every process, as far as they can be seen. Blocks."""
+        if self._commands and not self._sandboxes.machine.bwrap:
+            marks.kill_all(self._marks)
+        group = self._watch.group
+        if group is not None and not group.end_all(EMPTYING, self._watch.limits.pids):
+            raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
 
     def _empty(self, group: Cgroup) -> None:
         until = time.monotonic() + EMPTYING

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import msgspec
 
+from .beneath import LIST, LONGEST_PATH, change_mode, open_beneath, open_parent
+
 BLOCK = 512  # bytes: the unit of `st_blocks`, whatever the file system
-LONGEST_PATH = 2000  # bytes below one opened directory; the kernel takes 4096
 MOST_LEVELS = 64  # directories that are open at once, each `LONGEST_PATH` further down
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Measured(msgspec.Struct, frozen=True):
     used: int  # bytes
     cost: float  # seconds of CPU
+    too_deep: bool = False  # some of it lies deeper than is measured, and may take any number of bytes
 
 
 def free(directory: str) -> int:
@@ -43,28 +44,48 @@ def room(directory: str) -> tuple[int, int] | None:
 
 
 def measure(directory: str, pids: Iterable[int] = ()) -> Measured:
-    """What `directory` takes, with the deleted files that `pids` still hold open. Blocks."""
+    """What a sandbox's `directory` takes, with the deleted files that `pids` still hold open. Blocks."""
     started = time.thread_time()
-    return Measured(used(directory, pids), time.thread_time() - started)
+    _unlock(directory)
+    total, too_deep = _measure(directory, pids)
+    return Measured(total, time.thread_time() - started, too_deep)
+
+
+def _unlock(directory: str) -> None:
+    """Let us list the directories in it: an agent that locks one must not hide what it holds."""
+    try:
+        with open_parent(directory, []) as parent, os.scandir(directory) as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode) and mode & 0o500 != 0o500:
+                    change_mode(entry.name, parent, stat.S_IMODE(mode) | 0o700)
+    except OSError:
+        return  # it is not there yet, or being removed; what cannot be seen does not count
 
 
 def used(directory: str, pids: Iterable[int] = ()) -> int:
     """Bytes on disk; what cannot be seen, or vanishes meanwhile, does not count."""
+    return _measure(directory, pids)[0]
+
+
+def _measure(directory: str, pids: Iterable[int]) -> tuple[int, bool]:
+    """The same, and whether some of it lies too deep to be seen."""
     try:
-        root = os.open(directory, DIRECTORY)
+        root = os.open(directory, LIST)
     except OSError:
-        return 0
+        return 0, False
     try:
         own = os.fstat(root)
-        return own.st_blocks * BLOCK + _below(root, own.st_dev, 0) + _deleted(own.st_dev, pids)
+        below, too_deep = _below(root, own.st_dev, 0)
+        return own.st_blocks * BLOCK + below + _deleted(own.st_dev, pids), too_deep
     finally:
         os.close(root)
 
 
-def _below(root: int, device: int, level: int) -> int:
-    """The sum over all that is below the open directory `root`, on the same file system."""
-    total = 0
-    waiting = [("", ["."])]  # a directory, and those in it still to come; bound: their names on one way down
+def _below(root: int, device: int, level: int) -> tuple[int, bool]:
+    """The sum over all that is below the open directory `root`, on the same file system; is it too deep?"""
+    total, too_deep = 0, False
+    waiting = [("", [""])]  # a directory, and those in it still to come; bound: their names on one way down
     while waiting:
         above, names = waiting[-1]
         if not names:
@@ -72,19 +93,20 @@ def _below(root: int, device: int, level: int) -> int:
             continue
         path = above + names.pop()
         try:
-            fd = os.open(path, DIRECTORY, dir_fd=root)
+            fd = open_beneath(root, path.split("/") if path else [], LIST)
         except OSError:
             continue
         try:
             if len(os.fsencode(path)) > LONGEST_PATH:
-                total += _below(fd, device, level + 1) if level < MOST_LEVELS else 0
+                below, deeper = _below(fd, device, level + 1) if level < MOST_LEVELS else (0, True)
+                total, too_deep = total + below, too_deep or deeper
                 continue
             inner, directories = _listed(fd, device)
             total += inner
-            waiting.append((f"{path}/", directories))
+            waiting.append((f"{path}/" if path else "", directories))
         finally:
             os.close(fd)
-    return total
+    return total, too_deep
 
 
 def _listed(fd: int, device: int) -> tuple[int, list[str]]:
@@ -121,10 +143,14 @@ def _deleted(device: int, pids: Iterable[int]) -> int:
 
 def _open_files(pid: int) -> Iterator[os.stat_result]:
     try:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            yield descriptor.stat()
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
-        return  # it has gone, or has just closed one
+        return  # the process has gone
+    for descriptor in descriptors:
+        try:
+            yield descriptor.stat()
+        except OSError:
+            continue  # the process has just closed it
 
 
 class Pace:

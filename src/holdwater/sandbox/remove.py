@@ -1,40 +1,81 @@
-"""Removes a sandbox's directory, however deep, however locked."""
+"""Removes a sandbox's directory, however deep, however locked; no link in it is followed."""
 
 from __future__ import annotations
 
-import errno
-import shutil
-import subprocess
+import os
+import secrets
 from pathlib import Path
 
-PATIENCE = 600.0  # seconds
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from .beneath import LIST, change_mode, discard_file
+
+DEEPEST = 32  # directories that are open at once
 
 
 def remove_tree(directory: Path) -> str:
     """Remove it; what is still there, or nothing. Blocks."""
-    try:
-        if directory.is_symlink() or directory.is_file():
-            directory.unlink()
-        else:
-            shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
-    except (OSError, RecursionError):
-        return _force(directory)
-    return str(directory) if directory.exists() else ""
-
-
-def _force(directory: Path) -> str:
-    """Directories without permission, or deeper than Python can follow; twice: a dying process may write."""
-    for _ in range(2):
-        _call("chmod", "-R", "u+rwX", "--", str(directory))
-        _call("rm", "-rf", "--one-file-system", "--", str(directory))
-        if not directory.exists():
+    for _ in range(2):  # a dying process may write
+        try:
+            if directory.is_symlink() or directory.is_file():
+                directory.unlink()
+            else:
+                _empty(directory)
+                directory.rmdir()
+        except FileNotFoundError:
             return ""
+        except OSError:
+            continue
+        return ""
     return str(directory)
 
 
-def _call(*argv: str) -> None:
-    silent = subprocess.DEVNULL
-    subprocess.run(argv, stdin=silent, stdout=silent, stderr=silent, timeout=PATIENCE, check=False)
+def _empty(directory: Path) -> None:
+    """Remove all that is in it: what lies too deep is moved to its top first."""
+    above = os.open(directory.parent, LIST)
+    try:
+        top = _open_unlocked(directory.name, above)
+    finally:
+        os.close(above)
+    stuck: set[str] = set()  # bound: what cannot be removed; a handful
+    try:
+        while found := [entry for entry in _entries(top) if entry[0] not in stuck]:
+            for name, is_directory in found:
+                try:
+                    _remove(name, is_directory, top, top, 0)
+                except OSError:
+                    stuck.add(name)
+    finally:
+        os.close(top)
+
+
+def _entries(directory: int) -> list[tuple[str, bool]]:
+    """The names in an open directory, each with whether it is a directory too."""
+    with os.scandir(directory) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _remove(name: str, is_directory: bool, parent: int, top: int, depth: int) -> None:
+    if not is_directory:
+        discard_file(name, parent)
+        return
+    fd = _open_unlocked(name, parent)
+    try:
+        if depth >= DEEPEST:
+            os.rename(name, f".{secrets.token_hex(8)}", src_dir_fd=parent, dst_dir_fd=top)
+            return
+        for inner, also_directory in _entries(fd):
+            _remove(inner, also_directory, fd, top, depth + 1)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _open_unlocked(name: str, parent: int) -> int:
+    """A directory whose entries can be listed and removed."""
+    try:
+        fd = os.open(name, LIST, dir_fd=parent)
+    except PermissionError:
+        change_mode(name, parent, 0o700)
+        fd = os.open(name, LIST, dir_fd=parent)
+    if os.fstat(fd).st_mode & 0o700 != 0o700:
+        os.fchmod(fd, 0o700)
+    return fd

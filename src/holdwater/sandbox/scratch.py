@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,18 @@ TICK = 0.02  # seconds between two looks at a lock
 PATIENCE = 600.0  # seconds for another run that removes what this one had left
 
 
+def temporary_places() -> list[Path]:
+    """Directories for a run's small temporary files, the fastest first: memory where there is some."""
+    memory = Path("/dev/shm")
+    usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
+    return [*([memory] if usable else []), Path(tempfile.gettempdir())]
+
+
+def temporary_prefix(run: str) -> str:
+    """The beginning of the name of a run's temporary directories: a later conductor sweeps them."""
+    return f"{PREFIX}{run}-"
+
+
 @contextmanager
 def claim(place: Path) -> Iterator[None]:
     """Make and hold the directory `place`. At the end it is removed, if nothing is left in it."""
@@ -35,6 +48,15 @@ def claim(place: Path) -> Iterator[None]:
         with suppress(OSError):  # it stays for the next sweep
             _leave(place)
         os.close(fd)
+
+
+def claim_temporary(directory: Path) -> int:
+    """Mark a temporary directory as that of a living process, as long as the descriptor is open."""
+    new = _marker(directory).with_suffix(".new")
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    new.replace(_marker(directory))  # never there without its lock
+    return fd
 
 
 def bury(scratch: Path) -> int:

@@ -1,4 +1,4 @@
-"""What of this machine a process sandbox shows, and whether that is enough for what an agent's command names.
+"""What of this machine process sandboxes show, and whether that is enough for an agent's command.
 
 The mounts themselves are made by `bubblewrap.py`; containers have mounts of their own.
 """
@@ -6,20 +6,94 @@ The mounts themselves are made by `bubblewrap.py`; containers have mounts of the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
-from ..core.errors import BadInput
-from .bubblewrap import REPLACED, is_below, is_ours, is_replaced
-from .probe import Machine
+from msgspec import field
 
+from ..core.config import SandboxRoot
+from ..core.errors import BadInput
+from ..core.records import Record
+from .bubblewrap import REPLACED, is_ours
+from .layout import Shown
+from .probe import Machine
+from .root import copy_settings, is_below, make_root
+from .scratch import claim_temporary, temporary_places
+
+HOST_SHOWN = (
+    "`--sandbox-root host`: commands can read every file of this machine that this user can, "
+    "but for the run's own and some secrets, and can connect to its unix sockets"
+)
 Mounts = Sequence[tuple[str, str]]  # (here, there), read-only
 
 
-def visible_mounts(mounts: Mounts) -> tuple[tuple[str, str], ...]:
-    """A run's mounts, and the current directory: it may lie in a place that sandboxes replace."""
-    here = os.path.realpath(Path.cwd())
-    return (*mounts, (here, here))
+class Visible(Record, frozen=True):
+    """What is shown beside a sandbox's own directories, all of it read-only."""
+
+    root: SandboxRoot = SandboxRoot.SYSTEM
+    mounts: tuple[tuple[str, str], ...] = ()  # (here, there)
+    links: dict[str, str] = field(default_factory=dict)  # path inside -> where it leads
+
+
+class SharedView:
+    """What all sandboxes of a process show: with the system's root, a copy of `/etc` that they share."""
+
+    def __init__(self, visible: Visible, prefix: str) -> None:
+        self.root = visible.root
+        self._visible = visible
+        self._prefix = prefix  # of the copy's directory
+        self._remove: weakref.finalize[..., SharedView] | None = None
+
+    @cached_property
+    def shown(self) -> Shown:
+        visible = self._visible
+        mounts = {there: os.path.realpath(here) for here, there in visible.mounts}
+        if visible.root is SandboxRoot.HOST:
+            return Shown(make_root(visible.root), mounts, visible.links)
+        return Shown(make_root(visible.root, self._copy_settings()), mounts, visible.links)
+
+    def _copy_settings(self) -> str:
+        """The copy of `/etc`, in memory where there is room: its many small files are slow on a disk."""
+        *others, last = temporary_places()
+        for place in others:
+            with suppress(OSError):
+                return self._copy_settings_below(place)
+        return self._copy_settings_below(last)
+
+    def _copy_settings_below(self, place: Path) -> str:
+        directory = tempfile.mkdtemp(prefix=self._prefix, dir=place)
+        remove = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        try:
+            marker = claim_temporary(Path(directory))  # if this process is killed, a later run removes it
+            weakref.finalize(self, os.close, marker)
+            copy_settings(settings := Path(directory, "etc"))
+        except OSError:
+            remove()
+            raise
+        self._remove = remove
+        return str(settings)
+
+    def close(self) -> None:
+        if self._remove is not None:
+            self._remove()
+
+
+def find_visible(
+    root: SandboxRoot, mounts: Mounts, trees: Iterable[str] = (), links: Mapping[str, str] | None = None
+) -> Visible:
+    """A run's mounts, and what the agent's programs need, where it is on this machine.
+
+    With the host's root that is the current directory too: it may lie in a place that sandboxes replace.
+    """
+    here = [os.path.realpath(Path.cwd())] if root is SandboxRoot.HOST else []
+    needed = tuple((path, path) for path in [*here, *sorted(trees)])
+    asked = tuple(mounts)
+    return Visible(root, (*needed, *asked), dict(links or {}))
 
 
 def search_path(mounts: Mounts) -> list[str]:
@@ -39,17 +113,25 @@ def check_mounts(mounts: Mounts, machine: Machine) -> None:
             raise BadInput(f"invalid place for `--mount` in a process sandbox, which has its own: `{there}`")
 
 
-def check_paths(paths: Iterable[str], mounts: Mounts, machine: Machine) -> None:
-    """Refuse an agent whose program or files lie where a sandbox shows its own directories."""
+def check_directories(paths: Iterable[str], root: SandboxRoot, mounts: Mounts, machine: Machine) -> None:
+    """Refuse a command that names a directory which no sandbox shows; a file that it names is shown."""
     if not machine.bwrap:
         return
-    shown = [there for _, there in visible_mounts(mounts)]
+    system = make_root(root)
+    own = {"/", *REPLACED, *(f"/{path.split('/')[1]}" for path in system.binds)}
+    shown = [there for _, there in find_visible(root, mounts).mounts]
     for path in paths:
         real = os.path.realpath(path)
-        if is_replaced(real) and not is_below(real, shown) and not is_below(path, shown):
-            place = next(place for place in REPLACED if is_below(real, [place]))
-            above, there = Path(real).parent, f"/opt/{Path(real).parent.name}"
-            raise BadInput(
-                f"sandboxes do not see a file of the agent's command, `{place}` is private there: `{path}`",
-                hint=f"add `--mount {above}:{there}` and name it `{there}/{Path(real).name}`",
-            )
+        hidden = not is_below(real, system.binds) or is_below(real, REPLACED)
+        if (
+            not Path(path).is_dir()
+            or path in own
+            or not hidden
+            or is_below(path, shown)
+            or is_below(real, shown)
+        ):
+            continue
+        raise BadInput(
+            f"sandboxes do not see a directory that the agent's command names: `{path}`",
+            hint=f"add `--mount {real}:{path}`",
+        )

@@ -87,6 +87,7 @@ class Watch:
         self._printed = 0
         self._cpu_before = 0.0  # CPU time of earlier phases
         self._disk_before = 0  # what the agent left above its quota does not count against the grader
+        self._too_deep = self._too_deep_before = False  # some of the directory cannot be measured
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -123,7 +124,7 @@ class Watch:
         self._cpu_before = self.group.cpu_seconds() if self.group else 0.0
         if self.disk_over():
             await self.measure_disk()
-            self._disk_before = self.disk
+            self._disk_before, self._too_deep_before = self.disk, self._too_deep
 
     def printed(self, more: int) -> LimitReached | None:
         """So many bytes more were printed: whether that is too much."""
@@ -201,15 +202,16 @@ class Watch:
         for pace in (self._pace, self._hurry):
             pace.ended(time.monotonic(), measured.cost)
         self._free = free
-        self.disk = measured.used
+        self.disk, self._too_deep = measured.used, measured.too_deep
         self.peak_disk = max(self.peak_disk, measured.used)
 
     def disk_over(self, more: int = 0) -> ResourceExhausted | None:
         """Whether it has taken more than it may, as far as is known; or would, with `more` bytes."""
         most = self.limits.disk
-        if most is None or self.disk + more <= most + self._disk_before:
+        if most is None:
             return None
-        return _quota_reached(most)
+        hidden = self._too_deep and not self._too_deep_before
+        return _quota_reached(most) if hidden or self.disk + more > most + self._disk_before else None
 
     def room_gone(self) -> RunFailed | None:
         """Whether its disk is nearly full and it has much of that. Without a quota nothing else bounds it."""

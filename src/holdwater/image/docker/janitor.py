@@ -24,6 +24,7 @@ from ...core.image import Note
 from ...core.records import Record
 from ...docker.cache import BuildCache, DaemonCache, seconds
 from ...docker.client import DockerClient, DockerError
+from ...ledger.private import make_directory
 from .disk import DaemonDisk, daemon_disk, reread
 from .journal import (
     SUFFIX,
@@ -94,7 +95,7 @@ class Janitor:
         self._clean = False  # nothing of the run is left on the daemon but what stays warm
 
     async def __aenter__(self) -> Self:
-        self._state.mkdir(parents=True, exist_ok=True)
+        make_directory(self._state)
         await self.sweep()
         try:
             self.disk = await daemon_disk(self._client)
@@ -217,7 +218,10 @@ class Janitor:
 
     def free(self) -> int | None:
         """Bytes on the daemon's disk now; None where it cannot be seen."""
-        return None if self.disk is None else reread(self.disk.path).free
+        try:
+            return None if self.disk is None else reread(self.disk.path).free
+        except OSError:
+            return None  # the daemon through which it was seen is gone
 
     async def sweep(self) -> None:
         """Remove what dead runs of this machine left."""

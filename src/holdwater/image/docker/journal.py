@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...core.records import Record
+from ...ledger.private import write_private
 from .locks import locked
 from .traces import Trace, merged
 from .warmth import Holding
@@ -171,7 +172,7 @@ def bequeath(path: Path, bases: Iterable[Holding], traces: Iterable[Trace]) -> N
     lines: list[Line] = [Pulled(base) for base in bases]
     lines += [Begun(number, trace) for number, trace in enumerate(newest)]
     new = path.with_name(path.name + ".new")
-    new.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    write_private(new, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     new.replace(path)
 
 

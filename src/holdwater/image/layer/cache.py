@@ -19,8 +19,10 @@ from types import TracebackType
 
 import msgspec
 
+from ...core.helper_environment import build_environment
 from ...core.image import Layer, Note
 from ...core.records import Record
+from ...ledger.private import make_directory
 from .thread import Check, in_thread, to_the_end
 
 POLL = 0.05  # seconds between two tries at a lock: a thread that waits in the kernel could not be cancelled
@@ -54,7 +56,7 @@ class LayerCache:
 
     async def __aenter__(self) -> LayerCache:
         for directory in (self._layers, self._locks, self._scratch):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
         await self._tidy()
         return self
 
@@ -278,6 +280,13 @@ def _remove_tree(directory: Path) -> str:
     except (OSError, RecursionError) as e:
         silent = subprocess.DEVNULL
         for argv in (["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--one-file-system", "--"]):
-            subprocess.run([*argv, directory], stdin=silent, stdout=silent, stderr=silent, timeout=REMOVING)
+            subprocess.run(
+                [*argv, directory],
+                stdin=silent,
+                stdout=silent,
+                stderr=silent,
+                timeout=REMOVING,
+                env=build_environment(),
+            )
         return f"{e}" if directory.exists() else ""
     return ""

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import BadInput, ImageFailed
+from ...core.helper_environment import KEY_VARIABLES
 from ...core.records import MiB
+from ...ledger.private import make_directory, open_private
 
 CHUNK = 64 * 1024
 KEPT_IN_LOG = 16 * MiB  # bytes of all that a build's programs print
@@ -47,7 +49,7 @@ class Programs:
         self._cwd = cwd
         self._keep = tuple(keep)  # file descriptors that they inherit: locks of what they write to
         self._env = env  # on top of ours
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(log.parent)
 
     async def run(self, argv: Sequence[str | Path], timeout: float, statuses: Sequence[int] = (0,)) -> str:
         """What the program prints. Any other status is an `ImageFailed` that quotes its last lines."""
@@ -70,7 +72,9 @@ class Programs:
         return printed.decode(errors="replace")
 
     async def _start(self, words: list[str]) -> Process:
-        settings = [f"{name}={value}" for name, value in self._env.items()]
+        # The operator's settings of proxies and indexes count here; keys are for no package's build script.
+        settings = [f"-u{name}" for name in sorted(KEY_VARIABLES)]
+        settings += [f"{name}={value}" for name, value in self._env.items()]
         tied = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "env", *settings, *words]
         return await asyncio.create_subprocess_exec(
             *tied,
@@ -95,7 +99,7 @@ class Programs:
         self._write(line)
 
     def _write(self, chunk: bytes) -> None:
-        with self.log.open("ab") as file:
+        with open(self.log, "ab", opener=open_private) as file:
             if file.tell() < KEPT_IN_LOG:
                 file.write(SECRET.sub(b"***", chunk))
 

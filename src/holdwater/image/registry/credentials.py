@@ -11,12 +11,14 @@ import binascii
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...core.errors import BadInput, ImageFailed
+from ...core.helper_environment import build_environment
 from .reference import DOCKER_HUB
 
 HELPER_SECONDS = 30.0
@@ -52,11 +54,17 @@ class Login:
 
 
 class Credentials:
-    """Reads `config` when it is first asked. `search` is a PATH: where helpers are looked for."""
+    """Reads `config` when it is first asked. `search` is a PATH: where helpers are looked for.
 
-    def __init__(self, config: Path | None, search: str = "") -> None:
+    Helpers get the operator's `variables`: many read credentials of a cloud there.
+    """
+
+    def __init__(
+        self, config: Path | None, search: str = "", variables: Mapping[str, str] | None = None
+    ) -> None:
         self._path = config
         self._search = search
+        self._variables = build_environment(PATH=search) if variables is None else variables
         self._config: dict[str, Any] | None = None
         self._lock = asyncio.Lock()  # a helper is asked once, whoever waits for it
         self._told: dict[str, Login | None] = {}  # bound: the registries that are spoken to
@@ -134,7 +142,7 @@ class Credentials:
         program = shutil.which(name, path=self._search)
         if "/" in helper or program is None:
             raise BadInput(f"docker's configuration names a helper that is not there: `{name}`: {self._path}")
-        status, printed = await _asked(program, server)
+        status, printed = await _asked(program, server, self._variables)
         if status != 0:
             if _NOT_THERE in printed:
                 return None
@@ -149,12 +157,17 @@ class Credentials:
         return Login("", "", secret) if username == _IDENTITY else Login(username, secret)
 
 
-async def _asked(program: str, server: str) -> tuple[int, bytes]:
+async def _asked(program: str, server: str, variables: Mapping[str, str]) -> tuple[int, bytes]:
     """The helper's exit status and what it printed; it is gone when this returns, or is left by an error."""
     pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
-            program, "get", stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
+            *(program, "get"),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=nowhere,
+            env=variables,
+            start_new_session=True,
         )
     except OSError as error:
         raise _failed(Path(program).name, server, f"it cannot be started: {error.strerror}") from None

@@ -35,6 +35,7 @@ class Container:
         self.id = ""
         self.pid = 0  # of its first process, where the daemon is
         self.volumes: tuple[str, ...] = ()  # directories of the daemon's machine
+        self.resolves = False  # names, by the daemon's resolver
         self._networks = networks
         self._network = Network.NONE
         self.started = 0.0  # not after it, by the daemon's clock
@@ -51,6 +52,7 @@ class Container:
                 await self.remove(ASKING)  # left by a worker that was killed at the same attempt
                 told = await self._created(asked)
         self.id = told["Id"]
+        self.resolves = wanted.resolves
         self._network = network
         self.started = time.time() - 1.0  # the daemon's clock may be another
 
@@ -112,6 +114,11 @@ class Container:
             return await self.exit_code() == NOT_FOUND
         except DockerError:
             return False
+
+    async def population(self) -> int:
+        """How many processes are in it, as the daemon's machine sees them."""
+        told = await self.client.get(f"{self.path}/top", seconds=ASKING)
+        return len(told["Processes"] or ())
 
     async def restart(self) -> None:
         """End everything in it, whatever it does: its files stay."""

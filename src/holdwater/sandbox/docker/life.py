@@ -17,6 +17,7 @@ from .spec import LEAST_MEMORY
 from .watch import ContainerWatch
 
 CLOSING = 10.0  # seconds
+RENEWING = 120.0  # seconds to remove one before the next: its attempt goes on, and waits for a busy daemon
 SLACK = 1.25  # times what a container uses: a lower limit than this is not set
 
 Make = Callable[[str], Coroutine[Any, Any, Container]]  # takes its name
@@ -50,19 +51,19 @@ class ContainerLife:
         if self._making is not None and (self._allowing is None or self._allowing.done()):
             self._allowing = asyncio.ensure_future(self._hold(self._making))
 
-    async def end(self) -> None:
+    async def end(self, seconds: float = CLOSING) -> None:
         """Remove it, in so many seconds; what is left then is told."""
         making, self._making = self._making, None
         if making is None:
             return
         name = f"{self._prefix}-{self._count}"
         try:
-            async with asyncio.timeout(CLOSING):
+            async with asyncio.timeout(seconds):
                 await asyncio.wait([task for task in (making, self._allowing) if task])
                 self._watch.end()
-                await remove(self._client, name, CLOSING)
+                await remove(self._client, name, seconds)
         except TimeoutError:
-            self.leftovers.append(f"not removed within {CLOSING:.0f} s: container {name}")
+            self.leftovers.append(f"not removed within {seconds:.0f} s: container {name}")
         except DockerError as error:
             self.leftovers.append(f"not removed: container {name}: {error.message}")
         finally:

@@ -6,6 +6,7 @@ machine is in `fence.py`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ...core.containers import Containers
@@ -14,6 +15,7 @@ from ...core.records import Network
 from ...docker.client import DockerClient, DockerError
 
 BRIDGE = "com.docker.network.bridge."
+RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))  # the latter behind a stub
 
 
 class Bridge:
@@ -40,6 +42,19 @@ async def make(client: DockerClient, containers: Containers, kind: Network) -> B
                 raise _refused(error) from error
         found = await client.get(f"/networks/{name}")
     return Bridge(found)
+
+
+def read_nameservers() -> list[str]:
+    """The resolvers of this machine that a container on an open network can ask."""
+    for place in RESOLVERS:
+        try:
+            rows = [line.split() for line in place.read_text().splitlines()]
+        except OSError:
+            continue
+        found = [row[1] for row in rows if len(row) > 1 and row[0] == "nameserver"]
+        if reached := [address for address in found if not address.startswith(("127.", "::1"))]:
+            return reached
+    return []
 
 
 def _asked(name: str, containers: Containers, kind: Network) -> dict[str, Any]:

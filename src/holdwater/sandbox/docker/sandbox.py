@@ -30,8 +30,9 @@ from .container import Container, no_sleep
 from .facts import Facts
 from .failures import container_gone, reported
 from .files import Files, Owner
-from .life import ContainerLife
-from .spec import PRIVATE, Image, Wanted, workdir
+from .life import RENEWING, ContainerLife
+from .network import read_nameservers
+from .spec import IDLE, PRIVATE, Image, Wanted, workdir
 from .startup import ContainerStartup
 from .watch import ContainerWatch
 from .work import Work
@@ -84,6 +85,7 @@ class DockerSandbox:
         self._work: Work | None = None
         self._owners: dict[str, Owner] = {}  # bound: the users of an instance
         self._commands = 0
+        self._touched = False  # since set-up was over
         self._closed = False
 
     async def __aenter__(self) -> DockerSandbox:
@@ -164,6 +166,7 @@ class DockerSandbox:
             return await files.read(self._inside(path))
 
     async def write(self, path: str, content: str | bytes) -> None:
+        self._touched = True  # any path of the container can be written
         files = await self._files()
         content = content.encode() if isinstance(content, str) else content
         await self._watch.admit(len(content))
@@ -171,6 +174,7 @@ class DockerSandbox:
             await files.write(self._inside(path), content, await self._owner(files))
 
     async def put(self, source: Path, path: str) -> None:
+        self._touched = True
         files = await self._files()
         if self._watch.limits.disk:
             loop = asyncio.get_running_loop()
@@ -191,7 +195,7 @@ class DockerSandbox:
 
     async def renew(self, start: Start | None = None) -> None:
         self._check_open()
-        await finish_anyway(self._life.end())
+        await finish_anyway(self._life.end(RENEWING))
         if self.leftovers:
             raise SandboxFailed(f"cannot begin anew: {self.leftovers[0]}")
         self._work = None
@@ -199,13 +203,44 @@ class DockerSandbox:
         self._network = self._start.network or self._sandboxes.network
         await self._look_at_image()
 
-    async def reach(self, network: Network) -> None:
+    async def reach(self, network: Network | None) -> None:
         self._check_open()
-        self._network = network
+        self._network = network or self._sandboxes.network
         if self._life.begun:
-            await (await self._container()).reach(network)
+            container = await self._container()
+            await container.reach(self._network)
+            if self._network is Network.OPEN and not container.resolves:
+                await self._resolve()
+
+    async def _resolve(self) -> None:
+        """Have names resolved in a container that was made for a closed network."""
+        servers = "".join(f"nameserver {address}\n" for address in read_nameservers())
+        if servers:
+            result = await self.run(
+                ["sh", "-c", 'printf %s "$1" > /etc/resolv.conf', "sh", servers], user="0"
+            )
+            if not result.ok:
+                raise SandboxFailed(f"names cannot be resolved: {result.stderr.strip()[-500:]}")
+
+    async def end_processes(self) -> bool:
+        if not self._life.begun:
+            return False
+        container = await self._container()
+        with reported("cannot see what runs in a container"):
+            idle = not self._image.starts_services and await container.population() <= IDLE
+        if idle:
+            return False
+        self._watch.restarting()
+        await container.restart()
+        wanted = self._wanted((await self._sandboxes.facts.daemon()).cpus, quotas=False)
+        await ContainerStartup(container, wanted, self._launch).settle()
+        return True
+
+    async def clear_outside(self) -> bool:
+        return not self._life.begun or not self._touched
 
     async def mark(self) -> None:
+        self._touched = False
         if not self._life.begun and self._counted and not self._image.starts_services:
             return  # what is as in the image needs no mark
         kept = await self._kept()
@@ -266,6 +301,9 @@ class DockerSandbox:
 
     async def _files(self) -> Files:
         container = await self._container()
+        with reported("cannot see whether a container runs"):
+            if not await container.running():  # its files are still there, and nothing says of when they are
+                raise container_gone("its files are wanted")
         return Files(container.client, container.path)
 
     async def _make(self, name: str) -> Container:
@@ -309,6 +347,7 @@ class DockerSandbox:
             read_only=containers.read_only,
             cpus=cpus,
             quota=quotas,
+            resolves=self._network is Network.OPEN,
         )
 
     async def _owner(self, files: Files) -> Owner:
@@ -338,6 +377,7 @@ class DockerSandbox:
         self, argv: list[str], env: Mapping[str, str], user: str | None, workdir: str | None
     ) -> Launch:
         _check_words([*argv, *env, *env.values()])
+        self._touched = True
         self._commands += 1
         mark = f"{self._commands:06}"  # none is the beginning of another
         carried = {

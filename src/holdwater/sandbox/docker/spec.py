@@ -16,6 +16,7 @@ WORK = "/work"  # of a container whose image names none
 PRIVATE = "/run/holdwater"
 SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container ends by itself
 LEAST_MEMORY = 6 * MiB  # the daemon takes no less
+NOWHERE = "127.0.0.1"  # a resolver's address, which is the container's own: nothing listens there
 TAKEN_FIRST = 1000  # by the kernel, when the machine is out of memory: before any worker
 
 # What package managers and test suites need as root. Not among them: NET_RAW (speaks for others on the
@@ -30,6 +31,7 @@ CAPABILITIES = (
 # reaps any. A killed `sleep` is started again. `READY` shows that an entrypoint has handed over.
 READY = "holdwater: the command runs"
 SLEEP = 'while sleep "$0" & wait $!; code=$?; [ $code -gt 128 ]; do :; done; exit $code'
+IDLE = 2  # processes of a container in which no command runs: the shell, and `sleep`
 KEEP_ALIVE = ["sh", "-c", f'echo "{READY}"; {SLEEP}']
 
 # An entrypoint that is one of these, without a script, starts nothing and takes our command for a script.
@@ -84,6 +86,7 @@ class Wanted(msgspec.Struct, frozen=True):
     read_only: bool = False
     cpus: int = 1  # that the daemon's machine has
     quota: bool = False  # the disk is limited by the daemon's storage driver
+    resolves: bool = False  # names: the daemon's resolver asks the machine's, wherever a network leads
 
     @property
     def user(self) -> str:
@@ -140,8 +143,9 @@ def body(wanted: Wanted) -> dict[str, Any]:
 def _host(wanted: Wanted) -> dict[str, Any]:
     limits = wanted.limits
     ulimits = [_ulimit("core", 0)]
+    # No `AutoRemove`: a daemon that starts again after a crash removes such a container twice at once, and
+    # may list it for good as one that is dead and that it does not know.
     host: dict[str, Any] = {
-        "AutoRemove": True,
         "NetworkMode": wanted.network,
         "PidsLimit": limits.pids,
         "OomScoreAdj": TAKEN_FIRST,
@@ -153,6 +157,8 @@ def _host(wanted: Wanted) -> dict[str, Any]:
         "Mounts": [_mount(here, there) for here, there in wanted.mounts],
         "Ulimits": ulimits,
     }
+    if not wanted.resolves:
+        host["Dns"] = [NOWHERE]
     if limits.held_to:
         host["Memory"] = host["MemorySwap"] = max(LEAST_MEMORY, limits.held_to)
     if limits.cpus:

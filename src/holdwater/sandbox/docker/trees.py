@@ -22,7 +22,7 @@ from ...core.records import LeftOut
 from ...docker.client import DockerError
 from ..changes import Exactly
 from ..command import finish_anyway
-from ..unpack import unpack
+from ..unpack import unpack, unpack_file
 from .files import Files, Owner, directories, member
 
 T = TypeVar("T")
@@ -58,8 +58,7 @@ async def take(
         if found.is_directory:
             strip = 0 if found.path == "/" else 1
             return unpack(stream, into, exclude, strip=strip, origin=found.path)
-        unpack(stream, into.parent)
-        (into.parent / posixpath.basename(found.path)).replace(into)
+        unpack_file(stream, posixpath.basename(found.path), into)
         return ()
 
     return await read_through(files, found.path, take_apart, threads)

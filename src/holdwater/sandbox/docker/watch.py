@@ -51,11 +51,11 @@ class ContainerWatch(Watch):
         self._earlier = self.counts()
 
     def end(self) -> None:
-        """The container is about to be removed: the next one begins with nothing."""
+        """The container is about to be removed: the next one begins with nothing but the work, if any."""
         self.leave_group()
         self._container, self._earlier, self._told = None, Counts(), {}
         self._cpu_before = 0.0
-        self.disk = self._disk_before = self.memory = 0
+        self.disk = self.memory = 0
 
     def allow(self, memory: int) -> None:
         name = "memory" if self.limits.memory else "lease"

@@ -8,11 +8,13 @@ they are few, and found in one reading of the whole directory otherwise. The arc
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import os
 import posixpath
-import re
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import islice, pairwise
@@ -25,6 +27,7 @@ import msgspec
 from ...core.errors import SandboxFailed
 from ...core.records import GiB, MiB, Salvage
 from .. import changes
+from ..outside import TRACES
 from ..unpack import steps_of
 from . import trees
 from .files import Files, Owner
@@ -37,11 +40,6 @@ READ_THROUGH = 2 * GiB  # bytes of a directory that are looked at
 IN_MEMORY = 64 * MiB  # bytes of files that are asked for one by one
 PIECE = 1 << 20  # bytes
 MODIFIED, ADDED, DELETED = 0, 1, 2  # as the daemon says
-# Agents and their tools leave traces here that are no work: caches, settings, logs, what the daemon mounts.
-TRACES = re.compile(
-    r"/(tmp|run|proc|sys|dev|var/(tmp|run|log|cache)|logs/agent|(root|home/[^/]+)/\.(?!local/)[^/]+)(/|$)"
-    r"|/etc/(hosts|hostname|resolv\.conf|mtab)$"
-)
 KEPT = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
@@ -52,6 +50,7 @@ class Seen(msgspec.Struct, frozen=True):
     kind: bytes  # as in a tar
     mode: int
     size: int = 0
+    first: str = ""  # of a hard link: the path under which its content came
 
 
 Member = tuple[tarfile.TarInfo, IO[bytes] | None]
@@ -171,9 +170,10 @@ class Work:
             return made.describe(into)
 
         if len(chosen) > FEW or sum(altered[path].size for path in chosen) > IN_MEMORY:
-            wanted, bounds = frozenset(chosen), ReadBounds()
+            firsts = {path: altered[path].first for path in chosen if altered[path].first}
+            wanted, bounds = frozenset([*chosen, *firsts.values()]), ReadBounds()
             return await self._read_through(
-                lambda stream: pack(_members(stream, self._depth, wanted, bounds))
+                lambda stream: pack(_expand(_members(stream, self._depth, wanted, bounds), chosen, firsts))
             )
         fetched = [await self._fetched(path, altered[path]) for path in chosen]
         loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ async def restore(files: Files, workdir: str, source: Path, owner: Owner, thread
     def pack(into: IO[bytes]) -> None:
         with changes.opened(source) as kept, trees.packing(into) as tar:
             for member in changes.members(kept):
-                if member.name.startswith("work/"):
+                if changes.is_restored(member):
                     tar.addfile(_owned(member, owner), kept.extractfile(member) if member.isreg() else None)
 
     await trees.write_through(files, workdir, pack, threads)
@@ -253,17 +253,45 @@ def _members(
         while (member := tar.next()) and bounds.allow(member):
             tar.members.clear()  # type: ignore[attr-defined]  # it remembers every member
             path = "/".join(steps_of(member.name)[depth:])
-            if path and member.type in KEPT and (wanted is None or path in wanted):
+            if path and member.type in (*KEPT, tarfile.LNKTYPE) and (wanted is None or path in wanted):
                 bounds.paths -= 1
                 member.name = path
+                if member.islnk():
+                    member.linkname = "/".join(steps_of(member.linkname)[depth:])
                 yield member, tar.extractfile(member) if member.isreg() else None
+
+
+def _expand(members: Iterator[Member], chosen: Collection[str], firsts: dict[str, str]) -> Iterator[Member]:
+    """The chosen members; hard links as files of their own, right after the one that has their content."""
+    names: dict[str, list[str]] = {first: [] for first in firsts.values()}  # bound: MOST
+    for path, first in firsts.items():
+        names[first].append(path)
+    wanted = frozenset(chosen)
+    for member, content in members:
+        if member.islnk() or content is None or member.name not in names:
+            if not member.islnk() and member.name in wanted:
+                yield member, content
+            continue
+        with tempfile.TemporaryFile() as spool:
+            shutil.copyfileobj(content, spool)
+            for path in (member.name, *names[member.name]):
+                if path in wanted:
+                    spool.seek(0)
+                    info = copy.copy(member)
+                    info.name = path
+                    yield info, spool
 
 
 def _hashed(
     stream: IO[bytes], depth: int, wanted: Collection[str] | None, bounds: ReadBounds
 ) -> dict[str, Seen]:
-    seen = {}
+    seen: dict[str, Seen] = {}
     for member, content in _members(stream, depth, wanted, bounds):
+        if member.islnk():
+            like = f"{member.mode} another name of {member.linkname}"
+            first = seen.get(member.linkname, Seen(like, tarfile.REGTYPE, member.mode & 0o777))
+            seen[member.name] = msgspec.structs.replace(first, first=member.linkname)
+            continue
         digest = blake3.blake3()
         while content and (piece := content.read(PIECE)):
             digest.update(piece)

@@ -1,0 +1,138 @@
+"""A filter of system calls for sandboxes: a classic BPF program, as the kernel and bubblewrap take it.
+
+It refuses calls that reach beyond a sandbox (keyrings, kernel modules, mounts, namespaces), open much of the
+kernel (bpf, io_uring, userfaultfd) or change the sandbox's first process. `ptrace` of others is allowed: in a
+pid namespace a debugger finds processes of its own sandbox alone. It builds bytes, bubblewrap installs them.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import struct
+from collections.abc import Sequence
+
+# Offsets into `struct seccomp_data`, and codes of `linux/filter.h` and `linux/seccomp.h`.
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # the error's number is in the lower half of REFUSE
+X32 = 0x40000000  # numbers from here on are of the x32 ABI
+SKIPPED = 0xFFFFFFFF  # a tracer has the kernel skip the call
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# name -> number on x86_64 and on aarch64; None: the architecture lacks the call.
+REFUSED: dict[str, tuple[int | None, int | None]] = {
+    "_sysctl": (156, None),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "clock_settime": (227, 112),
+    "create_module": (174, None),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "mq_open": (240, 180),  # the bytes of all queues of a user are counted together
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "perf_event_open": (298, 241),
+    "pivot_root": (155, 41),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "sysfs": (139, None),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "uselib": (134, None),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+UNKNOWN = {"clone3": (435, 435)}  # its flags lie in memory, where no filter can look: libc takes `clone` then
+NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* but CLONE_NEWTIME
+NEW_TIME = 0x80  # CLONE_NEWTIME, where it is no signal
+# Calls of which some are allowed, by their first argument: name -> numbers.
+CLONE, UNSHARE = (56, 220), (272, 97)
+PTRACE, READ_MEMORY, WRITE_MEMORY = (101, 117), (310, 270), (311, 271)
+PERSONALITY, SOCKET, SOCKETPAIR = (135, 92), (41, 198), (53, 199)
+PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)  # Linux, 32 bits, old names of kernels; a question
+# Unspecified, unix, IPv4, IPv6, netlink, packet. Others, such as vsock, belong to no network namespace.
+FAMILIES = (0, 1, 2, 10, 16, 17)
+
+FEW = 3  # calls that are compared one by one
+Instruction = tuple[int, int, int, int]  # code, steps to skip if true, if false, operand
+
+
+@functools.cache
+def build_filter(machine: str) -> bytes:
+    """The program for an architecture as `uname -m` names it; empty where there is none."""
+    if machine not in ARCHITECTURES:
+        return b""
+    at = list(ARCHITECTURES).index(machine)
+    blocks = {numbers[at]: [_refuse()] for numbers in REFUSED.values()}
+    blocks |= {numbers[at]: [_refuse(errno.ENOSYS)] for numbers in UNKNOWN.values()}
+    blocks |= {CLONE[at]: _unless_any(NEW_NAMESPACES), UNSHARE[at]: _unless_any(NEW_NAMESPACES | NEW_TIME)}
+    blocks[PTRACE[at]] = _unless_first_process(SECOND_ARGUMENT)
+    blocks |= {numbers[at]: _unless_first_process(FIRST_ARGUMENT) for numbers in (READ_MEMORY, WRITE_MEMORY)}
+    blocks[PERSONALITY[at]] = _only(PERSONALITIES, errno.EPERM)
+    blocks |= {numbers[at]: _only(FAMILIES, errno.EAFNOSUPPORT) for numbers in (SOCKET, SOCKETPAIR)}
+    known = sorted((number, block) for number, block in blocks.items() if number is not None)
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, ARCHITECTURES[machine]), _refuse()]
+    program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 1, SKIPPED), _allow(), (AT_LEAST, 0, 1, X32), _refuse()]
+    program += _search(known)
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
+
+
+def _search(blocks: Sequence[tuple[int, Sequence[Instruction]]]) -> list[Instruction]:
+    """Find the block of a call by halving: the kernel plays the program for every call when it takes it."""
+    if len(blocks) <= FEW:
+        tests = [((EQUAL, 0, len(block), number), *block) for number, block in blocks]
+        return [*(instruction for test in tests for instruction in test), _allow()]
+    half = len(blocks) // 2
+    below, above = _search(blocks[:half]), _search(blocks[half:])
+    return [(AT_LEAST, len(below), 0, blocks[half][0]), *below, *above]
+
+
+def _unless_any(bits: int) -> list[Instruction]:
+    return [(LOAD, 0, 0, FIRST_ARGUMENT), (ANY_BIT, 0, 1, bits), _refuse(), _allow()]
+
+
+def _unless_first_process(argument: int) -> list[Instruction]:
+    """The first process of a sandbox is bubblewrap's: who changes it can outlive the sandbox."""
+    return [(LOAD, 0, 0, argument), (EQUAL, 0, 1, 1), _refuse(), _allow()]
+
+
+def _only(values: Sequence[int], error: int) -> list[Instruction]:
+    tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [(LOAD, 0, 0, FIRST_ARGUMENT), *tests, _refuse(error), _allow()]
+
+
+def _refuse(error: int = errno.EPERM) -> Instruction:
+    return (RETURN, 0, 0, REFUSE | error)
+
+
+def _allow() -> Instruction:
+    return (RETURN, 0, 0, ALLOW)

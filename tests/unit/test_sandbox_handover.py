@@ -1,0 +1,69 @@
+"""What launchers get by descriptors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from holdwater.core.records import Limits
+from holdwater.sandbox.entrance import NOT_ENTERED, entrance
+from holdwater.sandbox.handover import Handover, render_settings, set_variables, start_bubblewrap
+
+VARIABLES = {
+    "PATH": "/usr/bin:/bin",
+    "QUOTES": 'it\'s "$HOME" `id`\n\\',
+    "odd.name": "a b",
+    "-n": "dash",
+    "PPID": "1",
+    "BYTES": "\udc81\udcff",
+    "IFS": "x",
+    "CDPATH": "/usr",
+}
+
+
+def enter(variables: dict[str, str], workdir: str) -> subprocess.CompletedProcess[bytes]:
+    """`env -0` through the entrance as it is without bubblewrap."""
+    handover = Handover()
+    try:
+        stdin = handover.put(render_settings(variables, workdir))
+        words = [*entrance(None, Limits(), root=True, sources=True), "env", "-0"]
+        return subprocess.run(words, stdin=stdin, capture_output=True, env={}, cwd="/", timeout=60)
+    finally:
+        handover.close()
+
+
+def test_the_entrance_hands_variables_on_as_they_are() -> None:
+    done = enter(VARIABLES, "/usr")
+
+    found = dict(row.split(b"=", 1) for row in done.stdout.split(b"\0") if row)
+    assert {name: found.get(os.fsencode(name)) for name in VARIABLES} == {
+        name: os.fsencode(value) for name, value in VARIABLES.items()
+    }, done.stderr
+    assert set(found) - {os.fsencode(name) for name in VARIABLES} <= {b"PWD", b"_", b"SHLVL"}
+    assert found[b"PWD"] == b"/usr"
+
+
+def test_a_directory_that_cannot_be_entered_is_named() -> None:
+    done = enter({}, "/not/there")
+
+    assert (done.returncode, done.stderr) == (NOT_ENTERED, b"holdwater: cannot enter /not/there\n")
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
+def test_a_name_that_no_environment_can_hold_is_refused(name: str) -> None:
+    for give in (set_variables, lambda variables: render_settings(variables, "/")):
+        with pytest.raises(ValueError, match="illegal environment variable name"):
+            give({name: "x"})
+
+
+def test_a_value_with_a_nul_becomes_no_argument_of_bubblewrap() -> None:
+    handover = Handover()
+    try:
+        with pytest.raises(ValueError, match="null byte"):
+            start_bubblewrap(handover, "bwrap", set_variables({"A": "x\0--bind\0/\0/"}), b"")
+        with pytest.raises(ValueError, match="null byte"):
+            render_settings({"A": "x\0y"}, "/")
+    finally:
+        handover.close()
