@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ async def test_a_missing_program_will_hit_every_instance(tmp_path: Path) -> None
 
 
 async def test_a_sandbox_that_looks_first_says_the_same(tmp_path: Path) -> None:
-    sandboxes = ProcessSandboxes(tmp_path, "run", Network.OPEN)
+    sandboxes = ProcessSandboxes(tmp_path, f"run-{os.getpid()}", Network.OPEN)
     try:
         async with sandboxes.open(1, Limits(), None) as sandbox:
             with pytest.raises(RunFailed) as caught:

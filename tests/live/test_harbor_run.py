@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,12 @@ def test_the_oracle_scores_one_and_nop_zero_on_every_task(place, monkeypatch):
     monkeypatch.setenv(WORD, "a word")
     planned = write(place / "tree")
 
-    rows = play(place / "tree", "oracle")
+    given = {"network": "open", "pass_env": [WORD]}
+    rows = play(place / "tree", "oracle", **given)
     assert ended(rows) == dict.fromkeys(planned, ("passed", 1.0))
     assert rows["processes/json"]["metrics"] == {"reward": 1.0, "style": 0.5}
 
-    assert ended(play(place / "tree", "nop")) == dict.fromkeys(planned, ("failed", 0.0))
+    assert ended(play(place / "tree", "nop", **given)) == dict.fromkeys(planned, ("failed", 0.0))
 
 
 def test_artifacts_are_kept_as_declared_and_one_that_is_missing_is_noted(place):
@@ -178,7 +180,7 @@ def test_tests_and_solutions_cannot_be_seen_by_an_agent(place, tmp_path, monkeyp
     for directory in (project, project / "tasks" / "one"):
         monkeypatch.chdir(directory)
         run = project.parent / f"run-{directory.name}"
-        hw.run(str(project), agent=look, out=run, workers=0)
+        hw.run(str(project), agent=look, out=run, workers=0, mount=[f"{project}:{project}"])
 
     assert set(seen[:4]) == {"", "a tool"}
     assert "s3cret" not in "".join(seen)
@@ -366,8 +368,9 @@ def test_a_variable_that_is_not_set_is_named_before_anything_is_made(place, monk
     monkeypatch.delenv(WORD, raising=False)
     write(place / "tree")
 
-    with pytest.raises(BadInput, match=f"variables/task.toml: field `environment.env.GIVEN`: .*`{WORD}`"):
-        play(place / "tree")
+    field = "variables/task.toml: field `environment.env.GIVEN`"
+    with pytest.raises(BadInput, match=f"{field}: the variable `{WORD}` is not set"):
+        play(place / "tree", pass_env=[WORD])
     assert [p.name for p in place.iterdir()] == ["tree"]
 
 
@@ -376,7 +379,7 @@ def test_the_value_of_a_variable_reaches_the_verifier_and_no_record(place, monke
     toml = f"[verifier]\nenv = {{ KEY = '${{{WORD}}}' }}\n"
     task(place / "tree" / "one", toml, tests__test_sh='[ "$KEY" = s3cret-value ] && reward 1 || reward 0')
 
-    assert play(place / "tree", workers=1)["one"]["score"] == 1.0
+    assert play(place / "tree", workers=1, pass_env=[WORD])["one"]["score"] == 1.0
 
     run = next(place.glob("run-*"))
     written = [path for path in run.rglob("*") if path.is_file() and b"s3cret-value" in path.read_bytes()]
@@ -387,8 +390,72 @@ def test_a_providers_key_is_no_variable(place, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     task(place / "tree" / "one", "[verifier]\nenv = { KEY = '${OPENAI_API_KEY}' }\n")
 
-    with pytest.raises(BadInput, match="`OPENAI_API_KEY` is not set"):
+    with pytest.raises(BadInput, match="`OPENAI_API_KEY` is not handed over"):
         play(place / "tree")
+    with pytest.raises(BadInput, match="invalid name for `--pass-env`: `OPENAI_API_KEY`"):
+        play(place / "tree", pass_env=["OPENAI_API_KEY"])
+
+
+def test_a_variable_is_handed_over_by_its_name_alone(place, monkeypatch):
+    """Given two variables that are set, of which the operator allows one."""
+    monkeypatch.setenv(WORD, "allowed")
+    monkeypatch.setenv("HOLDWATER_SCENE_OTHER", "s3cret-value")
+    toml = f"[environment]\nenv = {{ A = '${{{WORD}}}', B = '${{HOLDWATER_SCENE_OTHER:-nothing}}' }}\n"
+    test = '[ "$A $B" = "allowed nothing" ] && reward 1 || reward 0'
+    task(place / "tree" / "one", toml, tests__test_sh=test)
+
+    with pytest.raises(BadInput) as refused:
+        play(place / "tree")
+
+    field = "tree/one/task.toml: field `environment.env.A`"
+    assert refused.value.message == f"{field}: the variable `{WORD}` is not handed over"
+    assert refused.value.hint == f"`--pass-env {WORD}` allows it"
+    assert play(place / "tree", pass_env=[WORD])["one"]["score"] == 1.0
+
+
+def test_a_resumed_run_hands_over_what_it_was_told(place, monkeypatch):
+    monkeypatch.setenv(WORD, "a word")
+    for name in ("a", "b"):
+        toml = f"[verifier]\nenv = {{ KEY = '${{{WORD}}}' }}\n"
+        task(place / "tree" / name, toml, tests__test_sh='[ "$KEY" = "a word" ] && reward 1 || reward 0')
+    play(place / "tree", pass_env=[WORD], run_time=0.001)
+    run = next(place.glob("run-*"))
+
+    hw.resume(run, run_time=600)
+
+    assert ended(attempts(run)) == dict.fromkeys("ab", ("passed", 1.0))
+
+
+def test_public_is_refused_by_name_unless_the_network_is_open(place):
+    task(place / "tree" / "plain")
+    task(place / "tree" / "public", "[environment]\nnetwork_mode = 'public'\n")
+
+    rows = play(place / "tree", "oracle")
+
+    assert ended(rows) == {"plain": ("passed", 1.0), "public": ("sandbox", None)}
+    reason = "public/task.toml: field `environment.network_mode`: an open network is given with"
+    assert f"{reason} `--network open`" in rows["public"]["failure"]
+    assert ended(play(place / "tree", "oracle", network="open")) == dict.fromkeys(rows, ("passed", 1.0))
+
+
+@pytest.mark.parametrize("network", ["gateway", "none", "open"])
+def test_a_task_that_names_no_network_has_the_runs_and_the_run_says_it(place, network):
+    """Given a service on this machine's loopback, and agent and verifier that try it."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        port = service.getsockname()[1]
+        look = f"(echo > /dev/tcp/127.0.0.1/{port}) 2>/dev/null && echo reached || echo not"
+        task(
+            place / "tree" / "one",
+            tests__test_sh=f"{{ cat answer.txt; bash -c '{look}'; }} > /logs/verifier/seen; reward 1",
+            solution__solve_sh=f"bash -c '{look}' > answer.txt",
+        )
+        row = play(place / "tree", "oracle", network=network)["one"]
+
+    seen = (kept(place, row) / "verifier" / "seen").read_text().split()
+    assert seen == ["reached" if network == "open" else "not"] * 2
+    run = next(place.glob("run-*"))
+    assert f"network: `{network}`" in (run / "run.log").read_text()
+    assert hw.show(run).network == network
 
 
 def test_an_unknown_field_is_named_in_the_runs_log(place):

@@ -98,6 +98,21 @@ def test_a_directory_without_tasks_is_refused(tmp_path):
     assert refused(tmp_path).startswith("no `task.toml` in or below")
 
 
+def test_an_option_of_a_tree_names_the_tasks_whose_processes_stay(tmp_path):
+    for name in ("one", "two"):
+        task(tmp_path / name)
+
+    found = {
+        one.id: one.data.get("keeps_processes")
+        for one in load(f"harbor:{tmp_path}?keep-processes=t*").instances()
+    }
+
+    assert found == {"one": None, "two": True}
+    for wrong in ("?keep-processes=", "?keeps=x"):
+        with pytest.raises(BadInput, match="invalid option of a Harbor suite"):
+            load(f"harbor:{tmp_path}{wrong}")
+
+
 def test_an_unknown_field_is_named_once_a_suite_and_changes_nothing(tmp_path, caplog):
     """Given two tasks with fields of a version to come, as they are pulled, twice."""
     toml = "colour = 'red'\n[environment]\ntaste = 1\n[[steps]]\nname = 's'\nmood = 2\n"
@@ -140,14 +155,15 @@ def test_what_an_agent_and_a_verifier_take_is_asked_for(tmp_path):
 
 
 MODES = {
-    "": (Network.OPEN, Network.OPEN),
+    "": (None, None),
+    "[environment]\nallow_internet = true": (Network.OPEN, Network.OPEN),
     '[environment]\nnetwork_mode = "public"': (Network.OPEN, Network.OPEN),
     '[environment]\nnetwork_mode = "no-network"': (Network.GATEWAY, Network.NONE),
     "[environment]\nallow_internet = false": (Network.GATEWAY, Network.NONE),
     '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.b"]': (Network.GATEWAY, Network.GATEWAY),
-    '[agent]\nnetwork_mode = "no-network"': (Network.GATEWAY, Network.OPEN),
-    '[verifier]\nnetwork_mode = "no-network"': (Network.OPEN, Network.NONE),
-    '[verifier.environment]\nnetwork_mode = "no-network"': (Network.OPEN, Network.NONE),
+    '[agent]\nnetwork_mode = "no-network"': (Network.GATEWAY, None),
+    '[verifier]\nnetwork_mode = "no-network"': (None, Network.NONE),
+    '[verifier.environment]\nnetwork_mode = "no-network"': (None, Network.NONE),
 }
 
 
@@ -156,6 +172,90 @@ def test_networks_are_those_of_each_phase(tmp_path, toml):
     (stage,) = stages(read(task(tmp_path / "one", toml), "place"))
 
     assert (stage.reaches, stage.verifier_reaches) == MODES[toml]
+
+
+ASKS_OPEN = {
+    '[environment]\nnetwork_mode = "public"': "environment.network_mode",
+    "[environment]\nallow_internet = true": "environment.allow_internet",
+    '[agent]\nnetwork_mode = "public"': "agent.network_mode",
+    '[verifier]\nnetwork_mode = "public"': "verifier.network_mode",
+    '[verifier.environment]\nnetwork_mode = "public"': "verifier.environment.network_mode",
+}
+
+
+@pytest.mark.parametrize("toml", ASKS_OPEN)
+def test_the_field_that_asks_for_an_open_network_is_known(tmp_path, toml):
+    found = instance(task(tmp_path / "one", toml))
+
+    assert found.open_network == f"one/task.toml: field `{ASKS_OPEN[toml]}`"
+
+
+def test_public_counts_only_where_a_phase_has_it(tmp_path):
+    modes = "".join(f"[{phase}]\nnetwork_mode = 'no-network'\n" for phase in ("agent", "verifier"))
+
+    found = instance(task(tmp_path / "one", f"[environment]\nnetwork_mode = 'public'\n{modes}"))
+
+    assert found.open_network == ""
+
+
+NUMBERS = {  # as Harbor 0.24 takes them
+    "[environment]\nmemory_mb = true": ("memory_mb", 1),
+    '[environment]\nmemory_mb = " 30 "': ("memory_mb", 30),
+    '[environment]\nmemory_mb = "1_000"': ("memory_mb", 1000),
+    '[environment]\nmemory_mb = "512.0"': ("memory_mb", 512),
+    '[environment]\nmemory_mb = "+5"': ("memory_mb", 5),
+    "[environment]\ncpus = true": ("cpus", 1.0),
+    "[environment]\ngpus = false": ("gpus", 0),
+    '[environment]\nbuild_timeout_sec = "1_000.5"': ("build_timeout_sec", 1000.5),
+    '[environment]\nbuild_timeout_sec = " 30 "': ("build_timeout_sec", 30.0),
+}
+
+
+@pytest.mark.parametrize("toml", NUMBERS)
+def test_a_number_is_what_harbor_takes_for_one(tmp_path, toml):
+    field, value = NUMBERS[toml]
+
+    assert getattr(read(task(tmp_path / "one", toml), "place").toml.environment, field) == value
+
+
+@pytest.mark.parametrize("said", ['"512.5"', '"0x10"', '"1__0"', '"_10"', '"\u0663"', '""'])
+def test_what_harbor_takes_for_no_number_is_refused(tmp_path, said):
+    with pytest.raises(BadInput, match=re.escape("field `environment.memory_mb`: expected int, got str")):
+        read(task(tmp_path / "one", f"[environment]\nmemory_mb = {said}"), "place")
+
+
+def test_a_link_to_itself_is_a_missing_file(tmp_path):
+    """Given a valid task beside it."""
+    task(tmp_path / "tree" / "good")
+    instruction = task(tmp_path / "tree" / "loop") / "instruction.md"
+    instruction.unlink()
+    instruction.symlink_to("instruction.md")
+
+    found = {one.id: one.refused for one in harbor(tmp_path / "tree").instances()}
+
+    assert found == {"good": "", "loop": "tree/loop/task.toml: no such file beside it: `instruction.md`"}
+
+
+LINKS = ("instruction.md", "environment", "tests", "solution", "task.toml")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_out_of_the_suites_directory_refuses_the_task(tmp_path, name):
+    """Given a task beside it whose link stays in the suite's directory."""
+    for place in (tmp_path / "tree" / "inside", tmp_path / "tree" / "outside"):
+        task(place, environment__Dockerfile="FROM x")
+    for place, whole in (("inside", tmp_path / "tree" / ".shared"), ("outside", tmp_path / "elsewhere")):
+        whole.mkdir()
+        (tmp_path / "tree" / place / name).rename(whole / name)
+        (tmp_path / "tree" / place / name).symlink_to(whole / name)
+
+    suite = harbor(tmp_path / "tree")
+    suite.check()
+    found = {one.id: one.refused for one in suite.instances()}
+
+    assert found["inside"] == ""
+    where = f"tree/outside/task.toml: `outside/{name}` leads out of the suite's own directory"
+    assert found["outside"] == f"{where}: `{tmp_path / 'elsewhere' / name}`"
 
 
 REFUSED = {
@@ -301,7 +401,7 @@ def test_only_whole_values_are_filled_in():
 
     assert filled(env, {"X": "x"}) == {"A": "x", "B": "", "C": "-${X}-", "D": "x", "E": "plain"}
     assert list(asked(env)) == [("A", "X")]
-    with pytest.raises(SandboxFailed, match="variable `X` is not set"):
+    with pytest.raises(SandboxFailed, match="variable `X` is not set, or not handed over"):
         filled(env, {})
 
 

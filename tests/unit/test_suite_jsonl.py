@@ -105,6 +105,10 @@ BAD_ROWS = [
         '{"id": "x", "grade": "t", "files": {"a/../../b": ""}}',
         "field `files`: path leaves the working directory: 'a/../../b'",
     ),
+    (
+        '{"id": "x", "grade": "t", "tests": {"../b": ""}}',
+        "field `tests`: path leaves the tests' directory: '../b'",
+    ),
     ('["x"]', "expected object, got array"),
     ('{"id": "x", ', "not valid JSON: Input data was truncated"),
     ('{"id": "x", "grade": "t"} {}', "not valid JSON: trailing characters (byte 27)"),
@@ -129,6 +133,29 @@ def test_a_directory_must_exist(tmp_path: Path) -> None:
     error = refusal(written(tmp_path, '{"id": "x", "grade": "t", "directory": "gone"}'))
 
     assert error.message == f"tasks.jsonl:1: field `directory`: no such directory: `{tmp_path / 'gone'}`"
+
+
+@pytest.mark.parametrize("said", ["../beside", "{place}/beside", "repo/../../beside", "link"])
+def test_a_directory_outside_of_the_suites_own_is_refused(tmp_path: Path, said: str) -> None:
+    (tmp_path / "suite" / "repo").mkdir(parents=True)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "suite" / "link").symlink_to(tmp_path / "beside")
+    said = said.format(place=tmp_path)
+    row = json.dumps({"id": "x", "grade": "t", "directory": said})
+
+    error = refusal(written(tmp_path / "suite", GOOD, row))
+
+    problem = f"leads out of the suite's own directory: `{said}`"
+    assert error.message == f"tasks.jsonl:2: field `directory`: {problem}"
+
+
+def test_a_directory_by_a_link_that_stays_inside_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "link").symlink_to("repo")
+
+    (found,) = jsonl(written(tmp_path, '{"id": "x", "grade": "t", "directory": "link"}')).instances()
+
+    assert found.directory == str(tmp_path / "link")
 
 
 def test_a_bad_row_stops_the_instances_where_it_stands(tmp_path: Path) -> None:

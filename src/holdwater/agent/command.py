@@ -14,13 +14,14 @@ from pathlib import Path
 from ..core.authoring import Agent, Model, Sandbox
 from ..core.errors import AGENT_MISSING, AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Instance
+from .programs import find_interpreter
 
 OF_THE_MODEL = ("model", "model_url", "model_key")
 PLACEHOLDERS = ("id", "instruction", "instruction_file", "workdir", *OF_THE_MODEL)
 LONGEST_ARGUMENT = 128 * 1024 - 1  # bytes that Linux takes in one argument
-LONGEST_FIRST_LINE = 4096  # bytes of a script that are looked at for its interpreter
 LONGEST_REASON = 2000  # characters of output that a failure quotes
 NOT_FOUND = 127  # what a shell, or a sandbox that starts programs by one, says of a missing program
+SHELLS = ("sh", "bash", "dash", "zsh")  # what follows them may be a line that names programs
 MISSING = "missing"  # how a sandbox that looks first calls it
 
 Part = tuple[str, str | None]  # literal text, and the placeholder that follows it
@@ -57,13 +58,49 @@ def command(template: str) -> Agent:
         check=check,
         description=f"runs `{template}`",
         paths=find_paths(program, *("".join(text for text, _ in word) for word in words[1:])),
+        notes=tuple(_describe_relative(word[0][0]) for word in words[1:] if _is_relative_file(word)),
     )
 
 
 def find_paths(program: str, *words: str) -> tuple[str, ...]:
-    """What of this machine a command names: its program, and files by their absolute paths."""
-    found = shutil.which(program) if "/" not in program else program
-    return tuple(path for path in (found, *words) if path and path.startswith("/") and Path(path).exists())
+    """What of this machine a command names: programs by their names, and files by their absolute paths."""
+    named = [token for word in words for token in _tokens(word)] if Path(program).name in SHELLS else []
+    found = [shutil.which(name) if "/" not in name else name for name in (program, *named)]
+    files = [path for path in found if path and _exists(path) and not Path(path).is_dir()]
+    paths = dict.fromkeys((*files, *filter(_exists, words)))
+    return tuple(path for path in paths if path.startswith("/"))
+
+
+def _is_relative_file(word: list[Part]) -> bool:
+    """Whether it names a file of the current directory, which no sandbox starts in."""
+    name = word[0][0]
+    return all(placeholder is None for _, placeholder in word) and not name.startswith("/") and _is_file(name)
+
+
+def _describe_relative(name: str) -> str:
+    return (
+        f"`{name}` in the agent's command is looked for in the sandbox's working directory; "
+        f"the file here is `{Path(name).absolute()}`"
+    )
+
+
+def _tokens(line: str) -> list[str]:
+    """The words of a line of shell, operators and quotes aside."""
+    try:
+        return list(shlex.shlex(line, posix=True, punctuation_chars=True))
+    except ValueError:
+        return line.split()
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or with a NUL: no path of any file
+        return False
+
+
+def _is_file(path: str) -> bool:
+    return _exists(path) and Path(path).is_file()
 
 
 async def run(
@@ -92,26 +129,13 @@ def look_for(program: str, install: str = "") -> None:
     found = shutil.which(program)
     if found is None:
         raise _missing(program, install)
-    interpreter = _interpreter(Path(found))
+    interpreter = find_interpreter(Path(found))
     if interpreter is not None and shutil.which(interpreter) is None:
         raise RunFailed(
             f"the interpreter of the agent's program `{program}` is missing: `{interpreter}`",
             hint=f"install it, or mend the first line of `{found}`",
             kind=AGENT_MISSING,
         )
-
-
-def _interpreter(path: Path) -> str | None:
-    """The program that the first line of a script names, also behind `env`; None where there is none."""
-    try:
-        with path.open("rb") as file:
-            first = file.readline(LONGEST_FIRST_LINE)
-    except OSError:
-        return None  # it can be run and not read
-    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
-    if words and Path(words[0]).name == "env" and shutil.which(words[0]) is not None:
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-    return words[0] if words else None
 
 
 def instruction_file(sandbox: Sandbox) -> str:
@@ -211,4 +235,7 @@ async def _is_there(program: str, sandbox: Sandbox) -> bool:
 
 def _missing(program: str, install: str) -> RunFailed:
     hint = f"`{install}`" if install else "install it, or give its absolute path"
+    if "/" in program and Path(program).is_file() and not Path(program).is_absolute():
+        here = Path(program).absolute()
+        hint = f"a relative path is one of the sandbox's working directory: name `{here}` for the one here"
     return RunFailed(f"the agent's program is missing: `{program}`", hint=hint, kind=AGENT_MISSING)

@@ -13,6 +13,7 @@ from .. import plugin
 from ..core.authoring import Agent
 from ..core.errors import BadInput
 from ..plugin import Known
+from .attack import attack
 from .bash import bash
 from .command import command
 from .nop import nop
@@ -26,6 +27,7 @@ __all__ = ["Known", "absolute", "known", "load"]
 GROUP = "holdwater.agents"
 COMMAND = "command"
 PREDICTIONS = "predictions"
+ATTACK = "attack"  # of `holdwater check --attack`: it is no agent that does work, so it is in no list
 OTHERS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
 
 
@@ -57,6 +59,8 @@ def load(spec: str) -> Agent:
         return command(template)
     if head == PREDICTIONS:
         return predictions(Path(template))
+    if head == ATTACK:
+        return attack(template)
     if colon:
         return _made(plugin.find(spec), spec)
     if spec.endswith(".py"):

@@ -19,7 +19,8 @@ from msgspec import Meta
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..core.records import Ask, GiB, Instance, MiB, Record
-from .grading import command_grade
+from .confinement import leads_out
+from .grading import EXPECTED, command_grade
 
 LONGEST_LINE = 64 * MiB
 BOM = b"\xef\xbb\xbf"
@@ -53,7 +54,9 @@ class Row(Record, frozen=True):
     grade: Text
     instruction: str = ""
     files: dict[str, str] = msgspec.field(default_factory=dict)
-    directory: Text | None = None  # relative to the file
+    tests: dict[str, str] = msgspec.field(default_factory=dict)  # for `grade` alone
+    expected: str | None = None  # what `grade` has to print; it never enters the sandbox
+    directory: Text | None = None  # beside the file, or below
     setup: Text | None = None
     solution: Text | None = None
     limits: RowLimits = RowLimits()
@@ -156,21 +159,25 @@ def _decoded(line: bytes, place: str) -> str:
 
 
 def _instance(row: Row, base: Path) -> Instance:
-    for path in row.files:
-        if not _inside(path):
-            raise WrongField("files", f"path leaves the working directory: {path[:200]!r}")
+    for field, place in (("files", "working directory"), ("tests", "tests' directory")):
+        for path in getattr(row, field):
+            if not _inside(path):
+                raise WrongField(field, f"path leaves the {place}: {path[:200]!r}")
     directory = None if row.directory is None else base / row.directory
     if directory is not None and not directory.is_dir():
         raise WrongField("directory", f"no such directory: `{directory}`")
+    if directory is not None and leads_out(directory, base):
+        raise WrongField("directory", f"leads out of the suite's own directory: `{row.directory}`")
     return Instance(
         id=row.id,
         instruction=row.instruction,
         files=row.files,
+        tests=row.tests,
         directory=None if directory is None else str(directory),
         setup=row.setup,
         grade=row.grade,
         solution=row.solution,
-        data=row.data,
+        data=row.data if row.expected is None else {**row.data, EXPECTED: row.expected},
         limits=_ask(row.limits),
     )
 

@@ -5,20 +5,27 @@ The tasks are the directories in `tasks/`; the model that solves most of them is
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 from ...core.authoring import Defaults, Sandbox, Suite
 from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
-from ..grading import as_grade
+from ..grading import as_grade, check_started, put_tests
 from .task import names, task
 
-TESTS = "holdwater_tests"
-
-# Isolated, so that nothing in the working directory stands in for a module that the tests are run with.
-RUN_TESTS = (
-    "import sys, unittest as u; sys.path.insert(0, '.'); u.main(None, argv=['unittest', *sys.argv[1:]])"
-)
+# Isolated, with the tests outside the working directory and the standard library before it: no file of the
+# agent stands in for a module of the tests. The word tells a whole run from code that printed one and left.
+RUN_TESTS = """
+import sys, unittest
+tests, word, *modules = sys.argv[1:]
+sys.path[:0], sys.argv = [tests], sys.argv[:1]
+sys.path.append(".")
+ended = unittest.main(None, argv=["unittest", *modules], exit=False).result
+if ended.wasSuccessful() and ended.testsRun:
+    print(word)
+sys.exit(not ended.wasSuccessful())
+"""
 
 
 def suite() -> Suite:
@@ -44,16 +51,15 @@ def instances() -> Iterator[Instance]:
 
 
 async def grade(instance: Instance, sandbox: Sandbox, answer: object = None) -> Grade:
-    """Write the hidden tests into the sandbox, over whatever may be there, and run them."""
+    """Write the hidden tests into the sandbox, beside the agent's work, and run them."""
     tests = task(instance.id).tests
     if not tests:
         raise GradeFailed(f"the demo task `{instance.id}` has no tests", again=False)
-    await sandbox.write(f"{TESTS}/__init__.py", "")
-    for name, content in tests.items():
-        await sandbox.write(f"{TESTS}/{name}", content)
-    modules = [f"{TESTS}.{name.removesuffix('.py')}" for name in tests]
-    result = await sandbox.run(["python3", "-I", "-B", "-c", RUN_TESTS, *modules])
+    directory = await put_tests(tests, sandbox)
+    modules = [name.removesuffix(".py") for name in tests]
+    word = secrets.token_hex(8)
+    result = await sandbox.run(["python3", "-I", "-S", "-B", "-c", RUN_TESTS, directory, word, *modules])
+    await check_started(result, ["python3"], sandbox)
     given = as_grade(result)
-    # A program under test can leave with status 0 before a test has run; then nothing says OK.
-    passed = given.passed and result.stderr.rstrip().endswith("OK")
+    passed = given.passed and result.stdout.rstrip().endswith(word)
     return Grade(passed=passed, score=float(passed), detail=given.detail)

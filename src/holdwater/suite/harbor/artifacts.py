@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -16,6 +17,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import GradeFailed, SandboxFailed
 from ...core.records import LeftOut, Record
+from ...ledger.private import make_directory, write_private
 from ..grading import tail
 from .records import Artifact
 
@@ -47,6 +49,7 @@ class Taken(Record, frozen=True, omit_defaults=False):
 
 async def take(artifacts: Sequence[Artifact], sandbox: GradingSandbox, kept: Path) -> list[Taken]:
     """Copy what is there of `artifacts` below `kept`, and write down what became of each."""
+    shutil.rmtree(kept / DIRECTORY, ignore_errors=True)  # of an earlier grading
     claimed = [PurePosixPath(MANIFEST)]  # bound: the artifacts of one stage
     found: list[Taken] = []
     for artifact in artifacts:
@@ -54,8 +57,8 @@ async def take(artifacts: Sequence[Artifact], sandbox: GradingSandbox, kept: Pat
         overlaps = any(path.is_relative_to(other) or other.is_relative_to(path) for other in claimed)
         claimed.append(path)
         found.append(await _take(artifact, sandbox, kept, PurePosixPath(DIRECTORY, path), skip=overlaps))
-    (kept / DIRECTORY).mkdir(parents=True, exist_ok=True)
-    (kept / DIRECTORY / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    make_directory(kept / DIRECTORY)
+    write_private(kept / DIRECTORY / MANIFEST, msgspec.json.format(msgspec.json.encode(found)))
     return found
 
 
@@ -109,7 +112,7 @@ async def _take(
     status, reason, left_out = "skipped", "", tuple[LeftOut, ...]()
     if not skip:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent)
             left_out = await sandbox.take(artifact.source, target, artifact.exclude)
             status = "ok" if target.is_file() or any(target.iterdir()) else "empty"
         except (SandboxFailed, OSError) as error:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from ...core.authoring import GradingSandbox
 from ...core.errors import AgentFailed, GradeFailed, SandboxFailed
-from ...core.variables import filled
+from ...core.variables import GRADING, filled
+from ...ledger.private import make_directory, write_private
 from ..grading import tail
 from . import artifacts
 from .reading import Task
@@ -22,6 +23,10 @@ REWARD_TEXT = f"{VERIFIER_LOGS}/reward.txt"
 SCRIPT = "test.sh"
 KEPT_OUTPUT = "test-stdout.txt"
 CLEARING = 60.0  # seconds
+ENDED = (
+    "note: processes that the agent left running were ended before the verifier ran; "
+    "a task whose work is a running service needs `harbor:PATH?keep-processes=TASK`"
+)
 LONGEST_REASON = 1000  # characters of output that a failure quotes
 
 _log = logging.getLogger(__name__)
@@ -34,9 +39,11 @@ async def verify(task: Task, stage: Stage, sandbox: GradingSandbox) -> tuple[Rew
     taken = await artifacts.take(stage.artifacts, sandbox, kept)
     await artifacts.keep(AGENT_LOGS, sandbox, kept / "agent")
     if stage.grader is None:
+        ended = not task.keeps_processes and await sandbox.end_processes()
         await sandbox.reach(stage.verifier_reaches)
         await clear(task, sandbox)
     else:
+        ended = False  # the verifier never shared a sandbox with them
         await sandbox.renew(stage.grader)
         await artifacts.hand_over(taken, sandbox, kept, root(task))
     if stage.puts_tests:
@@ -44,11 +51,12 @@ async def verify(task: Task, stage: Stage, sandbox: GradingSandbox) -> tuple[Rew
             await sandbox.put(directory, TESTS)
         await _make_runnable(TESTS, SCRIPT, sandbox, root(task))
     said = await _test(task, stage, sandbox)
-    (kept / "verifier").mkdir(parents=True, exist_ok=True)
-    (kept / "verifier" / KEPT_OUTPUT).write_text(said, errors="backslashreplace")
+    make_directory(kept / "verifier")
+    write_private(kept / "verifier" / KEPT_OUTPUT, said.encode(errors="backslashreplace"))
     await artifacts.keep(VERIFIER_LOGS, sandbox, kept / "verifier")
     rewards = await _rewards(sandbox, tail(said, 300))
-    return rewards, "\n".join(part for part in (artifacts.named(taken), tail(said)) if part)
+    parts = (artifacts.named(taken), ENDED if ended else "", tail(said))
+    return rewards, "\n".join(part for part in parts if part)
 
 
 async def solve(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
@@ -97,7 +105,7 @@ async def _collect(task: Task, stage: Stage, sandbox: GradingSandbox) -> None:
 async def _test(task: Task, stage: Stage, sandbox: GradingSandbox) -> str:
     verifier = stage.verifier
     user = str(verifier.user) if verifier.user is not None else _default_user(task, stage)
-    env: Mapping[str, str] = filled(verifier.env, sandbox.variables)
+    env: Mapping[str, str] = {**GRADING, **filled(verifier.env, sandbox.variables)}
     result = await sandbox.run(f"{TESTS}/{SCRIPT}", env=env, timeout=verifier.timeout_sec, user=user)
     if result.timed_out:
         raise GradeFailed(f"the verifier took longer than {verifier.timeout_sec:g} s", kind="timeout")

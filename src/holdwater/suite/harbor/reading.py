@@ -14,16 +14,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from ...core.errors import BadInput
 from ...core.records import MiB, Record
 from ...core.sizes import bytes_of
+from ...core.start_paths import explain_path
+from .numbers import coerce_numbers
 from .records import Agent, Artifact, Environment, Mode, NetworkMode, Step, Toml, Verifier
 
 NAME = "task.toml"
 LARGEST = 4 * MiB
 WORDS = {"yes": True, "y": True, "t": True, "on": True, "no": False, "n": False, "f": False, "off": False}
 NOT_IN_A_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+
+
+_TOML = msgspec.inspect.type_info(Toml)
 
 
 class Task(Record, frozen=True):
@@ -33,6 +39,7 @@ class Task(Record, frozen=True):
     place: str  # its `task.toml`, as messages name it
     toml: Toml
     unknown: tuple[str, ...] = ()  # keys that mean nothing here
+    keeps_processes: bool = False  # what the agent started runs on while a shared verifier judges
 
 
 class BadTask(Record, frozen=True):
@@ -54,7 +61,7 @@ def read(directory: Path, place: str) -> Task:
     """The task in `directory`, which messages call `place`; BadInput says what is wrong with it."""
     try:
         raw = _modern(tomllib.loads(_text(directory / NAME)))
-        toml = msgspec.convert(raw, Toml, strict=False)  # "30" is a number where one is expected
+        toml = msgspec.convert(coerce_numbers(raw, _TOML), Toml, strict=False)
         _check(toml)
     except OSError as error:
         raise BadInput(f"{place}: cannot be read: {error.strerror}") from None
@@ -135,6 +142,8 @@ def _check_phases(above: str, agent: Agent, verifier: Verifier) -> None:
 def _check_environment(key: str, environment: Environment) -> None:
     if environment.cpus is not None and not math.isfinite(environment.cpus):
         raise Wrong(f"{key}.cpus", f"expected a finite number, got {environment.cpus}")
+    if environment.workdir is not None and (problem := explain_path(environment.workdir)):
+        raise Wrong(f"{key}.workdir", problem)
     _check_hosts(key, environment.network_mode, environment.allowed_hosts)
 
 

@@ -101,7 +101,7 @@ class Environment(Section, frozen=True):
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None
     workdir: Annotated[str, Meta(pattern="^/")] | None = None
-    network_mode: NetworkMode | None = None  # None: `public`
+    network_mode: NetworkMode | None = None  # None: what the run says
     allowed_hosts: tuple[str, ...] | None = None
     allow_internet: bool | None = None  # deprecated: `network_mode`
 

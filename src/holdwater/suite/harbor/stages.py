@@ -29,8 +29,8 @@ class Stage(Record, frozen=True):
     instruction: Path
     agent: Agent  # the step's own, with the task's where it says nothing
     verifier: Verifier  # the same
-    reaches: Network  # the agent
-    verifier_reaches: Network
+    reaches: Network | None  # the agent; None: what the run says
+    verifier_reaches: Network | None  # the same
     artifacts: tuple[Artifact, ...]
     tests: tuple[Path, ...]  # directories, of which later ones come on top
     solution: Path
@@ -164,7 +164,7 @@ def _with_image(environment: Environment, image: str | None) -> Environment:
 
 
 def _start(
-    task: Task, environment: Environment, directory: Path, user: str | None, network: Network
+    task: Task, environment: Environment, directory: Path, user: str | None, network: Network | None
 ) -> Start:
     image = environment.docker_image
     builds = image is None and (directory / "Dockerfile").is_file()
@@ -205,21 +205,25 @@ def _health(check: Healthcheck | None) -> Health | None:
     )
 
 
-def mode_of(environment: Environment) -> NetworkMode:
-    """What an environment says of its network, in whichever words."""
-    if environment.network_mode is not None:
+def mode_of(environment: Environment) -> NetworkMode | None:
+    """What an environment says of its network, in whichever words; None: nothing."""
+    if environment.network_mode is not None or environment.allow_internet is None:
         return environment.network_mode
-    return NetworkMode.NO_NETWORK if environment.allow_internet is False else NetworkMode.PUBLIC
+    return NetworkMode.PUBLIC if environment.allow_internet else NetworkMode.NO_NETWORK
 
 
-def _agent_network(agent: Agent, environment: Environment) -> Network:
-    """An agent's model is behind the gateway: what else it may reach is its task's to say."""
+def _agent_network(agent: Agent, environment: Environment) -> Network | None:
+    """An agent's model is behind the gateway: it reaches that in every mode."""
     mode = agent.network_mode or mode_of(environment)
+    if mode is None:
+        return None
     return Network.OPEN if mode is NetworkMode.PUBLIC else Network.GATEWAY
 
 
-def _verifier_network(verifier: Verifier, environment: Environment) -> Network:
+def _verifier_network(verifier: Verifier, environment: Environment) -> Network | None:
     mode = verifier.network_mode or mode_of(environment)
+    if mode is None:
+        return None
     return {NetworkMode.PUBLIC: Network.OPEN, NetworkMode.NO_NETWORK: Network.NONE}.get(mode, Network.GATEWAY)
 
 

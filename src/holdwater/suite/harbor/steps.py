@@ -13,6 +13,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import SandboxFailed
 from ...core.records import Ask, Grade, Instance, Record
+from ...ledger.private import make_directory, write_private
 from ..grading import tail
 from .grading import clear, verify
 from .reading import Task
@@ -47,6 +48,7 @@ async def next_step(task: Task, instance: Instance, sandbox: GradingSandbox, num
         await clear(task, sandbox)
     stage = planned[number]
     _remember(sandbox, [*done, Done(stage.name)])
+    await sandbox.reach(stage.reaches)
     await _set_up(stage, sandbox)
     return _at_stage(instance, stage, number)
 
@@ -104,5 +106,5 @@ def _done(sandbox: GradingSandbox) -> list[Done]:
 
 
 def _remember(sandbox: GradingSandbox, done: list[Done]) -> None:
-    sandbox.artifacts.mkdir(parents=True, exist_ok=True)
-    (sandbox.artifacts / FILE).write_bytes(msgspec.json.encode(done))
+    make_directory(sandbox.artifacts)
+    write_private(sandbox.artifacts / FILE, msgspec.json.encode(done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,23 @@ from .tree import digest, find, holding
 
 TASK = "task"  # in an instance's data: the directory of its task
 DIGEST = "digest"  # ... and what its files are known by
+KEEPS = "keeps_processes"  # ... and whether what the agent started runs on while a verifier judges
+OPTION = "?keep-processes="
 MARGIN = 300.0  # seconds beside what a task allows: for copying, and for starting sandboxes
 
 _log = logging.getLogger(__name__)
 
 
 def harbor(path: Path | str) -> Suite:
-    """The tasks at or below `path`. Their number is known once `check` has run."""
-    root = Path(path).absolute()
+    """The tasks at or below `path`. Their number is known once `check` has run.
+
+    `PATH?keep-processes=PATTERN,...`: what the agents of these tasks started runs on while they are judged.
+    """
+    place, option, patterns = str(path).partition(OPTION)
+    keeps = tuple(pattern for pattern in patterns.split(",") if pattern)
+    if ("?" in place and not Path(place).is_dir()) or (option and not keeps):
+        raise BadInput(f"invalid option of a Harbor suite: `{path}`", f"`harbor:PATH{OPTION}PATTERN,...`")
+    root = Path(place).absolute()
     if not root.is_dir():
         raise BadInput(f"no such directory: `{root}`")
     told: set[str] = set()  # bound: the fields that the tasks have
@@ -40,7 +50,7 @@ def harbor(path: Path | str) -> Suite:
                 if field not in told:
                     told.add(field)
                     _log.warning("%s: field `%s`: %s; it is not named again", task.place, field, what)
-            yield _instance(task, root)
+            yield _instance(task, root, keeps)
 
     def check() -> None:
         msgspec.structs.force_setattr(suite, "size", _check(root))
@@ -50,6 +60,7 @@ def harbor(path: Path | str) -> Suite:
         name=root.name or "harbor",
         instances=instances,
         grade=_grade,
+        fresh=False,  # `grading.py` ends what runs, or begins anew where the verifier is separate
         step=_step,
         solve=_solve,
         check=check,
@@ -70,7 +81,9 @@ def _tasks(root: Path) -> Iterator[Task | BadTask]:
     for directory in find(root):
         place = str(Path(root.name) / directory.relative_to(root) / NAME)
         try:
+            supported.confine([directory / NAME], root, place)
             task = read(directory, place)
+            supported.confine(supported.used_paths(task), root, place)
             supported.check(task)
         except BadInput as error:
             yield BadTask(directory=str(directory), place=place, reason=error.message)
@@ -119,11 +132,13 @@ def _suggested(root: Path) -> str | None:
     return "docker" if first is not None and not processes(first) else None
 
 
-def _instance(task: Task, root: Path) -> Instance:
+def _instance(task: Task, root: Path, keeps: tuple[str, ...]) -> Instance:
     planned = stages(task)
     source = furnished(task)
     try:
-        data = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
+        data: dict[str, Any] = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
+        if any(fnmatch.fnmatchcase(_name(task, root), pattern) for pattern in keeps):
+            data[KEEPS] = True
         asked = instruction(planned[0])
         if refused := supported.refusal(task):
             return Instance(id=_name(task, root), instruction=asked, data=data, refused=refused)
@@ -135,6 +150,7 @@ def _instance(task: Task, root: Path) -> Instance:
             limits=_limits(task, planned),
             start=start(task),
             grader=planned[-1].grader,
+            open_network=supported.find_open_network(task),
         )
     except (OSError, ValueError) as error:
         return _refused(BadTask(task.directory, task.place, f"{task.place}: {error}"), root)
@@ -171,7 +187,8 @@ def _waiting(health: Health | None) -> float:
 def _of(instance: Instance) -> Task:
     """The task as it is now: a worker knows it by its directory alone."""
     directory = Path(instance.data[TASK])
-    return read(directory, str(directory / NAME))
+    task = read(directory, str(directory / NAME))
+    return msgspec.structs.replace(task, keeps_processes=instance.data.get(KEEPS, False))
 
 
 async def _step(instance: Instance, sandbox: GradingSandbox, answer: Any, number: int) -> Instance | None:

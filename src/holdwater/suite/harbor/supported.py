@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...core.errors import BadInput
+from ...core.records import Network
 from ...core.variables import asked
+from ..confinement import leads_out
 from .reading import Task
 from .records import SCHEMA, Environment, NetworkMode, System, Toml
 from .stages import Stage, instruction, mode_of, stages
 
 MAIN = "main"  # the service that a task's own container is
+
+
+def confine(paths: Iterable[Path], root: Path, place: str) -> None:
+    """Refuse a task that reads or copies what lies outside of `root`, the suite's own directory."""
+    for path in paths:
+        if leads_out(path, root):
+            name = os.path.relpath(path, root)
+            target = os.path.realpath(path)
+            raise BadInput(f"{place}: `{name}` leads out of the suite's own directory: `{target}`")
+
+
+def used_paths(task: Task) -> Iterator[Path]:
+    """All that is read of the task on this machine, or copied: a link inside a copied directory stays one."""
+    environment = Path(task.directory, "environment")
+    yield from (environment, environment / "Dockerfile")
+    for stage in stages(task):
+        yield from (stage.instruction, stage.solution, *stage.tests)
+        yield from (tests / "Dockerfile" for tests in stage.tests)
+        if stage.workdir is not None:
+            yield stage.workdir
 
 
 def check(task: Task) -> None:
@@ -32,6 +55,14 @@ def check(task: Task) -> None:
 def refusal(task: Task) -> str:
     """Why the task cannot be tried here; empty: it can."""
     return next((f"{task.place}: {reason}" for reason in _refusals(task)), "")
+
+
+def find_open_network(task: Task) -> str:
+    """The field by which the task asks for an open network; empty: there is none."""
+    if not any(Network.OPEN in (stage.reaches, stage.verifier_reaches) for stage in stages(task)):
+        return ""
+    field = next(key for key, mode in _modes(task) if mode is NetworkMode.PUBLIC)
+    return f"{task.place}: field `{field}`"
 
 
 def warnings(task: Task) -> Iterator[tuple[str, str]]:
@@ -107,12 +138,14 @@ def _services(stage: Stage) -> Iterator[str]:
 
 def _modes(task: Task) -> Iterator[tuple[str, NetworkMode | None]]:
     toml = task.toml
-    yield "environment.allowed_hosts", mode_of(toml.environment)
-    yield "agent.allowed_hosts", toml.agent.network_mode
-    yield "verifier.allowed_hosts", toml.verifier.network_mode
-    for step in toml.steps:
-        yield "steps.agent.allowed_hosts", step.agent.network_mode
-        yield "steps.verifier.allowed_hosts", step.verifier.network_mode
+    for key, environment in _environments(toml):
+        said = "network_mode" if environment.network_mode is not None else "allow_internet"
+        yield f"{key}.{said}", mode_of(environment)
+    yield "agent.network_mode", toml.agent.network_mode
+    yield "verifier.network_mode", toml.verifier.network_mode
+    for n, step in enumerate(toml.steps):
+        yield f"steps.{n}.agent.network_mode", step.agent.network_mode
+        yield f"steps.{n}.verifier.network_mode", step.verifier.network_mode
 
 
 def _version(text: str) -> tuple[int, ...]:

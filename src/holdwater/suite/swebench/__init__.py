@@ -54,6 +54,7 @@ def swebench(spec: str) -> Suite:
         grade=grading.grade,
         setup=remember,
         patch=take,
+        fresh=False,  # each grading begins anew and applies the patch
         check=check,
         defaults=Defaults(sandbox="process" if options.copied else "docker"),
         description=f"the {options.kind.told} rows of `{path.name}`",

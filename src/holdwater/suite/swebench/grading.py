@@ -16,6 +16,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
+from ...ledger.private import make_directory, write_private
 from . import reference
 from .options import Kind, Options
 from .patches import files_of
@@ -66,7 +67,7 @@ class Grading:
         # A patch that brings the benchmark's own tests in a form that suits it is not graded by them.
         await restore(row["base_commit"], files_of(row["test_patch"]), sandbox)
         answer = await self._tested(row, sandbox, "test_output.txt")
-        (sandbox.artifacts / REPORT).write_bytes(_reported(row["instance_id"], answer))
+        write_private(sandbox.artifacts / REPORT, _reported(row["instance_id"], answer))
         return _graded(answer)
 
     async def _grade_tests(self, row: dict[str, Any], sandbox: GradingSandbox, patch: str) -> Grade:
@@ -104,7 +105,7 @@ class Grading:
         made = evaluation(row["eval_script"], secrets.token_hex(8), sandbox.workdir, copies)
         await sandbox.write(SCRIPT, made.text)
         path, timeout = sandbox.artifacts / log, self._options.timeout
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         line = f"exec bash {SCRIPT} 2>&1 < /dev/null"  # one stream: what is printed stays in its order
         result = await sandbox.run(["bash", "-c", line], timeout=timeout, log=path)
         if result.timed_out:

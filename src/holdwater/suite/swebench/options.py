@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from ...core.errors import BadInput
 from ...core.records import Network, Record
+from ...core.start_paths import explain_path
 
 
 class Kind(StrEnum):
@@ -50,10 +51,13 @@ def parse(spec: str) -> Options:
     """The options in a spec; BadInput names the wrong one."""
     kind, path, given = _split(spec)
     try:
-        return msgspec.convert({"path": path, "kind": kind, **given}, Options, strict=False)
+        options = msgspec.convert({"path": path, "kind": kind, **given}, Options, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(f"`{name}`" for name in Options.__struct_fields__[2:])
         raise BadInput(f"wrong option in `{spec[:200]}`: {error}", hint=f"known are {known}") from None
+    if problem := explain_path(options.workdir):
+        raise BadInput(f"wrong option in `{spec[:200]}`: `workdir` {problem}")
+    return options
 
 
 def absolute(spec: str) -> str:

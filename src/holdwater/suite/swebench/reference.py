@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import BadInput, GradeFailed
+from ...core.helper_environment import build_python_environment
 
 INSTALL = "pip install 'holdwater[swebench]'"
 SECONDS = 300.0
@@ -49,7 +50,13 @@ def version() -> str:
 def parsers() -> frozenset[str]:
     """The names of the log parsers that it has."""
     try:
-        done = subprocess.run(JUDGE, input=b'{"do":"parsers"}', capture_output=True, timeout=SECONDS)
+        done = subprocess.run(
+            JUDGE,
+            input=b'{"do":"parsers"}',
+            capture_output=True,
+            timeout=SECONDS,
+            env=build_python_environment(),
+        )
     except subprocess.TimeoutExpired:
         raise BadInput(f"swebench {version()} did not say within {SECONDS:g} s what it knows") from None
     if done.returncode:
@@ -71,7 +78,9 @@ def check_classic(repo: str, version_: str) -> None:
 async def ask(request: dict[str, Any]) -> Any:
     """What the reference says; GradeFailed where it fails or takes too long."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*JUDGE, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        *JUDGE, stdin=pipe, stdout=pipe, stderr=pipe, env=build_python_environment()
+    )
     try:
         async with asyncio.timeout(SECONDS):
             out, err = await process.communicate(msgspec.json.encode(request))
