@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         show,
         transcript,
     )
+    from .api.attacking import Attacked, aattack, attack
     from .api.checking import Checked, acheck, check
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
@@ -63,6 +64,7 @@ __all__ = [
     "Agent",
     "AgentFailed",
     "Ask",
+    "Attacked",
     "BadInput",
     "Born",
     "Checked",
@@ -96,11 +98,13 @@ __all__ = [
     "Tried",
     "Verdict",
     "__version__",
+    "aattack",
     "acheck",
     "aregrade",
     "areplay",
     "aresume",
     "arun",
+    "attack",
     "audit",
     "audit_images",
     "build_images",
@@ -126,6 +130,7 @@ _HOMES = (
     ".api",
     ".api.grading",
     ".api.images",
+    ".api.attacking",
     ".api.checking",
     ".api.reading",
 )

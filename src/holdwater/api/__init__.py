@@ -48,8 +48,9 @@ from ..run.regrade import RegradeRequest, ask_regrade, continue_regrade, open_re
 from ..run.replay import replayed
 from ..run.resumption import read_choices
 from ..run.source import first_instances
+from ..run.trust import check_trust
 from ..sandbox.probe import probe
-from ..sandbox.visibility import check_mounts, check_paths
+from ..sandbox.visibility import check_directories, check_mounts
 from ..suite.load import absolute as absolute_suite
 from ..suite.load import load as load_suite
 from .around import Around as Around
@@ -110,15 +111,25 @@ def resume(
     critic: Critique | None = None,
     accept_changes: bool = False,
     policy: Policy | None = None,
+    trust: bool = False,
     **options: Unpack[ResumeOptions],
 ) -> Summary:
     """Go on with a run that was stopped or killed. Objects that the run was given are given again.
 
-    `retry` opens samples again that did not pass; the other options replace settings of the run.
+    `retry` opens samples again that did not pass; the other options replace settings of the run. `trust`
+    imports the code that another user's run names.
     """
     around: Around = {"policy": policy, "critic": critic}
     return wait(
-        aresume(path, suite=suite, agent=agent, accept_changes=accept_changes, around=around, **options)
+        aresume(
+            path,
+            suite=suite,
+            agent=agent,
+            accept_changes=accept_changes,
+            around=around,
+            trust=trust,
+            **options,
+        )
     )
 
 
@@ -129,11 +140,12 @@ async def aresume(
     agent: Agent | Act | None = None,
     accept_changes: bool = False,
     around: Around | None = None,
+    trust: bool = False,
     **options: Unpack[ResumeOptions],
 ) -> Summary:
     """`resume`, for code that has an event loop."""
     directory = RunDirectory.open(path)
-    config = replace_settings(directory.read_config(), options)
+    config = replace_settings(check_trust(directory, trust=trust), options)
     retry = read_choices(directory, options)
     if config.recipe is not None:
         from .images import go_on
@@ -156,6 +168,7 @@ async def aresume(
         found = replayed(found, Path(config.replays))
     given = given_to(found, _agent(agent or config.agent), around or {})
     own_critic(given.critic or config.critic)  # refuses what is none before anything is started
+    check_variables(found, config, environment())
     importable = suite is None and agent is None and given.critic is None
     given = msgspec.structs.replace(
         given,
@@ -169,17 +182,24 @@ async def aresume(
         return await conducted(directory, msgspec.structs.replace(given, upstream=upstream), around or {})
 
 
-def regrade(path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None) -> Summary:
+def regrade(
+    path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None, trust: bool = False
+) -> Summary:
     """Grade a run's work again without running the agent; outcomes change where the grade does."""
-    return wait(aregrade(path, only=only, suite=suite))
+    return wait(aregrade(path, only=only, suite=suite, trust=trust))
 
 
 async def aregrade(
-    path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None, around: Around | None = None
+    path: str | Path,
+    *,
+    only: Sequence[str] = (),
+    suite: Suite | None = None,
+    around: Around | None = None,
+    trust: bool = False,
 ) -> Summary:
     """`regrade`, for code that has an event loop."""
     directory = RunDirectory.open(path)
-    found = suite or load_suite(directory.read_config().suite)
+    found = suite or load_suite(check_trust(directory, trust=trust).suite)
     asked = ask_regrade(directory, found, tuple(only))
     return await _regrade(directory, found, asked, importable=suite is None, around=around or {})
 
@@ -201,10 +221,11 @@ def replay(
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
     critic: Critique | None = None,
+    trust: bool = False,
 ) -> Summary:
     """Run what was tried in a run again, with its recorded replies in the place of a model."""
     around: Around = {"critic": critic}
-    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent, around=around))
+    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent, around=around, trust=trust))
 
 
 async def areplay(
@@ -215,10 +236,11 @@ async def areplay(
     suite: Suite | None = None,
     agent: Agent | Act | None = None,
     around: Around | None = None,
+    trust: bool = False,
 ) -> Summary:
     """`replay`, for code that has an event loop."""
     source = RunDirectory.open(path)
-    config = replaying(source.read_config(), source.path, only)
+    config = replaying(check_trust(source, trust=trust), source.path, only)
     actor = _agent(agent or config.agent)
     again = replayed(suite or load_suite(config.suite), source.path)
     where = Path(out) if out is not None else default_directory(f"{again.name}-replay")
@@ -319,7 +341,7 @@ def _check(suite: Suite, agent: Agent, config: RunConfig) -> None:
             raise BadInput(error.message, error.hint) from None  # nothing has been made yet
     if config.sandbox is SandboxKind.PROCESS:
         check_mounts(config.mounts, probe())
-        check_paths(agent.paths, config.mounts, probe())
+        check_directories(agent.paths, config.sandbox_root, config.mounts, probe())
 
 
 async def check_start(prepared: Prepared) -> None:

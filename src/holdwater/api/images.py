@@ -40,9 +40,9 @@ def plan_images(recipe: str | Path, **options: Unpack[BuildOptions]) -> Plan:
     return wait(plan_build(prepare_images(recipe, None, **options)))
 
 
-def audit_images(path: str | Path, *, deep: bool = False) -> ImagesAudit:
+def audit_images(path: str | Path, *, deep: bool = False, trust: bool = False) -> ImagesAudit:
     """Prove that every image of a build is in its registry as it was recorded."""
-    return wait(audit_build(Path(path), deep=deep))
+    return wait(audit_build(Path(path), deep=deep, trust=trust))
 
 
 async def clean_images(*, do: bool) -> list[Left]:

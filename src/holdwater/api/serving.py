@@ -6,9 +6,10 @@ The door is in `serve/`, the desk behind it in `run/desk.py`; the conductor open
 from __future__ import annotations
 
 import logging
-import resource
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -21,16 +22,18 @@ from ..core.errors import BadInput
 from ..core.summary import Summary
 from ..ledger.directory import RunDirectory
 from ..rollout.allocator import keep_bounded
+from ..rollout.open_files import allow_files
 from ..run.config import environment
 from ..run.desk import Desk
 from ..run.dock import check_daemon
 from ..run.execute import create
 from ..run.options import Options
+from ..run.trust import check_owner
 from ..serve import Door, DoorTerms
+from ..web.tokens import linked_token, written_token
 from . import Prepared, _upstream, prepare
 from .around import Around, conducted, given_to
 
-MOST_FILES = 65536  # open at once: a client's connection is one
 NEEDS = "it must be a function `(request)` that returns the reply"
 
 _log = logging.getLogger("holdwater.serve")
@@ -41,6 +44,8 @@ class ServingOptions(TypedDict, total=False):
 
     listen: str | None
     key_file: str | Path | None
+    no_key: bool | None
+    allow_host: Sequence[str] | None
     tls_cert: str | Path | None
     tls_key: str | Path | None
     queue: int | None
@@ -55,6 +60,7 @@ class PreparedServer(msgspec.Struct, frozen=True):
 
     run: Prepared
     terms: DoorTerms
+    token: bool  # it makes a token of its own: nothing was said about keys
     resumed: bool  # the directory holds what it goes on with
 
 
@@ -74,18 +80,20 @@ def prepare_server(
     if before is not None:
         config = msgspec.structs.replace(config, id=before.id, created=before.created)
     prepared = msgspec.structs.replace(prepared, config=config)
-    return PreparedServer(prepared, terms, before is not None)
+    token = not terms.keys and not serving.get("no_key")
+    return PreparedServer(prepared, terms, token, before is not None)
 
 
 async def start_server(prepared: PreparedServer, around: Around) -> Summary:
     """Serve until it is drained or told to end; the run's summary."""
     run = prepared.run
-    _allow_files()
+    allow_files()
     keep_bounded()
     if run.config.sandbox is SandboxKind.DOCKER:
         await check_daemon(environment())
     async with _upstream(run.config) as upstream:
         directory = RunDirectory.open(run.path) if prepared.resumed else create(run.path, run.config)
+        directory.make_private()
         given = msgspec.structs.replace(
             given_to(run.suite, run.agent, around),
             importable=run.importable,
@@ -102,12 +110,26 @@ def _door(
 ) -> Callable[[Desk], AbstractAsyncContextManager[Any]]:
     @asynccontextmanager
     async def opened(desk: Desk) -> AsyncIterator[Door]:
-        async with Door(desk, prepared.terms) as door:
-            agent = prepared.run.agent.name.rpartition("/")[2]  # its file may lie anywhere
-            say(f"serving: {door.address} with agent `{agent}`, in `{prepared.run.path}`")
+        async with AsyncExitStack() as stack:
+            terms = prepared.terms
+            file = RunDirectory(prepared.run.path).token
+            if prepared.token:
+                terms = terms._replace(keys=(stack.enter_context(written_token(file)),), separate=False)
+            door = await stack.enter_async_context(Door(desk, terms))
+            if prepared.token:
+                stack.enter_context(linked_token(file, door.addresses, environment().token_links))
+            say(f"serving: {door.address} {_described(prepared)}")
             yield door
 
     return opened
+
+
+def _described(prepared: PreparedServer) -> str:
+    agent = prepared.run.agent.name.rpartition("/")[2]  # its file may lie anywhere
+    text = f"with agent `{agent}`, in `{prepared.run.path}`"
+    if prepared.token:
+        return f"{text}; its token is in `{RunDirectory(prepared.run.path).token}`"
+    return text if prepared.terms.keys else f"{text}; without a key: all users of this machine are obeyed"
 
 
 def _serving(said: ServingOptions, config: RunConfig) -> Serving:
@@ -130,9 +152,16 @@ def _serving(said: ServingOptions, config: RunConfig) -> Serving:
 
 def _terms(said: ServingOptions, config: RunConfig, path: Path) -> DoorTerms:
     assert config.serving is not None
+    keys = _keys(said.get("key_file"))
+    if said.get("no_key") and keys:
+        raise BadInput(
+            "keys are given, and `--no-key` wants none",
+            "leave out `--no-key`, or `--key-file` and `HOLDWATER_SERVE_KEYS`",
+        )
     return DoorTerms(
         listen=config.serving.listen,
-        keys=_keys(said.get("key_file")),
+        keys=keys,
+        hosts=tuple(said.get("allow_host") or ()),
         tls=_tls(said.get("tls_cert"), said.get("tls_key")),
         largest_order=config.serving.largest_order,
         note=lambda kind, message: _log.warning("%s %s", kind, message),
@@ -146,9 +175,15 @@ def _keys(file: str | Path | None) -> tuple[str, ...]:
     if file is None:
         return environment().serve_keys
     try:
-        lines = Path(file).read_text("utf-8").splitlines()
+        with Path(file).open(encoding="utf-8") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            lines = opened.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read `{file}`: {getattr(error, 'strerror', None) or error}") from None
+    if mode & 0o077:
+        raise BadInput(
+            f"other users can read the keys in `{file}`: its mode is {mode:04o}", f"`chmod 600 {file}`"
+        )
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
         raise BadInput(f"no key in `{file}`", "write one a line")
@@ -168,6 +203,7 @@ def _before(path: Path, config: RunConfig) -> RunConfig | None:
     directory = RunDirectory(path)
     if not directory.config.exists():
         return None
+    check_owner(directory)
     before = directory.read_config()
     if before.serving is None:
         raise BadInput(
@@ -182,11 +218,3 @@ def _before(path: Path, config: RunConfig) -> RunConfig | None:
                 "give another `--out`",
             )
     return before
-
-
-def _allow_files() -> None:
-    """As many open files as may be: each client is one, and so is much of what workers do."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..run.keys import take_keys
 from ..run.signals import INTERRUPTED, Signals
 from ..version import __version__
 from .console import Console, occupy_standard_fds
@@ -40,6 +41,7 @@ def command() -> int:
     """Be the command of this process, signals included; its exit status."""
     status = INTERRUPTED
     try:
+        take_keys()
         with Signals():
             status = main(sys.argv[1:])
     except KeyboardInterrupt:

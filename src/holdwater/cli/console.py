@@ -48,7 +48,7 @@ class Console:
     def divert(self, path: Path) -> None:
         """Let what anybody writes to fd 1 and fd 2 be appended to `path`."""
         flush_python()
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.dup2(target, 1, inheritable=True)
             os.dup2(target, 2, inheritable=True)

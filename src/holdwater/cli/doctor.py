@@ -49,8 +49,10 @@ def examine() -> list[Finding]:
         on_allocator(),
         on_files(),
         *probe.findings(),
+        *on_isolation(),
         on_packaging(),
         on_docker(),
+        *on_containers(),
         on_fence(),
     ]
 
@@ -205,6 +207,36 @@ def on_files() -> Finding:
         f"attempts at once are limited by it. hint: `ulimit -n {FEW_FILES}`" if 0 <= soft < FEW_FILES else ""
     )
     return Finding(what="open files", value=f"{soft}, at most {hard}", note=note)
+
+
+def on_isolation() -> list[Finding]:
+    """What a process in a sandbox of this machine can do, tried in one."""
+    from ..api import complete
+    from ..core.errors import HoldwaterError
+    from ..sandbox.isolation import describe_isolation, try_isolation
+    from ..sandbox.probe import Finding, probe
+
+    try:
+        return describe_isolation(complete(try_isolation(probe())), probe())
+    except HoldwaterError as error:
+        return [Finding(what="isolation", value="not tried", note=error.message)]
+
+
+def on_containers() -> list[Finding]:
+    """What keeps containers from the machine; nothing where no daemon answers."""
+    from ..api import complete
+    from ..core.errors import HoldwaterError
+    from ..run.config import environment
+    from ..run.daemon import list_protections
+    from ..sandbox.probe import Finding
+
+    try:
+        found = complete(list_protections(environment()))
+    except HoldwaterError:
+        return []
+    value = f"no new privileges, few capabilities; the daemon adds {', '.join(found) or 'nothing'}"
+    note = "" if "seccomp" in found else "the daemon filters no system calls of containers"
+    return [Finding(what="isolation: containers", value=value, note=note)]
 
 
 def on_packaging() -> Finding:

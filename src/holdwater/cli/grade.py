@@ -52,6 +52,7 @@ def grade(
     from .. import api
     from ..api import grading
     from ..core.errors import BadInput
+    from ..ledger.private import write_private
     from .conduct import conducted
 
     said = merged(flags, config)
@@ -63,7 +64,7 @@ def grade(
     async def work(around: Around) -> Summary:
         summary = await api.start(prepared, around)
         report = grading.report(prepared.path, suite)
-        (prepared.path / "report.json").write_bytes(_pretty(report))
+        write_private(prepared.path / "report.json", _pretty(report))
         if json:
             console.data(report)
         return summary

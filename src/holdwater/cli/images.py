@@ -144,7 +144,7 @@ def show(run: str | None = None, image: str | None = None, /, *, json: Flag = Fa
 
 
 @images.command
-def audit(run: str | None = None, /, *, deep: Flag = False, json: Flag = False) -> int:
+def audit(run: str | None = None, /, *, deep: Flag = False, trust: Flag = False, json: Flag = False) -> int:
     """Prove that every planned image is in the registry, with the digests that the build recorded.
 
     Manifests and configurations are read, layers are asked for their size. The exit status is 0 if all is
@@ -156,6 +156,8 @@ def audit(run: str | None = None, /, *, deep: Flag = False, json: Flag = False) 
         The build's directory; `latest`, or nothing, is the newest in `runs/`.
     deep
         Read all layers too, and check their digests.
+    trust
+        Import the code that another user's build names.
     json
         Print one JSON document.
     """
@@ -163,7 +165,7 @@ def audit(run: str | None = None, /, *, deep: Flag = False, json: Flag = False) 
     from ..api import images as api
 
     console = Console()
-    found = complete(api.audit_build(find_run(run), teller(console), deep=deep))
+    found = complete(api.audit_build(find_run(run), teller(console), deep=deep, trust=trust))
     if json:
         console.data(found)
     else:

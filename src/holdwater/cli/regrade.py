@@ -7,7 +7,13 @@ from .flags import Flag, Patterns, find_run
 
 
 def regrade(
-    run: str | None = None, /, *, only: Patterns = None, json: Flag = False, quiet: Flag = False
+    run: str | None = None,
+    /,
+    *,
+    only: Patterns = None,
+    trust: Flag = False,
+    json: Flag = False,
+    quiet: Flag = False,
 ) -> int:
     """Grade a run's work again without running the agent.
 
@@ -22,6 +28,8 @@ def regrade(
         The run's directory; `latest`, or nothing, is the newest in `runs/`.
     only
         Only instances whose id matches this pattern; may be repeated.
+    trust
+        Import the code that another user's run names.
     json
         Print the run's summary as one JSON document on stdout.
     quiet
@@ -33,5 +41,7 @@ def regrade(
 
     path = find_run(run)
     return conducted(
-        lambda around: api.aregrade(path, only=tuple(only or ()), around=around), json=json, quiet=quiet
+        lambda around: api.aregrade(path, only=tuple(only or ()), around=around, trust=trust),
+        json=json,
+        quiet=quiet,
     )

@@ -14,6 +14,7 @@ def replay(
     *,
     out: Path | None = None,
     only: Patterns = None,
+    trust: Flag = False,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
@@ -30,6 +31,8 @@ def replay(
         The new run's directory; `runs/<time>-<suite>-replay` otherwise.
     only
         Only instances whose id matches this pattern; may be repeated.
+    trust
+        Import the code that another user's run names.
     json
         Print the new run's summary as one JSON document on stdout.
     quiet
@@ -41,7 +44,7 @@ def replay(
 
     path = find_run(run)
     return conducted(
-        lambda around: api.areplay(path, out=out, only=tuple(only or ()), around=around),
+        lambda around: api.areplay(path, out=out, only=tuple(only or ()), around=around, trust=trust),
         json=json,
         quiet=quiet,
     )

@@ -36,6 +36,9 @@ class Changes:
     memory: Annotated[str | None, _in(INSTEAD, "The budget of memory, such as `8GiB`")] = None
     disk: Annotated[str | None, _in(INSTEAD, "The budget of disk, such as `80GiB`")] = None
     base_url: Annotated[str | None, _in(INSTEAD, "The model's server")] = None
+    pass_env: Annotated[
+        list[str] | None, _in(INSTEAD, "Variables that a suite may ask for by `${NAME}`; may be repeated")
+    ] = None
     rpm: Annotated[float | None, _in(INSTEAD, "Model calls a minute")] = None
     tpm: Annotated[float | None, _in(INSTEAD, "Tokens a minute")] = None
     run_requests: Annotated[int | None, _in(INSTEAD, "The budget of model calls")] = None
@@ -50,6 +53,7 @@ def resume(
     *,
     changes: Changes = Changes(),  # noqa: B008 - frozen
     accept_changes: Flag = False,
+    trust: Flag = False,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
@@ -64,6 +68,8 @@ def resume(
         The run's directory; `latest`, or nothing, is the newest in `runs/`.
     accept_changes
         Resume although instances of the suite changed or vanished.
+    trust
+        Import the code that another user's run names.
     json
         Print the run's summary as one JSON document on stdout.
     quiet
@@ -76,7 +82,9 @@ def resume(
     path = find_run(run)
     options = dataclasses.asdict(changes)
     return conducted(
-        lambda around: api.aresume(path, accept_changes=accept_changes, around=around, **options),
+        lambda around: api.aresume(
+            path, accept_changes=accept_changes, around=around, trust=trust, **options
+        ),
         json=json,
         quiet=quiet,
     )

@@ -115,11 +115,19 @@ class Common:
         list[str] | None,
         _in(MACHINE, "`tools:/opt/tools`: shown in sandboxes, read-only, its `bin` on PATH; may be repeated"),
     ] = None
+    sandbox_root: Annotated[
+        str | None,
+        _in(MACHINE, "What of this machine a process sandbox shows: `system` (default) or `host`, all of it"),
+    ] = None
     sandbox_read_only: Annotated[
         bool | None, _in(MACHINE, "With `docker`: nothing but the working directory can be written")
     ] = None
     network: Annotated[
         str | None, _in(MACHINE, "What a sandbox reaches: `gateway` (default), `none` or `open`")
+    ] = None
+    pass_env: Annotated[
+        list[str] | None,
+        _in(MACHINE, "A variable that a suite may ask for by `${NAME}`; may be repeated (none)"),
     ] = None
     images: Annotated[
         str | None, _in(MACHINE, "With containers: an `images.toml` by which instances get their images")

@@ -27,6 +27,13 @@ class Serving:
     key_file: Annotated[
         str | None, _in(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
     ] = None
+    no_key: Annotated[
+        bool | None, _in(SERVING, "Want no key: obey every user and every program of this machine")
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        _in(SERVING, "A further name that clients know the server by; may be repeated"),
+    ] = None
     tls_cert: Annotated[str | None, _in(SERVING, "A certificate (PEM), for `https`")] = None
     tls_key: Annotated[str | None, _in(SERVING, "Its key (PEM)")] = None
     queue: Annotated[

@@ -86,7 +86,10 @@ class Wishes(TypedDict, total=False):
 
 
 class AsyncClient:
-    """Asks a server for rollouts: `async with AsyncClient() as client`. Safe for many tasks at once."""
+    """Asks a server for rollouts: `async with AsyncClient() as client`. Safe for many tasks at once.
+
+    `key` is one of the server's. Without one, the token of a server of this user on this machine is found.
+    """
 
     def __init__(self, url: str = URL, key: str | None = None, **settings: Unpack[Settings]) -> None:
         connections = settings.get("connections", 64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from yarl import URL
 
 from ..core.errors import BadInput
 from ..core.serving import AnyEvent, Finished, Problem
+from ..web.tokens import find_token, link_directories
 from .errors import Busy, OrderRefused, ServerGone, Unauthorized
 from .patience import Garbled, Lost
 
@@ -57,6 +59,10 @@ class Reply(NamedTuple):
     body: bytes
 
 
+class TokenRenewed(Lost):
+    """The server was started anew and has another token: the same can be asked again at once."""
+
+
 class Server:
     """Used with `async with`. Orders have connections of their own, so that answers never wait for orders."""
 
@@ -70,6 +76,7 @@ class Server:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise BadInput(f"not the address of a server: `{url}`", "use `http://HOST:PORT` or `unix:PATH`")
         self._key = key
+        self._token: str | None = None  # that the server made, where no key is given; found when it is needed
         self._connections = connections
         self._tls = tls
         self._streams: aiohttp.ClientSession | None = None
@@ -90,12 +97,13 @@ class Server:
     @asynccontextmanager
     async def attended(self, order: bytes, headers: Mapping[str, str]) -> AsyncIterator[Frames]:
         """A connection that owns the order: what is told on it."""
-        told = {"Content-Type": PLAIN, "Accept": STREAM, **headers}
+        bearer = self._bearer()
+        told = {"Content-Type": PLAIN, "Accept": STREAM, **bearer, **headers}
         try:
             async with _opened(self._streams).post(
                 self._at("/v1/orders"), data=_body(order), headers=told, allow_redirects=False
             ) as response:
-                await _check(response)
+                await self._check(response, bearer)
                 if response.content_type != STREAM:
                     raise Garbled(f"it answers an order with `{response.content_type}`")
                 yield Frames(response.content)
@@ -103,7 +111,14 @@ class Server:
             raise Lost(_described(error)) from error
 
     async def ask(self, request: Request) -> Reply:
-        told = {"Content-Type": PLAIN, "Accept": PLAIN, **request.headers}
+        try:
+            return await self._ask(request)
+        except TokenRenewed:
+            return await self._ask(request)
+
+    async def _ask(self, request: Request) -> Reply:
+        bearer = self._bearer()
+        told = {"Content-Type": PLAIN, "Accept": PLAIN, **bearer, **request.headers}
         try:
             async with _opened(self._requests).request(
                 request.method,
@@ -113,10 +128,31 @@ class Server:
                 allow_redirects=False,
             ) as response:
                 if response.status not in request.fine:
-                    await _check(response)
+                    await self._check(response, bearer)
                 return Reply(response.status, await response.read())
         except _BROKEN as error:
             raise Lost(_described(error)) from error
+
+    def _bearer(self) -> dict[str, str]:
+        """The key, or the token that the server of this user made."""
+        key = self._key
+        if key is None:
+            key = self._token = self._token or self._find_token()
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    def _find_token(self) -> str | None:
+        return find_token(self.name, link_directories(os.environ))
+
+    async def _check(self, response: aiohttp.ClientResponse, sent: Mapping[str, str]) -> None:
+        """Raise what the response says; a server that was started anew has another token."""
+        try:
+            await _check(response)
+        except Unauthorized:
+            if self._key is None:
+                self._token = self._find_token()
+                if self._bearer() != sent:
+                    raise TokenRenewed("the server has a new token") from None
+            raise
 
     def _at(self, path: str) -> URL:
         return URL(f"{self._base}{path}", encoded=True)
@@ -129,7 +165,6 @@ class Server:
             connector = aiohttp.TCPConnector(limit=limit, ssl=self._tls if self._tls is not None else True)
         return aiohttp.ClientSession(
             connector=connector,
-            headers={"Authorization": f"Bearer {self._key}"} if self._key is not None else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING, sock_read=SILENCE),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

@@ -15,19 +15,18 @@ import msgspec
 
 from ..core.authoring import KeptSandbox, Session, Tried
 from ..core.errors import AgentFailed, DiskFull, GradeFailed, RunFailed, SandboxFailed, as_failure
-from ..core.failures import RULES, UNRESTORED, Scored, disk_full
-from ..core.kept_work import kept_files
-from ..core.masking import mask_bytes
+from ..core.failures import RULES, Scored, disk_full
 from ..core.policy import stands
 from ..core.records import Failure, Instance, KeptFile, KeptWork, Limits, Phase, Start, Verdict, Where
-from ..core.variables import filled
-from ..ledger.disk import no_space, replace_file
-from ..ledger.files import check_file, describe_file
+from ..core.variables import GRADING, filled
+from ..ledger.disk import no_space
+from ..ledger.files import describe_file
 from .children import Children, Means, act
-from .ends import in_doubt, leased, left_out, model_first, unwritable, worth_grading
-from .foreign import LONGEST_ANSWER, as_grade, as_patch, encode_answer
+from .ends import in_doubt, leased, left_out, model_first, unfresh, unwritable, worth_grading
+from .foreign import as_grade, as_patch
 from .group import Member, Reach, Settled
 from .health import healthy
+from .keeping import check_kept, keep_answer, read_answer, write_kept
 from .life import Life
 from .logs import attempt_log
 from .place import Log, Paths, Place
@@ -101,6 +100,8 @@ class _Work:
         self.model: ModelView | None = None
         self.dismissed: list[SandboxView | ModelView] = []
         self.patch: str | None = None
+        self.over = False  # the agent's time
+        self.lost = ""  # why what was kept is not all of the work
         self.steps = 1
         self.failed_step: Failure | None = None  # of the first step in which the agent failed
 
@@ -135,7 +136,9 @@ class _Work:
         life.ready = True
 
     def seen(self) -> SandboxView:
-        return SandboxView(self.opened, self.paths, self.life.hurt, self._renew, self.place.variables)
+        hurt, health = self.life.hurt, self.life.instance.start.health
+        variables, env = self.place.variables, GRADING if self.over else {}
+        return SandboxView(self.opened, self.paths, hurt, self._renew, variables, env, health)
 
     def modelled(self, session: Session | None, instance: Instance, child: int = 0) -> ModelView:
         attempt = self.life.job.attempt
@@ -183,14 +186,17 @@ class _Work:
 
     async def act(self) -> None:
         """The agent's time, and what it left; over kept work that is past, and ended as it did then."""
-        life = self.life
-        if life.kept is not None:
-            life.failure = life.kept.failure
-            return
-        life.failure = await life.stage(Phase.ACTING, self.acting_seconds, AgentFailed, self._act)
-        life.failure = model_first(life.failure or self.failed_step, self.session)
+        life, again = self.life, self.life.kept
+        if again is not None:
+            life.failure = again.failure
+        else:
+            life.failure = await life.stage(Phase.ACTING, self.acting_seconds, AgentFailed, self._act)
+            life.failure = model_first(life.failure or self.failed_step, self.session)
+        self.over = True
         self.dismiss()
-        await self.keep()
+        if again is None:
+            await self.keep()
+            await self._freshen()
 
     async def _act(self) -> None:
         """In steps, or in one."""
@@ -238,19 +244,14 @@ class _Work:
 
     async def _put_back(self, kept: KeptWork) -> None:
         """Put the work of an earlier attempt into the sandbox; what is not as it was kept is not graded."""
-        call, paths, text = self.life.calls.call, self.paths, self.life.answer_json
-        for file in kept_files(kept):
-            if wrong := await call(check_file, paths.kept(file.name), file):
-                raise SandboxFailed(f"the work cannot be put back: {wrong}", kind=UNRESTORED)
+        life, paths = self.life, self.paths
+        await check_kept(life, paths, kept)
         if kept.patch is not None:
-            content = await call(paths.kept(kept.patch.name).read_bytes)
+            content = await life.calls.call(paths.kept(kept.patch.name).read_bytes)
             self.patch = content.decode("utf-8", "surrogateescape")
         elif kept.salvage is not None:
             await self.opened.restore(paths.kept(kept.salvage.name))
-        if kept.answer is not None:
-            text = await call(paths.kept(kept.answer.name).read_bytes)
-        if text is not None:
-            self.life.answer = msgspec.json.decode(text)
+        await read_answer(life, paths, kept)
         await self._keep_patch()
 
     def dismiss(self) -> None:
@@ -269,7 +270,7 @@ class _Work:
             for view in self.dismissed:
                 await view.quiet()
             with life.hurt.noticed():
-                answer, lacks = await self._keep_answer()
+                answer, lacks = await keep_answer(life, self.paths)
                 patch = await self._keep_patch()
                 life.salvage = await self.opened.salvage(self.paths.salvage())
                 kept = msgspec.structs.replace(kept, patch=patch, answer=answer)
@@ -286,7 +287,30 @@ class _Work:
         elif failure is not None:
             life.note("salvage.failed", failure.message)
         lost = "" if failure is None else f"it could not be kept: {failure.message}"
+        self.lost = lost or left_out(life.salvage)
         life.kept = msgspec.structs.replace(kept, lacks=lost or kept.lacks)
+
+    async def _freshen(self) -> None:
+        """Leave nothing of the agent's but its work, as far as the suite wants that."""
+        life = self.life
+        if not life.ready or not worth_grading(life.failure):
+            return
+
+        async def clear() -> None:
+            with life.hurt.noticed():
+                if await self.opened.clear_outside() or not self.place.suite.fresh:
+                    return
+                if self.lost:
+                    raise unfresh(self.lost)
+                assert self.view is not None
+                await self._renew(None, self.view)
+                if life.salvage is not None:
+                    await self.opened.restore(self.paths.salvage())
+
+        failure = await life.stage(Phase.GRADING, lambda: self.limits.setup, GradeFailed, clear)
+        if failure is not None:
+            life.ready = False  # nothing is graded beside what else the agent left
+            self._spoil(failure)
 
     async def _keep_patch(self) -> KeptFile | None:
         """The work as a patch, on disk before it is graded."""
@@ -296,20 +320,7 @@ class _Work:
         self.patch = as_patch(await self._call(take, self.life.instance, self.view, self.life.answer))
         content = self.patch.encode("utf-8", "surrogateescape")
         self.life.patch = len(content)
-        return await self._write(self.paths.patch(), content)
-
-    async def _keep_answer(self) -> tuple[KeptFile | None, str]:
-        """The answer in the verdict, or in a file if it is long; why a later grading cannot use it."""
-        text, lacks = await self.life.calls.call(encode_answer, self.life.answer)
-        if text is None or len(text) <= LONGEST_ANSWER:
-            self.life.answer_json = text
-            return None, lacks
-        return await self._write(self.paths.answer(), text.encode()), lacks
-
-    async def _write(self, path: Path, content: bytes) -> KeptFile:
-        await self.life.calls.call(replace_file, path, mask_bytes(content))
-        file: KeptFile = await self.life.calls.call(describe_file, path)
-        return file
+        return await write_kept(self.life, self.paths.patch(), content)
 
     async def ask(self, *, before: bool) -> None:
         """Ask a critic of the user's own, `before` grading or after it; that it fails changes no verdict."""
@@ -334,8 +345,11 @@ class _Work:
         if not worth_grading(self.life.failure):
             return
         failure = await self.life.stage(Phase.GRADING, lambda: self.limits.grading, GradeFailed, self._grade)
-        if failure is None:
-            return
+        if failure is not None:
+            self._spoil(failure)
+
+    def _spoil(self, failure: Failure) -> None:
+        """There is no grade for this reason; an earlier failure stays if it would not be scored anyway."""
         earlier = self.life.failure
         if earlier is None or RULES[earlier.where].scored is Scored.YES:
             self.life.failure = failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..core.authoring import Session
-from ..core.errors import RunFailed
+from ..core.errors import GradeFailed, RunFailed
 from ..core.failures import RULES, Scored
 from ..core.policy import verdict_kind
 from ..core.records import Failure, Grade, Limits, Salvage, Where
@@ -47,6 +47,16 @@ def left_out(salvage: Salvage | None) -> str:
     """Why a salvage is not all of the work; empty: it is."""
     count = salvage.left_out if salvage is not None else 0
     return f"{count} changed files are too large to be kept, or not readable" if count else ""
+
+
+def unfresh(lost: str) -> GradeFailed:
+    """Work that cannot be brought into a fresh sandbox is not graded beside what else the agent left."""
+    return GradeFailed(
+        f"the work cannot be moved to a fresh sandbox: {lost}",
+        "a suite with `fresh=False` grades in the agent's own",
+        kind="unfresh",
+        again=False,
+    )
 
 
 def worth_grading(failure: Failure | None) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.load import load as load_agent
+from ..agent.programs import find_program_files
 from ..agent.python import takes_attempt
 from ..core.authoring import (
     Agent,
@@ -47,7 +49,8 @@ from ..ledger.reserve import Reserve
 from ..sandbox.docker.sandbox import DockerSandboxes
 from ..sandbox.marks import attempt_of
 from ..sandbox.process import ProcessSandboxes
-from ..sandbox.visibility import search_path, visible_mounts
+from ..sandbox.scratch import temporary_prefix
+from ..sandbox.visibility import find_visible, search_path
 from ..suite.load import load as load_suite
 from .attempt import live
 from .critic import own_critic
@@ -142,7 +145,7 @@ class Host:
                 yield self
                 return
             # A unix socket's path has 108 bytes at most, so it cannot lie in the run directory.
-            place = Path(tempfile.mkdtemp(prefix=socket_prefix(welcome.config.id)))
+            place = Path(tempfile.mkdtemp(prefix=temporary_prefix(welcome.config.id)))
             try:
                 async with (
                     self._models as models,
@@ -172,14 +175,18 @@ class Host:
             client = await stack.enter_async_context(DockerClient(containers.host))
             self._daemon = await stack.enter_async_context(DaemonWatch(client))
             return DockerSandboxes(client, containers, config.network)
-        return ProcessSandboxes(
+        path = os.pathsep.join([*search_path(config.mounts), self._welcome.path])
+        needed = find_program_files((sys.executable, *self.agent.paths), self._welcome.path)
+        found = ProcessSandboxes(
             scratch=self._scratch,
             run=config.id,
             network=config.network,
             hide=(self._directory.path, self._scratch.parent, *map(Path, self.suite.hidden)),
-            path=os.pathsep.join([*search_path(config.mounts), self._welcome.path]),
-            mounts=visible_mounts(config.mounts),
+            path=path,
+            visible=find_visible(config.sandbox_root, config.mounts, needed.trees, needed.links),
         )
+        stack.callback(found.close)
+        return found
 
     def _left(self, what: str) -> None:
         self._emit(Noted(kind="gateway.left", message=what))
@@ -368,11 +375,6 @@ class Host:
             return daemon_died() if died and died() else None
 
         return befallen
-
-
-def socket_prefix(run: str) -> str:
-    """What the directories of a run's gateway sockets carry, so that a later conductor can sweep them."""
-    return f"holdwater-{run}-"
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..core.masking import mask_text
+from ..ledger.private import open_private
 
 LONGEST_LOG = 64 * 1024 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -43,7 +44,7 @@ class Sink:
                 data = b"\n[the log ends here: it is longer than is kept]\n"
             try:
                 if self._file is None:
-                    self._file = self._path().open("ab", buffering=0)
+                    self._file = io.FileIO(self._path(), "ab", opener=open_private)
                 self._file.write(data)
             except OSError as error:
                 self.error = error

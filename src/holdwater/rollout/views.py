@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..core.authoring import Model, WholeSandbox
-from ..core.errors import AttemptOver, ModelFailed
-from ..core.records import CommandResult, LeftOut, Network, Start
+from ..core.errors import AttemptOver, ModelFailed, SandboxFailed
+from ..core.records import CommandResult, Health, LeftOut, Network, Start
 from .disks import Hurt
+from .health import healthy
 from .place import Paths
 
 T = TypeVar("T")
@@ -72,9 +73,13 @@ class SandboxView(View):
         hurt: Hurt,
         renew: Renew,
         variables: Mapping[str, str] = MappingProxyType({}),
+        env: Mapping[str, str] = MappingProxyType({}),  # of every command that says nothing else
+        health: Health | None = None,
     ) -> None:
         super().__init__()
         self._sandbox: WholeSandbox | None = sandbox
+        self._env = env
+        self._health = health
         self.variables = variables
         self._paths = paths
         self._hurt = hurt
@@ -98,9 +103,10 @@ class SandboxView(View):
         workdir: str | None = None,
         log: Path | None = None,
     ) -> CommandResult:
+        env, log = {**self._env, **(env or {})}, log or self._paths.output()
         with self._hurt.noticed():
             return await self._alive().run(
-                command, env=env, timeout=timeout, user=user, workdir=workdir, log=log or self._paths.output()
+                command, env=env, timeout=timeout, user=user, workdir=workdir, log=log
             )
 
     async def read(self, path: str) -> bytes:
@@ -123,8 +129,17 @@ class SandboxView(View):
         with self._hurt.noticed():
             await self._renew(start, self)
 
-    async def reach(self, network: Network) -> None:
+    async def reach(self, network: Network | None) -> None:
         await self._alive().reach(network)
+
+    async def end_processes(self) -> bool:
+        ended = await self._alive().end_processes()
+        if self._health is not None:  # services of the image start again
+            try:
+                await healthy(self, self._health)
+            except SandboxFailed:
+                return ended  # the agent may have broken it: that is for the suite to judge
+        return ended
 
     @property
     def artifacts(self) -> Path:
@@ -229,8 +244,11 @@ class BlockingSandbox:
     def renew(self, start: Start | None = None) -> None:
         wait_for(self._view, self._view.renew(start), self._loop)
 
-    def reach(self, network: Network) -> None:
+    def reach(self, network: Network | None) -> None:
         wait_for(self._view, self._view.reach(network), self._loop)
+
+    def end_processes(self) -> bool:
+        return wait_for(self._view, self._view.end_processes(), self._loop)
 
     @property
     def artifacts(self) -> Path:

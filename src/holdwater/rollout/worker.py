@@ -19,12 +19,14 @@ import uvloop
 
 from ..core.errors import HoldwaterError
 from ..core.records import MiB
+from ..sandbox.kernel_files import protect_devices
 from .allocator import give_back, in_force, resident
 from .collect import Collector
 from .duty import Duty
 from .host import Host
 from .lag import Lag
 from .logs import routed
+from .open_files import allow_files
 from .trim import LOOK_SECONDS, GiveBack, Trimmer
 from .wire import (
     Allow,
@@ -58,9 +60,11 @@ _PR_SET_PDEATHSIG = 1
 def main(give_back: GiveBack | None = give_back) -> None:
     """Serve the conductor at the other end. `give_back`: how memory is given back; None: not at all."""
     faulthandler.enable()
+    allow_files()
     _die_with(conductor=int(sys.argv[2]))
-    # The conductor decides what a Ctrl-C means. Not `SIG_IGN`: commands in sandboxes would inherit that.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    # The conductor answers a Ctrl-C and a closed terminal. Not `SIG_IGN`: sandboxes would inherit that.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     uvloop.run(_serve(connection, give_back))
@@ -75,6 +79,8 @@ async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
     welcome = await anext(messages)
     assert isinstance(welcome, Welcome)
     _return(welcome.lent)
+    if welcome.containers is None:
+        protect_devices()  # before there is a thread: each has a view of its own
 
     def emit(message: ToConductor) -> None:
         writer.write(frame(message))

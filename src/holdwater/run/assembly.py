@@ -15,10 +15,11 @@ from types import TracebackType
 import msgspec
 
 from ..core.errors import ImageFailed, as_failure, let_go
-from ..core.failures import interrupted
+from ..core.failures import daemon_died, interrupted
 from ..core.image import Engine, Image, Made
 from ..core.records import Attempt, Failure, Grade, Instance, Phase, Times, Verdict
 from ..rollout.wire import Done, Job
+from .daemon import Daemon
 from .fleet import Census, Emit, Use
 
 LEAVE_SECONDS = 60.0  # what builds that are interrupted get to clean up
@@ -51,12 +52,21 @@ class Living:
 class ImageFleet:
     """Hosts builds; a `Governed` fleet without workers."""
 
-    def __init__(self, engine: Engine, logs: Path, token: int, timeout: float, emit: Emit) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        logs: Path,
+        token: int,
+        timeout: float,
+        emit: Emit,
+        daemon: Daemon | None = None,  # through which they are made
+    ) -> None:
         self._engine = engine
         self._logs = logs
         self._token = token
         self._timeout = timeout
         self._emit = emit
+        self._daemon = daemon
         self._living: dict[int, Living] = {}  # bound: the run's concurrency
 
     async def __aenter__(self) -> ImageFleet:
@@ -116,13 +126,17 @@ class ImageFleet:
         attempt = living.attempt.id
         made: Made | None = None
         failure: Failure | None = None
+        died = self._daemon.watch.since() if self._daemon else None
         try:
-            made = await self._made(living, image)
+            try:
+                made = await self._made(living, image)
+            except Exception as error:  # boundary: one image that fails never stops the others  # noqa: BLE001
+                failure = as_failure(error, ImageFailed, Phase.ACTING)
+                let_go(error)
+                if died and died():
+                    failure = await self._explain(failure)
         except asyncio.CancelledError:
             failure = interrupted(living.reason or "the run is over")
-        except Exception as error:  # boundary: one image that fails never stops the others  # noqa: BLE001
-            failure = as_failure(error, ImageFailed, Phase.ACTING)
-            let_go(error)
         if self._living.pop(attempt, None) is None:
             return  # given up on: its verdict has been told
         self._emit(
@@ -137,6 +151,15 @@ class ImageFleet:
                 )
             )
         )
+
+    async def _explain(self, failure: Failure) -> Failure:
+        """The failure of an image whose daemon died: nobody's fault, once the daemon is back."""
+        assert self._daemon is not None
+        try:
+            await self._daemon.await_return()
+        except TimeoutError:
+            return failure
+        return daemon_died()
 
     async def _made(self, living: Living, image: Image) -> Made:
         log = self._logs / f"{living.attempt.id:06d}.build.log"

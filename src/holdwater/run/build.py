@@ -21,12 +21,14 @@ from ..core.records import Limits
 from ..image.recipe import read
 from ..image.registry.check import check
 from ..ledger.audit import audit as audit_ledger
+from ..ledger.directory import RunDirectory
 from ..ledger.images import images, recipe_of
 from ..ledger.reader import Reader
 from ..version import __version__
 from .config import check as check_config
 from .config import default_directory, environment
 from .images import ImageWorks, suite_of
+from .trust import check_trust
 
 
 class PreparedBuild(msgspec.Struct, frozen=True):
@@ -90,7 +92,11 @@ async def plan_build(prepared: PreparedBuild, tell: Callable[[str], None] = lamb
 
 
 async def audit_build(
-    path: Path, tell: Callable[[str], None] = lambda text: None, *, deep: bool = False
+    path: Path,
+    tell: Callable[[str], None] = lambda text: None,
+    *,
+    deep: bool = False,
+    trust: bool = False,
 ) -> ImagesAudit:
     """Whether the ledger is whole, and each image it names is in the registry, whole and unaltered.
 
@@ -99,6 +105,7 @@ async def audit_build(
     ledger = audit_ledger(path)
     problems = list(ledger.problems)
     checked = failed = 0
+    check_trust(RunDirectory.open(path), trust=trust)
     with Reader(path) as reader, tempfile.TemporaryDirectory(prefix="holdwater-audit-") as logs:
         recipe_of(reader)
         async with works_for(reader.config, Path(logs)) as works:

@@ -14,14 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from ..core.authoring import Agent, Suite
 from ..core.budget import RunBudget
-from ..core.config import Keep, RunConfig, SandboxKind
+from ..core.config import Keep, RunConfig, SandboxKind, SandboxRoot
+from ..core.endpoint import find_url_problem
 from ..core.errors import BadInput
+from ..core.helper_environment import KEY_VARIABLES, SERVE_KEYS, SYSTEM_PATH
 from ..core.records import Limits, MiB, Record
 from ..core.sizes import bytes_of
 from ..core.variables import NOT_ALL
@@ -29,25 +30,22 @@ from ..gateway.prices import price_of
 from ..rollout.models import unpriced
 from ..rollout.wire import Provider, Upstream
 from ..version import __version__
+from ..web.tokens import find_cache, link_directories
+from .keys import taken_keys
 
 SCRIPTED = "scripted"
 POLICY = "policy:"  # the base URL of a run whose model is a function
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com"
 GEMINI_URL = "https://generativelanguage.googleapis.com"
-PROVIDER_KEYS = {
-    "OPENAI_API_KEY",
-    "ANTHROPIC_API_KEY",
-    "ANTHROPIC_AUTH_TOKEN",
-    "GEMINI_API_KEY",
-    "GOOGLE_API_KEY",
-}
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
+URL_VARIABLES = {  # of each dialect
+    **dict.fromkeys(("chat", "responses", "completions", "embeddings"), "OPENAI_BASE_URL"),
+    "messages": "ANTHROPIC_BASE_URL",
+    "gemini": "GOOGLE_GEMINI_BASE_URL",
+}
 A_PROCESS = 64 * MiB  # what a conductor or a worker needs before it does anything
-SERVE_KEYS = "HOLDWATER_SERVE_KEYS"  # that open a server, with commas between them
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
-CACHE = "HOLDWATER_CACHE"
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Environment(Record, frozen=True):
@@ -56,18 +54,19 @@ class Environment(Record, frozen=True):
     openai: Provider | None = None
     anthropic: Provider | None = None
     gemini: Provider | None = None
-    path: str = DEFAULT_PATH
+    path: str = SYSTEM_PATH
     memory_request: int | None = None  # bytes that this pod is sure to get: above it, it can be evicted
     docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
     docker_host: str = DOCKER_SOCKET
     cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and what builds know of daemons
     serve_keys: tuple[str, ...] = ()
+    token_links: tuple[Path, ...] = ()  # directories in which clients look for the token of a server
     # What workers are started with: everything but keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def environment() -> Environment:
-    env = os.environ
+    env = {**taken_keys(), **os.environ}
     token = env.get("ANTHROPIC_AUTH_TOKEN")
     google = env.get("GEMINI_API_KEY") or env.get("GOOGLE_API_KEY")
     return Environment(
@@ -76,13 +75,14 @@ def environment() -> Environment:
             env.get("ANTHROPIC_BASE_URL"), token or env.get("ANTHROPIC_API_KEY"), ANTHROPIC_URL, bool(token)
         ),
         gemini=_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
-        path=env.get("PATH") or DEFAULT_PATH,
+        path=env.get("PATH") or SYSTEM_PATH,
         memory_request=_request(env.get(MEMORY_REQUEST)),
         docker_config=_docker_config(env),
         docker_host=env.get("DOCKER_HOST") or DOCKER_SOCKET,
-        cache=_cache(env),
+        cache=find_cache(env),
         serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
-        inherited={name: value for name, value in env.items() if name not in {*PROVIDER_KEYS, SERVE_KEYS}},
+        token_links=tuple(link_directories(env)),
+        inherited={name: value for name, value in env.items() if name not in KEY_VARIABLES},
     )
 
 
@@ -98,14 +98,22 @@ def upstream_of(config: RunConfig, env: Environment) -> Upstream | None:
     if config.base_url is not None:
         key = env.openai.key if env.openai else None
         return Upstream(everywhere=Provider(url=config.base_url.rstrip("/"), key=key))
-    openai = dict.fromkeys(("chat", "responses", "completions", "embeddings"), env.openai)
-    providers = {**openai, "messages": env.anthropic, "gemini": env.gemini}
-    spoken = {dialect: provider for dialect, provider in providers.items() if provider is not None}
+    providers = {
+        "OPENAI_BASE_URL": env.openai,
+        "ANTHROPIC_BASE_URL": env.anthropic,
+        "GOOGLE_GEMINI_BASE_URL": env.gemini,
+    }
+    spoken = {dialect: found for dialect, name in URL_VARIABLES.items() if (found := providers[name])}
     if not spoken:
         raise BadInput(
             f"model `{config.model}` has no upstream",
             "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
         )
+    for dialect, provider in spoken.items():
+        if problem := find_url_problem(provider.url):
+            raise BadInput(
+                f"`{URL_VARIABLES[dialect]}` {problem}", "the key belongs into a variable of its own"
+            )
     return Upstream(spoken=spoken)
 
 
@@ -118,13 +126,6 @@ def _elsewhere() -> str | None:
 def _docker_config(env: Mapping[str, str]) -> Path | None:
     place = env.get("DOCKER_CONFIG") or (f"{env['HOME']}/.docker" if env.get("HOME") else "")
     return Path(place, "config.json") if place else None
-
-
-def _cache(env: Mapping[str, str]) -> Path:
-    if said := env.get(CACHE):
-        return Path(said).absolute()
-    home = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or tempfile.gettempdir()}/.cache"
-    return Path(home, "holdwater")
 
 
 def _request(said: str | None) -> int | None:
@@ -199,12 +200,8 @@ def check(config: RunConfig) -> None:
         raise BadInput(f"`--limit` must be at least 1: {config.limit}")
     if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
         raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
-    address = urlsplit(config.base_url or "")
-    if address.username or address.password or address.query:
-        raise BadInput(
-            f"`--base-url` must hold no key and no query: `{address.hostname or ''}{address.path}`",
-            "the key belongs into `OPENAI_API_KEY`: what is in the URL would be kept in the run's files",
-        )
+    if config.base_url not in (None, POLICY) and (problem := find_url_problem(config.base_url)):
+        raise BadInput(f"`--base-url` {problem}", "the key belongs into `OPENAI_API_KEY`")
     check_containers(config)
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
@@ -226,6 +223,8 @@ def check_containers(config: RunConfig) -> None:
     for flag, value in given.items():
         if value and config.sandbox is not SandboxKind.DOCKER:
             raise BadInput(f"`{flag}` is for containers", "add `--sandbox docker`")
+    if config.sandbox_root is SandboxRoot.HOST and config.sandbox is SandboxKind.DOCKER:
+        raise BadInput("`--sandbox-root host` is for process sandboxes", "show what is needed by `--mount`")
 
 
 def check_spending(config: RunConfig) -> None:
@@ -253,11 +252,24 @@ def check_spending(config: RunConfig) -> None:
 
 
 def check_variables(suite: Suite, config: RunConfig, env: Environment) -> None:
-    """Refuse a suite of which a chosen instance asks for a variable that is not set."""
+    """Refuse a suite of which a chosen instance asks for a variable that is not handed over, or not set."""
     for need in suite.needs() if suite.needs is not None else ():
-        chosen = not config.only or any(fnmatch.fnmatchcase(need.instance, only) for only in config.only)
-        if chosen and need.variable not in env.inherited:
-            raise BadInput(f"{need.place}: the variable `{need.variable}` is not set", f"set it; {NOT_ALL}")
+        name = need.variable
+        if config.only and not any(fnmatch.fnmatchcase(need.instance, only) for only in config.only):
+            continue
+        if name in KEY_VARIABLES:
+            raise BadInput(f"{need.place}: the variable `{name}` is not handed over", NOT_ALL)
+        if name not in config.pass_env:
+            raise BadInput(
+                f"{need.place}: the variable `{name}` is not handed over", f"`--pass-env {name}` allows it"
+            )
+        if name not in env.inherited:
+            raise BadInput(f"{need.place}: the variable `{name}` is not set", "set it")
+
+
+def passed_variables(config: RunConfig, env: Environment) -> dict[str, str]:
+    """The variables of the operator's environment that instances may ask for."""
+    return {name: env.inherited[name] for name in config.pass_env if name in env.inherited}
 
 
 def default_directory(suite: str) -> Path:
@@ -288,6 +300,16 @@ def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
         except msgspec.DecodeError:
             found[name.strip()] = text
     return found
+
+
+def parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of variables; keys of providers, and of a server, are refused."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`")
+        if name in KEY_VARIABLES:
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`", NOT_ALL)
+    return tuple(dict.fromkeys(names))
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -28,7 +28,8 @@ class Deadlines:
         closing = self._closing(CLOSES if attempt.group is None else CLOSES + MORE_CLOSES)
         config, limits = self._config, self._config.limits.under(asks)
         asked = limits.grading if config.critic not in tuple(Critic) else 0.0  # a critic has as long again
-        phases = limits.setup + limits.acting + config.salvaging + limits.grading + asked
+        starts = 2 * limits.setup  # a sandbox may be begun anew before it is graded in
+        phases = starts + limits.acting + config.salvaging + limits.grading + asked
         self._due[attempt.id] = self._clock.time() + phases + closing
         self._scoring[attempt.id] = limits.grading + closing
 

@@ -61,6 +61,7 @@ class Desk:
         self.open = 0  # rollouts of all tickets
         self._has_model = config.model is not None or not catalogue.agent.uses_model
         self._tasks: asyncio.TaskGroup | None = None
+        self._working: set[asyncio.Task[None]] = set()  # bound: `serving.queue` rollouts
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Desk]:
@@ -80,6 +81,9 @@ class Desk:
                 finally:
                     patience.cancel()
                     through.cancel()
+                    if not self._scheduler.started.is_set():  # it never will be
+                        for task in self._working:
+                            task.cancel()
                     for ticket in self._tickets.values():
                         if ticket.timer is not None:
                             ticket.timer.cancel()
@@ -89,7 +93,7 @@ class Desk:
 
     # What the door asks for.
 
-    async def place(self, order: Order, key: str | None = None) -> Ticket:
+    async def place(self, order: Order, key: str | None = None, owner: str = "") -> Ticket:
         """Take an order, or find the one that has its key; `key` is its endpoint's. Raises `Refused`."""
         self._check(order)
         brought = order.instance
@@ -98,14 +102,14 @@ class Desk:
             await asyncio.shield(ticket.placed)
             if self._tickets.get(order.key) is not ticket:
                 continue  # it was refused, or is over and gone
-            if ticket.order != order:
+            if (ticket.order, ticket.owner) != (order, owner):
                 raise Refused("conflict", f"the key belongs to an order that asks otherwise: `{order.key}`")
             if ticket.abandoned:  # it runs anew as soon as what was cancelled has ended
                 await ticket.changed(ticket.version)
                 continue
             ticket.new = False
             return ticket
-        ticket = self._tickets[order.key] = Ticket(order, key, self)
+        ticket = self._tickets[order.key] = Ticket(order, key, self, owner)
         try:
             await self._write(ticket, brought)
             if ticket.new:
@@ -121,13 +125,13 @@ class Desk:
         ticket.placed.set_result(None)
         return ticket
 
-    async def find(self, key: str) -> Ticket | None:
-        """The order with this key, in memory or in the ledger."""
+    async def find(self, key: str, owner: str = "") -> Ticket | None:
+        """The order with this key, in memory or in the ledger; None also if it is another client's."""
         if (ticket := self._tickets.get(key)) is not None:
             await asyncio.shield(ticket.placed)
-            return ticket
+            return ticket if ticket.owner == owner else None
         row = await self._ledger.order(key)
-        return None if row is None else await self._found(row)
+        return None if row is None or row.owner != owner else await self._found(row)
 
     async def steer(self, to: Steer, key: str | None = None) -> None:
         """From now on the run's model is another one, with that key."""
@@ -284,9 +288,10 @@ class Desk:
         known = self._parked.get(order.key) or await self._ledger.order(order.key)
         if known is None:
             with self._reserved(order.size):
-                row = OrderRow(0, order.key, asked, time.time(), await self._row(brought), ())
+                at, instance = time.time(), await self._row(brought)
+                row = OrderRow(0, order.key, asked, at, instance, (), owner=ticket.owner)
                 known = await self._ledger.place(row, order.size)
-        elif known.asked != asked:
+        elif (known.asked, known.owner) != (asked, ticket.owner):
             raise KeyTaken(f"the key belongs to an order that asks otherwise: `{order.key}`")
         else:
             self._parked.pop(order.key, None)
@@ -321,11 +326,12 @@ class Desk:
                 self._wanted[row.instance, member.sample] = ticket
         opened = [reopened(standing) for standing in await self._ledger.standings(row)]
         group = ticket.membership
+        await self._scheduler.started.wait()
         self._scheduler.open([msgspec.structs.replace(event, group=group) for event in opened])
 
     async def _found(self, row: OrderRow) -> Ticket:
         """A ticket for someone who asks after an order that is in the ledger alone."""
-        ticket = Ticket(msgspec.msgpack.decode(row.asked, type=Order), None, self)
+        ticket = Ticket(msgspec.msgpack.decode(row.asked, type=Order), None, self, row.owner)
         ticket.placed.set_result(None)
         ticket.written(row, await self._ledger.closed(row.id))
         return ticket
@@ -333,21 +339,21 @@ class Desk:
     # What an earlier conductor left.
 
     async def _recall(self) -> None:
-        """Those that need no client go on at once, the others when theirs comes back."""
+        """Detached orders go on when the scheduler has started, the others when their clients come back."""
         if (steered := await self._ledger.recalled(STEERED)) is not None:
             self._has_model = True
             self._fleet.steer(Steered(to=msgspec.msgpack.decode(steered, type=Steer)))
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:
-                await self._revive(self._register(row), row)
+                self._start(self._revive(self._register(row), row))
             else:
                 self._parked[order.key] = row
 
     def _register(self, row: OrderRow) -> Ticket:
         """A ticket for an order of an earlier conductor: whoever places it from now on finds this one."""
         order = msgspec.msgpack.decode(row.asked, type=Order)
-        ticket = self._tickets[order.key] = Ticket(order, None, self)
+        ticket = self._tickets[order.key] = Ticket(order, None, self, row.owner)
         self.open += len(row.samples)
         return ticket
 
@@ -374,7 +380,8 @@ class Desk:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None, "the desk is not open"
-        self._tasks.create_task(work)
+        self._working.add(task := self._tasks.create_task(work))
+        task.add_done_callback(self._working.discard)
 
     # What goes.
 

@@ -26,6 +26,7 @@ from ..core.records import Network, Start
 from ..docker.client import DockerClient, DockerError
 from ..docker.liveness import DaemonWatch
 from ..image.docker.locks import locked
+from ..ledger.private import make_directory, write_private
 from ..rollout.duty import Duty
 from ..sandbox.docker import fence, network
 from ..sandbox.docker.sweep import Swept, reap, sweep
@@ -37,7 +38,8 @@ HOME = "home"
 LOOK_SECONDS = 0.5
 REAP_SECONDS = 5.0
 LONGEST_REAP = 60.0
-CLOSING = 60.0  # seconds for what is left when the run is over
+CLOSING = 60.0  # seconds for one removal of what is left when the run is over
+SETTLING = 15.0  # seconds after which none is begun again
 
 
 class Levers(NamedTuple):
@@ -69,7 +71,7 @@ class Dock:
     async def __aenter__(self) -> Dock:
         await self.client.__aenter__()
         try:
-            self._state.mkdir(parents=True, exist_ok=True)
+            make_directory(self._state)
             self._fd = self._sign(self._config.id)
             config = self._config
             self.containers = Containers(
@@ -93,10 +95,7 @@ class Dock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            async with asyncio.timeout(CLOSING):
-                await self._clear()
-        except (DockerError, TimeoutError) as failed:
-            self._note("cleanup.failed", f"containers and networks of the run: {failed}")
+            await self._clear()
         finally:
             await self.watch.__aexit__(None, None, None)
             await self.client.__aexit__(None, None, None)
@@ -174,8 +173,27 @@ class Dock:
             self._note("fence.missing", f"{told}: {why}")
 
     async def _clear(self) -> None:
-        self._told(await sweep(self.client, self.containers.home, lambda run: run != self._config.id))
-        await fence.down(self.containers.network(Network.GATEWAY))
+        """Remove all that the run has on the daemon: again and again, as one that is back needs a moment."""
+        left: tuple[str, ...] = ()
+        until = time.monotonic() + SETTLING
+        while True:
+            try:
+                async with asyncio.timeout(CLOSING):
+                    left = await self._clear_once()
+            except (DockerError, TimeoutError) as failed:
+                left = (f"containers and networks of the run: {failed}",)
+                if self._gone_since is not None:
+                    break  # the run did not wait for the daemon either
+            if not left or time.monotonic() > until:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        for what in left:
+            self._note("cleanup.failed", what)
+
+    async def _clear_once(self) -> tuple[str, ...]:
+        """What is left, and why."""
+        swept = await sweep(self.client, self.containers.home, lambda run: run != self._config.id)
+        return (*swept.left, *await fence.down(self.containers.network(Network.GATEWAY)))
 
     async def _bury(self) -> None:
         """Remove what dead runs of this machine left."""
@@ -186,7 +204,8 @@ class Dock:
             self._note("orphans.removed", told)
         for name in await fence.names():
             if not self._lives(name.removeprefix("holdwater-")):
-                await fence.down(name)
+                for problem in await fence.down(name):
+                    self._note("cleanup.failed", problem)
 
     def _told(self, swept: Swept) -> None:
         """What could not be removed is tried again; that it could not is an event, once."""
@@ -232,7 +251,7 @@ async def check_daemon(environment: Environment) -> None:
 def _home(state: Path) -> str:
     """What runs of this machine are known by on the daemon: written down once."""
     path, new = state / HOME, state / f".{HOME}.{os.getpid()}"
-    new.write_text(uuid.uuid4().hex)
+    write_private(new, uuid.uuid4().hex.encode())
     try:
         path.hardlink_to(new)
     except FileExistsError:

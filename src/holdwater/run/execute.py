@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..core.authoring import Agent, Critique, Enclose, Suite
-from ..core.config import Critic, RunConfig, SandboxKind
+from ..core.config import Critic, RunConfig, SandboxKind, SandboxRoot
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.summary import Summary
@@ -37,15 +37,17 @@ from ..ledger.reader import Reader
 from ..ledger.recovery import recover
 from ..ledger.regrades import latest_regrade, refusals
 from ..rollout.duty import Duty
-from ..rollout.host import socket_prefix
 from ..rollout.lag import Lag
 from ..rollout.logs import routed
 from ..rollout.wire import Upstream, Welcome
-from ..sandbox.scratch import bury, claim
+from ..sandbox.isolation import describe_missing_isolation
+from ..sandbox.probe import probe
+from ..sandbox.scratch import bury, claim, temporary_places, temporary_prefix
 from ..sandbox.sweep import sweep
+from ..sandbox.visibility import HOST_SHOWN
 from .budget import BudgetWatch
 from .catalogue import Catalogue
-from .config import Environment
+from .config import Environment, passed_variables
 from .desk import Desk
 from .feed import Feed, NoFeed, RunFeed, compare
 from .fleet import Emit, Governed
@@ -134,11 +136,13 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
         log = stack.enter_context(closing(RunLog(directory.path / "run.log", given.say)))
         stack.enter_context(routed(log.say))
         stack.enter_context(claim(directory.sandboxes(config)))
-        bury(directory.sandboxes(config).parent)
+        for place in {directory.sandboxes(config).parent, *temporary_places()}:
+            bury(place)
         _sweep(directory, config)
         space = Space(config, directory, _places(directory, config))
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
+            await _tell_isolation(ledger, config, given, log.say)
             if given.config is not None and config.serving is None:
                 await change_settings(ledger, given.config)
             if (asked := given.regrade) is not None:
@@ -167,6 +171,10 @@ async def _conduct(
     say: Callable[[str], None],
     signals: Signals,
 ) -> None:
+    if given.works is None and config.serving is None:  # the first line of a server says where it listens
+        say(f"network: `{config.network}`, unless an instance names another\n")
+        for note in given.agent.notes if given.regrade is None else ():
+            say(f"note: {note}\n")
     meter = Meter(_places(ledger.directory, config), config.memory, given.environment.memory_request)
     timeline = Timeline(ledger, space)
     async with AsyncExitStack() as stack:
@@ -208,7 +216,7 @@ async def _schedule(
         token=ledger.token,
         upstream=given.upstream,
         path=given.environment.path,
-        variables=given.environment.inherited,
+        variables=passed_variables(config, given.environment),
         containers=provision.containers if provision else None,
     )
     levers = Levers(
@@ -238,6 +246,21 @@ async def _schedule(
                 await retention.finish()
             finally:
                 await retention.close()
+
+
+async def _tell_isolation(
+    ledger: Ledger, config: RunConfig, given: Conduct, say: Callable[[str], None]
+) -> None:
+    """Say once, before anything runs, what sandboxes are not kept from."""
+    if config.sandbox is not SandboxKind.PROCESS or given.works is not None:
+        return
+    if missing := describe_missing_isolation(probe()):
+        await ledger.note("sandbox.open", missing)
+        await ledger.remember("open", missing.encode())
+        say(f"warning: {missing}\n")
+    elif config.sandbox_root is SandboxRoot.HOST:
+        await ledger.note("sandbox.root", HOST_SHOWN)
+        say(f"note: {HOST_SHOWN}\n")
 
 
 async def _provision(
@@ -348,8 +371,9 @@ def _sweep(directory: RunDirectory, config: RunConfig) -> None:
     """Remove what conductors of this run left: processes, sandboxes, sockets."""
     places = _places(directory, config)
     sweep(config.id, places["scratch"])
-    for left in places["temp"].glob(f"{socket_prefix(config.id)}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for place in temporary_places():
+        for left in place.glob(f"{temporary_prefix(config.id)}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:

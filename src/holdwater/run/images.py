@@ -59,7 +59,8 @@ class ImageWorks:
         self.engine: Engine
 
     async def __aenter__(self) -> ImageWorks:
-        self._credentials = Credentials(self._environment.docker_config, self._environment.path)
+        environment = self._environment
+        self._credentials = Credentials(environment.docker_config, environment.path, environment.inherited)
         registries = Registries(self._credentials, self.recipe.registries, self.note)
         self.registries = await self._stack.enter_async_context(registries)
         return self
@@ -96,7 +97,7 @@ class ImageWorks:
         return RunFeed(self._config, ledger, source, resumed=resumed)
 
     def fleet(self, token: int, emit: Emit) -> ImageFleet:
-        return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit)
+        return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit, self.daemon)
 
     def duties(self, governor: Governor) -> Sequence[Duty]:
         daemon = self.daemon

@@ -13,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 
 from ..ledger.disk import cannot_write, no_space
+from ..ledger.private import open_private
 
 MOST_KEPT = 64 * 1024  # bytes of lines that wait for room on the disk; the oldest go first
 
@@ -27,7 +28,7 @@ class RunLog:
         self._error: OSError | None = None
         self._kept = b""  # bound: MOST_KEPT
         try:
-            self._file = FileIO(path, "ab")
+            self._file = FileIO(path, "ab", opener=open_private)
         except OSError as error:
             raise cannot_write(path, error) from error
 

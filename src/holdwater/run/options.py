@@ -14,14 +14,15 @@ import msgspec
 
 from ..core.authoring import Critique
 from ..core.budget import RunBudget
-from ..core.config import Critic, Keep, Network, RunConfig, SandboxKind
+from ..core.config import Critic, Keep, Network, RunConfig, SandboxKind, SandboxRoot
 from ..core.errors import BadInput
 from ..core.image import EngineKind
 from ..core.records import Limits
 from ..gateway.prices import read_prices
 from ..image.recipe import read as read_recipe
+from ..plugin import close
 from ..rollout.critic import own_critic, spec_of
-from .config import check, parse_bytes, parse_sampling, parse_shard
+from .config import check, parse_bytes, parse_pass_env, parse_sampling, parse_shard
 
 LIMITS = {  # option -> field of `Limits`
     "setup_timeout": "setup",
@@ -85,8 +86,10 @@ class Options(TypedDict, total=False):
     sandbox: SandboxKind | str | None
     image: str | None
     mount: Sequence[str] | None
+    sandbox_root: SandboxRoot | str | None
     sandbox_read_only: bool | None
     network: Network | str | None
+    pass_env: Sequence[str] | None
     images: str | Path | None
     scratch: str | Path | None
     keep: Keep | str | None
@@ -134,6 +137,7 @@ class ResumeOptions(TypedDict, total=False):
     memory: int | str | None
     disk: int | str | None
     base_url: str | None
+    pass_env: Sequence[str] | None
     rpm: float | None
     tpm: float | None
     run_requests: int | None
@@ -171,12 +175,14 @@ def build_settings(options: BuildOptions) -> dict[str, Any]:
 
 def settings(options: Options) -> dict[str, Any]:
     """The options as fields of a `RunConfig`."""
+    _refuse_unknown(options, Options)
     fields, limits, budget = _parse(options)
     return {**fields, "limits": Limits(**limits), "budget": RunBudget(**budget)}
 
 
 def replace_settings(config: RunConfig, options: ResumeOptions) -> RunConfig:
     """The run's configuration, with those of its settings replaced that are given now."""
+    _refuse_unknown(options, ResumeOptions)
     fields, limits, budget = _parse(options)
     for name in RETRYING & fields.keys():
         del fields[name]
@@ -190,6 +196,15 @@ def replace_settings(config: RunConfig, options: ResumeOptions) -> RunConfig:
     return changed
 
 
+def _refuse_unknown(options: Mapping[str, object], kind: type) -> None:
+    """Python checks no keywords against a `TypedDict`: a misspelled one must not be dropped."""
+    known = kind.__annotations__
+    if unknown := next((name for name in options if name not in known), None):
+        near = close(unknown, known)
+        hint = f"did you mean `{near}`?" if near else f"known are {', '.join(known)}"
+        raise BadInput(f"unknown option: `{unknown}`", hint)
+
+
 def _parse(options: Options | ResumeOptions) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Those options that are given: as fields of a `RunConfig`, of its limits and of its budget."""
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -200,7 +215,7 @@ def _parse(options: Options | ResumeOptions) -> tuple[dict[str, Any], dict[str, 
     for option, field in (("mount", "mounts"), ("sandbox_read_only", "read_only")):
         if option in said:
             said[field] = said.pop(option)
-    for name, kind in (("network", Network), ("keep", Keep), ("sandbox", SandboxKind)):
+    for name, kind in CHOICES.items():
         if name in said:
             said[name] = _choice(kind, said[name], name)
     fields = {name: READ[name](value) if name in READ else value for name, value in said.items()}
@@ -212,7 +227,7 @@ def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
         return kind(value)
     except ValueError:
         choices = ", ".join(f"`{choice}`" for choice in kind)
-        raise BadInput(f"`--{name}` must be one of {choices}: `{value}`") from None
+        raise BadInput(f"`--{name.replace('_', '-')}` must be one of {choices}: `{value}`") from None
 
 
 def _mount(text: str) -> tuple[str, str]:
@@ -240,6 +255,12 @@ def _critic(said: Critique | str) -> str:
     return spec_of(said)
 
 
+CHOICES: dict[str, type[StrEnum]] = {
+    "network": Network,
+    "keep": Keep,
+    "sandbox": SandboxKind,
+    "sandbox_root": SandboxRoot,
+}
 READ: dict[str, Callable[[Any], Any]] = {  # what people write -> what is kept
     "critic": _critic,
     "concurrency": _slots,
@@ -248,6 +269,7 @@ READ: dict[str, Callable[[Any], Any]] = {  # what people write -> what is kept
     "prices": lambda path: read_prices(Path(path)),
     "images": lambda path: read_recipe(Path(path)),
     "only": tuple,
+    "pass_env": parse_pass_env,
     "mounts": lambda texts: tuple(_mount(text) for text in texts),
     "scratch": lambda path: str(Path(path).absolute()),
 }

@@ -20,6 +20,7 @@ import psutil
 
 from ..core.records import Attempt, MiB, Record
 from ..ledger.disk import no_space
+from ..ledger.private import open_private
 from ..rollout.wire import (
     Beat,
     Inbox,
@@ -294,7 +295,7 @@ class WorkerProcess:
 def _opened(log: Path) -> IO[bytes]:
     """A worker that is needed on a full disk starts without its log: its attempts keep theirs."""
     try:
-        return log.open("ab")
+        return open(log, "ab", opener=open_private)
     except OSError as error:
         if not no_space(error):
             raise

@@ -90,6 +90,7 @@ class Scheduler:
         self._say = say
         self._plan = Plan(Policy.of(config, regrading=ledger.regrade is not None), next_attempt)
         self._loop = asyncio.get_running_loop()
+        self.started = asyncio.Event()  # samples can be opened
         self._finished = asyncio.Event()
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
@@ -154,7 +155,7 @@ class Scheduler:
         self._dispatch.offer = customers.offer
 
     def open(self, opened: Sequence[Opened]) -> None:
-        """Samples that are in the ledger and can be tried."""
+        """Samples that are in the ledger and can be tried; once it has `started`."""
         self._begin(self._expect([event for event in opened if event.last is None]))
         for event in opened:
             self._take(event)
@@ -179,6 +180,7 @@ class Scheduler:
                 watch = Duty("watch", WATCH_SECONDS, self._watch)
                 perpetual = [self._group.create_task(duty.perform(self.note)) for duty in (watch, *duties)]
                 self._take(Woke())
+                self.started.set()
                 await self._finished.wait()
                 for task in (*perpetual, *self._begun):
                     task.cancel()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
-# A shell without job control starts its background jobs with these ignored: a Ctrl-C is not meant for them.
-DEAF_TO = (signal.SIGINT, signal.SIGQUIT)
+# Python itself ignores these, and `subprocess` resets them.
+OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 MOST = 2  # a third signal ends the process on the spot; the run resumes even then
 INTERRUPTED = 3  # the exit status
 
@@ -38,7 +38,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         """Take the handlers of this process."""
-        for number in DEAF_TO:
+        # A shell without job control starts its background jobs with SIGINT ignored, `nohup` with SIGHUP. The
+        # command goes on ignoring them, and its sandboxes do not inherit that.
+        for number in signal.valid_signals() - OWN:
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, disregard)
         for number in BOTH:

@@ -18,7 +18,8 @@ import msgspec
 from ..core.authoring import Suite
 from ..core.config import RunConfig, SandboxKind
 from ..core.errors import BadInput, HoldwaterError, SuiteFailed
-from ..core.records import Instance
+from ..core.records import Instance, Network
+from ..core.start_paths import find_bad_paths
 from ..image.naming import named
 
 
@@ -98,8 +99,26 @@ class Source:
         self._chosen += 1
         if self._limit_reached():
             self._over = True
-        instance = self._named(item, place)
+        if wrong := self._wrong_path(item, place):
+            self._fail_with(wrong, self._position)
+            return None
+        instance = self._named(self._permit(item), place)
         return None if instance is None else (instance, place)
+
+    @staticmethod
+    def _wrong_path(instance: Instance, place: str) -> BadInput | None:
+        for stage, start in (("start", instance.start), ("grader", instance.grader)):
+            for field, problem in find_bad_paths(start) if start is not None else ():
+                return BadInput(f"{place} (`{instance.id[:200]}`): field `{stage}.{field}` {problem}")
+        return None
+
+    def _permit(self, instance: Instance) -> Instance:
+        """The instance, refused where it asks for an open network that the run does not give."""
+        network = self._config.network
+        if not instance.open_network or network is Network.OPEN:
+            return instance
+        reason = f"{instance.open_network}: an open network is given with `--network open`; it is `{network}`"
+        return Instance(id=instance.id, instruction=instance.instruction, data=instance.data, refused=reason)
 
     def _named(self, instance: Instance, place: str) -> Instance | None:
         """With its image, where it needs one."""

@@ -173,7 +173,7 @@ class Supply:
     async def _open(self) -> None:
         recipe, environment = self._config.images, self._environment
         enter = self._stack.enter_async_context
-        credentials = Credentials(environment.docker_config, environment.path)
+        credentials = Credentials(environment.docker_config, environment.path, environment.inherited)
         registries = await enter(Registries(credentials, recipe.registries if recipe else {}, self._note))
         bases = RegistryBases(registries, credentials)
         self._disk: DaemonDisk = await daemon_disk(self._client)

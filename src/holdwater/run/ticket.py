@@ -63,8 +63,9 @@ class Counter(Protocol):
 class Ticket:
     """An accepted order."""
 
-    def __init__(self, order: Order, key: str | None, desk: Counter) -> None:
+    def __init__(self, order: Order, key: str | None, desk: Counter, owner: str) -> None:
         self.order = order
+        self.owner = owner  # the client that may have it
         self.key = key  # of its endpoint: in no file
         self.row = OrderRow(0, order.key, b"", 0.0, 0, ())  # until it is in the ledger
         self.new = True  # False: it was known when it was placed

@@ -1,4 +1,4 @@
-"""What an order may ask for, checked at the edge: what can never be, and what is none of a client's business.
+"""What clients may ask for, checked at the edge: what can never be, and what is none of a client's business.
 
 Whoever brings an instance of his own gets nothing of the server's machine with it. The shape of an order is
 checked when it is decoded; what there is room for is decided by the desk.
@@ -8,28 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import msgspec
 
+from ..core.endpoint import find_url_problem
 from ..core.errors import Refused
 from ..core.groups import GroupTerms
 from ..core.records import Ask, Instance, Network, Start
-from ..core.serving import Order
+from ..core.serving import Order, Steer
+from ..core.start_paths import find_bad_paths
+
+KEY_HINT = "the key of an endpoint is sent in the header `X-Holdwater-Model-Key`"
 
 
 def check(order: Order) -> None:
     """Refused (`invalid`) names the field."""
     for field, problem in _problems(order):
-        raise Refused("invalid", f"`{field}` {problem}")
+        raise Refused("invalid", f"`{field}` {problem}", KEY_HINT if field == "model.url" else "")
+
+
+def check_steer(to: Steer) -> None:
+    """Refused (`invalid`) names the field."""
+    if problem := find_url_problem(to.url):
+        raise Refused("invalid", f"`url` {problem}", KEY_HINT)
 
 
 def _problems(order: Order) -> Iterator[tuple[str, str]]:
     yield from _of_limits(order.limits, "limits")
     if order.group is not None:
         yield from _of_group(order.group)
-    if order.model.url is not None and _scheme(order.model.url) not in ("http", "https"):
-        yield "model.url", "must be a URL of `http` or `https`"
+    if order.model.url is not None and (problem := find_url_problem(order.model.url)):
+        yield "model.url", problem
     try:
         msgspec.json.encode(order.sampling)
     except (TypeError, ValueError) as error:
@@ -62,18 +71,11 @@ def _of_instance(instance: Instance) -> Iterator[tuple[str, str]]:
 
 
 def _of_start(start: Start, place: str) -> Iterator[tuple[str, str]]:
+    for field, problem in find_bad_paths(start):
+        yield f"{place}.{field}", problem
     if start.build is not None:
         yield f"{place}.build", "is a directory of the server: name an `image`"
     if start.network is Network.OPEN:
         yield f"{place}.network", "can be opened by the server alone: `--network open`"
     if any("${" in value for value in start.env.values()):
         yield f"{place}.env", "must not refer to variables of the server"
-
-
-def _scheme(url: str) -> str | None:
-    """The scheme of a URL that has a host; None: it is none."""
-    try:
-        found = urlsplit(url)
-        return found.scheme if found.hostname else None
-    except ValueError:
-        return None

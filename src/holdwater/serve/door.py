@@ -1,12 +1,13 @@
-"""The door: listens, asks for a key, and leads each request to what it is about.
+"""The door: listens, checks who comes in, and leads each request to what it is about.
 
-It keeps nothing. Orders are in `orders.py`, connections in `guests.py`, the words in `core/serving.py`.
+It keeps nothing. Orders are in `orders.py`, connections in `guests.py`, the words in `core/serving.py`; the
+rules for requests are in `web/visitors.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import hashlib
 import os
 import re
 import socket as sockets
@@ -28,12 +29,14 @@ from ..gateway.server import LONGEST_SOCKET_PATH
 from ..ledger.blobs import Blobs, is_hash
 from ..rollout.duty import Duty
 from ..run.metrics import exposition
+from ..web.visitors import check_content
+from .asked import check_steer
 from .body import Bodies
 from .desk import Desk
 from .guests import Complaints, Guests, peer_of, refusal
-from .orders import Orders, document, model_key, problem_of
-from .speech import Speech, speech_of
-from .terms import DoorTerms, Place, place_of, secured
+from .orders import OWNER, Orders, document, model_key, problem_of
+from .speech import JSON, MSGPACK, Speech, speech_of
+from .terms import DoorTerms, Place, place_of, rules_of, secured
 from .written import SERVER, SLICE
 
 CLOSING = 0.5  # seconds that answers get to leave when the door closes
@@ -48,11 +51,12 @@ class Door:
 
     def __init__(self, desk: Desk, terms: DoorTerms) -> None:
         self.address = ""
+        self.addresses: list[str] = []  # all of them: a name such as `localhost` may have several
         self._desk = desk
         self._terms = terms
         self._place = place_of(terms)
         self._tls = secured(terms)
-        self._keys = tuple(key.encode() for key in terms.keys)
+        self._rules = rules_of(terms, self._place)
         self._bodies = Bodies(terms.largest_order)
         self._complaints = Complaints(terms.note)
         self._stack = AsyncExitStack()
@@ -101,15 +105,19 @@ class Door:
             told = error.strerror or str(error)
             raise BadInput(f"cannot listen on `{self._terms.listen}`: {told}") from None
         if place.path is not None:
+            self.addresses = [self._terms.listen]
             return self._terms.listen
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        return f"{scheme}://{host}:{runner.addresses[0][1]}"
+        self.addresses = [_url(scheme, host, port) for host, port, *_ in runner.addresses]
+        return _url(scheme, place.host, runner.addresses[0][1])
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Whatever comes of a request, it is an answer, and nobody else's matter."""
         speech = speech_of(request.headers)
         try:
-            self._admit(request)
+            key = self._rules.admit(request.headers)
+            request[OWNER] = _owner(key) if key is not None and self._terms.separate else ""
+            if request.body_exists:
+                check_content(request.headers, (JSON, MSGPACK))
             found = _route(request)
             return await found.handler(self, request, speech, found.name)
         except Refused as error:
@@ -131,19 +139,6 @@ class Door:
             raise ConnectionResetError("an answer that has begun can only be cut")
         return refusal(problem, speech)
 
-    def _admit(self, request: web.BaseRequest) -> None:
-        if not self._keys:
-            return
-        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
-        said = given.encode("utf-8", "surrogateescape")
-        if not sum(hmac.compare_digest(said, key) for key in self._keys):  # each of them, whatever fits
-            raise Refused(
-                "unauthorized",
-                "this key does not open this server" if given else "a key is needed",
-                "send one of its keys as `Authorization: Bearer KEY`",
-            )
-
     # One for each route; `name` is what stands in the path.
 
     async def _place_order(self, request: web.BaseRequest, speech: Speech, name: str) -> web.StreamResponse:
@@ -161,6 +156,7 @@ class Door:
     async def _steer(self, request: web.BaseRequest, speech: Speech, name: str) -> web.StreamResponse:
         async with self._bodies.read(request) as body:
             to: Steer = speech.decode(body, Steer)
+        check_steer(to)
         await self._desk.steer(to, model_key(request))
         return web.Response(status=204, headers=SERVER)
 
@@ -232,6 +228,15 @@ def _route(request: web.BaseRequest) -> _Found:
                 raise Refused("unknown", f"no such order: {name[:80]!r}...")
             return _Found(handler, name)
     raise Refused("unknown", f"nothing is served here: {path[:200]!r}", "see `holdwater help serving`")
+
+
+def _owner(key: str) -> str:
+    """What stands for a client's key in the ledger, and from which the key cannot be read."""
+    return hashlib.blake2b(key.encode(), person=b"hw order owner", digest_size=16).hexdigest()
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _unix(place: Place) -> sockets.socket:

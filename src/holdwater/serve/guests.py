@@ -11,12 +11,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from ..core.serving import Problem
+from ..gateway.heads import MOST_HELD, PARSER, BoundedParser, HeadTooLarge, HeldHeads
 from .speech import STATUS, Speech
 from .written import SERVER
 
@@ -74,9 +76,16 @@ class Guests(web.Server):
         )
         self.most = most
         self.complaints = complaints
+        self.heads: HeldHeads[_Guest] = HeldHeads(self._close)
 
     def __call__(self) -> RequestHandler:
         return _Guest(self, loop=self._loop, **self._kwargs)
+
+    def _close(self, guest: _Guest) -> None:
+        """Close a connection for its head."""
+        why = f"a connection was closed: more than {MOST_HELD} bytes of heads were held"
+        self.complaints.tell(peer_of(guest.transport), "invalid", why)
+        guest.force_close()
 
     async def patrol(self) -> None:
         """Close the connections of machines that are gone."""
@@ -94,6 +103,8 @@ class _Guest(RequestHandler):
     def __init__(self, guests: Guests, **options: Any) -> None:
         super().__init__(guests, **options)
         self._guests = guests
+        parser = BoundedParser(getattr(self, PARSER), partial(guests.heads.hold, self))
+        setattr(self, PARSER, parser)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -104,6 +115,14 @@ class _Guest(RequestHandler):
             assert self.transport is not None
             self.transport.write(_raw(problem))
             self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._guests.heads.hold(self, 0)
+        super().connection_lost(exc)
+
+    @property
+    def answering(self) -> bool:
+        return self._current_request is not None
 
     def handle_error(
         self,
@@ -118,6 +137,8 @@ class _Guest(RequestHandler):
         told = _printable(message or str(exc))
         self._guests.complaints.tell(peer_of(request.transport), "invalid", f"not HTTP: {told}")
         response = refusal(Problem(code="invalid", message=f"not HTTP: {told}"), _JSON)
+        if isinstance(exc, HeadTooLarge):
+            response.set_status(exc.code)
         response.force_close()
         return response
 

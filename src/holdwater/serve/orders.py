@@ -22,6 +22,7 @@ from .written import SERVER, Stream, send
 
 MODEL_KEY = "X-Holdwater-Model-Key"
 HAVE = "X-Holdwater-Have"
+OWNER = web.RequestKey("owner", str)  # stands for the key of a request's client
 ANSWERS = Answer | tuple[Answer, ...]
 
 
@@ -49,7 +50,7 @@ class Orders:
             order = speech.decode_order(body)
         del body
         check(order)
-        ticket = await self._placed(order, model_key(request))
+        ticket = await self._placed(order, model_key(request), owner_of(request))
         order = ticket.order  # without the instance that it brought
         if speech.streamed:
             return await self._stream(request, speech, ticket)
@@ -63,13 +64,13 @@ class Orders:
 
     async def show(self, request: web.BaseRequest, speech: Speech, key: str) -> web.StreamResponse:
         """The result of an order, or that it is not over."""
-        ticket = await self._find(key)
+        ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
             return status(ticket, speech)
         return await self._deliver(request, speech, ticket)
 
     async def cancel(self, request: web.BaseRequest, speech: Speech, key: str) -> web.StreamResponse:
-        ticket = await self._find(key)
+        ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
             ticket.cancel("its client cancelled it")
         return status(ticket, speech)
@@ -78,17 +79,17 @@ class Orders:
         """Hand answers to the calls that wait for them; of several, say for each why it was not taken."""
         async with self._bodies.read(request) as body:
             answers: Answer | tuple[Answer, ...] = speech.decode(body, ANSWERS)
-        ticket = await self._find(key)
+        ticket = await self._find(key, owner_of(request))
         if isinstance(answers, Answer):
             self._take(ticket, answers)
             return web.Response(status=204, headers=SERVER)
         problems = [self._tried(ticket, answer) for answer in answers]
         return document(problems, speech)
 
-    async def _placed(self, order: Order, key: str | None) -> Ticket:
+    async def _placed(self, order: Order, key: str | None, owner: str) -> Ticket:
         """The order's ticket. A client that hangs up meanwhile is one that is gone: the desk is told that."""
         placing: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        self._tasks.create_task(self._place(order, key, placing))
+        self._tasks.create_task(self._place(order, key, owner, placing))
         try:
             return await placing
         except asyncio.CancelledError:
@@ -96,9 +97,11 @@ class Orders:
                 await _leave(placing.result())
             raise
 
-    async def _place(self, order: Order, key: str | None, placing: asyncio.Future[Ticket]) -> None:
+    async def _place(
+        self, order: Order, key: str | None, owner: str, placing: asyncio.Future[Ticket]
+    ) -> None:
         try:
-            ticket = await self._desk.place(order, key)
+            ticket = await self._desk.place(order, key, owner)
             if placing.cancelled():
                 await _leave(ticket)
             else:
@@ -107,8 +110,8 @@ class Orders:
             if not placing.cancelled():
                 placing.set_exception(error)
 
-    async def _find(self, key: str) -> Ticket:
-        ticket = await self._desk.find(key)
+    async def _find(self, key: str, owner: str) -> Ticket:
+        ticket = await self._desk.find(key, owner)
         if ticket is None:
             raise Refused("unknown", f"no such order: {key[:200]!r}")
         return ticket
@@ -163,6 +166,11 @@ async def _leave(ticket: Ticket) -> None:
     """Nobody waits for it: from now on the desk counts the seconds."""
     async with ticket.attended():
         pass
+
+
+def owner_of(request: web.BaseRequest) -> str:
+    """Whose orders the request may see: the door has set it."""
+    return request[OWNER]
 
 
 def model_key(request: web.BaseRequest) -> str | None:

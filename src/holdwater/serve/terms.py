@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import NamedTuple
 
 from ..core.errors import BadInput
 from ..core.records import MiB
+from ..web.visitors import VisitorRules
 
 UNIX = "unix:"
+UNIX_HOST = "holdwater"  # what our client has as `Host` where there is no host: at a unix socket
 
 
 class DoorTerms(NamedTuple):
     """Where a door is, and who may come in."""
 
     listen: str = "127.0.0.1:8400"  # HOST:PORT, or unix:PATH
-    keys: tuple[str, ...] = ()  # none: nobody is asked for one, and none but this machine is listened to
+    keys: tuple[str, ...] = ()  # none: no key is wanted, and only this machine can reach the door
+    separate: bool = True  # an order belongs to the key that it came with
+    hosts: tuple[str, ...] = ()  # further names of this server, as clients send them in `Host`
     tls: tuple[Path, Path] | None = None  # certificate, key
     largest_order: int = 64 * MiB  # bytes of a body
     note: Callable[[str, str], None] = lambda kind, message: None  # what is worth knowing, once
@@ -54,6 +59,15 @@ def place_of(terms: DoorTerms) -> Place:
             "give `--key-file FILE`, or listen on `127.0.0.1`",
         )
     return place
+
+
+def rules_of(terms: DoorTerms, place: Place) -> VisitorRules:
+    """What a request to this door needs to be obeyed."""
+    own = (
+        (UNIX_HOST,) if place.path is not None else () if place.local else (place.host, socket.gethostname())
+    )
+    names = frozenset(name.lower() for name in (*terms.hosts, *own))
+    return VisitorRules(names, place.local, terms.keys)
 
 
 def secured(terms: DoorTerms) -> ssl.SSLContext | None:

@@ -12,7 +12,12 @@ from aiohttp import web
 from ..core.serving import AnyEvent
 from .speech import Speech
 
-SERVER = {"Server": "holdwater", "Cache-Control": "no-store"}
+SERVER = {
+    "Server": "holdwater",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",  # text of an agent is never taken for a page
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 SLICE = 256 * 1024  # bytes that are handed to the transport before it is asked whether it can take more
 
 

@@ -147,6 +147,8 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))
+    for told in summary.refused.last if summary.refused is not None else ():
+        facts.add_row("refused", Text(f"{line(told, 300)} (of no attempt)", "yellow"))
     if summary.replays is not None:
         facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
