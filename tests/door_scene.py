@@ -42,7 +42,8 @@ async def scene(queue: int = 1000, http: dict[str, Any] | None = None, **terms: 
     notes: list[tuple[str, str]] = []
     desk = FakeDesk(queue)
     given = {"listen": "127.0.0.1:0", "note": lambda kind, message: notes.append((kind, message)), **terms}
-    async with Door(desk, DoorTerms(**given)) as door, aiohttp.ClientSession(**http or {}) as client:
+    session = {"headers": {"Content-Type": JSON}, **(http or {})}
+    async with Door(desk, DoorTerms(**given)) as door, aiohttp.ClientSession(**session) as client:
         yield Scene(desk, door, client, notes)
 
 

@@ -53,7 +53,9 @@ class Ground:
         words = ["dockerd", "--data-root", self.data, "--exec-root", self._short / "exec", "--pidfile"]
         words += [self._short / "pid", "-H", self.host, "--bridge", "none", "--ip6tables=false"]
         words += ["--default-address-pool", "base=10.232.0.0/16,size=24", "--config-file", self._empty()]
-        apart = ["unshare", "--mount", "--propagation", "private"]
+        (self.place / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # in the daemon's own network
+        resolver = f"mount --bind '{self.place}/resolv.conf' /etc/resolv.conf && exec \"$@\""
+        apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", resolver, "sh"]
         with (self.place / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen([*self.before, *apart, *words], stdout=log, stderr=log)
         sock = Path(self.host.removeprefix("unix://"))

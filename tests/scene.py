@@ -211,6 +211,16 @@ def lines(path: Path) -> list[str]:
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def hears(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM: Python itself has none."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) & 1 << signal.SIGTERM - 1)
+
+
 def _carries(process: psutil.Process, mark: str) -> bool:
     try:
         environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")

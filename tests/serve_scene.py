@@ -182,6 +182,10 @@ class Server:
         return self.process.wait(stretch(30))
 
     @property
+    def token(self) -> str:
+        return (self.out / "token").read_text().strip()
+
+    @property
     def said(self) -> str:
         return self.errors.read_text(errors="replace")
 

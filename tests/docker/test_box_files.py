@@ -229,6 +229,24 @@ async def test_many_changes_are_found_in_one_reading_of_the_directory(
     assert len(names) == many + 2
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_hard_links_are_kept_among_many_changes(
+    netdaemon: Daemon, tmp_path: Path, read_only: bool
+) -> None:
+    kept, many = tmp_path / "kept", 2 * work.FEW
+    async with sandboxes(netdaemon, read_only=read_only) as boxes:
+        async with boxes.open(1, Limits(), None, START) as box:
+            await box.run("echo before > before")
+            await box.mark()
+            await box.run(f"for i in $(seq {many}); do echo $i > $i; done; ln 7 also; ln before again")
+            await box.salvage(kept)
+        async with boxes.open(2, Limits(), None, START) as other:
+            await other.restore(kept)
+            told = await other.run("cat 7 also again")
+
+    assert told.stdout == "7\n7\nbefore\n", told
+
+
 async def test_of_too_much_work_the_smallest_files_are_kept(
     box: DockerSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ def scene(tmp_path: Path, own: Ground) -> Iterator[Scene]:
     found.close()
 
 
-AWAY = [pytest.param(0.0, id="at once", marks=PROOF), pytest.param(5.0, id="later")]
+AWAY = [pytest.param(0.0, id="at once"), pytest.param(5.0, id="later")]
 
 
 @pytest.mark.parametrize("away", AWAY)
@@ -77,9 +77,20 @@ def test_a_daemon_that_is_stopped_and_started_costs_no_instance_and_no_retry(
     assert {(row["where"], row["failure_kind"]) for row in failed} == {("interrupted", "daemon")}, failed
     assert len(failed) <= 2 * size["at_once"], "nobody is admitted while the daemon is gone"
     assert not away or {"daemon.gone", "daemon.back"} <= set(command.document()["events"])
-    until("what the killed daemon left is gone", lambda: not any(own.left().values()), 60)
+    if "cleanup.failed" in command.document()["events"]:
+        remove_miscounted(own)
     own.assert_clean()
     scene.assert_clean()
+
+
+def remove_miscounted(own: Ground) -> None:
+    """Remove a network whose endpoints docker 20.10 has miscounted: a daemon that starts counts them anew."""
+    (name,) = own.left()["networks"]
+    (network,) = json.loads(own.docker("network", "inspect", name))
+    assert network["Containers"] == {}, network
+    own.stop()
+    own.start()
+    own.docker("network", "rm", name)
 
 
 def test_without_a_daemon_there_is_one_clear_error_and_nothing_else(tmp_path: Path) -> None:

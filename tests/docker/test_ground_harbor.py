@@ -28,6 +28,10 @@ def test_the_oracle_scores_one_and_nop_zero_on_every_task(
         "4",
         "--workers",
         "1",
+        "--network",
+        "open",
+        "--pass-env",
+        WORD,
     ]
 
     command = scene.start("run", str(tmp_path / "tree"), "--out", str(scene.out), "--json", *words)

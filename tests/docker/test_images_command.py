@@ -162,6 +162,26 @@ def test_kill_9_in_mid_build_is_made_good_by_a_resume(
     assert not list(scene.temp.iterdir())
 
 
+@pytest.mark.parametrize("away", [0.0, 3.0], ids=["at-once", "later"])
+def test_a_daemon_that_dies_in_mid_build_costs_no_image_and_no_retry(
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, away: float
+) -> None:
+    bases = [scene.registry.put(f"died-{away}/base-{number}", [root, noise(MB)]) for number in range(4)]
+    slow = 'before = ["RUN sleep 2"]\nnetwork = "none"\nconcurrency = 2\ncache = 0'
+    with docker_scene.daemon(scene.place / "docker", 400 * MB) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        command = scene.build(scene.recipe(bases, f"died-{away}/agent", slow), "--retries", "0")
+        until("another is being built", lambda: "RUN sleep" in said(scene.out / "logs"), 60)
+
+        daemon.kill()
+        if away:
+            command.live_on(away)
+        daemon.start()
+
+        assert command.wait(120) == 0, command
+        assert (command.document()["made"], command.document()["failed"]) == (4, 0)
+
+
 def said(logs: Path) -> str:
     """What builds after the first have printed."""
     return "".join(path.read_text() for path in sorted(logs.glob("*.build.log"))[1:])

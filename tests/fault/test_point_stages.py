@@ -33,7 +33,7 @@ import holdwater as hw
 from holdwater.core.records import Where
 from holdwater.rollout.duty import Duty
 from holdwater.testing.faults import Fault, Injected, Manner
-from holdwater.testing.leaks import no_leaks
+from holdwater.testing.leaks import PATIENCE, no_leaks
 from holdwater.testing.scripted import Reply, serve
 
 BOTH = (Manner.RAISE, Manner.HANG)
@@ -41,7 +41,7 @@ BOTH = (Manner.RAISE, Manner.HANG)
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    with no_leaks():
+    with no_leaks(stretch(PATIENCE)):
         yield
 
 

@@ -53,7 +53,9 @@ def bubblewrap() -> None:
 @pytest.fixture
 def boxes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ProcessSandboxes]:
     stumbling: Stumbling = request.getfixturevalue("stumbling")
-    found = ProcessSandboxes(tmp_path / "scratch", "run", Network.GATEWAY, machine=stumbling.machine)
+    found = ProcessSandboxes(
+        tmp_path / "scratch", f"run-{os.getpid()}", Network.GATEWAY, machine=stumbling.machine
+    )
     yield found
     found.threads.shutdown()
 
@@ -91,4 +93,4 @@ async def test_what_is_no_mount_is_not_tried_again(boxes: ProcessSandboxes, stum
 
 
 def test_the_probe_is_not_misled_either(tmp_path: Path) -> None:
-    assert probing._why_not(str(Stumbling(tmp_path, 3).path)) == ""
+    assert probing._why_not(str(Stumbling(tmp_path, 3).path), b"") == ""

@@ -62,17 +62,40 @@ def test_a_mount_cannot_be_written(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("line", ["{tools}/my-agent", "sh {tools}/my-agent", "my-agent"])
-def test_a_program_in_a_private_directory_is_one_error_at_the_start(scene: Scene, line: str) -> None:
+def test_a_program_is_shown_where_it_is(scene: Scene, line: str) -> None:
     tools = scene.place / "tools" / "bin"
     scene.env = {"PATH": f"{tools}:{os.environ['PATH']}"}
 
     command = run(scene, "--command", line.format(tools=tools))
 
-    assert command.wait(60) == 2, command
-    told = " ".join(command.stderr.split())
-    assert f"`/tmp` is private there: `{tools}/my-agent`" in told
-    assert f"hint: add `--mount {tools}:/opt/bin` and name it `/opt/bin/my-agent`" in told
+    assert command.wait(120) == 0, command
+    assert scene.outcomes() == {"one": "passed"}
+
+
+def test_a_directory_that_no_sandbox_shows_is_one_error_at_the_start(scene: Scene) -> None:
+    line = f"sh -c 'ls \"$0\" && echo agent > out.txt' {scene.place}/tools"
+
+    refused = run(scene, "--command", line)
+
+    assert refused.wait(60) == 2, refused
+    hint = f"--mount {scene.place}/tools:{scene.place}/tools"
+    assert f"hint: add `{hint}`" in " ".join(refused.stderr.split())
     assert not scene.out.exists()
+
+    command = run(scene, *hint.split(), "--command", line)
+
+    assert command.wait(120) == 0, command
+    assert scene.outcomes() == {"one": "passed"}
+
+
+def test_a_relative_program_is_the_sandboxs_and_the_error_says_so(scene: Scene) -> None:
+    (Path.cwd() / "pyproject.toml").stat()  # a file of this directory
+
+    command = run(scene, "--command", "./pyproject.toml")
+
+    assert command.wait(120) == 4, command
+    told = " ".join(command.stderr.split())
+    assert f"name `{Path.cwd()}/pyproject.toml` for the one here" in told
 
 
 @pytest.mark.parametrize("there", ["/tmp", "/", "/run/holdwater/work", "/proc/x"])

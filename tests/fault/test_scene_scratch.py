@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tests.scene import Command, Scene, lines, until
 
+from holdwater.sandbox.scratch import temporary_places
+
 SUITE = """
 import asyncio
 import os
@@ -71,6 +73,11 @@ def finish(scene: Scene, command: Command) -> dict[str, Any]:
     return document
 
 
+def temporary_files(scene: Scene) -> list[Path]:
+    """The copies of `/etc` that workers of the run have made."""
+    return [copy for place in temporary_places() for copy in place.glob(f"holdwater-{scene.id}-*/etc")]
+
+
 def kill(command: Command) -> None:
     command.signal(signal.SIGKILL)
     command.kill()
@@ -114,10 +121,12 @@ def test_a_dead_run_leaves_nothing_after_the_next_one(scenes: list[Scene], tmp_p
     kill(begin(dead, "--scratch", str(shared)))
     (left,) = shared.iterdir()
     assert left.name == f"holdwater-{dead.id}"
+    assert temporary_files(dead)
 
     finish(next_one, begin(next_one, "--scratch", str(shared)))
 
     assert list(shared.iterdir()) == []
+    assert temporary_files(dead) == []
     assert finish(dead, dead.resume())["outcomes"] == {"passed": COUNT}
 
 

@@ -229,7 +229,7 @@ def test_without_room_in_time_it_stops_and_resumes(scene: Filled, disk: Disk, wo
 
 def test_a_budget_of_disk_that_is_used_up_stops_the_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    count = 60
+    count = 120
     scene.suite(SUITE, COUNT=count, TRACE="", GO="")
     words = ("--workers", "0", "--concurrency", "2", "--disk", "2MiB", "--disk-patience", "1")
     command = scene.run(*scene.agent("heavy"), *words)

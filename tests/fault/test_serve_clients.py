@@ -147,6 +147,7 @@ def deaf(serve: Server, instance: Instance, key: str) -> socket.socket:
     body = msgspec.msgpack.encode(Order(key=key, instance=instance))
     head = (
         f"POST /v1/orders HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/msgpack\r\n"
+        f"Authorization: Bearer {serve.token}\r\n"
         f"Accept: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     connection.sendall(head.encode() + body)

@@ -63,7 +63,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @asynccontextmanager
 async def scene(serve: Server, url: str = "") -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(url or serve.url, patience=20.0) as client:
+    await eventually((serve.out / "token").exists, 20.0, lambda: serve.said)
+    async with AsyncClient(url or serve.url, serve.token if url else None, patience=20.0) as client:
         await serve.ready(client)
         yield client
         await eventually(lambda: idle(client), 10.0)
@@ -136,7 +137,11 @@ async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
         ended = {
             n: asyncio.create_task(
                 client.run(
-                    talk(n, w, slow=True), policy=trainer, on_event=event(n), key=n, limits=Ask(acting=1.5)
+                    talk(n, w, slow=True),
+                    policy=trainer,
+                    on_event=event(n),
+                    key=n,
+                    limits=Ask(acting=stretch(1.0)),
                 )
             )
             for n, w in late.items()

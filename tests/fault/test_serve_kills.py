@@ -125,3 +125,29 @@ async def test_what_nobody_comes_back_for_after_a_kill_is_reported_as_cancelled(
     assert result is not None
     failure = result.rollouts[0].failure
     assert failure is not None and (failure.where, failure.kind) == ("cancelled", "client")
+
+
+async def test_a_detached_order_goes_on_after_a_kill_without_its_client(tmp_path: Path) -> None:
+    async with model() as upstream:
+        flags = ("--model", "m", "--base-url", upstream.url, "--workers", "1")
+        with server(tmp_path, *flags) as serve:
+            async with serve.client() as client:
+                await serve.ready(client)
+                upstream.gate.clear()
+                run = asyncio.create_task(client.run("i1", key="alone", detached=True))
+                await eventually(lambda: upstream.waiting == 1, 20.0)
+                serve.kill()
+                run.cancel()
+                await asyncio.wait([run])
+            upstream.gate.set()
+            serve.start()
+            async with serve.client() as client:
+                await serve.ready(client)
+
+                async def settled() -> bool:
+                    return await client.result("alone") is not None
+
+                await eventually(settled, 20.0)
+                result = await client.result("alone")
+
+    assert result is not None and [rollout.outcome for rollout in result.rollouts] == ["passed"]

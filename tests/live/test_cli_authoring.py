@@ -80,6 +80,33 @@ def test_a_check_takes_no_agent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_attack_blames_no_trick_for_what_passes_anyway(tmp_path: Path) -> None:
+    found = hw.attack(suite, only=["good", "easy", "broken"], workers=0)
+
+    assert (found.instances, found.nop_passed, found.ok) == (1, ("easy",), True)
+    assert [fault.id for fault in found.untried] == ["broken"]
+    assert {(trick.passed, trick.held) for trick in found.tricks} == {((), 1)}
+
+
+def test_an_attack_names_the_trick_that_passed_and_fails(tmp_path: Path) -> None:
+    row = {"id": "trusting", "grade": "python3 -m unittest -q test_x", "files": {"test_x.py": "syntax error"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+
+    done = holdwater("check", "--attack", "rows.jsonl", "--workers", "0", "--quiet", cwd=tmp_path)
+
+    assert done.returncode == 1, done
+    assert "replaced-tests passes: trusting" in done.stdout
+    assert "usercustomize passes" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"], "no run is kept"
+
+
+def test_an_attack_on_no_suite_is_bad_input(tmp_path: Path) -> None:
+    done = holdwater("check", "--attack", "missing.jsonl", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "no such file" in done.stderr
+
+
 @pytest.mark.parametrize(("kind", "module"), [("suite", "my_puzzles"), ("agent", "my_puzzles")])
 def test_what_init_writes_passes_its_own_test_and_is_not_overwritten(
     tmp_path: Path, kind: str, module: str

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ def place(tmp_path_factory) -> Path:
     """A directory with what is needed to be refused."""
     path = tmp_path_factory.mktemp("serve")
     (path / "empty").write_text("\n")
+    (path / "empty").chmod(0o600)
     (path / "policy.py").write_text("number = 7\n")
     (path / "serve.toml").write_text('lissten = "127.0.0.1:0"\n')
     for name, serving in (("other", None), ("served", Serving())):
@@ -110,6 +112,8 @@ def test_it_says_where_it_listens_goes_on_after_a_kill_and_drains_on_a_signal(tm
     with served(tmp_path / "run", *words, **keys) as server:
         result = server.order("one")
         assert (result["rollouts"][0]["outcome"], result.get("new", True)) == ("passed", True)
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            server.order("one", key="first")  # the order is another client's
         server.order("two")  # the ledger has by then that the first was delivered
         server.process.kill()
     with served(tmp_path / "run", *words, **keys) as server:
@@ -136,9 +140,9 @@ class Server:
         self.process = process
         self.address = address
 
-    def order(self, key: str) -> dict:
-        body = json.dumps({"key": key, "instance": "backup-names", "trajectory": "none"}).encode()
-        headers = {"Authorization": "Bearer second"}
+    def order(self, name: str, key: str = "second") -> dict:
+        body = json.dumps({"key": name, "instance": "backup-names", "trajectory": "none"}).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.address}/v1/orders", body, headers)
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             return json.load(response)
@@ -153,7 +157,7 @@ def served(out: Path, *words: str, **variables: str) -> Iterator[Server]:
     try:
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert said.startswith("serving: http://127.0.0.1:"), said + process.stderr.read()
+        assert said.startswith("serving: http://127.0.0.1:"), said
         yield Server(process, said.split()[1])
     finally:
         process.kill()

@@ -39,7 +39,9 @@ suite = hw.Suite(name="adding", instances=instances, grade=grade)
 """
 
 
-def holdwater(place: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def holdwater(
+    place: Path, *words: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     return subprocess.run(
         [sys.executable, "-m", "holdwater", *words],
@@ -47,7 +49,12 @@ def holdwater(place: Path, *words: str, cwd: Path | None = None) -> subprocess.C
         text=True,
         timeout=120,
         cwd=cwd or place,
-        env={**env, "PYTHONPATH": str(SOURCE), "PATH": f"{place / 'bin'}:{os.environ['PATH']}"},
+        env={
+            **env,
+            "PYTHONPATH": str(SOURCE),
+            "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+            **variables,
+        },
         check=False,
     )
 
@@ -129,3 +136,23 @@ def test_a_place_that_cannot_be_written_names_the_flag(place: Path) -> None:
     assert first.startswith("error: cannot make the run's directory: `runs")
     assert second == "hint: name a directory that can be written with `--out`"
     assert done.returncode == 2
+
+
+def test_a_file_of_the_current_directory_in_the_command_is_noted(place: Path) -> None:
+    (place / "agent.py").write_text("")
+
+    done = holdwater(place, "run", "suite.py:suite", "--command", "python3 agent.py", "--limit", "1")
+
+    note = "note: `agent.py` in the agent's command is looked for in the sandbox's working directory"
+    assert f"{note}; the file here is `{place}/agent.py`" in done.stderr.splitlines()
+
+
+def test_credentials_in_the_url_of_a_provider_are_refused(place: Path) -> None:
+    words = ("run", "suite.py:suite", "--agent", "suite.py:calls", "--model", "m")
+
+    done = holdwater(place, *words, ANTHROPIC_BASE_URL="http://user:secret@localhost:1")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: `ANTHROPIC_BASE_URL` must hold no credentials")
+    assert "secret" not in done.stderr
+    assert not (place / "runs").exists()

@@ -282,4 +282,4 @@ def test_importing_the_client_loads_no_conductor() -> None:
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
 
     rooms = {name.split(".")[1] for name in loaded.split()}
-    assert rooms == {"client", "core", "version"}
+    assert rooms == {"client", "core", "version", "web"}

@@ -19,12 +19,14 @@ from holdwater.image.recipe import read as read_recipe
 # Commands that need a docker daemon, or an hour: (how they begin, who runs them, or says why not).
 ELSEWHERE = {
     "holdwater check ./terminal-bench-2": "tests/docker/test_ground_harbor.py",
+    "holdwater check --attack ./terminal-bench-2": "tests/docker/test_ground_grades.py",
     "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_ground_swebench.py",
     "holdwater run swebench:": "tests/docker/test_ground_swebench.py",
     "holdwater images clean": "tests/docker/test_images_command.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.
 REHEARSED = ("--agent claude-code", "--agent codex", "--agent mini-swe-agent", "--sandbox docker")
+HELLO = "--command 'sh -c \"echo hello > hello.txt\"'"
 SHELL_ONLY = ("source ", "export ")  # the desk's environment has them
 BEFORE = {  # what a page's prose says is there: (page, text of the example) -> code that comes first
     ("README.md", "hw.run(suite, solve"): "import holdwater as hw\nfrom suite import suite, solve",
@@ -100,8 +102,9 @@ def run_example(example: Example, desk: Desk) -> None:
         read_toml(example, desk)
     elif example.language == "json":
         (desk.place / "row.jsonl").write_text(example.text)
-        desk.type("holdwater run row.jsonl --command 'sh -c \"echo hello > hello.txt\"' --out runs/row")
-        assert '"passed": 1' in desk.type("holdwater show runs/row --json")
+        agent = "--agent oracle" if '"solution"' in example.text else HELLO
+        desk.type(f"holdwater run row.jsonl {agent} --out runs/row-{example.line}")
+        assert '"passed": 1' in desk.type(f"holdwater show runs/row-{example.line} --json")
     else:
         assert not example.text.startswith(("$", "holdwater ")), f"{example.name} is a console's example"
 

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -309,8 +310,9 @@ async def test_set_up_and_grading_that_take_too_long_are_never_a_zero(world):
 async def test_waiting_for_a_rate_limit_is_no_working_time(world):
     async def act(*_: Any) -> None:
         for _ in range(6):
+            begun = time.monotonic()
             await asyncio.sleep(pause)
-            world.session_.waited += pause
+            world.session_.waited += time.monotonic() - begun  # on a busy machine a pause is longer
 
     pause = stretch(0.1)
     world.limits = msgspec.structs.replace(LIMITS, working=3 * pause)
@@ -318,7 +320,8 @@ async def test_waiting_for_a_rate_limit_is_no_working_time(world):
     world.session_.waited = 0.0
     busy = await world.does(hang).verdict()
 
-    assert (patient.failure, patient.times.waited) == (None, pytest.approx(6 * pause))
+    assert patient.failure is None
+    assert patient.times.waited >= 6 * pause
     assert busy.failure is not None and busy.failure.where is Where.LIMIT
     assert busy.times.acting < stretch(5.0)
 

@@ -199,8 +199,8 @@ async def test_a_client_that_goes_away_while_its_order_is_written_leaves_it_too(
     written = asyncio.Event()
 
     class Slow(FakeDesk):
-        async def place(self, order, key=None):
-            ticket = await super().place(order, key)
+        async def place(self, order, key=None, owner=""):
+            ticket = await super().place(order, key, owner)
             await written.wait()
             return ticket
 
@@ -208,7 +208,8 @@ async def test_a_client_that_goes_away_while_its_order_is_written_leaves_it_too(
     async with Door(desk, DoorTerms(listen="127.0.0.1:0")) as door, aiohttp.ClientSession() as http:
         async with asyncio.TaskGroup() as group:
             body = msgspec.json.encode(order())
-            waiting = group.create_task(http.post(f"{door.address}/v1/orders", data=body))
+            sent = http.post(f"{door.address}/v1/orders", data=body, headers={"Content-Type": JSON})
+            waiting = group.create_task(sent)
             ticket = await desk.ticket("a")
             waiting.cancel()
         while next(iter(door._guests.connections), None) is not None:
@@ -240,7 +241,8 @@ async def test_a_slow_reader_is_told_less_and_costs_nothing():
         reader, writer = await asyncio.open_connection(sock=receive, limit=4096)
         body = msgspec.json.encode(order())
         head = (
-            f"POST /v1/orders HTTP/1.1\r\nHost: x\r\nAccept: {EVENTS}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nAccept: {EVENTS}\r\n"
+            f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
         ticket = await s.desk.ticket("a")
@@ -351,6 +353,26 @@ async def test_a_key_opens_the_door_and_nothing_else_does(headers):
         assert [kind for kind, _ in s.notes] == ["serve.unauthorized"]  # once, however often
 
 
+async def test_an_order_belongs_to_the_key_that_it_came_with():
+    alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+    async with scene(keys=("alice", "bob")) as s:
+        async with s.post(order(detached=True), **alice) as response:
+            assert response.status == 202
+        async with s.post(order(detached=True), **bob) as response:
+            assert (response.status, (await response.json())["code"]) == (409, "conflict")
+        ticket = s.desk.tickets["a"]
+        await ticket.hold(call("c1"))
+        answer = msgspec.json.encode(Answer(call="c1", text="bob's"))
+        for method, path, data in (("GET", "", None), ("DELETE", "", None), ("POST", "/answers", answer)):
+            url = f"{s.url}/orders/a{path}"
+            async with s.http.request(method, url, data=data, headers=bob) as response:
+                assert (response.status, (await response.json())["code"]) == (404, "unknown")
+        assert (ticket.cancelled, ticket.answers) == ("", [])
+        async with s.http.delete(f"{s.url}/orders/a", headers=alice) as response:
+            assert response.status == 202
+        assert ticket.cancelled
+
+
 async def test_a_unix_socket_is_for_its_user_alone(tmp_path):
     path = tmp_path / "door"
     with socket.socket(socket.AF_UNIX) as left_by_a_killed_server:
@@ -359,7 +381,7 @@ async def test_a_unix_socket_is_for_its_user_alone(tmp_path):
     async with scene(listen=f"unix:{path}", http=connector) as s:
         assert s.door.address == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        async with s.http.get("http://here/v1/health") as response:
+        async with s.http.get("http://localhost/v1/health") as response:
             assert response.status == 200
         with pytest.raises(BadInput, match="somebody listens there already"):
             async with Door(s.desk, DoorTerms(listen=f"unix:{path}")):
@@ -443,7 +465,7 @@ async def test_closing_the_door_ends_what_waits_in_it():
         async with Door(desk, DoorTerms(listen="127.0.0.1:0")) as door, asyncio.TaskGroup() as group:
 
             async def client():
-                headers = {"Accept": EVENTS}
+                headers = {"Accept": EVENTS, "Content-Type": JSON}
                 body = msgspec.json.encode(order())
                 async with http.post(f"{door.address}/v1/orders", data=body, headers=headers) as response:
                     await response.read()

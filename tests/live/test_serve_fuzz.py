@@ -16,13 +16,21 @@ from tests.patience import stretch
 
 from holdwater.core.groups import GroupTerms
 from holdwater.core.records import Ask, Instance, Network, Start
-from holdwater.core.serving import PROTOCOL, Answer, Finished, ModelChoice, Order, Problem, Source
+from holdwater.core.serving import PROTOCOL, Answer, Finished, ModelChoice, Order, Problem, Source, Steer
 from holdwater.serve import body as bodies
 from holdwater.serve import guests
 from holdwater.serve.speech import STATUS
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 ORDER = Order(key="k", instance="i", sampling={"temperature": 1.0}, detached=True)
+HEAD = b"POST /v1/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SECRETS = [
+    "http://user:hunter2@host/v1",
+    "https://hunter2@host/v1",
+    "http://host/v1?key=hunter2",
+    "http://host/any/path?",
+    "http://host/any/path#",
+]
 KINDS = [JSON, MSGPACK, "text/plain", "application/msgpack; charset=x", ""]
 ACCEPTED = [JSON, MSGPACK, EVENTS, FRAMES, "*/*", "", "nonsense,,;q=", "application/xml"]
 
@@ -91,7 +99,7 @@ async def test_any_request_is_answered_in_the_words_of_the_protocol(requests):
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=10), st.integers(0, 120))
 async def test_what_is_no_http_is_refused_and_its_connection_closed(garbage, cut):
     body = msgspec.json.encode(ORDER)
-    whole = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    whole = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     async with scene() as s, undisturbed(s):
         for piece in [*garbage, whole[:cut], whole[:cut] + garbage[0]]:
             said = await raw(s, piece, end=True)
@@ -155,6 +163,7 @@ async def test_a_wrong_order_is_told_what_is_wrong_with_it(body, code, message):
         ({"group": GroupTerms(patience=float("inf"))}, "group.patience"),
         ({"model": ModelChoice(source=Source.ENDPOINT, url="file:///etc/passwd")}, "model.url"),
         ({"model": ModelChoice(source=Source.ENDPOINT, url="http://[::1")}, "model.url"),
+        *(({"model": ModelChoice(source=Source.ENDPOINT, url=url)}, "model.url") for url in SECRETS),
         ({"sampling": {"x": msgspec.msgpack.Ext(5, b"x")}}, "sampling"),
         ({"instance": Instance(id="i", directory="/etc")}, "instance.directory"),
         ({"instance": Instance(id="i", start=Start(build="/etc"))}, "instance.start.build"),
@@ -170,16 +179,26 @@ async def test_what_no_client_may_ask_for_is_refused_by_its_name(more, field):
         assert (response.status, problem.code) == (400, "invalid")
         assert problem.message.startswith(f"`{field}` ")
         assert s.desk.tickets == {}
+        assert "hunter2" not in str((s.notes, problem))
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", *SECRETS])
+async def test_a_model_whose_url_holds_a_secret_is_refused(url):
+    async with scene() as s:
+        async with s.http.post(f"{s.url}/model", data=msgspec.json.encode(Steer(url=url))) as response:
+            problem = msgspec.json.decode(await response.read(), type=Problem)
+
+        assert (response.status, problem.code) == (400, "invalid")
+        assert problem.message.startswith("`url` must ")
+        assert s.desk.steered == []
+        assert "hunter2" not in str((s.notes, problem))
 
 
 async def test_a_key_of_an_endpoint_that_no_header_can_carry_is_refused():
     body = msgspec.json.encode(ORDER)
     async with scene() as s:
         for value in (b"caf\xc3\xa9", b"\xff\xfe"):
-            head = (
-                b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Holdwater-Model-Key: %s\r\n"
-                % value
-            )
+            head = HEAD + b"Connection: close\r\nX-Holdwater-Model-Key: %s\r\n" % value
             said = await raw(s, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             assert said.startswith(b"HTTP/1.1 400 ") and b"printable ASCII" in said
         assert s.desk.tickets == {}
@@ -193,7 +212,7 @@ async def test_a_huge_body_is_refused_by_its_length_and_while_it_is_read(monkeyp
             yield b"x" * 100_000
 
     async with scene(largest_order=1_000_000) as s, undisturbed(s):
-        said = await raw(s, b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        said = await raw(s, HEAD + b"Content-Length: 99999999\r\n\r\n")
         assert said.startswith(b"HTTP/1.1 413 ") and b'"too_large"' in said
         try:
             async with s.http.post(f"{s.url}/orders", data=endless()) as response:
@@ -220,7 +239,7 @@ async def test_a_body_that_comes_in_a_known_and_in_an_unknown_length_is_the_same
 async def test_those_who_send_too_much_together_are_told_to_wait():
     async with scene(largest_order=1_000_000) as s, undisturbed(s):
         host, port = s.door.address.removeprefix("http://").split(":")
-        head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n"
+        head = HEAD + b"Content-Length: 999999\r\n\r\n"
         writers = []
         for _ in range(2):
             _, writer = await asyncio.open_connection(host, int(port))
@@ -242,7 +261,7 @@ async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(guests, "LINGER", 0.1)
     monkeypatch.setattr(bodies, "LONGEST_SILENCE", 0.2)
     async with scene() as s, undisturbed(s), asyncio.timeout(stretch(10)), asyncio.TaskGroup() as group:
-        head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        head = HEAD + b"Content-Length: 100\r\n\r\n"
         nothing = group.create_task(raw(s, b""))
         half = group.create_task(raw(s, head[:30]))
         no_body = group.create_task(raw(s, head))
@@ -252,8 +271,11 @@ async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
             assert said.startswith(b"HTTP/1.1 400 ") and b"stopped coming" in said
 
 
+RIGHT = {"X-Api-Key": "right", "Content-Type": JSON}
+
+
 async def test_a_crowd_with_wrong_keys_is_noted_once_and_does_not_hold_up_the_right_one():
-    async with scene(keys=("right",), http={"headers": {"X-Api-Key": "right"}}) as s, undisturbed(s):
+    async with scene(keys=("right",), http={"headers": RIGHT}) as s, undisturbed(s):
 
         async def wrong(n):
             async with s.http.post(

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_FLAGS = {
     "out",
+    "trust",
+    "attack",
     "suite",
     "config",
     "dir",
@@ -48,7 +50,7 @@ OTHER_FLAGS = {
     "deep",
 }
 # Flags of programs that the docs mention, and of benchmarks.
-NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm"}
+NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm", "against"}
 
 
 def flags() -> set[str]:
