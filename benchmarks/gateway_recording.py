@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from content import text
 from gateway_load import Talk, Workload
 from xxhash import xxh3_128
 
 from holdwater.core.records import Usage
-from holdwater.gateway.identity import identity
 from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Ending, Session
@@ -55,10 +53,8 @@ async def recording(size: int, turns: int, place: Path) -> float:
 async def _record(session: Session, body: bytearray) -> None:
     """What `relay.py` does for the record."""
     form = DIALECTS["chat"].form
-    reading = session.recorder(form).read(body)
-    head = msgspec.json.encode(reading.head)
-    delta = await session.delta(form, reading, head)
-    delta = delta._replace(identity=identity(form.dialect, reading.head, delta.names))
+    reading = await session.read(form, body)
+    delta = await session.delta(form, reading, reading.head, reading.head)
     call = session.threads.begin(session.threads.tick(), delta, len(body), has_tools=False)
     session.write(delta, Ending(200, REPLY, Usage(requests=1, output_tokens=100)), time.time(), call)
 

@@ -31,6 +31,10 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def options(about: str) -> argparse.Namespace:
+    return parser(about).parse_args()
+
+
+def parser(about: str) -> argparse.ArgumentParser:
     """The flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
@@ -40,7 +44,7 @@ def options(about: str) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="the same work on peers that PyPI has")
     parser.add_argument("--rows", help="only these, for example `1,4`")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
-    return parser.parse_args()
+    return parser
 
 
 def at_most(what: str, value: float, most: float, unit: str) -> Row:

@@ -1,0 +1,92 @@
+"""How long an attempt with one command in a process sandbox takes, beside bubblewrap alone.
+
+    python benchmarks/sandbox_start.py [--quick] [--json] [--against CHECKOUT]
+
+One attempt at a time, each with one command that does nothing. `--against` measures another checkout as well,
+which has a `.venv` of its own (`scripts/setup`). The rows take turns, so that a slow minute of the machine
+hits all of them; each figure is a median over the turns.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import table
+from launch import HERE
+from table import Row, at_most, say
+
+TURNS = 7
+COUNT = 100  # attempts in a turn
+MOST = 1.10  # times another checkout
+BARE = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--unshare-net")
+
+
+def main() -> None:
+    parser = table.parser(__doc__ or "")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout of holdwater, measured in the same minutes"
+    )
+    options = parser.parse_args()
+    turns, count = (2, 20) if options.quick else (TURNS, COUNT)
+    ways: dict[str, Callable[[int], float]] = {
+        "this checkout": lambda number: attempt_seconds(sys.executable, HERE, number)
+    }
+    if options.against:
+        python, place = options.against / ".venv/bin/python", options.against / "benchmarks"
+        ways["the other checkout"] = lambda number: attempt_seconds(
+            str(python.absolute()), place.absolute(), number
+        )
+    if shutil.which("bwrap"):
+        ways["bubblewrap alone"] = bare_seconds
+    table.show(measure(ways, turns, count), json=options.json)
+
+
+def measure(ways: dict[str, Callable[[int], float]], turns: int, count: int) -> list[Row]:
+    seen: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns):
+        say(f"turn {turn + 1} of {turns}")
+        for name, seconds in ways.items():
+            seen[name].append(1000 * seconds(count) / count)
+    typical = {name: statistics.median(values) for name, values in seen.items()}
+    what = f"an attempt with one command, {turns} turns of {count}"
+    rows = [Row(f"{what}: {name}", round(value, 2), "ms") for name, value in typical.items()]
+    if "the other checkout" in seen:
+        ratio = statistics.median(
+            here / there
+            for here, there in zip(seen["this checkout"], seen["the other checkout"], strict=True)
+        )
+        rows.append(at_most("this checkout, times the other one", ratio, MOST, ""))
+    return rows
+
+
+def attempt_seconds(python: str, place: Path, count: int) -> float:
+    """Seconds from the first attempt to the end of a run of `count` attempts."""
+    with tempfile.TemporaryDirectory() as directory:
+        words = ["run", f"{place / 'work.py'}:suite", "--command", "true", "--limit", str(count)]
+        words += ["--out", f"{directory}/run", "--concurrency", "1", "--workers", "1", "--json", "--quiet"]
+        done = subprocess.run(
+            [python, "-m", "holdwater", *words], cwd=directory, capture_output=True, text=True, check=False
+        )
+        summary = json.loads(done.stdout)
+    if summary["settled"] != count:
+        raise SystemExit(f"{summary['settled']} of {count} attempts have settled: {done.stderr[-500:]}")
+    return float(summary["seconds"])
+
+
+def bare_seconds(count: int) -> float:
+    begun = time.monotonic()
+    for _ in range(count):
+        subprocess.run(["bwrap", *BARE, "--", "true"], check=True)
+    return time.monotonic() - begun
+
+
+if __name__ == "__main__":
+    main()
