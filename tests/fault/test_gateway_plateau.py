@@ -196,6 +196,6 @@ def length_in(head: bytes) -> int:
 
 
 def anonymous_memory(pid: int) -> int:
-    """Bytes of heap and stacks. Pss would also grow when another Python on the machine ends and shares no pages any more."""
+    """Bytes of heap and stacks. Pss also grows when another Python ends: fewer processes share its pages."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))

@@ -246,6 +246,21 @@ def test_observer(tmp_path: Path, manner: Manner) -> None:
     assert len(events(tmp_path / "run", kind)) == 1
 
 
+def test_a_failure_of_an_observer_after_the_last_verdict_is_recorded(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    def fail_late(verdict: hw.Verdict) -> None:
+        heard.append(verdict.attempt)
+        if len(heard) == COUNT:
+            time.sleep(0.5)  # the schedule is over by then
+            raise RuntimeError("late")
+
+    summary = play(tmp_path / "run", suite(), observers=[fail_late])
+
+    assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
+    assert len(events(tmp_path / "run", "observer.failed")) == 1
+
+
 @pytest.mark.parametrize("manner", BOTH)
 def test_duty(tmp_path: Path, manner: Manner) -> None:
     fault = Fault("duty", manner)

@@ -183,7 +183,11 @@ async def _conduct(
             if provision is not None:
                 space.keep_in(provision.supply)
             feed = await timeline.during(meter, _feed(config, ledger, space, given, say))
-        observers = Observers(given.observers, lambda kind, message: scheduler.note(kind, message))
+        loop = asyncio.get_running_loop()
+        observers = Observers(
+            given.observers,
+            lambda kind, message: asyncio.run_coroutine_threadsafe(ledger.note(kind, message), loop),
+        )
         earlier = earlier_in(config, ledger)
         scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
         governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
@@ -191,7 +195,7 @@ async def _conduct(
         try:
             await _schedule(config, scheduler, governor, _Around(given, space, timeline, provision), signals)
         finally:
-            for missed in observers.close():
+            for missed in await asyncio.to_thread(observers.close):
                 await ledger.note("observer.behind", missed)
 
 
