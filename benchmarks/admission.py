@@ -1,10 +1,10 @@
-"""How many attempts the budget lets run at once, against every fixed number of them, in one small container.
+"""Compares the attempts that the memory budget admits with fixed concurrency, in one small container.
 
     python benchmarks/admission.py [--quick] [--json] [--keep DIRECTORY]
 
-150 sandboxes that peak between 10 and 200 MB (log-normal, mean 40) in a real memory group of 512 MiB: once
-governed with `--concurrency 30`, and without the governor at fixed numbers, of which the too large ones are
-killed. Needs a control group that it may make. It measures; it asserts nothing.
+150 sandboxes that peak between 10 and 200 MB (log-normal, mean 40) run in a real memory group of 512 MiB:
+once governed with `--concurrency 30`, and without the governor at fixed numbers. Too large numbers are
+killed. The benchmark needs permission to create a control group. It measures; it asserts nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is left in a worker when its work is done: with libc as it comes, with bounds, and with jemalloc.
+"""Measures the memory that stays in a worker after work: with default libc, with bounds, with jemalloc.
 
     python benchmarks/allocator.py [--quick] [--json]
 
-A process of each kind does what a worker does to its heap; memory is resident bytes, by the kernel's own
-count. A trim beside other work is tried as well: it is why only quiet workers are. It asserts nothing.
+A process of each kind loads its heap as a worker does; memory is resident bytes as counted by the kernel. The
+benchmark also trims during other work, which shows why only quiet workers are trimmed. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import table
 from gauge import MB
 from table import Row, say
 
-from holdwater.run.allocator import GLIBC_BOUNDS, jemalloc, settings
+from holdwater.run.fleet.allocator import GLIBC_BOUNDS, choose_settings, find_jemalloc
 
 WORK = """
 import json, random, sys, threading, time
 from pathlib import Path
-from holdwater.rollout.allocator import give_back, in_force, resident
+from holdwater.rollout.allocator import give_back, detect_allocator, measure_resident
 
 threads, rounds, rest = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 stays = []
@@ -56,41 +56,41 @@ def stalls(trim):
     trimming.join()
     return longest
 
-base, cpu = resident(), time.process_time()
+base, cpu = measure_resident(), time.process_time()
 for thread in at_once(rounds):
     thread.join()
-found = {"base": base, "left": resident()}
+found = {"base": base, "left": measure_resident()}
 found["cpu"] = time.process_time() - cpu
 status = Path("/proc/self/status").read_text()
 found["peak"] = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 time.sleep(rest)
-found["rest"] = resident()
+found["rest"] = measure_resident()
 begun = time.perf_counter()
 give_back()
 found["trim"] = time.perf_counter() - begun
-found["trimmed"] = resident()
+found["trimmed"] = measure_resident()
 found["alone"], found["beside"] = stalls(False), stalls(True)
-print(json.dumps({"allocator": in_force(), **found}))
+print(json.dumps({"allocator": detect_allocator(), **found}))
 """
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one process said of itself, in bytes and seconds."""
+    """The figures of one process, in bytes and seconds."""
 
     allocator: str
     base: int
     peak: int
-    left: int  # as soon as the work is done
+    left: int  # right after the work
     rest: int  # some seconds later
     trim: float
     trimmed: int  # after a trim
     cpu: float
-    alone: float  # the longest that an allocation took
-    beside: float  # the same while another thread trims
+    alone: float  # the longest allocation
+    beside: float  # the longest allocation while another thread trims
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How much each process does, and how many there are of each kind."""
+    """The amount of work per process, and the number of processes of each kind."""
 
     threads: int
     rounds: int
@@ -111,8 +111,8 @@ def main() -> None:
 
 def kinds() -> dict[str, Mapping[str, str]]:
     found: dict[str, Mapping[str, str]] = {"libc as it comes": {}, "glibc with bounds": GLIBC_BOUNDS}
-    if jemalloc() is not None:
-        found["jemalloc"] = settings({})
+    if find_jemalloc() is not None:
+        found["jemalloc"] = choose_settings({})
     return found
 
 

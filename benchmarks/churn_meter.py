@@ -1,7 +1,7 @@
-"""What rollouts consist of, and what one worker uses for them: memory at first, at most and at rest, and CPU.
+"""Defines the rollouts of a benchmark, and measures a worker's CPU and memory: at first, at most and at rest.
 
-Memory is resident bytes, as the kernel counts them for the process alone. What it does is said by
-`rollout_churn.py`; sums over many processes are in `gauge.py`.
+Memory is the resident bytes of the process alone, as counted by the kernel. `rollout_churn.py` runs the work;
+`gauge.py` sums over many processes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from gauge import TICK, Slope, fitted
 
 SECONDS = 0.1  # between two samples
-REST = 10.0  # seconds after the last rollout, when a worker has had time to give memory back
+REST = 10.0  # seconds after the last rollout, in which a worker can return memory
 
 
 class Work(NamedTuple):
-    """So many rollouts, so many of them in flight, of so many turns that each say so many bytes."""
+    """The work: the number of rollouts, how many run at once, their turns, and the bytes of each turn."""
 
     kind: str  # `image` or `text`
     rollouts: int
@@ -32,30 +32,30 @@ class Work(NamedTuple):
         return self.rollouts * self.turns
 
     def __str__(self) -> str:
-        size = self.size * (4 / 3 if self.kind == "image" else 1) / 1000  # an image in a data URL
+        size = self.size * (4 / 3 if self.kind == "image" else 1) / 1000  # an image is sent as a data URL
         each = f"{size:g} KB{' image' * (self.kind == 'image')}"
         return f"{self.rollouts:,} rollouts x {self.turns} turns x {each}, {self.at_once} at once"
 
 
 class Seen(NamedTuple):
-    """What a worker used for some rollouts. Memory is in bytes, CPU in seconds."""
+    """A worker's usage for some rollouts. Memory is in bytes, CPU in seconds."""
 
     start: int
     peak: int
     rest: int
     cpu: float
     seconds: float
-    samples: list[tuple[int, int]]  # rollouts that were over, and memory
-    beside: float = 0.0  # CPU of the process that the worker works for
+    samples: list[tuple[int, int]]  # finished rollouts, and memory
+    beside: float = 0.0  # CPU of the worker's parent process
 
     def slope(self) -> Slope:
-        """Bytes a rollout over the second half."""
+        """Return the bytes per rollout over the second half."""
         total = self.samples[-1][0]
         half = [(float(done), float(size)) for done, size in self.samples if done >= total / 2]
         return fitted([done for done, _ in half], [size for _, size in half])
 
     def tenths(self) -> list[float]:
-        """The mean of memory in each tenth of the rollouts, as far as there are readings."""
+        """Return the mean memory in each tenth of the rollouts that has readings."""
         total = self.samples[-1][0]
         parts = [[size for done, size in self.samples if done * 10 // (total + 1) == n] for n in range(10)]
         return [sum(part) / len(part) for part in parts if part]
@@ -64,10 +64,10 @@ class Seen(NamedTuple):
 def measured(
     pid: int, work: Callable[[], None], done: Callable[[], int] = lambda: 0, beside: int | None = None
 ) -> Seen:
-    """Let `work` happen; `done` says how many rollouts are over."""
+    """Measure a worker during `work`; `done` returns the number of finished rollouts."""
     start, before, began = resident(pid), _cpu(pid), time.monotonic()
     others = _cpu(beside) if beside is not None else 0.0
-    samples: list[tuple[int, int]] = []  # bound: ten a second
+    samples: list[tuple[int, int]] = []  # bound: ten per second
     over = threading.Event()
 
     def sample() -> None:
@@ -96,6 +96,6 @@ def resident(pid: int, field: str = "VmRSS") -> int:
 
 
 def _cpu(pid: int) -> float:
-    """Threads that have ended count too."""
+    """Return the CPU seconds of a process, including threads that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK

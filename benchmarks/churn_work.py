@@ -1,7 +1,7 @@
 """The suite of `rollout_churn.py` and its agent, which talks for some turns and keeps its history.
 
-Loaded by workers as `churn_work.py:suite` and `churn_work.py:talk`. What verifiers does instead is in
-`peer_verifiers.py`; both say the same, `said`.
+Workers load them as `churn_work.py:suite` and `churn_work.py:talk`. `peer_verifiers.py` does the same work on
+verifiers, with the same messages (`said`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import holdwater as hw
 
 
 async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
-    """Each call sends the whole history, as agents do."""
+    """Talk for some turns; each call sends the whole history, as agents do."""
     kind, turns, size = instance.data["kind"], instance.data["turns"], instance.data["size"]
     messages: list[dict[str, Any]] = []
     for turn in range(turns):
@@ -26,7 +26,7 @@ async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
 
 
 def said(kind: str, seed: str, size: int) -> dict[str, Any]:
-    """One message of the agent's; that of another seed is another."""
+    """Return one message of the agent; each seed gives another message."""
     if kind == "text":
         return {"role": "user", "content": text(seed, size)}
     picture = base64.b64encode(image(seed, size)).decode()

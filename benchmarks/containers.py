@@ -1,11 +1,12 @@
-"""What a container costs: from nothing to its first command, beside plain `docker run`; and over hundreds.
+"""Measures the start of a container up to its first command, next to `docker run`, and a run of hundreds.
 
     python benchmarks/containers.py [--quick] [--json] [--keep DIRECTORY]
 
-A real `dockerd` with a disk of its own, in a network name space of its own; the image is a small Debian
-(`scripts/test-image`). Ours is: make a sandbox on the run's network with all its limits, run a command, have
-its output. Plain is `docker run` of the same image on the same network, until its output is there. Both are
-measured in turns, so that they meet the same machine. Needs root. It measures; it asserts nothing.
+A real `dockerd` runs with its own disk in its own network namespace; the image is a small Debian
+(`scripts/test-image`). Our figure covers a sandbox on the run's network with all its limits, one command, and
+its output. The plain figure is `docker run` of the same image on the same network until its output arrives.
+Both are measured in alternation, under the same machine load. The benchmark needs root. It measures; it
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from gauge import Watch
 from table import Row, at_most, say
 
 from holdwater.core.containers import Containers
-from holdwater.core.records import Limits, MiB, Network, Start
+from holdwater.core.records import Limits, MiB, Network, SandboxSpec
 from holdwater.docker.client import DockerClient
 from holdwater.sandbox.docker import network
-from holdwater.sandbox.docker.sandbox import DockerSandboxes
+from holdwater.sandbox.docker.sandboxes import DockerSandboxes
 
 ROOT = Path(__file__).resolve().parent.parent
 DEBIAN = ROOT / ".clients" / "debian.tar"
@@ -44,7 +45,7 @@ import holdwater as hw
 
 def instances():
     for number in range({count}):
-        yield hw.Instance(id=f"i-{{number}}", start=hw.Start(image="{image}", workdir="/work"))
+        yield hw.Instance(id=f"i-{{number}}", start=hw.SandboxSpec(image="{image}", workdir="/work"))
 
 async def grade(instance, sandbox, answer):
     return (await sandbox.run(["test", "-e", "made"])).ok
@@ -58,7 +59,7 @@ async def solve(instance, sandbox, model):
 
 def main() -> None:
     options = table.options(__doc__ or "")
-    if os.environ.get(APART) != "1":  # networks and packet filter of its own
+    if os.environ.get(APART) != "1":  # its own networks and packet filter
         os.environ[APART] = "1"
         apart = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c"]
         line = 'ip link set lo up; exec "$0" "$@"'
@@ -82,17 +83,17 @@ def measured(place: Path, *, quick: bool) -> list[Row]:
 
 
 async def starts(host: str, count: int) -> list[Row]:
-    """From nothing to the first command's output."""
+    """Measure the time until the first command's output."""
     rows: list[Row] = []
     containers = Containers(host=host, run="benchmark", home="benchmark")
     async with DockerClient(host) as client:
-        await network.make(client, containers, Network.GATEWAY)
+        await network.make_network(client, containers, Network.GATEWAY)
         sandboxes = DockerSandboxes(client, containers, Network.GATEWAY)
         numbers = iter(range(1, 1_000_000))
 
         async def ours() -> float:
             began = time.perf_counter()
-            start = Start(image=IMAGE, workdir="/work")
+            start = SandboxSpec(image=IMAGE, workdir="/work")
             async with sandboxes.open(next(numbers), LIMITS, None, start) as sandbox:
                 assert (await sandbox.run(["echo", "here"])).stdout == "here\n"
                 return time.perf_counter() - began
@@ -143,7 +144,7 @@ def plainly(host: str, name: str) -> Callable[[], Awaitable[float]]:
 async def in_turns(
     ours: Callable[[], Awaitable[float]], plain: Callable[[], Awaitable[float]], count: int, at_once: int
 ) -> tuple[list[float], list[float]]:
-    """The seconds of each, a round of ours and a round of theirs after another."""
+    """Return the seconds of each, with alternating rounds."""
     seconds: tuple[list[float], list[float]] = ([], [])
     rounds = max(1, count // at_once) if at_once == 1 else max(2, count // at_once)
     for _ in range(rounds):
@@ -159,7 +160,7 @@ async def _of(kind: Callable[[], Awaitable[float]]) -> float:
 
 
 def many(host: str, place: Path, count: int) -> list[Row]:
-    """A run of hundreds of containers: CPU time of ours an attempt, and memory from early to late."""
+    """Run hundreds of containers: our CPU time per attempt, and memory from early to late."""
     say(f"{count} containers, 20 at once")
     suite = place / "containers_suite.py"
     suite.write_text(SUITE.format(count=count, image=IMAGE))
@@ -167,7 +168,7 @@ def many(host: str, place: Path, count: int) -> list[Row]:
     words += ["--sandbox", "docker", "--sandbox-memory", "128MiB", "--concurrency", "20", "--quiet"]
     words += ["--out", str(place / "run")]
     env = {**os.environ, "DOCKER_HOST": host, "HOLDWATER_CACHE": str(place / "cache")}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile everything anew
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles all modules again
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     pid = os.posix_spawn(sys.executable, words, env)

@@ -1,4 +1,4 @@
-"""How long agents take that need the CPU: with `--concurrency auto` and with a fixed number of them at once.
+"""Measures the duration of CPU-bound agents with `--concurrency auto` and with fixed concurrency.
 
     python benchmarks/crowding.py [--quick] [--json] [--keep DIRECTORY]
 
@@ -20,11 +20,11 @@ from table import Row, say
 
 import holdwater as hw
 from holdwater import api
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 COUNT, FEW = 60, 24
-FIXED = 37  # as many as memory let `auto` run at once before it knew of the CPU
-ALONE = 3.0  # seconds that an agent takes by itself
+FIXED = 37  # the number that memory let `auto` run before it considered the CPU
+ALONE = 3.0  # seconds that a single agent takes
 LINE = "import time\nwhile time.process_time() < 2: pass\ntime.sleep(1)"
 
 
@@ -64,7 +64,7 @@ def play(out: Path, count: int, concurrency: int | str) -> float:
 
 
 def read_rows(name: str, out: Path, seconds: float) -> list[Row]:
-    with Reader(out) as reader:
+    with LedgerReader(out) as reader:
         acting = sorted(row.settled - row.started for row in reader.attempts() if row.settled is not None)
         gauges = list(reader.gauges())
     bound = sum(gauge.binds == "cpu" for gauge in gauges) / max(1, len(gauges))

@@ -1,6 +1,6 @@
-"""A real registry and a real docker daemon for a benchmark, and the bytes that pass between them and others.
+"""Runs a real registry and a real docker daemon for a benchmark, and counts the bytes that they exchange.
 
-Nothing of another daemon on the machine is touched: each has its own files, sockets and ports.
+Other daemons on the machine are not affected: each one here has its own files, sockets and ports.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pathlib import Path
 
 import msgspec
 
-DOCKER = "/usr/bin/docker"  # Debian's: a newer client without buildx refuses to build
+DOCKER = "/usr/bin/docker"  # Debian's client: a newer one without buildx cannot build
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 STARTING = 60.0
 CHUNK = 1 << 18
 
 
 class Missing(Exception):
-    """Something that the benchmark needs is not here."""
+    """A requirement of the benchmark is missing."""
 
 
 @contextmanager
 def registry(place: Path) -> Iterator[int]:
-    """A `docker-registry` on loopback; its port."""
+    """Run a `docker-registry` on loopback; yield its port."""
     program = shutil.which("docker-registry")
     if program is None:
         raise Missing("`docker-registry` is not installed")
@@ -56,9 +56,9 @@ def registry(place: Path) -> Iterator[int]:
 
 @contextmanager
 def daemon(place: Path, size: int, *, networks: bool = False) -> Iterator[tuple[str, Path]]:
-    """A `dockerd` whose data root is a file system of its own of `size` bytes; its host and that root.
+    """Run a `dockerd` whose data root is its own file system of `size` bytes; yield its host and that root.
 
-    `networks`: it can make them; to be used in a network name space of one's own.
+    With `networks` it can create networks; use that only in a separate network namespace.
     """
     program = shutil.which("dockerd")
     if program is None or os.geteuid() != 0:
@@ -113,7 +113,7 @@ def running(words: list[str], log: Path, ready: object) -> Iterator[None]:
 
 
 class Traffic:
-    """Passes bytes on to a registry and counts them; used with `with`."""
+    """A context manager that forwards bytes to a registry and counts them."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -156,7 +156,7 @@ class Traffic:
 
 
 class Disk:
-    """The most bytes that were used on a file system, or below directories, while it was watched."""
+    """The maximum bytes used on a file system, or below directories, while it is watched."""
 
     def __init__(self, root: Path | None = None, below: tuple[Path, ...] = ()) -> None:
         self._root, self._below = root, below
@@ -191,14 +191,14 @@ class Disk:
 
 
 class Pusher:
-    """Puts images into a registry without docker: what a benchmark starts from."""
+    """Pushes the initial images of a benchmark into a registry without docker."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
         self._known: set[tuple[str, str]] = set()
 
     def push(self, repository: str, tag: str, layers: list[tuple[bytes, str]], label: str) -> None:
-        """`layers` are gzipped tars, each with the digest of what is in it."""
+        """Push an image; `layers` are gzipped tars, each with the digest of its uncompressed content."""
         config = msgspec.json.encode(
             {
                 "architecture": "amd64",
@@ -242,7 +242,7 @@ class Pusher:
 
 
 def layer(size: int, seed: str) -> tuple[bytes, str]:
-    """A gzipped tar of `size` bytes that do not compress, and the digest of what is in it."""
+    """Return a gzipped tar of `size` incompressible bytes, and the digest of its uncompressed content."""
     source = random.Random(seed)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:

@@ -1,8 +1,8 @@
-"""Memory, CPU and disk of long runs: four kinds of work, ours and, with `--peers`, that of others beside it.
+"""Measures memory, CPU and disk of long runs with four kinds of work; with `--peers` also of other programs.
 
     python benchmarks/flat_memory.py [--quick] [--json] [--peers] [--rows 1,4] [--keep DIRECTORY]
 
-Memory is PSS summed over the conductor and its workers, CPU that of the same. It asserts nothing.
+Memory is PSS, summed over the conductor and its workers; CPU covers the same processes. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from launch import HERE, Launched, holdwater, run, run_arguments, size_of, upstr
 from table import Row, at_most, say
 
 import holdwater as hw
-from holdwater.testing.scripted import Reply, turns
+from holdwater.testing.scripted_model import ScriptedReply, make_turns
 
 IMAGE = 150_000  # bytes
 PAGE = 4_000_000  # bytes of text in each turn of a large history
 PAGES = 5
-SOON = 0.05  # seconds between two samples of a command that may be over in less than one
+SOON = 0.05  # seconds between two samples of a short command
 TALK = ("--agent", f"{HERE / 'work.py'}:talk")
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How many instances each kind of work has."""
+    """The number of instances of each kind of work."""
 
     talks: int
     images: int
@@ -130,7 +130,7 @@ READERS = (
 
 
 def resumed(directory: Path, sizes: Sizes) -> list[Row]:
-    """Row 4: the first row, killed at half-way and resumed."""
+    """Row 4: the first row, killed half-way and resumed."""
     count = sizes.talks
     what = f"{count} x {work.TURNS} turns x 10 KB, kill -9 at half-way and resume"
     say(what)
@@ -166,7 +166,7 @@ def _talker(kind: str, turns: int, size: int) -> tuple[str, ...]:
 
 
 def _ended(what: str, ran: Launched) -> list[Row]:
-    """A row only where something is wrong: a figure of a failed run is none."""
+    """Return a row only if the run failed: its figures are invalid then."""
     return [] if ran.status == 0 else [Row(f"{what}: exit status", ran.status, "", "0", False)]
 
 
@@ -179,13 +179,13 @@ def _memory(what: str, watch: Watch, most: float) -> list[Row]:
 
 
 def _steady(what: str, ran: Launched, count: int) -> list[Row]:
-    """CPU a turn, and the slope. A short run is mostly start-up: only a full one has these targets."""
+    """Return CPU per turn and the slope. Only a full run has these targets; a short one is mostly startup."""
     cpu = 1000 * ran.watch.cpu / (count * work.TURNS)
     if count < FULL.talks:
         return [Row(f"{what}: CPU a turn, start-up included", round(cpu, 2), "ms")]
     slope = ran.watch.slope().times(100 * ran.seconds / count / MB)
     value = f"{slope.value:+.2f} ± {slope.error:.2f}"
-    flat = slope.value <= 2 * slope.error  # no growth that two standard errors would not explain
+    flat = slope.value <= 2 * slope.error  # no growth beyond two standard errors
     return [
         at_most(f"{what}: CPU a turn", cpu, 3, "ms"),
         Row(f"{what}: slope", value, "MB a 100 instances", "0", flat),
@@ -193,20 +193,20 @@ def _steady(what: str, ran: Launched, count: int) -> list[Row]:
 
 
 def _compressed(count: int) -> int:
-    """The bytes that zstd makes of all that is new in row 2: each image, and each text once."""
+    """Return the zstd-compressed size of all new content in row 2: each image, and each text once."""
     squeeze = zstandard.ZstdCompressor(level=3).compress
     seeds = [f"talk-{number}/{turn}" for number in range(count) for turn in range(work.TURNS)]
-    script = turns(work.TURNS, work.REPLIED)
+    script = make_turns(work.TURNS, work.REPLIED)
     replies = [script({}, b'"assistant"' * turn) for turn in range(work.TURNS)]
     said = [f"Look at {seed}." for seed in seeds]
-    said += [reply.text for reply in replies if isinstance(reply, Reply)]
+    said += [reply.text for reply in replies if isinstance(reply, ScriptedReply)]
     return sum(len(squeeze(content.image(seed, IMAGE))) for seed in seeds) + len(
         squeeze("".join(said).encode())
     )
 
 
 def _kill_when(directory: Path, settled: int, pid: int) -> None:
-    """Kill a conductor's whole process group with -9 once so many samples are settled."""
+    """Kill a conductor's whole process group with -9 once `settled` samples are settled."""
     process = psutil.Process(pid)
     while _settled(directory) < settled and process.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.2)
@@ -217,11 +217,11 @@ def _settled(directory: Path) -> int:
     try:
         return hw.show(directory).settled
     except hw.HoldwaterError:
-        return 0  # not made yet
+        return 0  # the ledger does not exist yet
 
 
 class Tried(msgspec.Struct):
-    """The part of an exported attempt that says whether it had to be."""
+    """The fields of an exported attempt that show whether it was necessary."""
 
     instance: str
     sample: int
@@ -231,7 +231,7 @@ class Tried(msgspec.Struct):
 
 
 def _run_again(directory: Path, out: Path) -> tuple[int, int]:
-    """Attempts after one that had ended by itself; and after one that was interrupted."""
+    """Return the number of attempts after a finished one, and after an interrupted one."""
     exported = directory / "attempts.jsonl"
     with exported.open("wb") as file:
         hw.export(out, file, what="attempts")
@@ -252,7 +252,7 @@ def _tried(line: bytes) -> Tried:
 
 @contextmanager
 def directory_of(keep: Path | None) -> Iterator[Path]:
-    """Where runs go: a place that is kept, or one that is gone afterwards."""
+    """Yield the directory for runs: `keep`, or a temporary one."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.absolute()

@@ -1,4 +1,4 @@
-"""LiteLLM's proxy as a contender of the gateway's benchmark, from PyPI in an environment of its own."""
+"""LiteLLM's proxy as a contender of the gateway benchmark, from PyPI in its own environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch import MODEL
 from peers import environment, version
 
 PACKAGES = ("litellm[proxy]",)
-SHARE = 10  # it gets one in so many of the calls: each takes it some fifty times as long
+SHARE = 10  # it gets one of this many calls: each call takes about fifty times as long
 STARTING = 180.0  # seconds
 _CONFIG = """\
 model_list:
@@ -30,7 +30,7 @@ _ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM
 
 @contextmanager
 def litellm(port: int, directory: Path) -> Iterator[Contender]:
-    """The proxy before the upstream at `port`; `OSError` or `SubprocessError` if it is not to be had."""
+    """Run the proxy for the upstream at `port`; raise OSError or SubprocessError if it is not available."""
     python = environment("litellm", PACKAGES)
     config = directory / "litellm.yaml"
     config.write_text(_CONFIG.format(model=MODEL, port=port))

@@ -1,7 +1,7 @@
-"""The load of the gateway's benchmark: what agents send, who is called, and what a round of calls cost.
+"""The load of the gateway benchmark: requests of agents, contenders, and the cost of a round of calls.
 
-Every contender gets the same bytes from the same client. What they are is in `raw_http.py` and
-`gateway_proxies.py`; which figures are shown is decided in `gateway_rate.py`.
+Every contender gets the same bytes from the same client. `raw_http.py` has the client and the upstream,
+`gateway_proxies.py` the proxies; `gateway_rate.py` selects the figures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway_proxies import Listening
 from launch import HERE, MODEL
 from raw_http import Connection, request_head
 
-from holdwater.run.allocator import settings
+from holdwater.run.fleet.allocator import choose_settings
 
 MESSAGE = 4_000  # bytes of a message in a long history
 SAID = 400  # bytes that each turn adds
@@ -33,37 +33,37 @@ PATIENCE = 60.0  # seconds for a proxy to listen, and to end
 
 
 class Workload(NamedTuple):
-    """What is sent, and how often in a round."""
+    """The requests of a round, and how many there are."""
 
     name: str
-    size: int  # bytes of a request, about
-    alone: int  # calls one after another: latency
-    at_once: int  # connections that then call at the same time: CPU and memory
-    each: int  # calls of each
+    size: int  # approximate bytes of a request
+    alone: int  # sequential calls: latency
+    at_once: int  # connections that then call concurrently: CPU and memory
+    each: int  # calls per connection
     rounds: int = 1
     stream: bool = False
-    said: int = SAID  # bytes that each turn adds, and half as many from the model
+    said: int = SAID  # bytes that each turn adds; the model adds half as many
 
 
 class Memory(NamedTuple):
-    """Resident bytes: now, and the most since `forget`."""
+    """Resident bytes: now, and the maximum since `forget`."""
 
     now: int
     peak: int
 
 
 class Contender:
-    """Someone who is called: the upstream itself, or a proxy before it."""
+    """A server under test: the upstream itself, or a proxy in front of it."""
 
     def __init__(self, name: str, listening: Listening, pid: int | None, share: int = 1) -> None:
         self.name = name
         self.keys = listening.keys
         self.port = listening.port
-        self.share = share  # it gets one in so many of the calls
+        self.share = share  # it gets one of this many calls
         self._pid = pid
 
     def cpu(self) -> float:
-        """Seconds of user and system time so far; 0 for the upstream, which is no proxy."""
+        """Return the user and system time so far; 0 for the upstream, which is not a proxy."""
         if self._pid is None:
             return 0.0
         return sum(_cpu(pid) for pid in self._pids())
@@ -75,7 +75,7 @@ class Contender:
         return Memory(sum(now for now, _ in read), sum(peak for _, peak in read))
 
     def forget(self) -> None:
-        """The peak begins anew."""
+        """Reset the peak."""
         for pid in self._pids() if self._pid is not None else ():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -86,15 +86,15 @@ class Contender:
 
 
 class Round(NamedTuple):
-    """What one round of calls showed."""
+    """The figures of one round of calls."""
 
-    latencies: list[float]  # seconds, of calls that were alone
-    cpu: float  # seconds a call, of the proxy
-    rate: float  # calls a second
+    latencies: list[float]  # seconds, of sequential calls
+    cpu: float  # seconds of the proxy per call
+    rate: float  # calls per second
 
 
 class Talk:
-    """One agent's side of a conversation. A short one begins anew every few turns, a long one only grows."""
+    """One agent's side of a conversation. A short one restarts every few turns; a long one only grows."""
 
     def __init__(self, name: str, workload: Workload) -> None:
         self._seeds = (f"{name}/{number}" for number in itertools.count())
@@ -106,7 +106,7 @@ class Talk:
         self._history = b""
 
     def body(self) -> bytes:
-        """The next request."""
+        """Return the next request."""
         if self._turns % SHORT == 0 if self._short else not self._history:
             self._history = self._beginning()
         else:
@@ -129,16 +129,16 @@ class Talk:
 
 
 class Caller:
-    """The client's connections to one contender, each with a conversation and a key of its own."""
+    """The client's connections to one contender, each with its own conversation and key."""
 
     def __init__(self, contender: Contender, workload: Workload) -> None:
         self.contender = contender
         self.workload = workload
-        self._connections: list[Connection] = []  # bound: the workload's
+        self._connections: list[Connection] = []  # bound: the workload's connections
         self._talks = [Talk(f"{contender.name}/{n}", workload) for n in range(workload.at_once)]
 
     async def open(self) -> None:
-        """Connect, and make every conversation known to whoever records it."""
+        """Connect, and send every conversation once, so that a recording contender knows it."""
         for _ in self._talks:
             self._connections.append(await self._connected())
         await self._all(1)
@@ -184,7 +184,7 @@ class Caller:
 
 
 class Figures(NamedTuple):
-    """What all rounds of a contender and a workload showed."""
+    """The figures of all rounds of a contender and a workload."""
 
     rounds: list[Round]
     before: int
@@ -200,7 +200,7 @@ class Figures(NamedTuple):
 
 
 async def compared(contenders: Sequence[Contender], workload: Workload, rounds: int) -> dict[str, Figures]:
-    """Rounds of all contenders in turn, so that what else the machine does meets them all."""
+    """Run rounds of all contenders in alternation, so that other load on the machine affects all of them."""
     callers = [Caller(contender, workload) for contender in contenders]
     seen: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     before = {}
@@ -218,7 +218,7 @@ async def compared(contenders: Sequence[Contender], workload: Workload, rounds: 
 
 @contextmanager
 def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[tuple[bytes, int]]:
-    """A script of this directory in a process of its own: its first line, its process id."""
+    """Run a script of this directory in its own process; yield its first line and its process id."""
     with subprocess.Popen(
         [sys.executable, str(HERE / command[0]), *command[1:]],
         stdin=subprocess.PIPE,
@@ -235,7 +235,7 @@ def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
 
 @contextmanager
 def upstream() -> Iterator[int]:
-    """The upstream's port."""
+    """Run the upstream; yield its port."""
     with started(["raw_http.py"]) as (line, _):
         yield int(line)
 
@@ -248,9 +248,9 @@ def bare(port: int) -> Iterator[Contender]:
 
 @contextmanager
 def ours(port: int, sessions: int, directory: Path) -> Iterator[Contender]:
-    """With the allocator's settings that a worker has."""
+    """Run our gateway with a worker's allocator settings."""
     command = ["gateway_proxies.py", "ours", str(port), str(sessions), str(directory)]
-    with started(command, settings(os.environ)) as (line, pid):
+    with started(command, choose_settings(os.environ)) as (line, pid):
         yield Contender("holdwater", msgspec.json.decode(line, type=Listening), pid)
 
 
@@ -268,12 +268,12 @@ _WORDS = text("words", 2 * MESSAGE)
 
 
 def _cpu(pid: int) -> float:
-    """By the scheduler's own count: ticks are too coarse for a short round."""
+    """Return CPU seconds as counted by the scheduler: ticks are too coarse for a short round."""
     tasks = list(Path(f"/proc/{pid}/task").iterdir())
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _status(pid: int) -> tuple[int, int]:
-    """Resident bytes now and at most."""
+    """Return the resident bytes: now, and the maximum."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024

@@ -1,9 +1,9 @@
-"""What stands between client and upstream, each a process of its own that ends with its stdin.
+"""The proxies between client and upstream, each in its own process that ends when its stdin closes.
 
     python gateway_proxies.py bare PORT | ours PORT SESSIONS DIRECTORY
 
-`bare` passes on by aiohttp and records nothing; `ours` is the gateway as a worker runs it. Each prints one
-JSON line: its port and the keys that it takes.
+`bare` forwards with aiohttp and records nothing; `ours` is the gateway as a worker runs it. Each prints one
+JSON line: its port and its valid keys.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _CONNECTION = frozenset(
 
 
 class Listening(msgspec.Struct):
-    """What a proxy says when it is ready."""
+    """The line that a proxy prints when it is ready."""
 
     port: int
     keys: list[str]
 
 
 async def bare(port: int) -> None:
-    """The least that an aiohttp proxy can do: the reference of the ratios."""
+    """Run a minimal aiohttp proxy: the reference of the ratios."""
     base = URL(f"http://127.0.0.1:{port}")
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as client:
@@ -68,7 +68,7 @@ async def bare(port: int) -> None:
 
 
 async def ours(port: int, count: int, place: Path) -> None:
-    """The gateway with `count` sessions, each with a log of its own on disk."""
+    """Run the gateway with `count` sessions, each with its own log on disk."""
     directory = RunDirectory(place)
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(
@@ -79,7 +79,7 @@ async def ours(port: int, count: int, place: Path) -> None:
         for attempt in range(1, count + 1):
             log = AttemptLog(directory, attempt)
             stack.callback(log.close)
-            keys.append((await stack.enter_async_context(gateway.session(attempt, log))).key)
+            keys.append((await stack.enter_async_context(gateway.open_session(attempt, log))).key)
         await _until_stdin_ends(Listening(URL(gateway.url).port or 0, keys))
 
 

@@ -1,9 +1,9 @@
-"""What the gateway costs a call, beside direct ones, a bare aiohttp pass-through and, on demand, LiteLLM.
+"""Measures the gateway's cost per call, next to direct calls, a bare aiohttp proxy and (`--peers`) LiteLLM.
 
     python benchmarks/gateway_rate.py [--quick] [--json] [--peers] [--rows 1,4]
 
-Rows: 1 to 4 are the workloads, 5 is what recording takes by itself, 6 is a crowd of agents. The load is in
-`gateway_load.py`, the contenders in `gateway_proxies.py`. It measures; it asserts nothing.
+Rows 1 to 4 are the workloads, row 5 is the cost of recording alone, row 6 is a crowd of agents. The load is
+in `gateway_load.py`, the contenders are in `gateway_proxies.py`. It measures; it asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WORKLOADS = {
     "3": Workload("8 MB", 8_000_000, alone=3, at_once=4, each=3, rounds=6),
     "4": Workload(f"stream of {CHUNKS} chunks", 2_000, alone=3, at_once=16, each=3, rounds=8, stream=True),
 }
-QUICKLY = 4  # times fewer rounds
-MOST = {"1": 2.0, "2": 1.3, "4": 2.0}  # times the CPU of a bare pass-through
-ADDED = 1.0  # ms of latency at the median
-LEAST_LITELLM = 20.0  # times our CPU at 2 KB
-RECORDING = {"1 MB": (1_000_000, 0.3), "8 MB": (8_000_000, 2.0)}  # bytes, ms a turn
-TURNS = 60  # that are recorded for it
+QUICKLY = 4  # factor by which a quick run has fewer rounds
+MOST = {"1": 2.0, "2": 1.3, "4": 2.0}  # maximum CPU, relative to a bare proxy
+ADDED = 1.0  # maximum added latency at the median, in ms
+LEAST_LITELLM = 20.0  # minimum CPU of LiteLLM, relative to ours, at 2 KB
+RECORDING = {"1 MB": (1_000_000, 0.3), "8 MB": (8_000_000, 2.0)}  # bytes, ms per turn
+TURNS = 60  # turns recorded for row 5
 CROWD = Workload("10 KB", 10_000, alone=0, at_once=1000, each=1, rounds=30, said=20)
-GROWTH = 1.0  # KB an agent over the second half of the rounds: what is known of a conversation
+GROWTH = 1.0  # KB per agent over the second half of the rounds: the state of a conversation
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ async def measured(directory: Path, chosen: Sequence[str], *, quick: bool, peers
 
 @contextmanager
 def contenders(directory: Path, rows: list[Row], *, peers: bool) -> Iterator[list[Contender]]:
-    """Everyone who takes part; who does not gets a row that says why."""
+    """Run all available contenders; add a row with the reason for each missing one."""
     with ExitStack() as stack:
         port = stack.enter_context(upstream())
         sessions = max(workload.at_once for workload in WORKLOADS.values())
@@ -136,7 +136,7 @@ async def _recorded(directory: Path, name: str) -> list[Row]:
 
 
 async def _crowd(directory: Path, rounds: int) -> list[Row]:
-    """Many agents that are connected at once: each keeps its connection, its session and its conversation."""
+    """Measure many concurrent agents: each keeps its connection, its session and its conversation."""
     what = f"{CROWD.at_once} agents connected at once"
     say(what)
     place = directory / "crowd"

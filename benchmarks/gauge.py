@@ -1,7 +1,7 @@
-"""Measures processes from outside: memory as PSS, CPU as user and system time, and how memory slopes.
+"""Measures processes from outside: memory as PSS, CPU as user and system time, and the slope of memory.
 
-A thread samples `/proc` while a command runs. Which processes count is for the caller to say; what was run
-is in `launch.py`.
+A thread samples `/proc` while a command runs. The caller selects the processes to count; `launch.py` starts
+the command.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SECONDS = 0.5  # between two samples
 
 
 class Sample(NamedTuple):
-    """One reading: the root process and the others that count, in bytes."""
+    """One reading in bytes: the root process and the other counted processes."""
 
-    at: float  # seconds since the watch began
+    at: float  # seconds since the start of the watch
     root: int
     others: int
 
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """A slope and its standard error, for each unit of what it was taken over."""
+    """A slope and its standard error, per unit of its x axis."""
 
     value: float
     error: float
@@ -49,13 +49,13 @@ Counts = Callable[[psutil.Process], bool]
 
 
 class Watch:
-    """Samples a process and those of its descendants that count, until it is left.
+    """Samples a process and its counted descendants until the context ends.
 
-    A process that ended counts with its last reading: at most `seconds` of its CPU time are missed.
+    An ended process counts with its last reading: at most `seconds` of its CPU time are missed.
     """
 
     def __init__(self, pid: int, counts: Counts, seconds: float = SECONDS) -> None:
-        self.samples: list[Sample] = []  # bound: two a second
+        self.samples: list[Sample] = []  # bound: two per second
         self.peaks: dict[int, int] = {}  # pid -> bytes; bound: the processes of one run
         self._cpu: dict[int, float] = {}
         self._counted: dict[int, bool] = {}
@@ -75,7 +75,7 @@ class Watch:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._read_cpu(self._root.pid)  # a process that nobody waited for yet still says what it used
+        self._read_cpu(self._root.pid)  # a process that is not reaped yet still has its usage
 
     @property
     def peak(self) -> Sample:
@@ -83,7 +83,7 @@ class Watch:
 
     @property
     def cpu(self) -> float:
-        """Seconds that everything that counts has used."""
+        """Return the CPU seconds of all counted processes."""
         return sum(self._cpu.values())
 
     @property
@@ -91,7 +91,7 @@ class Watch:
         return self._cpu.get(self._root.pid, 0.0)
 
     def slope(self) -> Slope:
-        """Bytes a second over the second half; the end, when work runs out, is left out."""
+        """Return bytes per second over the second half, without the end, when work runs out."""
         last = self.samples[-1].at if self.samples else 0.0
         half = [sample for sample in self.samples if last * 0.5 <= sample.at <= last * 0.95]
         return fitted([sample.at for sample in half], [float(sample.total) for sample in half])
@@ -131,12 +131,12 @@ class Watch:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return  # gone: its last reading stays
+            return  # ended: its last reading stays
         self._cpu[pid] = (int(fields[11]) + int(fields[12])) / TICK
 
 
 def pss(pid: int) -> int:
-    """The bytes of a process, those shared with others by equal parts; 0 when it is gone."""
+    """Return the bytes of a process, with shared pages divided equally; 0 if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -147,10 +147,10 @@ def pss(pid: int) -> int:
 
 
 def fitted(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The slope of a straight line through the points.
+    """Return the slope of a straight line through the points.
 
-    Readings that follow each other are alike, so that they count for fewer than they are: the standard
-    error is that of an AR(1) process.
+    Consecutive readings are correlated, so they count for fewer than they are: the standard error is that of
+    an AR(1) process.
     """
     n = len(x)
     if n < 4:

@@ -1,6 +1,7 @@
-"""Suites and agents that want memory: in their sandbox, in their worker, or for ever; for scenes.
+"""Suites and agents that use much memory: in their sandbox, in their worker, or as a leak. Scenes use them.
 
-What an instance wants is in its `data`; how long it has it, and how many there are, in the suite's name.
+An instance's `data` holds its amount of memory; the suite's name holds the duration and the number of
+instances.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 import holdwater as hw
 
 MEAN, SIGMA, LEAST, MOST = 40, 0.65, 10, 200  # MB
-STEP = 2  # MB that are taken at once
-RAMP = 1.0  # seconds until an attempt has what it wants
+STEP = 2  # MB allocated at once
+RAMP = 1.0  # seconds until an attempt has its full memory
 LEAK = 20  # MB
 
 TAKE = """
@@ -35,7 +36,7 @@ time.sleep(hold)
 
 
 def peaks(count: int) -> list[int]:
-    """MB, log-normal; the same each time."""
+    """Return the peaks in MB: log-normal, and reproducible."""
     dice = random.Random(7)
     drawn = (dice.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA) for _ in range(100 * count))
     return [int(mb) for mb in drawn if LEAST <= mb <= MOST][:count]
@@ -96,7 +97,7 @@ def _plain_suite(count: int) -> hw.Suite:
 
 leaking_30, leaking_500 = _plain_suite(30), _plain_suite(500)
 _left: list[Any] = []
-LINGER = 1.0  # seconds that an attempt takes beside
+LINGER = 1.0  # additional seconds that an attempt takes
 
 
 async def leak_nothing(instance: hw.Instance, sandbox: Any, model: Any) -> int:
@@ -132,13 +133,13 @@ async def leak_heap(instance: hw.Instance, sandbox: Any, model: Any) -> int:
     return LEAK
 
 
-# One that needs more than it asks for, and one large one among many small ones.
+# An attempt that needs more than it requests, and one large attempt among many small ones.
 
 
 def _needy_suite(count: int) -> hw.Suite:
     def instances() -> Iterator[hw.Instance]:
         for number in range(count):
-            asks = hw.Ask(memory=128 << 20)
+            asks = hw.LimitOverrides(memory=128 << 20)
             yield hw.Instance(id=f"needs-{number:03d}", data={"mb": 300, "hold": 0.5}, limits=asks)
 
     return hw.Suite(name=f"needy-{count}", instances=instances, grade=_grade)
@@ -150,7 +151,7 @@ needy_4, needy_30 = _needy_suite(4), _needy_suite(30)
 def _mixed() -> Iterator[hw.Instance]:
     for number in range(40):
         large = number == 5
-        asks = hw.Ask(memory=(260 if large else 40) << 20)
+        asks = hw.LimitOverrides(memory=(260 if large else 40) << 20)
         name = "large" if large else f"small-{number:02d}"
         yield hw.Instance(id=name, data={"mb": 200 if large else 10, "hold": 0.3}, limits=asks)
 
@@ -158,7 +159,7 @@ def _mixed() -> Iterator[hw.Instance]:
 mixed = hw.Suite(name="mixed", instances=_mixed, grade=_grade)
 
 
-# Set-up that takes memory: something is fetched before there is anything to do.
+# Set-up that uses memory: it fetches data before the agent acts.
 
 FETCHED, FETCHING = 260, 3.0  # MB, seconds
 FETCH = f"import time; kept = b'x' * ({FETCHED} << 20); print(len(kept), flush=True); time.sleep({FETCHING})"
@@ -167,7 +168,7 @@ FETCH = f"import time; kept = b'x' * ({FETCHED} << 20); print(len(kept), flush=T
 def _fetched() -> Iterator[hw.Instance]:
     with subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.PIPE) as fetching:
         assert fetching.stdout is not None
-        fetching.stdout.readline()  # it has what it wants: from here on attempts could begin beside it
+        fetching.stdout.readline()  # it has its memory: from here on other attempts could start
         for number in range(4):
             yield hw.Instance(id=f"after-{number}", data={"mb": 20, "hold": 0.2})
 

@@ -1,4 +1,4 @@
-"""A real memory group with a limit, and a run of the command in it: for scenes and benchmarks."""
+"""Runs the command in a real memory group with a limit, for scenes and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdwater.sandbox.cgroup import locate, remove
+from holdwater.sandbox.cgroup import locate_home, remove_group
 
 ROOT = Path(__file__).parents[1]
 GREEDY = ROOT / "benchmarks" / "greedy.py"
 
 
 class Group:
-    """A control group, with what was killed at its own limit."""
+    """A control group, and the number of kills at its own limit."""
 
     def __init__(self, path: Path, limit: int, version: str) -> None:
         self.path = path
@@ -33,13 +33,13 @@ class Group:
 
     @property
     def used(self) -> int:
-        """What cannot be dropped."""
+        """Return the bytes that the kernel cannot reclaim."""
         rows = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
         return sum(int(rows[name]) for name in names)
 
     def kills(self) -> int:
-        """How often the kernel killed because this group was full, not one below it: its log tells."""
+        """Return how often the kernel killed because this group was full, not a child group; from its log."""
         told = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
         at_our_limit = re.findall(rf"oom_memcg=\S*/{re.escape(self.path.name)},", told)
         events = self.path / ("memory.events.local" if self._v2 else "memory.oom_control")
@@ -49,7 +49,7 @@ class Group:
     def run(
         self, out: Path, *words: str, seconds: float = 600, during: Callable[[], None] = lambda: None
     ) -> Played:
-        """`holdwater run` in this group, from its first process on; `during` is called again and again."""
+        """Run `holdwater run` in this group, from its first process on; call `during` repeatedly."""
         enter = 'echo $$ >"$1"; shift; exec "$@"'
         command = [
             sys.executable,
@@ -85,23 +85,23 @@ class Group:
 
 
 class Played:
-    """How a run ended."""
+    """The result of a run."""
 
     def __init__(self, status: int, summary: dict[str, Any], seconds: float, highest: int) -> None:
         self.status = status
         self.summary = summary
         self.seconds = seconds
-        self.highest = highest  # bytes in use in the group
+        self.highest = highest  # maximum bytes in use in the group
 
 
 class NoGroup(Exception):
-    """No control group can be made here; it says why."""
+    """No control group can be created; the message says why."""
 
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[Group]:
-    """A group below this process's own."""
-    home = locate()
+    """Yield a group below this process's own."""
+    home = locate_home()
     if not home.usable:
         raise NoGroup(home.why)
     path = Path(home.memory, f"scene-{os.getpid()}-{time.monotonic_ns()}")
@@ -110,7 +110,9 @@ def memory_group(limit: int) -> Iterator[Group]:
         yield Group(path, limit, home.kind)
     finally:
         until = time.monotonic() + 10
-        while not all(remove(d) for d in sorted(path.rglob("*/"), reverse=True)) or not remove(path):
+        while not all(remove_group(d) for d in sorted(path.rglob("*/"), reverse=True)) or not remove_group(
+            path
+        ):
             if time.monotonic() > until:
                 raise NoGroup(f"it does not get empty: {path}")
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Sandboxes in which nothing happens, for as long as they are let. The suite of `metering.py`."""
+"""The suite of `metering.py`: sandboxes that stay idle until they are ended."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What an image costs: assembled in the registry, built by docker inside a budget, and in a plain loop.
+"""Measures the cost of images: assembled in the registry, built by docker in a budget, in a plain loop.
 
     python benchmarks/image_assembly.py [--quick] [--json] [--keep DIRECTORY]
 
-Bases of 91 MB (of which 61 are shared) and an agent of 60 MB, against a real `docker-registry` and a real
-`dockerd` with a disk of its own. The loop is docker build, push, rmi and prune, one image after another. Then
-433 images, and 10,000 for memory, in the registry alone. Needs root for the daemon. It measures; it asserts
-nothing.
+The bases have 91 MB (61 MB are shared) and the agent has 60 MB; the registry is a real `docker-registry`, the
+daemon a real `dockerd` with its own disk. The loop is docker build, push, rmi and prune, one image after
+another. Then 433 images, and 10,000 for memory, are assembled in the registry alone. The daemon needs root.
+It measures; it asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISK = 3 << 30
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a number of images cost."""
+    """The cost of a number of images."""
 
     images: int
     seconds: float
@@ -49,7 +49,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Scene:
-    """A registry with bases, an agent, and a way to the registry that counts."""
+    """A registry with bases, an agent, and a proxy that counts the traffic."""
 
     def __init__(self, place: Path, stack: ExitStack, *, quick: bool) -> None:
         self.place = place
@@ -70,7 +70,7 @@ class Scene:
         for number in range(megabytes * 10):
             path = self.agent / f"{number % 10}" / f"file-{number}"
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(source.randbytes(33_000) + b"x" * 67_000)  # a third of it does not compress
+            path.write_bytes(source.randbytes(33_000) + b"x" * 67_000)  # a third does not compress
 
     def _push_bases(self, megabytes: tuple[int, int]) -> None:
         say(f"pushing {self.count} bases, and {self.most} small ones")
@@ -114,7 +114,7 @@ class Scene:
             return subprocess.Popen(line, env=environment, stdout=said, stderr=said)
 
     def packed(self, recipe: Path) -> float:
-        """Seconds that a plan takes, and the layer with it: what comes after finds it in the cache."""
+        """Return the seconds of a plan and its layer; later steps find the layer in the cache."""
         began = time.monotonic()
         self.run(recipe, "plan").wait()
         return time.monotonic() - began
@@ -149,7 +149,7 @@ def measured(scene: Scene, stack: ExitStack) -> list[Row]:
     packed = scene.packed(scene.recipe("packed", bases[:1], engine="registry"))
     say("in the registry")
     one = scene.cost(scene.recipe("one", bases[:1], engine="registry"), 1, Disk())
-    beyond = Disk(below=(scene.place / "cache", scene.place / "tmp"))  # the layer is there by now
+    beyond = Disk(below=(scene.place / "cache", scene.place / "tmp"))  # the layer exists by now
     appended = scene.cost(scene.recipe("appended", bases, engine="registry"), scene.count, beyond)
     host, root = stack.enter_context(daemon(scene.place / "docker", DISK))
     say("docker, inside a budget")
@@ -173,7 +173,7 @@ def measured(scene: Scene, stack: ExitStack) -> list[Row]:
 
 
 def loop(scene: Scene, host: str, disk: Disk) -> Cost:
-    """What scripts do: build, push, remove, prune; for each image again."""
+    """Do what scripts do: build, push, remove, prune, for each image."""
     context = scene.place / "context"
     context.mkdir()
     scene.agent.rename(context / "agent")
@@ -194,7 +194,7 @@ def loop(scene: Scene, host: str, disk: Disk) -> Cost:
 
 
 def many(scene: Scene) -> list[Row]:
-    """Hundreds against the clock, and ten thousand against memory; straight to the registry."""
+    """Measure the time of hundreds of images and the memory of ten thousand, directly in the registry."""
     rows = []
     scene.host = f"127.0.0.1:{scene.registry}"
     names = [f"small:s{number}" for number in range(scene.many)]

@@ -1,6 +1,6 @@
-"""Starts what is measured: the scripted upstream, `holdwater` commands, and peers; each under a `Watch`.
+"""Starts the measured processes: the scripted upstream, `holdwater` commands and peers, under a `Watch`.
 
-The upstream is a process of its own and is not counted; neither are sandboxes.
+The upstream is a separate process and is not counted; neither are sandboxes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gauge import SECONDS, Counts, Watch
 
 HERE = Path(__file__).absolute().parent
 MODEL = "benchmark"
-PATIENCE = 30.0  # seconds for the upstream to come up
+PATIENCE = 30.0  # seconds for the upstream to start
 
 
 class Launched(NamedTuple):
-    """How a command ended, and what it used."""
+    """The result and the usage of a command."""
 
     status: int
     watch: Watch
@@ -32,9 +32,9 @@ class Launched(NamedTuple):
 
 @contextmanager
 def upstream(turns: int, size: int) -> Iterator[str]:
-    """The scripted model with replies of `size` bytes; its base URL."""
+    """Run the scripted model with replies of `size` bytes; yield its base URL."""
     command = [
-        *(sys.executable, "-m", "holdwater.testing.scripted"),
+        *(sys.executable, "-m", "holdwater.testing.scripted_model"),
         *("--turns", str(turns), "--bytes", str(size)),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -47,7 +47,7 @@ def upstream(turns: int, size: int) -> Iterator[str]:
 
 
 def run(directory: Path, log: Path, agent: Sequence[str], count: int, url: str | None) -> Launched:
-    """`holdwater run` of `count` instances, as the benchmarks do it: 30 at once, two workers."""
+    """Run `holdwater run` with `count` instances as the benchmarks do: 30 at once, two workers."""
     return holdwater(run_arguments(directory, agent, count, url), log)
 
 
@@ -67,7 +67,7 @@ def holdwater(
     during: Callable[[int], None] | None = None,
     seconds: float = SECONDS,
 ) -> Launched:
-    """A `holdwater` command; `during` is called with its process id while it runs."""
+    """Run a `holdwater` command; `during` gets its process id while it runs."""
     command = [sys.executable, "-m", "holdwater", *arguments]
     return measured(command, log, is_worker, during=during, seconds=seconds)
 
@@ -81,7 +81,7 @@ def measured(
     during: Callable[[int], None] | None = None,
     seconds: float = SECONDS,
 ) -> Launched:
-    """Run `command` under a watch; what it prints goes to `log`."""
+    """Run `command` under a watch; write its output to `log`."""
     begun = time.monotonic()
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -108,5 +108,5 @@ def anything(process: psutil.Process) -> bool:
 
 
 def size_of(directory: Path) -> int:
-    """The bytes of all files below a directory."""
+    """Return the bytes of all files below a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""What measuring costs: conductor and workers beside 30 idle sandboxes, and one look of the governor.
+"""Measures the cost of measuring: of processes with 30 idle sandboxes, and of one governor reading.
 
     python benchmarks/metering.py [--quick] [--json]
 
@@ -19,9 +19,9 @@ import table
 from launch import HERE, is_worker
 from table import Row, at_most, say
 
-from holdwater.governor.meter import Meter
-from holdwater.run.fleet import Census, Use
-from holdwater.run.footprint import Footprint
+from holdwater.governor.meter import ResourceMeter
+from holdwater.run.fleet.interface import AttemptUse, FleetCensus
+from holdwater.run.resources.footprint import MemoryFootprint
 
 SANDBOXES = 30
 SETTLING, WATCHED = 10.0, 20.0  # seconds
@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def looks() -> list[Row]:
-    """The readings of one look, and what they come to at its two rates."""
+    """Measure the parts of one reading, and their cost at its two rates."""
     place = Path.cwd()
-    meter, footprint = Meter({"run": place, "scratch": place}, 1 << 40), Footprint()
-    uses = {attempt: Use(sandbox=1 << 20) for attempt in range(SANDBOXES)}
-    census = Census(workers=2, pids=(os.getpid(), os.getppid()), uses=uses)
+    meter, footprint = ResourceMeter({"run": place, "scratch": place}, 1 << 40), MemoryFootprint()
+    uses = {attempt: AttemptUse(sandbox=1 << 20) for attempt in range(SANDBOXES)}
+    census = FleetCensus(workers=2, pids=(os.getpid(), os.getppid()), uses=uses)
     begun = time.process_time()
     for _ in range(LOOKS):
         meter.read(footprint.read(census))
@@ -56,7 +56,7 @@ def looks() -> list[Row]:
 
 
 def idle(directory: Path, seconds: float) -> list[Row]:
-    """Everything that these processes do, measuring included, while nothing happens."""
+    """Measure these processes, metering included, while the sandboxes are idle."""
     say(f"{SANDBOXES} sandboxes that do nothing")
     words = (
         "--concurrency",

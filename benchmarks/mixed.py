@@ -1,7 +1,7 @@
-"""What a long run meets, all at once: work, failures, hangs, leaks, greed. The suite of `soak.py`.
+"""The suite of `soak.py`: a mix of work, failures, hangs, leaks and high memory usage.
 
-What an instance does is decided by its number, so that every run meets the same. `SOAK_STOP` in the
-environment says when the suite has no more: seconds since the epoch.
+An instance's number decides what it does, so that every run is the same. The variable `SOAK_STOP` (seconds
+since the epoch) sets the end of the suite.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from content import text
 import holdwater as hw
 
 LEAK = 1 << 20  # bytes
-_left: list[bytes] = []  # what was leaked, for ever
+_left: list[bytes] = []  # leaked memory, never freed
 
 
 def instances() -> Iterator[hw.Instance]:
@@ -26,11 +26,13 @@ def instances() -> Iterator[hw.Instance]:
     for number in count():
         if time.time() > stop:
             return
-        yield hw.Instance(id=f"soak-{number}", data={"does": _does(number)}, limits=hw.Ask(acting=20))
+        yield hw.Instance(
+            id=f"soak-{number}", data={"does": _does(number)}, limits=hw.LimitOverrides(acting=20)
+        )
 
 
 def _does(number: int) -> str:
-    """Of a hundred: 60 talk, 20 work in a sandbox, and the others go wrong in some way."""
+    """Of a hundred instances, 60 talk, 20 work in a sandbox, and the others fail in some way."""
     place = number * 37 % 100
     for least, what in ((40, "talk"), (20, "work"), (15, "raise"), (12, "leak"), (8, "fail"), (5, "grow")):
         if place >= least:

@@ -1,4 +1,4 @@
-"""The work of rows 1 and 2 as an Inspect AI task. Runs in an environment of its own; see `peers.py`.
+"""The work of rows 1 and 2 as an Inspect AI task. It runs in its own environment; see `peers.py`.
 
 python peer_inspect.py text|images SAMPLES TURNS BYTES URL LOGS
 """

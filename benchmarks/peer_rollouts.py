@@ -1,6 +1,6 @@
-"""The rollouts of `rollout_churn.py` on verifiers from PyPI, in a virtual environment of its own.
+"""Runs the rollouts of `rollout_churn.py` on verifiers from PyPI, in its own virtual environment.
 
-What runs there is `peer_verifiers.py`: its server, which is one worker, and its client, which does not count.
+`peer_verifiers.py` runs there: its server, which is one worker, and its client, which is not counted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SCRIPT = str(HERE / "peer_verifiers.py")
 class Theirs(NamedTuple):
     who: str
     seen: Seen
-    disk: int  # bytes that the trajectories take as its own client keeps them: JSON lines
+    disk: int  # bytes of the trajectories as its own client keeps them: JSON lines
 
 
 class NotRun(Exception):
-    """It says why there are no figures."""
+    """There are no figures; the message says why."""
 
 
 def measured(work: Work, url: str, directory: Path) -> Theirs:

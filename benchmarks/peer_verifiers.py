@@ -3,9 +3,9 @@
     python peer_verifiers.py serve ADDRESS
     python peer_verifiers.py drive ADDRESS URL KIND ROLLOUTS AT_ONCE TURNS BYTES
 
-Runs in an environment of its own; see `peer_rollouts.py`. The server is one worker: a pool starts each of its
-own by `serve_env` with `max_workers=1`. The agent lives in it, as ours does, and asks the interception server
-over HTTP, as verifiers asks of every harness.
+It runs in its own environment; see `peer_rollouts.py`. The server is one worker: a pool starts each of its
+workers by `serve_env` with `max_workers=1`. The agent runs in the worker, as ours does, and calls the
+interception server over HTTP, as verifiers requires of every harness.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verifiers.v1.taskset import Taskset  # type: ignore[import-not-found,unused
 __all__ = ["ChurnHarness", "ChurnTaskset"]
 
 NAME = "peer_verifiers"  # this module is the plugin of both kinds
-_sessions: list[aiohttp.ClientSession] = []  # one, of the worker
+_sessions: list[aiohttp.ClientSession] = []  # one session, of the worker
 
 
 class ChurnData(TaskData):  # type: ignore[misc,unused-ignore]
@@ -83,7 +83,7 @@ class ChurnHarness(Harness[HarnessConfig]):  # type: ignore[misc,unused-ignore]
 
 
 def said(kind: str, seed: str, size: int) -> dict[str, Any]:
-    """As in `churn_work.py`, which cannot be imported here."""
+    """Return the same message as `churn_work.py`, which cannot be imported here."""
     if kind == "text":
         return {"role": "user", "content": text(seed, size)}
     picture = base64.b64encode(image(seed, size)).decode()
@@ -106,7 +106,7 @@ def serve(address: str) -> None:
 
 
 async def drive(address: str, url: str, kind: str, *numbers: str) -> None:
-    """Ask for so many rollouts, with so many in flight; then say what they take as JSON lines."""
+    """Request the rollouts, with a fixed number in flight; print their size as JSON lines."""
     count, at_once, turns, size = map(int, numbers)
     client = EnvClient(address)
     await client.wait_for_server_startup()

@@ -1,7 +1,7 @@
-"""The same work on peers, each from PyPI in a virtual environment of its own, against the same upstream.
+"""Runs the same work on peers, each from PyPI in its own virtual environment, against the same upstream.
 
-Their runs are scaled where that takes too long; the row says so. What cannot be run is said. Our own runs are
-in `flat_memory.py`; what runs inside a peer's environment is `peer_inspect.py`.
+A run that takes too long is scaled down, and a peer that cannot run is skipped; the row says so. Our own runs
+are in `flat_memory.py`; `peer_inspect.py` runs inside a peer's environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launch import HERE, Launched, anything, size_of, upstream
 from launch import measured as launched
 from table import Row, say
 
-TALKS = 60  # scaled: its memory is flat over instances
+TALKS = 60  # scaled: its memory does not depend on the number of instances
 INSTALLING = 1200.0  # seconds
 
 NOT_RUN = {
@@ -29,7 +29,7 @@ NOT_RUN = {
 
 
 def measured(directory: Path, talks: int, images: int, rows: Sequence[str]) -> list[Row]:
-    """Figures of peers for the rows that were chosen; at most `TALKS` of the talks."""
+    """Return the figures of peers for the selected rows, with at most `TALKS` talks."""
     found = [Row("not run", why, who=who) for who, why in NOT_RUN.items()]
     try:
         python = environment("inspect-ai", ("inspect-ai", "openai"))
@@ -68,7 +68,7 @@ def _figures(what: str, ran: Launched, turns: int, logs: Path, who: str) -> list
 
 
 def environment(name: str, packages: Sequence[str]) -> Path:
-    """The Python of an environment with these packages: made once, kept in the user's cache."""
+    """Return the Python of an environment with these packages; it is created once, in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = cache / "holdwater-benchmarks" / name
     python, whole = place / "bin" / "python", place / "whole"

@@ -1,4 +1,4 @@
-"""Lines over time as an SVG file: a few series of points, with axes and a legend. No library needed."""
+"""Draws lines over time as an SVG file: a few series of points, with axes and a legend, without a library."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 900, 340, 70, 45, 40
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#8250df")
-LINES = 5  # of the grid
-MOST = 900  # points of a line: more than pixels says nothing
+LINES = 5  # lines of the grid
+MOST = 900  # points per line: more than pixels add nothing
 
 
 def save(path: Path, title: str, unit: str, series: Mapping[str, Points]) -> None:

@@ -1,7 +1,7 @@
-"""HTTP by hand, as little as the gateway's benchmark needs: an upstream that answers, a client that calls.
+"""Minimal HTTP for the gateway benchmark: an upstream that answers, and a client that calls.
 
-Both are bare protocols, so that what is measured between them is the proxy. A request has a `Content-Length`.
-Run as `python raw_http.py`, it is the upstream: it prints its address and ends with its stdin.
+Both are bare protocols, so that the measured difference is the proxy. A request has a `Content-Length`. As
+`python raw_http.py` it is the upstream: it prints its address and ends when its stdin closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uvloop
 
 CHUNKS = 200  # events of a stream
 PACE = 0.001  # seconds between two of them
-SMALL = 64 * 1024  # bytes of a request up to which it is looked at for `"stream":true`
+SMALL = 64 * 1024  # bytes; smaller requests are searched for `"stream":true`
 END = b"0\r\n\r\n"
 _STREAMS = (b'"stream":true', b'"stream": true')
 _ENVELOPE = {"id": "chatcmpl-1", "created": 1, "model": "benchmark"}
@@ -24,12 +24,12 @@ _USAGE = {"prompt_tokens": 500, "completion_tokens": 200, "total_tokens": 700}
 
 
 class Upstream(asyncio.Protocol):
-    """A connection of the upstream: reads a request, forgets it, and answers."""
+    """A connection of the upstream: reads a request, discards it, and answers."""
 
     def __init__(self) -> None:
         self._head = b""
-        self._left = -1  # bytes of the body that are still to come; -1: the headers are
-        self._seen: bytes | None = b""  # the body, while it is small
+        self._left = -1  # bytes of the body still to come; -1 while reading headers
+        self._seen: bytes | None = b""  # the body, as long as it is small
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -58,7 +58,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(REPLY)
 
     def _say(self, events: deque[bytes], at: float) -> None:
-        """One event at a time, as a model says them; one that is late does not delay the rest."""
+        """Send one event at a time, as a model does; a late event does not delay the others."""
         self._transport.write(events.popleft())
         if events and not self._transport.is_closing():
             asyncio.get_running_loop().call_at(at + PACE, self._say, events, at + PACE)
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._head = b""
-        self._left = -1  # bytes of the answer that are still to come, or -1
+        self._left = -1  # bytes of the answer still to come, or -1
         self._tail: bytes | None = None  # the last bytes of a chunked answer
         self._answered: asyncio.Future[None] | None = None
 
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     async def call(self, head: bytes, body: bytes) -> None:
-        """Send a request and wait for the last byte of its answer, which must be good."""
+        """Send a request and wait for the last byte of its answer; the status must be a success."""
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(head)
         self._transport.write(body)
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Some servers close a connection that was idle for seconds."""
+        """Return whether the server closed the connection: some do after seconds of idleness."""
         return self._transport.is_closing()
 
     def close(self) -> None:

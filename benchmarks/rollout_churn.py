@@ -1,9 +1,9 @@
-"""Rollouts for trainers: what one worker of a server uses, ours and, with `--peers`, that of verifiers.
+"""Measures one worker of a rollout server for trainers; with `--peers` also a worker of verifiers.
 
     python benchmarks/rollout_churn.py [--quick] [--json] [--peers] [--rows 1,2,3] [--keep DIRECTORY]
 
-A client keeps orders in flight; the agent lives in the worker and sends its whole history each turn to an
-upstream that is a process of its own. Figures are those of the worker alone. It asserts nothing.
+A client keeps orders in flight; the agent runs in the worker and sends its whole history each turn to an
+upstream in a separate process. The figures are those of the worker alone. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from table import Row, at_most, say
 
 from holdwater.client import AsyncClient, Instance, ServerGone
 
-PATIENCE = 60.0  # seconds for a server to come up, and to end
+PATIENCE = 60.0  # seconds for a server to start, and to end
 IMAGE = 112_500  # bytes: 150 KB in a data URL
 TEXT = 2_000
-SCALED = 1_000  # rollouts of the last row on a peer: more take too long
+SCALED = 1_000  # rollouts of the last row on a peer: more would take too long
 
 
 class Works(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Works(msgspec.Struct, frozen=True):
 FULL = Works(
     images=Work("image", 40, 4, 45, IMAGE),
     talks=Work("text", 512, 256, 20, TEXT),
-    churn=Work("text", 20_000, 64, 2, TEXT),  # the slope is that of the second half
+    churn=Work("text", 20_000, 64, 2, TEXT),  # the slope is measured over the second half
 )
 QUICK = Works(
     images=Work("image", 4, 4, 10, IMAGE),
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def images(directory: Path, works: Works, peers: bool) -> list[Row]:
-    """Row 1: long conversations with an image in each turn, and what they leave on disk."""
+    """Row 1: long conversations with an image in each turn, and their size on disk."""
     work, out = works.images, directory / "images"
     seen = _ours(out, work)
     kept = size_of(out / "exchanges") + size_of(out / "blobs")
@@ -102,7 +102,7 @@ def talks(directory: Path, works: Works, peers: bool) -> list[Row]:
 
 
 def churn(directory: Path, works: Works, peers: bool) -> list[Row]:
-    """Row 3: rollouts come and go; a worker stays as it is."""
+    """Row 3: many short rollouts; the worker's memory must not grow."""
     work = works.churn
     seen = _ours(directory / "churn", work)
     rows = [
@@ -122,7 +122,7 @@ ROWS: dict[str, Callable[[Path, Works, bool], list[Row]]] = {"1": images, "2": t
 
 
 def _ours(out: Path, work: Work) -> Seen:
-    """The work on `holdwater serve` with one worker, which stays the same one."""
+    """Run the work on `holdwater serve` with one worker, which is never replaced."""
     say(str(work))
     over = 0
 
@@ -157,7 +157,7 @@ async def _drive(address: str, work: Work, one_more: Callable[[], None]) -> None
 
 @contextmanager
 def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int, int]]:
-    """A server with one worker that is never recycled: its address, the worker's process id and its own."""
+    """Run a server with one worker, never recycled; yield its address, the worker's pid and its own pid."""
     address = f"unix:{out}.socket"
     command = [
         *(sys.executable, "-m", "holdwater", "serve", f"{HERE / 'churn_work.py'}:suite", "--quiet"),
@@ -185,7 +185,7 @@ async def _up(address: str, server: subprocess.Popen[bytes]) -> None:
                 if (await client.health()).ok:
                     return
             except ServerGone:
-                pass  # not there yet
+                pass  # it does not exist yet
             if server.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"the server at `{address}` does not come up")
             await asyncio.sleep(0.2)
@@ -208,13 +208,13 @@ def _rested(work: Work, seen: Seen, most: float | None) -> list[Row]:
 
 def _sloped(work: Work, seen: Seen) -> Row:
     slope = seen.slope().times(1000 / MB)
-    flat = slope.value <= 2 * slope.error  # no growth that two standard errors would not explain
+    flat = slope.value <= 2 * slope.error  # no growth beyond two standard errors
     value = f"{slope.value:+.2f} ± {slope.error:.2f}"
     return Row(f"{work}: slope", value, "MB a 1,000 rollouts", "0", flat)
 
 
 def _unique(work: Work) -> int:
-    """The bytes that zstd makes of all that is new in the work: each image, and each text once."""
+    """Return the zstd-compressed size of all new content in the work: each image, and each text once."""
     squeeze = zstandard.ZstdCompressor(level=3).compress
     seeds = [f"talk-{number}/{turn}" for number in range(work.rollouts) for turn in range(work.turns)]
     said = "".join(f"Look at {seed}." for seed in seeds).encode() + REPLY
@@ -222,7 +222,7 @@ def _unique(work: Work) -> int:
 
 
 def _beside(work: Work, theirs: Work, ours: Seen, directory: Path, faster: float | None = None) -> list[Row]:
-    """Verifiers on the same, or on some of it, and what it uses for each of ours."""
+    """Return the figures of verifiers on the same work, or a part of it, relative to ours."""
     say(f"verifiers: {theirs}")
     try:
         with upstream() as port:

@@ -1,10 +1,10 @@
-"""How long an attempt with one command in a process sandbox takes, beside bubblewrap alone.
+"""Measures the duration of an attempt with one command in a process sandbox, next to bubblewrap alone.
 
     python benchmarks/sandbox_start.py [--quick] [--json] [--against CHECKOUT]
 
-One attempt at a time, each with one command that does nothing. `--against` measures another checkout as well,
-which has a `.venv` of its own (`scripts/setup`). The rows take turns, so that a slow minute of the machine
-hits all of them; each figure is a median over the turns.
+Attempts run one at a time, each with one command that does nothing. `--against` also measures another
+checkout, which needs its own `.venv` (`scripts/setup`). The rows alternate, so that a slow minute of the
+machine affects all of them; each figure is a median over the turns.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from launch import HERE
 from table import Row, at_most, say
 
 TURNS = 7
-COUNT = 100  # attempts in a turn
-MOST = 1.10  # times another checkout
+COUNT = 100  # attempts per turn
+MOST = 1.10  # maximum, relative to another checkout
 BARE = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--unshare-net")
 
 
@@ -68,7 +68,7 @@ def measure(ways: dict[str, Callable[[int], float]], turns: int, count: int) -> 
 
 
 def attempt_seconds(python: str, place: Path, count: int) -> float:
-    """Seconds from the first attempt to the end of a run of `count` attempts."""
+    """Return the seconds from the first attempt to the end of a run of `count` attempts."""
     with tempfile.TemporaryDirectory() as directory:
         words = ["run", f"{place / 'work.py'}:suite", "--command", "true", "--limit", str(count)]
         words += ["--out", f"{directory}/run", "--concurrency", "1", "--workers", "1", "--json", "--quiet"]

@@ -1,10 +1,10 @@
-"""A long run of everything that goes wrong, a worker killed every minute: is it flat, is nothing lost?
+"""A long run with every kind of failure and a worker killed every minute: is memory flat, is nothing lost?
 
     python benchmarks/soak.py [--minutes 30] [--plot FILE.svg] [--json] [--quick] [--keep DIRECTORY]
 
-Talks, sandboxes, failures, hangs, leaks and greed (`mixed.py`) in a budget of 768 MiB, 12 at once. It prints
-the slope of resident memory with its error, the disk that a verdict costs, the lag of event loops, and what
-was lost. It measures; it asserts nothing.
+Talks, sandboxes, failures, hangs, leaks and high memory usage (`mixed.py`) run in a budget of 768 MiB, 12 at
+once. It prints the slope of resident memory with its error, the disk space per verdict, the lag of event
+loops, and the losses. It measures; it asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from launch import HERE, MODEL, is_worker, measured, size_of, upstream
 from table import Row, at_most, say
 
 import holdwater as hw
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 BUDGET = "768MiB"
 KILL_EVERY = 60.0  # seconds
-WARM = 0.2  # of the run, before which memory finds its level
+WARM = 0.2  # share of the run before memory is measured, so that it settles
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def soaked(directory: Path, minutes: float, plotted: Path | None) -> list[Row]:
         ]
         command = [sys.executable, "-m", "holdwater", *arguments]
         stop = {"SOAK_STOP": str(time.time() + 60 * minutes)}
-        kills: list[float] = []  # when; bound: one a minute
+        kills: list[float] = []  # times of kills; bound: one per minute
         ran = measured(
             command,
             directory / "soak.log",
@@ -92,7 +92,7 @@ def _kill(pid: int, kills: list[float]) -> None:
 
 def _rows(out: Path, status: int, kills: int, plotted: Path | None) -> list[Row]:
     summary, audit = hw.show(out), hw.audit(out)
-    with Reader(out) as reader:
+    with LedgerReader(out) as reader:
         gauges = list(reader.gauges())
     begun = gauges[0].at
     minutes = [(gauge.at - begun) / 60 for gauge in gauges]

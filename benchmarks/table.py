@@ -1,4 +1,4 @@
-"""The figures of a benchmark: as a table for people, or as one JSON document. It asserts nothing."""
+"""Prints the figures of a benchmark: as a table for people, or as one JSON document. It asserts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. `target` is what it should be; `met` is None where there is none."""
+    """One figure. `target` is its expected value; `met` is None without a target."""
 
     what: str
     value: float | str
@@ -35,7 +35,7 @@ def options(about: str) -> argparse.Namespace:
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """The flags that every benchmark has."""
+    """Return a parser with the flags of every benchmark."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
         "-q", "--quick", action="store_true", help="a tenth of the work or less, under a minute"
@@ -52,7 +52,7 @@ def at_most(what: str, value: float, most: float, unit: str) -> Row:
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr: stdout is data."""
+    """Print progress to stderr: stdout is for data."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 

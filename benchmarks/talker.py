@@ -2,7 +2,7 @@
 
     python3 talker.py {id} {model_url} {model_key} {model} text|images TURNS BYTES
 
-Only the standard library. The history is kept encoded, so that a turn costs this process little.
+It uses only the standard library. The history is kept encoded, so that a turn costs this process little.
 """
 
 from __future__ import annotations

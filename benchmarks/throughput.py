@@ -1,8 +1,8 @@
-"""How fast instances settle when nothing is done in them, and what the conductor grows by meanwhile.
+"""Measures how fast instances without work settle, and how much the conductor's memory grows.
 
     python benchmarks/throughput.py [--quick] [--json] [--keep DIRECTORY]
 
-100,000 instances of the agent `nop`, 64 at once. It measures; it asserts nothing.
+100,000 instances run with the agent `nop`, 64 at once. It measures; it asserts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from table import Row, at_most, say
 import holdwater as hw
 
 FULL, QUICK = 100_000, 10_000
-STEP = 10_000  # instances for which growth is given
+STEP = 10_000  # instances per growth figure
 SECONDS = 1.0  # between two readings
 
 
@@ -40,7 +40,7 @@ def measured(directory: Path, count: int) -> list[Row]:
     what = f"{count} instances of a no-op agent"
     say(what)
     out = directory / "nothing"
-    readings: list[tuple[int, int]] = []  # settled, bytes of the conductor; bound: one a second
+    readings: list[tuple[int, int]] = []  # settled samples, bytes of the conductor; bound: one per second
     arguments = [
         *("run", f"{HERE / 'work.py'}:suite", "--agent", "nop", "--out", str(out), "--limit", str(count)),
         *("--concurrency", "64", "--workers", "2", "--json", "--quiet"),
@@ -62,20 +62,20 @@ def measured(directory: Path, count: int) -> list[Row]:
 
 
 def _follow(pid: int, out: Path, readings: list[tuple[int, int]]) -> None:
-    """Read how much has settled, and what the conductor weighs, until it ends."""
+    """Read the number of settled samples and the conductor's memory until it ends."""
     process = psutil.Process(pid)
     while process.status() != psutil.STATUS_ZOMBIE:
         try:
             settled = hw.show(out).settled
         except hw.HoldwaterError:
-            settled = 0  # not made yet
+            settled = 0  # the ledger does not exist yet
         if size := pss(pid):
             readings.append((settled, size))
         time.sleep(SECONDS)
 
 
 def _growth(readings: list[tuple[int, int]]) -> float:
-    """MB for each `STEP` instances, after the first `STEP`; with less than that, after the first half."""
+    """Return the growth in MB per `STEP` instances, without the first `STEP` or the first half of a run."""
     most = max(settled for settled, _ in readings)
     first = STEP if most > 2 * STEP else most / 2
     late = [(settled, size) for settled, size in readings if settled >= first]

@@ -1,6 +1,6 @@
-"""The suite of the benchmarks and its agent in Python: talks for `TURNS` turns and keeps its history.
+"""The suite of the benchmarks and its Python agent, which talks for `TURNS` turns and keeps its history.
 
-Loaded by workers as `work.py:suite` and `work.py:talk`. The agent that is a command is `talker.py`.
+Workers load them as `work.py:suite` and `work.py:talk`. The agent that is a command is `talker.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import holdwater as hw
 
 TURNS = 45
 SAID = 8_000  # bytes of the agent's message in each turn
-REPLIED = 2_000  # bytes of the model's
-MOST = 1_000_000  # `--limit` says how many are wanted
+REPLIED = 2_000  # bytes of the model's reply
+MOST = 1_000_000  # `--limit` selects how many run
 
 
 def instances() -> Iterator[hw.Instance]:
@@ -27,7 +27,7 @@ async def agree(instance: hw.Instance, sandbox: object, answer: object) -> bool:
 
 
 async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
-    """`TURNS` calls; each sends the whole history, as agents do."""
+    """Make `TURNS` calls; each sends the whole history, as agents do."""
     messages: list[dict[str, Any]] = []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": text(f"{instance.id}/{turn}", SAID)})

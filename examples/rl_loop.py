@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 from guessing import LARGEST, SECRETS
 
-from holdwater.client import Answer, AsyncClient
+from holdwater.client import AsyncClient, CallAnswer
 
 STEPS, GROUP, RATE = 10, 8, 0.8
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ class Policy:
 
     async def answer(self, call):
         """The trainer's own way: each model call of an agent comes here. It may take as long as it likes."""
-        return Answer(call=call.id, text=self.say(call.messages), version=str(self.version))
+        return CallAnswer(call=call.id, text=self.say(call.messages), version=str(self.version))
 
     async def complete(self, request):
         """The same as an endpoint: Chat Completions over HTTP."""

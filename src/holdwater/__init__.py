@@ -1,6 +1,6 @@
 """holdwater: agent evaluations and RL rollouts inside a fixed memory and disk budget, with nothing lost.
 
-A name is loaded when it is first used: `holdwater --help` and workers pay for what they need alone.
+A name is loaded on first use, so that `holdwater --help` and workers load only the modules that they need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import (
-        Options,
+        RunOptions,
         aregrade,
         areplay,
         aresume,
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from .api.checking import Checked, acheck, check
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
-    from .api.reading import Tokens, Trajectory, TrajectoryReader, read
+    from .api.trajectories import TokenSequence, Trajectory, TrajectoryReader, read
     from .core.authoring import (
         Agent,
-        Born,
-        Defaults,
+        AttemptHandle,
+        ChildResult,
+        CriticInput,
         GradingSandbox,
         GroupMember,
         Model,
-        Parent,
         Sandbox,
         Suite,
-        Tried,
+        SuiteDefaults,
     )
     from .core.errors import (
         AgentFailed,
@@ -57,19 +57,29 @@ if TYPE_CHECKING:
         RunFailed,
         SandboxFailed,
     )
-    from .core.records import Ask, CommandResult, Grade, Health, Instance, Limits, Network, Start, Verdict
-    from .core.summary import Summary
+    from .core.records import (
+        CommandResult,
+        Grade,
+        Health,
+        Instance,
+        LimitOverrides,
+        Limits,
+        Network,
+        SandboxSpec,
+        Verdict,
+    )
+    from .core.summary import RunSummary
 
 __all__ = [
     "Agent",
     "AgentFailed",
-    "Ask",
     "Attacked",
+    "AttemptHandle",
     "BadInput",
-    "Born",
     "Checked",
+    "ChildResult",
     "CommandResult",
-    "Defaults",
+    "CriticInput",
     "Grade",
     "GradeFailed",
     "GradingSandbox",
@@ -78,24 +88,24 @@ __all__ = [
     "HoldwaterError",
     "ImageFailed",
     "Instance",
+    "LimitOverrides",
     "LimitReached",
     "Limits",
     "Model",
     "ModelFailed",
     "Network",
-    "Options",
-    "Parent",
     "ResourceExhausted",
     "RunFailed",
+    "RunOptions",
+    "RunSummary",
     "Sandbox",
     "SandboxFailed",
-    "Start",
+    "SandboxSpec",
     "Suite",
-    "Summary",
-    "Tokens",
+    "SuiteDefaults",
+    "TokenSequence",
     "Trajectory",
     "TrajectoryReader",
-    "Tried",
     "Verdict",
     "__version__",
     "aattack",
@@ -122,7 +132,8 @@ __all__ = [
 ]
 
 
-# Where each name is found. A suite that only wants `hw.Instance` does not load the conductor.
+# The modules that are searched for a name, in order. A suite that only uses `hw.Instance` does not load the
+# conductor.
 _HOMES = (
     ".core.records",
     ".core.errors",
@@ -132,7 +143,7 @@ _HOMES = (
     ".api.images",
     ".api.attacking",
     ".api.checking",
-    ".api.reading",
+    ".api.trajectories",
 )
 
 
@@ -151,7 +162,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`holdwater.run` is the function; the room of that name is imported by its path."""
+    """Keeps `holdwater.run` the function: the package of that name is imported by its path."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):

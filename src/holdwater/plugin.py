@@ -1,6 +1,6 @@
-"""Finds what others wrote: an object by `path.py:name`, by `module:name`, or by an entry point.
+"""Loads objects of the user by `path.py:name`, by `module:name`, or by an entry point.
 
-It does not know what a suite or an agent is: `suite/load.py` and `agent/load.py` do.
+It does not know suites or agents: `suite/loader.py` and `agent/loader.py` do.
 """
 
 from __future__ import annotations
@@ -24,88 +24,91 @@ from .core.records import Record
 
 T = TypeVar("T")
 
-LONGEST_REASON = 500  # characters of a foreign exception's message
+LONGEST_REASON = 500  # characters of the message of a user exception
 
 
-class Known(Record, frozen=True):
-    """Something that can be named: what `holdwater suites` and `holdwater agents` list."""
+class PluginEntry(Record, frozen=True):
+    """A named plugin, as listed by `holdwater suites` and `holdwater agents`."""
 
     name: str
     description: str = ""
-    source: str = ""  # the distribution that brings it; empty: holdwater itself
+    source: str = ""  # the distribution that provides it; empty: holdwater itself
 
 
-def find(spec: str) -> object:
-    """The object that `path.py:name` or `module:name` stands for; BadInput says what is wrong with it."""
+def find_object(spec: str) -> object:
+    """Return the object of `path.py:name` or `module:name`; raise BadInput with the problem."""
     left, _, name = spec.rpartition(":")
     if not left or not name:
         raise BadInput(f"no name given: `{spec}`", hint="write `path.py:name` or `module:name`")
-    module = _from_file(Path(left)) if left.endswith(".py") else _from_name(left)
+    module = _load_file(Path(left)) if left.endswith(".py") else _load_module(left)
     try:
         return getattr(module, name)
     except AttributeError:
-        near = close(name, vars(module))
+        near = find_close_name(name, vars(module))
         raise BadInput(f"`{left}` has no `{name}`", hint=f"did you mean `{near}`?" if near else "") from None
 
 
-def absolute(spec: str) -> str:
-    """The same spec, meaning the same from any directory."""
+def make_absolute(spec: str) -> str:
+    """Return an equivalent spec that does not depend on the current directory."""
     left, colon, name = spec.rpartition(":")
     if left.endswith(".py"):
         return f"{Path(left).absolute()}{colon}{name}"
     return str(Path(spec).absolute()) if spec.endswith(".jsonl") else spec
 
 
-def entry(group: str, name: str) -> object | None:
-    """What the entry point `name` of `group` loads to; None when there is none."""
+def load_entry(group: str, name: str) -> object | None:
+    """Load the entry point `name` of `group`; return None if there is none."""
     for point in entry_points(group=group, name=name):
-        found: object = guarded(point.load, f"the entry point `{name}` of `{_source(point)}`")
+        found: object = call_guarded(point.load, f"the entry point `{name}` of `{_name_source(point)}`")
         return found
     return None
 
 
-def entries(group: str) -> list[Known]:
-    """The entry points of `group`, without importing any."""
+def list_entries(group: str) -> list[PluginEntry]:
+    """Return the entry points of `group`, without importing any."""
     points = sorted(entry_points(group=group), key=lambda p: p.name)
-    return [Known(name=p.name, description=f"entry point `{p.value}`", source=_source(p)) for p in points]
+    return [
+        PluginEntry(name=p.name, description=f"entry point `{p.value}`", source=_name_source(p))
+        for p in points
+    ]
 
 
-def unknown(what: str, spec: str, known: Iterable[Known], also: str) -> BadInput:
-    """The error for a name that stands for nothing: what is known, and what may have been meant."""
+def make_unknown_error(what: str, spec: str, known: Iterable[PluginEntry], also: str) -> BadInput:
+    """Return the error for an unknown name, with the known names and the closest match."""
     names = [k.name for k in known]
-    near = close(spec, names)
+    near = find_close_name(spec, names)
     listed = ", ".join(f"`{name}`" for name in names)
-    hint = f"did you mean `{near}`?" if near else f"give one of these or {also}"
+    hint = f"did you mean `{near}`?" if near else f"use one of these or {also}"
     return BadInput(f"unknown {what}: `{spec[:200]}`; known are {listed}", hint=hint)
 
 
-def close(name: str, among: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
+def find_close_name(name: str, among: Iterable[str]) -> str | None:
+    """Return the closest match for a misspelt name; None if there is none."""
     return next(iter(difflib.get_close_matches(name, list(among), n=1)), None)
 
 
-def guarded(call: Callable[[], T], place: str) -> T:
-    """Call foreign code; what it raises becomes a BadInput that names the place and the line."""
+def call_guarded(call: Callable[[], T], place: str) -> T:
+    """Call user code; convert its exceptions to a BadInput that names the place and the line."""
     try:
         return call()
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # boundary: foreign code may raise anything  # noqa: BLE001
-        raise BadInput(f"cannot load {place}: {_reason(error)}") from None
+        raise BadInput(f"cannot load {place}: {_describe_error(error)}") from None
 
 
-def _from_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     path = path.absolute()
     if not path.is_file():
         raise BadInput(f"no such file: `{path}`")
     name = _module_name(path)
-    if name in sys.modules:  # one module for each version of a file that was asked for
+    if name in sys.modules:  # one module for each version of a loaded file
         return sys.modules[name]
-    return guarded(lambda: _execute(path, name), f"`{path}`")
+    return call_guarded(lambda: _execute(path, name), f"`{path}`")
 
 
 def _module_name(path: Path) -> str:
-    """Unique for the path and, so that a notebook sees an edited file, for its version."""
+    """Return a name that is unique for the path and its version, so that a notebook sees an edited file."""
     stat = path.stat()
     key = f"{path.resolve()}\0{stat.st_mtime_ns}\0{stat.st_size}"
     return f"holdwater_file_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -116,7 +119,7 @@ def _execute(path: Path, name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise BadInput(f"not a Python file: `{path}`")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up while it is being executed
+    sys.modules[name] = module  # dataclasses and pickle look their module up while it is executed
     try:
         with _first_on_path(path.parent):
             spec.loader.exec_module(module)
@@ -126,7 +129,7 @@ def _execute(path: Path, name: str) -> ModuleType:
     return module
 
 
-def _from_name(name: str) -> ModuleType:
+def _load_module(name: str) -> ModuleType:
     if "/" in name:
         raise BadInput(f"not a Python file: `{name}`", hint="write `path.py:name` or `module:name`")
 
@@ -141,7 +144,7 @@ def _from_name(name: str) -> ModuleType:
                 ) from None
             raise
 
-    return guarded(load, f"the module `{name}`")
+    return call_guarded(load, f"the module `{name}`")
 
 
 @contextmanager
@@ -155,8 +158,8 @@ def _first_on_path(directory: Path) -> Iterator[None]:
             sys.path.remove(added)
 
 
-def _reason(error: BaseException) -> str:
-    """`file:line: exception`, at the deepest line that is neither Python's own nor ours."""
+def _describe_error(error: BaseException) -> str:
+    """Return `file:line: exception`, for the deepest line outside of Python's and our own code."""
     what = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
@@ -165,7 +168,7 @@ def _reason(error: BaseException) -> str:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}: {what}" if theirs else what
 
 
-def _source(point: EntryPoint) -> str:
+def _name_source(point: EntryPoint) -> str:
     return point.dist.name if point.dist else ""
 
 

@@ -1,1 +1,1 @@
-"""Agents: what acts. `load.py` finds one by name; others come by entry points."""
+"""Agents act on instances. `loader.py` finds an agent by name; plugins add agents by entry points."""

@@ -1,6 +1,6 @@
-"""Our own small agent: a loop over Chat Completions with one tool, `bash`, that runs in the sandbox.
+"""The built-in agent: a loop over Chat Completions with one tool, `bash`, which runs in the sandbox.
 
-It keeps its conversation for as long as it acts; what is kept for good is written by the gateway.
+The conversation lives in memory only while the agent acts; the gateway writes the permanent record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.records import CommandResult, Instance
 
 MOST_TURNS = 50
 COMMAND_SECONDS = 60.0
-LONGEST_COMMAND = 128 * 1024 - 1  # bytes that Linux takes in one argument
+LONGEST_COMMAND = 128 * 1024 - 1  # bytes; the limit of Linux for one argument
 LONGEST_OUTPUT = 16 * 1024  # characters of a command's output that the model sees
 
 SYSTEM = """\
@@ -40,30 +40,30 @@ TOOL: dict[str, Any] = {
 }
 
 
-class Arguments(msgspec.Struct, frozen=True):
-    """What the model gives the tool."""
+class BashArguments(msgspec.Struct, frozen=True):
+    """The arguments of a tool call."""
 
     command: str
 
 
 async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
-    """Let the model call `bash` until it answers without a call; its last words are the answer."""
+    """Let the model call `bash` until it replies without a call; return that reply's text as the answer."""
     system = SYSTEM.format(workdir=sandbox.workdir, seconds=COMMAND_SECONDS)
-    messages: list[dict[str, Any]] = [  # grows by a turn at a time, at most MOST_TURNS
+    messages: list[dict[str, Any]] = [  # grows by one turn at a time, at most MOST_TURNS turns
         {"role": "system", "content": system},
         {"role": "user", "content": instance.instruction},
     ]
-    # The attempt's round: a model that honours it samples anew in another attempt, and the same in a replay.
+    # The seed is the attempt's round: with it a model varies between attempts and repeats in a replay.
     seed = getattr(model, "seed", None)
     options = {"tools": [TOOL]} | ({} if seed is None else {"seed": seed})
     for _ in range(MOST_TURNS):
-        message = _message(await model.chat(messages, **options))
+        message = _parse_message(await model.chat(messages, **options))
         messages.append(message)
         calls = message.get("tool_calls")
         if not calls:
             return str(message["content"] or "")
         for call in calls:
-            content = await _answer(call, sandbox)
+            content = await _answer_call(call, sandbox)
             messages.append({"role": "tool", "tool_call_id": str(call.get("id", "")), "content": content})
     raise LimitReached(f"not done after {MOST_TURNS} turns", kind="turns")
 
@@ -73,41 +73,41 @@ def bash() -> Agent:
     return Agent(name="bash", act=act, needs_model=True, description=told)
 
 
-def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply's message with the keys that every provider takes back."""
+def _parse_message(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reply's message, with only the keys that every provider accepts in a request."""
     try:
         message = reply["choices"][0]["message"]
         calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
         content = message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise ModelFailed("the model's reply holds no message", kind="reply") from None
+        raise ModelFailed("the model's reply contains no message", kind="reply") from None
     return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
 
 
-async def _answer(call: Mapping[str, Any], sandbox: Sandbox) -> str:
-    """What the tool says; a malformed call is the model's to correct."""
+async def _answer_call(call: Mapping[str, Any], sandbox: Sandbox) -> str:
+    """Return the output of a tool call, or an error for a malformed one, so that the model can correct it."""
     function = call.get("function") or {}
     if function.get("name") != TOOL["function"]["name"]:
         return f"error: unknown tool: {str(function.get('name'))[:200]!r}; the only tool is `bash`"
     try:
-        arguments = msgspec.json.decode(str(function.get("arguments", "")), type=Arguments)
+        arguments = msgspec.json.decode(str(function.get("arguments", "")), type=BashArguments)
     except (msgspec.MsgspecError, RecursionError) as error:
         return f'error: arguments must be JSON like {{"command": "ls"}}: {error}'
     if "\0" in arguments.command or len(arguments.command.encode()) > LONGEST_COMMAND:
         return f"error: a command has at most {LONGEST_COMMAND} bytes and no NUL character"
-    return _told(await sandbox.run(["bash", "-c", arguments.command], timeout=COMMAND_SECONDS))
+    return _format_result(await sandbox.run(["bash", "-c", arguments.command], timeout=COMMAND_SECONDS))
 
 
-def _told(result: CommandResult) -> str:
+def _format_result(result: CommandResult) -> str:
     if result.timed_out:
         status = f"stopped after {COMMAND_SECONDS:.0f} seconds"
     else:
         status = f"exit status: {result.exit_code}"
-    return f"{status}\n{_cut(result.output)}"
+    return f"{status}\n{_shorten_output(result.output)}"
 
 
-def _cut(output: str) -> str:
-    """The beginning and the end: what was run, and how it ended."""
+def _shorten_output(output: str) -> str:
+    """Return the beginning and the end of the output, which show the start and the result of the command."""
     if len(output) <= LONGEST_OUTPUT:
         return output
     half = LONGEST_OUTPUT // 2

@@ -1,4 +1,4 @@
-"""The agent that does nothing: what it passes needs no agent."""
+"""The agent that does nothing. An instance that it passes does not measure agents."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from ..core.records import Instance
 
 
 async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
-    """Touch nothing, so that no sandbox is made for it."""
+    """Do nothing; without a call to the sandbox, none is created."""
 
 
 def nop() -> Agent:
     return Agent(
-        name="nop", act=act, uses_model=False, description="does nothing: what it passes needs no agent"
+        name="nop",
+        act=act,
+        uses_model=False,
+        description="does nothing; an instance that it passes needs no agent",
     )

@@ -1,4 +1,4 @@
-"""The agent that knows the solution: what it fails is the suite's own mistake."""
+"""The agent that runs the instance's own solution. If it fails, the suite is at fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ..core.authoring import Agent, Model, Sandbox
 from ..core.errors import AgentFailed
 from ..core.records import Instance
 
-LONGEST_REASON = 1000  # characters of output that a failure quotes
+LONGEST_REASON = 1000  # characters of output quoted in a failure
 
 
 async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
-    """Run the instance's own `solution`. A suite that knows another way is asked instead: `Suite.solve`."""
+    """Run the instance's own `solution`. If the suite defines `Suite.solve`, that runs instead."""
     if not instance.solution:
         raise AgentFailed(
             "the instance has no solution", hint="give it a `solution` command", kind="no-solution"

@@ -1,6 +1,6 @@
-"""Well-known command-line agents, each with what it needs to run headless in a sandbox with our model.
+"""Presets for well-known command-line agents, which run headless in a sandbox with our model.
 
-A preset is data: what is run, with which variables, where its last words are. Running it is one function for
+A preset is data: the command, its variables, and how to find the final answer in its output. `preset` runs
 all of them, on top of `command.py`.
 """
 
@@ -19,9 +19,9 @@ from ..core.errors import AgentFailed, BadInput
 from ..core.records import Instance
 from . import command
 
-# Reads the file that is its first word, removes every trace of it, and becomes the rest of its words.
-FROM_FILE = 'exec <"$1" && rm -f "$1"; rmdir "${1%/*}" 2>/dev/null; shift; exec "$@"'
-# Without a chosen way to log in, a base URL makes it choose one that it then refuses.
+# Uses the file in its first argument as standard input, removes the file, and executes the other arguments.
+STDIN_FROM_FILE = 'exec <"$1" && rm -f "$1"; rmdir "${1%/*}" 2>/dev/null; shift; exec "$@"'
+# Without a selected login method, a base URL makes Gemini CLI select one that it then rejects.
 GEMINI_SETTINGS = """
 mkdir -p ~/.gemini
 [ -e ~/.gemini/settings.json ] || cat >~/.gemini/settings.json <<END
@@ -33,35 +33,35 @@ mkdir -p ~/.gemini
 END
 """
 VERSION_SECONDS = 60.0
-HINT = "shorten the instruction, or use an agent that reads it from its standard input"
+ARGUMENT_HINT = "shorten the instruction, or use an agent that reads it from its standard input"
 
 log = logging.getLogger(__name__)
 
 
-class Door(NamedTuple):
-    """Where the model is, as a client in the sandbox is told."""
+class ModelEndpoint(NamedTuple):
+    """The model's address, as seen by a client in the sandbox."""
 
     model: str
     url: str  # ends in `/v1`
-    root: str  # without it
+    root: str  # without `/v1`
     key: str
 
 
-class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client is run. It gets its instruction by standard input, or as its last word."""
+class AgentPreset(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a client. It reads its instruction from standard input, or as its last argument."""
 
     name: str
     title: str
     program: str
-    install: str  # the command, for the newest version that was tested
-    tested: tuple[str, str]  # the oldest and the newest
+    install: str  # the install command for the newest tested version
+    tested: tuple[str, str]  # the oldest and the newest tested version
     dialect: str
-    words: Callable[[Door], list[str]]
-    environment: Callable[[Door], dict[str, str]]
-    answer: Callable[[str], str | None] = lambda printed: None  # None: all that it printed
-    instruction: str = ""  # what stands before an instruction that is an argument
-    first: str = ""  # lines of shell that come first, where it reads its standard input
-    version: str = "--version"  # what makes it say its version
+    words: Callable[[ModelEndpoint], list[str]]
+    environment: Callable[[ModelEndpoint], dict[str, str]]
+    answer: Callable[[str], str | None] = lambda printed: None  # extracts the answer; None: the whole output
+    instruction: str = ""  # prefix of an instruction that is passed as an argument
+    prelude: str = ""  # shell lines that run first, if the instruction is on standard input
+    version: str = "--version"  # the argument that prints the version
 
     @property
     def versions(self) -> str:
@@ -69,31 +69,31 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        return f"{self.title}, which speaks {self.dialect}; tested: {self.versions}; `{self.install}`"
+        return f"{self.title}, using the {self.dialect} dialect; tested: {self.versions}; `{self.install}`"
 
 
 def preset(name: str, extra: str = "") -> Agent:
-    """The agent that runs this client, with `extra` words at the end of its command line."""
+    """Return the agent that runs this client, with `extra` arguments at the end of its command line."""
     made = PRESETS[name]
     try:
         added = shlex.split(extra)
     except ValueError as error:
         raise BadInput(f"cannot read the agent's arguments: {error}: `{extra}`") from None
-    version = _Version(made)
+    version = _ClientVersion(made)
 
     async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
-        door = Door(model.name, model.sandbox_url, model.sandbox_url.removesuffix("/v1"), model.key)
+        door = ModelEndpoint(model.name, model.sandbox_url, model.sandbox_url.removesuffix("/v1"), model.key)
         words = [made.program, *made.words(door), *added]
         if made.instruction:
-            words.append(command.argument(made.instruction + instance.instruction, HINT))
+            words.append(command.check_argument(made.instruction + instance.instruction, ARGUMENT_HINT))
         else:
             file = command.instruction_file(sandbox)
             await sandbox.write(file, instance.instruction)
-            words = ["sh", "-c", f"{made.first}\n{FROM_FILE}", "sh", file, *words]
+            words = ["sh", "-c", f"{made.prelude}\n{STDIN_FROM_FILE}", "sh", file, *words]
         environment = made.environment(door)
-        untested = await version.untested(sandbox, environment)
+        untested = await version.describe_untested(sandbox, environment)
         try:
-            result = await command.run(made.program, words, sandbox, environment, made.install)
+            result = await command.run_program(made.program, words, sandbox, environment, made.install)
         except AgentFailed as error:
             raise AgentFailed(error.message, error.hint or untested, kind=error.kind) from None
         answer = made.answer(result.stdout)
@@ -103,84 +103,86 @@ def preset(name: str, extra: str = "") -> Agent:
         name=f"{name} {extra}".strip(),
         act=act,
         needs_model=True,
-        check=lambda: command.look_for(made.program, made.install),
+        check=lambda: command.check_program(made.program, made.install),
         description=made.description,
         paths=command.find_paths(made.program, *added),
     )
 
 
-class _Version:
-    """What version of a client this is; asked once in a process."""
+class _ClientVersion:
+    """The version of a client, queried once per process."""
 
-    def __init__(self, made: Preset) -> None:
+    def __init__(self, made: AgentPreset) -> None:
         self._preset = made
-        self._told: str | None = None
+        self._warning: str | None = None
 
-    async def untested(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
-        """A sentence where the version is not among those that were tested."""
-        if self._told is None:
-            self._told = ""  # meanwhile nobody waits for it
-            self._told = await self._ask(sandbox, environment)
-        return self._told
+    async def describe_untested(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
+        """Return a warning if the client's version is not a tested one."""
+        if self._warning is None:
+            self._warning = ""  # other attempts do not wait for the query
+            self._warning = await self._ask_version(sandbox, environment)
+        return self._warning
 
-    async def _ask(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
+    async def _ask_version(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
         made = self._preset
         words = ["sh", "-c", '"$@" 2>&1', "sh", made.program, made.version]
         said = await sandbox.run(words, env=environment, timeout=VERSION_SECONDS)
-        told = outside(made, said.stdout) if said.ok else ""
+        told = explain_version(made, said.stdout) if said.ok else ""
         if told:
             log.warning("agent.untested %s", told)
         return told
 
 
-def outside(made: Preset, said: str) -> str:
-    """What there is to say of a version; nothing where it was tested."""
+def explain_version(made: AgentPreset, said: str) -> str:
+    """Return a warning about the version; an empty string if it is a tested one."""
     found = re.search(r"\d{1,9}(\.\d{1,9})+", said)
-    if found is not None and _number(made.tested[0]) <= _number(found[0]) <= _number(made.tested[1]):
+    if found is not None and _parse_version(made.tested[0]) <= _parse_version(found[0]) <= _parse_version(
+        made.tested[1]
+    ):
         return ""
     version = found[0] if found else "unknown"
-    return f"`{made.program}` has version {version}, tested are {made.versions}"
+    return f"`{made.program}` has version {version}; tested versions: {made.versions}"
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _last(printed: str, told: Callable[[dict[str, object]], object]) -> str | None:
-    """What `told` finds in the last line of JSON in which it finds anything."""
+def _find_last(printed: str, extract: Callable[[dict[str, object]], object]) -> str | None:
+    """Apply `extract` to the lines of JSON, last first; return its first text."""
     for line in reversed(printed.splitlines()):
         try:
-            found = told(msgspec.json.decode(line, type=dict[str, object]))
+            found = extract(msgspec.json.decode(line, type=dict[str, object]))
         except (msgspec.MsgspecError, RecursionError):
-            continue  # not JSON: something else that was printed
+            continue  # not JSON: other output
         if isinstance(found, str):
             return found
     return None
 
 
-def _of_claude(printed: str) -> str | None:
-    return _last(printed, lambda event: event.get("result"))
+def _parse_claude(printed: str) -> str | None:
+    return _find_last(printed, lambda event: event.get("result"))
 
 
-def _of_codex(printed: str) -> str | None:
-    def told(event: dict[str, object]) -> object:
+def _parse_codex(printed: str) -> str | None:
+    def extract_message(event: dict[str, object]) -> object:
         item = event.get("item")
         said = isinstance(item, dict) and item.get("type") == "agent_message"
         return item.get("text") if isinstance(item, dict) and said else None
 
-    return _last(printed, told)
+    return _find_last(printed, extract_message)
 
 
-def _of_opencode(printed: str) -> str | None:
-    def told(event: dict[str, object]) -> object:
+def _parse_opencode(printed: str) -> str | None:
+    def extract_text(event: dict[str, object]) -> object:
         part = event.get("part")
         return part.get("text") if isinstance(part, dict) and event.get("type") == "text" else None
 
-    return _last(printed, told)
+    return _find_last(printed, extract_text)
 
 
-def _of_gemini(printed: str) -> str | None:
-    """One document in many lines, after whatever else was printed."""
+def _parse_gemini(printed: str) -> str | None:
+    """Parse one multi-line JSON document, which may follow other output."""
     try:
         found = msgspec.json.decode(printed[printed.index("\n{\n") if printed[:1] != "{" else 0 :])
     except (ValueError, RecursionError):
@@ -189,18 +191,18 @@ def _of_gemini(printed: str) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _of_mini(printed: str) -> str | None:
-    """What it hands in, which stands at the end of what it prints."""
+def _parse_mini(printed: str) -> str | None:
+    """Return the submission, which is at the end of the output."""
     _, found, rest = printed.rpartition("\nExit:\n")
     return rest.partition("\nSaved trajectory to")[0].strip() if found else None
 
 
-def _quoted(text: str) -> str:
-    """As a string of TOML, which takes those of JSON."""
+def _quote_toml(text: str) -> str:
+    """Quote a string for TOML, which accepts JSON strings."""
     return msgspec.json.encode(text).decode()
 
 
-def _opencode_config(door: Door) -> str:
+def _opencode_config(door: ModelEndpoint) -> str:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "holdwater",
@@ -219,7 +221,7 @@ def _opencode_config(door: Door) -> str:
     return msgspec.json.encode(config).decode()
 
 
-CLAUDE_CODE = Preset(
+CLAUDE_CODE = AgentPreset(
     name="claude-code",
     title="Claude Code",
     program="claude",
@@ -241,19 +243,19 @@ CLAUDE_CODE = Preset(
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_TELEMETRY": "1",
         "DISABLE_AUTOUPDATER": "1",
-        "IS_SANDBOX": "1",  # root may skip permissions only where it is told that this is one
+        "IS_SANDBOX": "1",  # Claude Code lets root skip permissions only in a declared sandbox
     },
-    answer=_of_claude,
+    answer=_parse_claude,
 )
 
-CODEX = Preset(
+CODEX = AgentPreset(
     name="codex",
     title="Codex",
     program="codex",
     install="npm install -g @openai/codex@0.166.0",
     tested=("0.155.0", "0.166.0"),
     dialect="responses",
-    # A provider of our own: the built-in one tries WebSockets first.
+    # Use a custom provider: the built-in one tries WebSockets first.
     words=lambda door: [
         "exec",
         "--skip-git-repo-check",
@@ -261,19 +263,19 @@ CODEX = Preset(
         "--json",
         f"--model={door.model}",
         "--config=analytics.enabled=false",
-        "--config=features.plugins=false",  # it would look for some where no network is, and wait
+        "--config=features.plugins=false",  # otherwise it looks for plugins without a network, and waits
         "--config=model_provider=holdwater",
         "--config=model_providers.holdwater.name=holdwater",
-        f"--config=model_providers.holdwater.base_url={_quoted(door.url)}",
+        f"--config=model_providers.holdwater.base_url={_quote_toml(door.url)}",
         "--config=model_providers.holdwater.env_key=OPENAI_API_KEY",
         "--config=model_providers.holdwater.wire_api=responses",
         "-",
     ],
     environment=lambda door: {"OPENAI_API_KEY": door.key},
-    answer=_of_codex,
+    answer=_parse_codex,
 )
 
-OPENCODE = Preset(
+OPENCODE = AgentPreset(
     name="opencode",
     title="opencode",
     program="opencode",
@@ -289,10 +291,10 @@ OPENCODE = Preset(
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     },
-    answer=_of_opencode,
+    answer=_parse_opencode,
 )
 
-GEMINI_CLI = Preset(
+GEMINI_CLI = AgentPreset(
     name="gemini-cli",
     title="Gemini CLI",
     program="gemini",
@@ -304,13 +306,13 @@ GEMINI_CLI = Preset(
         "GOOGLE_GEMINI_BASE_URL": door.root,
         "GEMINI_API_KEY": door.key,
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        "GEMINI_CLI_NO_RELAUNCH": "true",  # with more memory, in a process below the first
+        "GEMINI_CLI_NO_RELAUNCH": "true",  # prevents a relaunch in a child process with more memory
     },
-    first=GEMINI_SETTINGS,
-    answer=_of_gemini,
+    prelude=GEMINI_SETTINGS,
+    answer=_parse_gemini,
 )
 
-AIDER = Preset(
+AIDER = AgentPreset(
     name="aider",
     title="aider",
     program="aider",
@@ -339,10 +341,10 @@ AIDER = Preset(
         "OPENAI_API_KEY": door.key,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
-    first="git rev-parse --git-dir >/dev/null 2>&1 || export AIDER_GIT=false",  # it would make a repository
+    prelude="git rev-parse --git-dir >/dev/null 2>&1 || export AIDER_GIT=false",  # prevents a new repository
 )
 
-MINI_SWE_AGENT = Preset(
+MINI_SWE_AGENT = AgentPreset(
     name="mini-swe-agent",
     title="mini-swe-agent",
     program="mini",
@@ -357,11 +359,11 @@ MINI_SWE_AGENT = Preset(
         "MSWEA_COST_TRACKING": "ignore_errors",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
-    answer=_of_mini,
+    answer=_parse_mini,
     instruction="--task=",
     version="--help",
 )
 
-PRESETS: Mapping[str, Preset] = {
+PRESETS: Mapping[str, AgentPreset] = {
     made.name: made for made in (CLAUDE_CODE, CODEX, OPENCODE, GEMINI_CLI, AIDER, MINI_SWE_AGENT)
 }

@@ -1,7 +1,7 @@
-"""A suite held against an agent that does no work and cheats: which of its tricks is graded as a pass.
+"""Tests a suite with an agent that does no work and cheats, and reports which tricks pass.
 
-A real run for each trick, and one of `nop` as the control: an instance that passes without any work is the
-suite's own mistake and blamed on no trick. The tricks are in `agent/attack.py`.
+Each trick is a real run, and a run of `nop` is the control: if an instance passes without any work, the suite
+is at fault and no trick is blamed. The tricks are in `agent/attack.py`.
 """
 
 from __future__ import annotations
@@ -14,74 +14,76 @@ from typing import Unpack
 from ..agent.attack import TRICKS
 from ..core.authoring import Suite
 from ..core.records import Record
-from ..ledger.reader import OutcomeRow, Reader
-from ..run.options import Options
-from . import Prepared, prepare, start
-from .around import wait
-from .checking import Fault, finished
+from ..ledger.reader import LedgerReader
+from ..ledger.rows import OutcomeRow
+from ..run.setup.options import RunOptions
+from . import PreparedRun, prepare, start
+from .checking import InstanceFault, require_finished
+from .run_hooks import wait
 
 CONTROL = "nop"
 AGENTS = (CONTROL, *(f"attack:{trick.name}" for trick in TRICKS))
-FIRST = 5  # instances that are attacked where none are chosen
+DEFAULT_LIMIT = 5  # number of instances to attack if none are selected
 
 
 class TrickOutcome(Record, frozen=True, omit_defaults=False):
-    """What one trick came to."""
+    """The result of one trick."""
 
     name: str
     says: str
-    passed: tuple[str, ...] = ()  # the instances that it passed
-    held: int = 0  # instances that it did not pass
-    ungraded: int = 0  # ... of these, without any grade
+    passed: tuple[str, ...] = ()  # the instances that the trick passed
+    held: int = 0  # number of instances that the trick did not pass
+    ungraded: int = 0  # how many of these have no grade
 
 
 class Attacked(Record, frozen=True, omit_defaults=False):
-    """What `attack` found."""
+    """The findings of `attack`."""
 
     suite: str
-    instances: int  # that were attacked
+    instances: int  # number of attacked instances
     tricks: tuple[TrickOutcome, ...]
-    nop_passed: tuple[str, ...] = ()  # they pass without any work: no trick can be told from that
-    untried: tuple[Fault, ...] = ()  # nothing can be said of these
+    nop_passed: tuple[str, ...] = ()  # instances that pass without any work, which show nothing about tricks
+    untried: tuple[InstanceFault, ...] = ()  # instances without a result
 
     @property
     def ok(self) -> bool:
-        """Whether no trick passed, and there was something to pass."""
+        """Whether no trick passed and there were instances to attack."""
         return not any(trick.passed for trick in self.tricks) and (self.instances > 0 or not self.untried)
 
 
-def attack(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[Options]) -> Attacked:
-    """Have the adversarial agent try every trick on the suite's instances; which passed.
+def attack(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]) -> Attacked:
+    """Run every trick of the adversarial agent on the suite's instances; return which ones passed.
 
-    The first five instances, where neither `only` nor `limit` says which. The runs are kept in `out` alone.
+    By default it attacks the first five instances; `only` and `limit` select others. The runs are kept only
+    if `out` is given.
     """
     return wait(aattack(suite, out=out, **options))
 
 
 async def aattack(
-    suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[Options]
+    suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]
 ) -> Attacked:
-    """`attack`, for code that has an event loop."""
+    """The async twin of `attack`."""
     with TemporaryDirectory(prefix="holdwater-attack-") as place:
         prepared = prepare_attack(suite, out or place, options)
         for one in prepared:
-            finished(await start(one, {}))
-        return attacked(prepared)
+            require_finished(await start(one, {}))
+        return summarize_attack(prepared)
 
 
-def prepare_attack(suite: Suite | str, out: str | Path, options: Options) -> tuple[Prepared, ...]:
-    """The runs, the control first, in directories of their own below `out`."""
-    chosen: Options = {**options, "attempts": 1, "retries": options.get("retries") or 0}
+def prepare_attack(suite: Suite | str, out: str | Path, options: RunOptions) -> tuple[PreparedRun, ...]:
+    """Prepare the runs, the control first, each in its own directory below `out`."""
+    chosen: RunOptions = {**options, "attempts": 1, "retries": options.get("retries") or 0}
     if not options.get("only") and options.get("limit") is None:
-        chosen["limit"] = FIRST
+        chosen["limit"] = DEFAULT_LIMIT
     return tuple(prepare(suite, agent, Path(out, agent.replace(":", "-")), chosen) for agent in AGENTS)
 
 
-def attacked(prepared: Sequence[Prepared]) -> Attacked:
-    """What the runs say together."""
-    control, *others = (_outcomes(one) for one in prepared)
+def summarize_attack(prepared: Sequence[PreparedRun]) -> Attacked:
+    """Combine the results of the runs."""
+    control, *others = (_read_outcomes(one) for one in prepared)
     untried = tuple(
-        Fault(row.instance, f"{row.kind}: {row.failure}")
+        InstanceFault(row.instance, f"{row.kind}: {row.failure}")
         for row in control
         if row.kind not in ("passed", "failed")
     )
@@ -104,6 +106,6 @@ def attacked(prepared: Sequence[Prepared]) -> Attacked:
     )
 
 
-def _outcomes(one: Prepared) -> list[OutcomeRow]:
-    with Reader(one.path) as reader:
+def _read_outcomes(one: PreparedRun) -> list[OutcomeRow]:
+    with LedgerReader(one.path) as reader:
         return list(reader.outcomes())

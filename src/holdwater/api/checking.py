@@ -1,6 +1,6 @@
-"""A suite held against its own oracle and against nobody at all: what is wrong with its instances.
+"""Tests a suite with its own oracle and with an agent that does nothing, and reports faulty instances.
 
-Two real runs, one with each agent; what became of them is read from their ledgers.
+It makes two real runs, one with each agent, and reads the results from their ledgers.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ from pathlib import Path
 from typing import Unpack
 
 from ..core.authoring import Suite
-from ..core.errors import HoldwaterError, Interrupted, RunStopped
+from ..core.errors import HoldwaterError, RunInterrupted, RunStopped
 from ..core.records import Record, Verdict
-from ..core.summary import Summary
-from ..ledger.reader import OutcomeRow, Reader
-from ..run.config import default_directory
-from ..run.options import Options
-from ..suite.load import load as load_suite
-from . import Prepared, prepare, start
-from .around import wait
+from ..core.summary import RunSummary
+from ..ledger.reader import LedgerReader
+from ..ledger.rows import OutcomeRow
+from ..run.setup.config import default_directory
+from ..run.setup.options import RunOptions
+from ..suite.loader import load as load_suite
+from . import PreparedRun, prepare, start
+from .run_hooks import wait
 
 AGENTS = ("oracle", "nop")
-LONGEST_REASON = 500  # characters of a grade's own words
+LONGEST_REASON = 500  # characters of a grade's detail
 
 
-class Fault(Record, frozen=True):
-    """What is wrong with an instance."""
+class InstanceFault(Record, frozen=True):
+    """A faulty instance and the reason."""
 
     id: str
     why: str
 
 
 class Checked(Record, frozen=True):
-    """What `check` found."""
+    """The findings of `check`."""
 
     suite: str
     instances: int
-    good: int  # the oracle passes, and nop does not
-    oracle_failed: tuple[Fault, ...] = ()
-    nop_passed: tuple[Fault, ...] = ()
-    infrastructure: tuple[Fault, ...] = ()  # nothing can be said of these
+    good: int  # instances that the oracle passes and `nop` does not
+    oracle_failed: tuple[InstanceFault, ...] = ()
+    nop_passed: tuple[InstanceFault, ...] = ()
+    infrastructure: tuple[InstanceFault, ...] = ()  # instances without a result
     runs: tuple[str, ...] = ()  # the directories of both runs
 
     @property
@@ -47,43 +48,45 @@ class Checked(Record, frozen=True):
         return self.good == self.instances
 
 
-def check(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[Options]) -> Checked:
-    """Run `oracle` and `nop` on every instance; those where the one does not pass, or the other does."""
+def check(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]) -> Checked:
+    """Run `oracle` and `nop` on every instance; return the ones that the oracle fails or `nop` passes."""
     return wait(acheck(suite, out=out, **options))
 
 
-async def acheck(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[Options]) -> Checked:
-    """`check`, for code that has an event loop."""
+async def acheck(
+    suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]
+) -> Checked:
+    """The async twin of `check`."""
     prepared = prepare_check(suite, out, options)
     for one in prepared:
-        finished(await start(one, {}))
-    return checked(prepared)
+        require_finished(await start(one, {}))
+    return summarize_check(prepared)
 
 
-def prepare_check(suite: Suite | str, out: str | Path | None, options: Options) -> tuple[Prepared, ...]:
-    """Both runs, in directories of their own below `out`."""
+def prepare_check(suite: Suite | str, out: str | Path | None, options: RunOptions) -> tuple[PreparedRun, ...]:
+    """Prepare both runs, each in its own directory below `out`."""
     found = load_suite(suite) if isinstance(suite, str) else suite
     place = Path(out) if out is not None else default_directory(f"{found.name}-check")
     options = {**options, "attempts": options.get("attempts") or 1}
     return tuple(prepare(suite, agent, place / agent, options) for agent in AGENTS)
 
 
-def finished(summary: Summary) -> Summary:
-    """The summary of a run that came to its end; an error of those that did not."""
-    stopped: type[HoldwaterError] | None = {3: Interrupted, 4: RunStopped}.get(summary.exit_status or 0)
+def require_finished(summary: RunSummary) -> RunSummary:
+    """Return the summary of a finished run; raise an error if the run did not finish."""
+    stopped: type[HoldwaterError] | None = {3: RunInterrupted, 4: RunStopped}.get(summary.exit_status or 0)
     if stopped is not None:
-        raise stopped(summary.reason, f"`holdwater show {summary.directory}` says more")
+        raise stopped(summary.reason, f"`holdwater show {summary.directory}` shows details")
     return summary
 
 
-def checked(prepared: Sequence[Prepared]) -> Checked:
-    """What both runs say together."""
-    faults: dict[str, list[Fault]] = {"oracle_failed": [], "nop_passed": [], "infrastructure": []}
+def summarize_check(prepared: Sequence[PreparedRun]) -> Checked:
+    """Combine the results of both runs."""
+    faults: dict[str, list[InstanceFault]] = {"oracle_failed": [], "nop_passed": [], "infrastructure": []}
     instances = 0
     for agent, one in zip(AGENTS, prepared, strict=True):
-        with Reader(one.path) as reader:
+        with LedgerReader(one.path) as reader:
             instances = max(instances, reader.counts().planned)
-            for kind, fault in _faults(reader, agent):
+            for kind, fault in _find_faults(reader, agent):
                 faults[kind].append(fault)
     bad = {fault.id for found in faults.values() for fault in found}
     return Checked(
@@ -95,17 +98,17 @@ def checked(prepared: Sequence[Prepared]) -> Checked:
     )
 
 
-def _faults(reader: Reader, agent: str) -> Iterator[tuple[str, Fault]]:
+def _find_faults(reader: LedgerReader, agent: str) -> Iterator[tuple[str, InstanceFault]]:
     wrong, kind = ("failed", "oracle_failed") if agent == "oracle" else ("passed", "nop_passed")
     for row in reader.outcomes():
         verdict = reader.verdict(row.attempt) or Verdict(attempt=row.attempt, token=0)
         if row.kind not in ("passed", "failed"):
-            yield "infrastructure", Fault(row.instance, f"{agent}: {row.kind}: {row.failure}")
+            yield "infrastructure", InstanceFault(row.instance, f"{agent}: {row.kind}: {row.failure}")
         elif row.kind == wrong:
-            yield kind, Fault(row.instance, _why(row, verdict))
+            yield kind, InstanceFault(row.instance, _explain_fault(row, verdict))
 
 
-def _why(row: OutcomeRow, verdict: Verdict) -> str:
+def _explain_fault(row: OutcomeRow, verdict: Verdict) -> str:
     detail = verdict.grade.detail.strip() if verdict.grade else ""
     said = row.failure or detail[-LONGEST_REASON:]
     return said or f"score {row.score or 0.0:g}"

@@ -1,6 +1,7 @@
-"""`serve`: a run whose samples are ordered by clients. What is refused is refused before anything is started.
+"""`serve`: a run whose samples clients order. Invalid input is rejected before anything starts.
 
-The door is in `serve/`, the desk behind it in `run/desk.py`; the conductor opens both.
+The HTTP server is in `serve/`, the order service behind it in `run/orders/order_service.py`; the conductor
+starts both.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from typing import Any, TypedDict
 import msgspec
 
 from .. import plugin
-from ..core.authoring import Act, Agent, Suite
-from ..core.config import RunConfig, SandboxKind, Serving
+from ..core.authoring import Agent, AgentFunction, Suite
+from ..core.config import RunConfig, SandboxKind, ServingConfig
 from ..core.errors import BadInput
-from ..core.summary import Summary
+from ..core.summary import RunSummary
 from ..ledger.directory import RunDirectory
 from ..rollout.allocator import keep_bounded
 from ..rollout.open_files import allow_files
-from ..run.config import environment
-from ..run.desk import Desk
-from ..run.dock import check_daemon
-from ..run.execute import create
-from ..run.options import Options
-from ..run.trust import check_owner
-from ..serve import Door, DoorTerms
-from ..web.tokens import linked_token, written_token
-from . import Prepared, _upstream, prepare
-from .around import Around, conducted, given_to
+from ..run.builds.sandbox_daemon import check_daemon
+from ..run.execute import create_run
+from ..run.orders.order_service import OrderService
+from ..run.setup.config import read_environment
+from ..run.setup.options import RunOptions
+from ..run.setup.trust import check_owner
+from ..serve import RolloutServer, ServerSettings
+from ..web.tokens import link_token, publish_token
+from . import PreparedRun, _open_upstream, prepare
+from .run_hooks import RunHooks, conduct_with_hooks, make_setup
 
-NEEDS = "it must be a function `(request)` that returns the reply"
+POLICY_HINT = "it must be a function `(request)` that returns the reply"
 
 _log = logging.getLogger("holdwater.serve")
 
 
 class ServingOptions(TypedDict, total=False):
-    """What a server can be told beside what a run can."""
+    """Options of a server, in addition to the options of a run."""
 
     listen: str | None
     key_file: str | Path | None
@@ -56,27 +57,27 @@ class ServingOptions(TypedDict, total=False):
 
 
 class PreparedServer(msgspec.Struct, frozen=True):
-    """A server that could be started: everything has been checked, nothing has been made."""
+    """A server that is ready to start: everything is checked, nothing is created yet."""
 
-    run: Prepared
-    terms: DoorTerms
-    token: bool  # it makes a token of its own: nothing was said about keys
-    resumed: bool  # the directory holds what it goes on with
+    run: PreparedRun
+    terms: ServerSettings
+    token: bool  # whether the server creates its own token, because no keys are configured
+    resumed: bool  # whether the server continues an existing directory
 
 
 def prepare_server(
     suite: Suite | str,
-    agent: Agent | Act | str | None,
+    agent: Agent | AgentFunction | str | None,
     out: str | Path | None,
-    options: Options,
+    options: RunOptions,
     serving: ServingOptions,
 ) -> PreparedServer:
-    """Check everything that can be checked before a server is started, and make nothing."""
+    """Check everything that can be checked before a server starts, and create nothing."""
     prepared = prepare(suite, agent, out, {**options, "attempts": 1})
-    config = msgspec.structs.replace(prepared.config, serving=_serving(serving, prepared.config))
-    terms = _terms(serving, config, prepared.path)
-    Door.check(terms)
-    before = _before(prepared.path, config)
+    config = msgspec.structs.replace(prepared.config, serving=_parse_serving(serving, prepared.config))
+    terms = _make_terms(serving, config, prepared.path)
+    RolloutServer.check(terms)
+    before = _read_previous(prepared.path, config)
     if before is not None:
         config = msgspec.structs.replace(config, id=before.id, created=before.created)
     prepared = msgspec.structs.replace(prepared, config=config)
@@ -84,62 +85,62 @@ def prepare_server(
     return PreparedServer(prepared, terms, token, before is not None)
 
 
-async def start_server(prepared: PreparedServer, around: Around) -> Summary:
-    """Serve until it is drained or told to end; the run's summary."""
+async def start_server(prepared: PreparedServer, around: RunHooks) -> RunSummary:
+    """Serve until the server is drained or stopped; return the run's summary."""
     run = prepared.run
     allow_files()
     keep_bounded()
     if run.config.sandbox is SandboxKind.DOCKER:
-        await check_daemon(environment())
-    async with _upstream(run.config) as upstream:
-        directory = RunDirectory.open(run.path) if prepared.resumed else create(run.path, run.config)
+        await check_daemon(read_environment())
+    async with _open_upstream(run.config) as upstream:
+        directory = RunDirectory.open(run.path) if prepared.resumed else create_run(run.path, run.config)
         directory.make_private()
         given = msgspec.structs.replace(
-            given_to(run.suite, run.agent, around),
+            make_setup(run.suite, run.agent, around),
             importable=run.importable,
             upstream=upstream,
             resumed=prepared.resumed,
             config=run.config,
-            door=_door(prepared, around.get("say", lambda line: None)),
+            open_server=_make_opener(prepared, around.get("say", lambda line: None)),
         )
-        return await conducted(directory, given, around)
+        return await conduct_with_hooks(directory, given, around)
 
 
-def _door(
+def _make_opener(
     prepared: PreparedServer, say: Callable[[str], None]
-) -> Callable[[Desk], AbstractAsyncContextManager[Any]]:
+) -> Callable[[OrderService], AbstractAsyncContextManager[Any]]:
     @asynccontextmanager
-    async def opened(desk: Desk) -> AsyncIterator[Door]:
+    async def open_server(desk: OrderService) -> AsyncIterator[RolloutServer]:
         async with AsyncExitStack() as stack:
             terms = prepared.terms
             file = RunDirectory(prepared.run.path).token
             if prepared.token:
-                terms = terms._replace(keys=(stack.enter_context(written_token(file)),), separate=False)
-            door = await stack.enter_async_context(Door(desk, terms))
+                terms = terms._replace(keys=(stack.enter_context(publish_token(file)),), separate=False)
+            door = await stack.enter_async_context(RolloutServer(desk, terms))
             if prepared.token:
-                stack.enter_context(linked_token(file, door.addresses, environment().token_links))
-            say(f"serving: {door.address} {_described(prepared)}")
+                stack.enter_context(link_token(file, door.addresses, read_environment().token_links))
+            say(f"serving: {door.address} {_describe_server(prepared)}")
             yield door
 
-    return opened
+    return open_server
 
 
-def _described(prepared: PreparedServer) -> str:
-    agent = prepared.run.agent.name.rpartition("/")[2]  # its file may lie anywhere
+def _describe_server(prepared: PreparedServer) -> str:
+    agent = prepared.run.agent.name.rpartition("/")[2]  # without the directory of its file
     text = f"with agent `{agent}`, in `{prepared.run.path}`"
     if prepared.token:
         return f"{text}; its token is in `{RunDirectory(prepared.run.path).token}`"
-    return text if prepared.terms.keys else f"{text}; without a key: all users of this machine are obeyed"
+    return text if prepared.terms.keys else f"{text}; without a key: every user of this machine has access"
 
 
-def _serving(said: ServingOptions, config: RunConfig) -> Serving:
+def _parse_serving(said: ServingOptions, config: RunConfig) -> ServingConfig:
     names = ("listen", "queue", "grace", "return_grace", "least_workers")
     given = {name: said[name] for name in names if said.get(name) is not None}  # type: ignore[literal-required]
     if (policy := said.get("policy")) is not None:
-        if not callable(plugin.find(policy)):
-            raise BadInput(f"not a policy: `{policy}`", NEEDS)
-        given["policy"] = plugin.absolute(policy)
-    serving = Serving(**given)
+        if not callable(plugin.find_object(policy)):
+            raise BadInput(f"not a policy: `{policy}`", POLICY_HINT)
+        given["policy"] = plugin.make_absolute(policy)
+    serving = ServingConfig(**given)
     for name, lowest in {"queue": 1, "grace": 0, "return_grace": 0, "least_workers": 1}.items():
         if getattr(serving, name) < lowest:
             flag = name.replace("_", "-")
@@ -150,19 +151,19 @@ def _serving(said: ServingOptions, config: RunConfig) -> Serving:
     return serving
 
 
-def _terms(said: ServingOptions, config: RunConfig, path: Path) -> DoorTerms:
+def _make_terms(said: ServingOptions, config: RunConfig, path: Path) -> ServerSettings:
     assert config.serving is not None
-    keys = _keys(said.get("key_file"))
+    keys = _read_keys(said.get("key_file"))
     if said.get("no_key") and keys:
         raise BadInput(
-            "keys are given, and `--no-key` wants none",
+            "`--no-key` contradicts the configured keys",
             "leave out `--no-key`, or `--key-file` and `HOLDWATER_SERVE_KEYS`",
         )
-    return DoorTerms(
+    return ServerSettings(
         listen=config.serving.listen,
         keys=keys,
         hosts=tuple(said.get("allow_host") or ()),
-        tls=_tls(said.get("tls_cert"), said.get("tls_key")),
+        tls=_parse_tls(said.get("tls_cert"), said.get("tls_key")),
         largest_order=config.serving.largest_order,
         note=lambda kind, message: _log.warning("%s %s", kind, message),
         blobs=RunDirectory(path).blobs,
@@ -170,10 +171,10 @@ def _terms(said: ServingOptions, config: RunConfig, path: Path) -> DoorTerms:
     )
 
 
-def _keys(file: str | Path | None) -> tuple[str, ...]:
-    """One a line in the file; those of the environment otherwise."""
+def _read_keys(file: str | Path | None) -> tuple[str, ...]:
+    """Read the keys from the file, one per line, or from the environment if there is no file."""
     if file is None:
-        return environment().serve_keys
+        return read_environment().serve_keys
     try:
         with Path(file).open(encoding="utf-8") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
@@ -186,20 +187,20 @@ def _keys(file: str | Path | None) -> tuple[str, ...]:
         )
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
-        raise BadInput(f"no key in `{file}`", "write one a line")
+        raise BadInput(f"no key in `{file}`", "write one key per line")
     return keys
 
 
-def _tls(certificate: str | Path | None, key: str | Path | None) -> tuple[Path, Path] | None:
+def _parse_tls(certificate: str | Path | None, key: str | Path | None) -> tuple[Path, Path] | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise BadInput("`--tls-cert` and `--tls-key` go together")
+        raise BadInput("`--tls-cert` and `--tls-key` require each other")
     return Path(certificate), Path(key)
 
 
-def _before(path: Path, config: RunConfig) -> RunConfig | None:
-    """What the directory was a server of; None: it holds no run. BadInput if it is another's."""
+def _read_previous(path: Path, config: RunConfig) -> RunConfig | None:
+    """Return the config of the server in this directory, None if it is empty; BadInput if it is another's."""
     directory = RunDirectory(path)
     if not directory.config.exists():
         return None
@@ -207,14 +208,14 @@ def _before(path: Path, config: RunConfig) -> RunConfig | None:
     before = directory.read_config()
     if before.serving is None:
         raise BadInput(
-            f"the directory holds a run that is no server's: `{path}`",
+            f"the directory contains a run that is not a server: `{path}`",
             f"give another `--out`; `holdwater resume {path}` continues that run",
         )
     for what in ("suite", "agent"):
         old, new = getattr(before, what), getattr(config, what)
         if old != new:
             raise BadInput(
-                f"the directory is that of a server with {what} `{old}`, not `{new}`: `{path}`",
+                f"the directory belongs to a server with {what} `{old}`, not `{new}`: `{path}`",
                 "give another `--out`",
             )
     return before

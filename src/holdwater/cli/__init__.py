@@ -1,6 +1,7 @@
-"""The command: finds the verb, runs it, and turns what it raises into a message and an exit status.
+"""The command line: finds the verb, runs it, and turns an exception into a message and an exit status.
 
-One file a verb. A verb's rooms are imported when that verb is called, so that `holdwater --help` is instant.
+Each verb has its own file. A verb imports its modules when it is called, so that `holdwater --help` is
+instant.
 """
 
 from __future__ import annotations
@@ -8,53 +9,53 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..run.keys import take_keys
-from ..run.signals import INTERRUPTED, Signals
+from ..run.conductor.signals import INTERRUPTED, CommandSignals
+from ..run.setup.keys import take_keys
 from ..version import __version__
-from .console import Console, occupy_standard_fds
+from .console import CommandConsole, occupy_standard_fds
 
 VERBS = {
     "run": "Run a suite with an agent",
-    "serve": "Serve rollouts to trainers: what runs is what clients order",
-    "resume": "Go on with a run that was stopped or killed",
-    "show": "Show what became of a run, or of one instance",
+    "serve": "Serve rollouts to trainers, which order them over HTTP",
+    "resume": "Resume a run that was stopped or killed",
+    "show": "Show the results of a run, or of one instance",
     "transcript": "Print the conversation of an attempt",
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
     "replay": "Run a run again with its recorded replies, without a model",
-    "grade": "Grade predictions that someone made",
+    "grade": "Grade existing predictions",
     "regrade": "Grade a run's work again without running the agent",
-    "check": "Run oracle and nop on every instance of a suite, and name those that are wrong",
-    "init": "Write a suite or an agent to begin with, and its test",
+    "check": "Run oracle and nop on every instance of a suite, and name the faulty ones",
+    "init": "Write an example suite or agent, and its test",
     "images": "Plan, build, show and audit the images that sandboxes start from",
-    "prune": "Make old runs smaller, or remove them; says first what would go",
-    "suites": "List the suites that are known here",
-    "agents": "List the agents that are known here",
-    "doctor": "Say what this machine gives, and what is weaker for it",
-    "help": "Read a page of the manual: `holdwater help TOPIC`",
+    "prune": "Shrink or remove old runs; prints a preview first",
+    "suites": "List the known suites",
+    "agents": "List the known agents",
+    "doctor": "Check this machine and report what limits a run",
+    "help": "Show a page of the manual: `holdwater help TOPIC`",
     "version": "Print the version of holdwater",
 }
-BROKEN_PIPE = 141  # what a shell reports for SIGPIPE: the reader left, nothing is wrong
+BROKEN_PIPE = 141  # exit status of a shell for SIGPIPE: the reader closed the pipe, which is not an error
 
 
 def command() -> int:
-    """Be the command of this process, signals included; its exit status."""
+    """Run the command in this process, with its signal handlers; return the exit status."""
     status = INTERRUPTED
     try:
         take_keys()
-        with Signals():
+        with CommandSignals():
             status = main(sys.argv[1:])
     except KeyboardInterrupt:
-        pass  # in a moment around `main`
-    # Python exits by SIGINT if a `KeyboardInterrupt` ever left code that was executed from a string, as some
-    # imports do, although it was caught later. Other code from a string makes it forget that.
+        pass  # just before or after `main`
+    # If a `KeyboardInterrupt` ever left code that was executed from a string, as some imports do, Python
+    # exits by SIGINT even if the exception was caught later. Executing other code from a string resets that.
     exec("")
-    Signals.ignore()
+    CommandSignals.ignore()
     return status
 
 
-# Types as usage errors name them -> what people write there.
-EXPECTED = {
+# Type names in usage errors -> words for users.
+EXPECTED_VALUES = {
     "int": "a whole number",
     "float": "a number",
     "int|Literal[auto]|None": "a whole number or `auto`",
@@ -62,7 +63,7 @@ EXPECTED = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out what `argv` says; the exit status."""
+    """Run the command line `argv`; return the exit status."""
     occupy_standard_fds()
     try:
         status = dispatch(list(argv))
@@ -71,16 +72,16 @@ def main(argv: Sequence[str]) -> int:
         status = INTERRUPTED
     except BrokenPipeError:
         status = BROKEN_PIPE
-        leave_stdout()
-    except Exception as error:  # boundary: the user gets a sentence, not a traceback  # noqa: BLE001
-        status = complain(error)
-    if Console.current:
-        Console.current.flush()
+        detach_stdout()
+    except Exception as error:  # boundary: the user sees a message, not a traceback  # noqa: BLE001
+        status = report_error(error)
+    if CommandConsole.current:
+        CommandConsole.current.flush()
     return status
 
 
 def dispatch(words: list[str]) -> int:
-    """Call the verb that `words` begin with."""
+    """Call the verb that is the first of `words`."""
     if not words or words[0] in ("--help", "-h") or words == ["help"]:
         print(overview())  # noqa: T201
         return 0
@@ -89,10 +90,10 @@ def dispatch(words: list[str]) -> int:
         return 0
     if words[0] not in VERBS:
         raise unknown_verb(words[0])
-    return call(words[0], words[1:])
+    return call_verb(words[0], words[1:])
 
 
-def call(verb: str, words: list[str]) -> int:
+def call_verb(verb: str, words: list[str]) -> int:
     from cyclopts import App, CycloptsError
 
     from ..core.errors import BadInput
@@ -102,7 +103,7 @@ def call(verb: str, words: list[str]) -> int:
     try:
         status = app([verb, *words], exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise BadInput(one_line(error), f"`holdwater {verb} --help` shows what it takes") from None
+        raise BadInput(one_line(error), f"`holdwater {verb} --help` lists its arguments") from None
     return status if isinstance(status, int) else 0
 
 
@@ -136,51 +137,54 @@ def unknown_verb(word: str) -> Exception:
 
     near = get_close_matches(word, VERBS, n=1)
     hint = f"did you mean `holdwater {near[0]}`?" if near else "`holdwater --help` lists the verbs"
-    return BadInput(f"unknown verb: `{printable(word)}`", hint)
+    return BadInput(f"unknown verb: `{make_printable(word)}`", hint)
 
 
 def one_line(error: Exception) -> str:
-    """The message of a usage error, as all our messages are: no capital, no full stop."""
+    """Return the message of a usage error in our style: no capital, no full stop."""
     from cyclopts import UnusedCliTokensError
 
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(error.unused_tokens or ())
-        return f"unexpected argument: `{printable(unused)}`"
-    text = printable(" ".join(str(error).split())) or type(error).__name__
+        return f"unexpected argument: `{make_printable(unused)}`"
+    text = make_printable(" ".join(str(error).split())) or type(error).__name__
     start, unfit, kind = text.removesuffix(".").partition('" into ')
-    if unfit and kind in EXPECTED:
+    if unfit and kind in EXPECTED_VALUES:
         value = start.replace('unable to convert "', "`")
-        text = f"{value}`, expected {EXPECTED[kind]}"
+        text = f"{value}`, expected {EXPECTED_VALUES[kind]}"
     return text[0].lower() + text[1:].removesuffix(".")
 
 
-def printable(text: str) -> str:
-    """`text` as one line that cannot steer a terminal."""
+def make_printable(text: str) -> str:
+    """Return `text` as one line without terminal control characters."""
     short = text if len(text) <= 500 else text[:500] + "..."
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
 
 
-def complain(error: Exception) -> int:
-    """Say what went wrong on the real stderr; the exit status for it."""
+def report_error(error: Exception) -> int:
+    """Print the error to the real stderr; return its exit status."""
     from ..core.errors import HoldwaterError
 
-    console = Console.current or Console()
+    console = CommandConsole.current or CommandConsole()
     if isinstance(error, HoldwaterError):
         console.say(f"error: {error.message}")
         status = error.exit_status
         hint = error.hint
     else:
-        console.say(f"error: internal: {type(error).__name__}: {printable(str(error))}")
+        console.say(f"error: internal: {type(error).__name__}: {make_printable(str(error))}")
         status = 1
-        hint = f"a bug in holdwater, or in a suite or an agent that it loaded; traceback: `{keep(error)}`"
+        hint = (
+            "a bug in holdwater, or in a suite or an agent that it loaded; "
+            f"traceback: `{save_traceback(error)}`"
+        )
     if hint:
         console.say(f"hint: {hint}")
     console.flush()
     return status
 
 
-def keep(error: Exception) -> str:
-    """Write the traceback to a file; its path."""
+def save_traceback(error: Exception) -> str:
+    """Write the traceback to a file; return its path."""
     import tempfile
     import traceback
 
@@ -194,8 +198,8 @@ def keep(error: Exception) -> str:
         return f"not kept: {failed.strerror}"
 
 
-def leave_stdout() -> None:
-    """Let the interpreter's last flush of a pipe that nobody reads go nowhere."""
+def detach_stdout() -> None:
+    """Point stdout to /dev/null: the interpreter's last flush would fail on a pipe without a reader."""
     import os
 
     nowhere = os.open(os.devnull, os.O_WRONLY)

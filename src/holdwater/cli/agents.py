@@ -1,17 +1,17 @@
-"""`holdwater agents`: who can act by name. Any other agent is named by its place."""
+"""`holdwater agents`: lists the agents that have a name. Any other agent is given by its path."""
 
 from __future__ import annotations
 
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag
-from .listing import table
+from .listing import render_listing
 
 
 def agents(*, json: Flag = False) -> int:
-    """List the agents that are known here.
+    """List the known agents.
 
-    Others are named by their place, `path.py:name` or `module:name`, or are programs. Installed packages add
-    names by the entry point group `holdwater.agents`.
+    Other agents are given by path, `path.py:name` or `module:name`, or as a program. Installed packages add
+    names with the entry point group `holdwater.agents`.
 
     For example: `holdwater agents --json`
 
@@ -20,11 +20,11 @@ def agents(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..agent import load
+    from ..agent import loader
 
-    known = load.known()
+    known = loader.list_agents()
     if json:
-        Console().data({"agents": known})
+        CommandConsole().write_json({"agents": known})
     else:
-        Console().page(table(known, f"also: {load.OTHERS}"))
+        CommandConsole().write_page(render_listing(known, f"also: {loader.OTHER_SPECS}"))
     return 0

@@ -1,4 +1,4 @@
-"""`holdwater check`: a suite held against its own oracle, against doing nothing, and against tricks."""
+"""`holdwater check`: tests a suite with its own oracle, with an agent that does nothing, and with tricks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .console import Console
+from .config_file import merge_flags
+from .console import CommandConsole
 from .flags import Flag
-from .run import Flags
-from .settings import merged
+from .run import RunFlags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from ..api import Prepared
+    from ..api import PreparedRun
     from ..api.attacking import Attacked
     from ..api.checking import Checked
 
 MOST_SHOWN = 50
-ATTACK = "attack:"  # before the name of a trick
-SAYINGS = {
+ATTACK_PREFIX = "attack:"  # prefix of a trick's name
+FAULT_LABELS = {
     "oracle_failed": "the oracle does not pass",
     "nop_passed": "passes without any work",
-    "infrastructure": "could not be tried",
+    "infrastructure": "could not be run",
 }
 
 
@@ -33,119 +33,119 @@ def check(
     suite: str,
     /,
     *,
-    flags: Flags = Flags(),  # noqa: B008 - frozen
+    flags: RunFlags = RunFlags(),  # noqa: B008 - frozen
     out: Path | None = None,
     attack: Flag = False,
     config: Path | None = None,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
-    """Run `oracle` and `nop` on every instance of a suite, and name those that are wrong.
+    """Run `oracle` and `nop` on every instance of a suite, and name the faulty ones.
 
-    An instance is good if its own solution passes and doing nothing does not. Both are real runs, whose
+    An instance is good if its own solution passes and doing nothing fails. Both are real runs, and their
     directories are kept.
 
-    With `--attack` an agent that does no work tries to be graded as if it had, one trick after another, on
-    the first five instances or on those that `--only` and `--limit` name. A page says which trick passed.
+    With `--attack` an agent that does no work tries to pass the grading, one trick after another, on the
+    first five instances or on the selection of `--only` and `--limit`. A page lists the tricks that passed.
 
     For example: `holdwater check tasks.jsonl --only 'add-*' --concurrency 4 --json`, or
     `holdwater check --attack tasks.jsonl --limit 2`.
 
-    Exit status: 0 all are good, or no trick passed; 1 some are not, or a trick passed; 2 bad input,
-    3 interrupted, 4 stopped.
+    Exit status: 0 all instances are good, or no trick passed; 1 some are faulty, or a trick passed;
+    2 bad input, 3 interrupted, 4 stopped.
 
     Parameters
     ----------
     suite
         `demo`, `file.jsonl`, `path.py:name`, `module:name` or a plug-in.
     out
-        A directory for the runs; `runs/<time>-<suite>-check` otherwise, and none is kept with `--attack`.
+        A directory for the runs (default: `runs/<time>-<suite>-check`; with `--attack` none is kept).
     attack
-        Say which tricks of an agent that cheats are graded as a pass.
+        List the tricks with which a cheating agent passes.
     config
-        A TOML file with flags; those given here come first.
+        A TOML file with flags; flags on the command line take precedence.
     json
         Print one JSON document on stdout.
     quiet
-        No display.
+        Show no live display.
     """
-    console = Console.claim()
+    console = CommandConsole.claim()
     from ..core.errors import BadInput
-    from .conduct import leave
+    from .foreground_run import exit_past_threads
 
-    said = merged(flags, config)
+    said = merge_flags(flags, config)
     if said.pop("agent") or said.pop("command"):
-        raise BadInput("`holdwater check` takes no agent: it runs its own")
+        raise BadInput("`holdwater check` takes no agent: it runs its own agents")
     look = look_for_tricks if attack else look_for_faults
     found, text = look(suite, out, said, console, quiet)
     if json:
-        console.data(found)
+        console.write_json(found)
     else:
-        console.page(text)
+        console.write_page(text)
     console.flush()
-    return leave(0 if found.ok else 1)
+    return exit_past_threads(0 if found.ok else 1)
 
 
 def look_for_faults(
-    suite: str, out: Path | None, said: dict[str, Any], console: Console, quiet: bool
+    suite: str, out: Path | None, said: dict[str, Any], console: CommandConsole, quiet: bool
 ) -> tuple[Checked, Text]:
-    """Run the oracle and `nop`; what they found, and as people read it."""
-    from ..api.checking import checked, prepare_check
+    """Run the oracle and `nop`; return the findings, and a page for people."""
+    from ..api.checking import prepare_check, summarize_check
 
     prepared = prepare_check(suite, out, said)  # type: ignore[arg-type]
     conduct_all(prepared, console, "check", quiet)
-    found = checked(prepared)
-    return found, page(found)
+    found = summarize_check(prepared)
+    return found, render_check(found)
 
 
 def look_for_tricks(
-    suite: str, out: Path | None, said: dict[str, Any], console: Console, quiet: bool
+    suite: str, out: Path | None, said: dict[str, Any], console: CommandConsole, quiet: bool
 ) -> tuple[Attacked, RenderableType]:
-    """Run every trick; what they came to, and as people read it."""
-    from ..api.attacking import attacked, prepare_attack
+    """Run every trick; return the findings, and a page for people."""
+    from ..api.attacking import prepare_attack, summarize_attack
 
     with TemporaryDirectory(prefix="holdwater-attack-") as place:
         prepared = prepare_attack(suite, out or place, said)  # type: ignore[arg-type]
         conduct_all(prepared, console, "attack", quiet)
-        found = attacked(prepared)
-    return found, attack_page(found)
+        found = summarize_attack(prepared)
+    return found, render_attack(found)
 
 
-def conduct_all(prepared: Sequence[Prepared], console: Console, verb: str, quiet: bool) -> None:
-    """Conduct the runs, one after another; each has to come to its end."""
+def conduct_all(prepared: Sequence[PreparedRun], console: CommandConsole, verb: str, quiet: bool) -> None:
+    """Conduct the runs one after another; raise an error if one does not finish."""
     from .. import api
-    from ..api.checking import finished
-    from .conduct import watched
+    from ..api.checking import require_finished
+    from .foreground_run import watch_run
 
     for one in prepared:
-        console.say(f"{verb}: {one.agent.name.removeprefix(ATTACK)} in `{one.path}`")
-        finished(watched(lambda around, one=one: api.start(one, around), quiet=quiet))  # type: ignore[misc]
+        console.say(f"{verb}: {one.agent.name.removeprefix(ATTACK_PREFIX)} in `{one.path}`")
+        require_finished(watch_run(lambda around, one=one: api.start(one, around), quiet=quiet))  # type: ignore[misc]
 
 
-def page(found: Checked) -> Text:
+def render_check(found: Checked) -> Text:
     from rich.text import Text
 
-    from ..view.figures import line
+    from ..view.formatting import line
 
     text = Text(f"{found.suite}: {found.instances} instances, {found.good} good")
-    for kind, saying in SAYINGS.items():
+    for kind, saying in FAULT_LABELS.items():
         faults = getattr(found, kind)
         if faults:
             text.append(f"\n{saying}: {len(faults)}", "red")
         for fault in faults[:MOST_SHOWN]:
             text.append(f"\n  {line(fault.id)}: {line(fault.why)}")
         if len(faults) > MOST_SHOWN:
-            text.append(f"\n  ... and {len(faults) - MOST_SHOWN} more; `--json` has them all")
+            text.append(f"\n  ... and {len(faults) - MOST_SHOWN} more; `--json` lists them all")
     return text
 
 
-def attack_page(found: Attacked) -> RenderableType:
+def render_attack(found: Attacked) -> RenderableType:
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from ..view.figures import line
+    from ..view.formatting import line
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
     for heading in ("trick", "passed", "what it does"):
@@ -160,7 +160,7 @@ def attack_page(found: Attacked) -> RenderableType:
             text.append(f"\n{trick.name} passes: {named}", "red")
     if found.nop_passed:
         names = ", ".join(line(name) for name in found.nop_passed[:MOST_SHOWN])
-        text.append(f"\n{SAYINGS['nop_passed']}, so no trick is to blame: {names}", "yellow")
+        text.append(f"\n{FAULT_LABELS['nop_passed']}, so no trick is to blame: {names}", "yellow")
     for fault in found.untried[:MOST_SHOWN]:
-        text.append(f"\n{SAYINGS['infrastructure']}: {line(fault.id)}: {line(fault.why)}", "yellow")
+        text.append(f"\n{FAULT_LABELS['infrastructure']}: {line(fault.id)}: {line(fault.why)}", "yellow")
     return Group(table, Text(), text)

@@ -1,6 +1,6 @@
-"""What a command says: data to stdout, everything else to stderr, and nobody else's prints to either.
+"""Writes a command's output: data to stdout, everything else to stderr. Other code's prints go to neither.
 
-It renders nothing of its own: pages come from `view/`. `run`, `resume` and `regrade` claim the console first.
+It renders no pages: they come from `view/`. `run`, `resume` and `regrade` claim the console first.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PLAIN_WIDTH = 100  # of pages that are not written to a terminal
-TELL_EVERY = 2.0  # seconds
-MOST_WAITING = 256 * 1024  # characters that wait for a slow reader of stderr; what does not fit is dropped
+PLAIN_WIDTH = 100  # columns of pages that are not written to a terminal
+PROGRESS_SECONDS = 2.0
+MOST_WAITING = 256 * 1024  # characters that wait for a slow reader of stderr; further lines are dropped
 
 
-class Console:
-    """The real stdout and stderr of the process. Only `data` and `page` can block or raise."""
+class CommandConsole:
+    """The real stdout and stderr of the process. Only writes to stdout can block or raise."""
 
-    current: ClassVar[Console | None] = None  # who claimed the process's descriptors
+    current: ClassVar[CommandConsole | None] = None  # the instance that claimed the process's descriptors
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
         self._out = out
         self._err = err
-        self._voice = Voice(err)
+        self._writer = TerminalWriter(err)
 
     @classmethod
-    def claim(cls) -> Console:
-        """Keep stdout and stderr to ourselves: fd 1 and fd 2 now lead elsewhere, for C and children too."""
+    def claim(cls) -> CommandConsole:
+        """Reserve stdout and stderr: redirect fd 1 and fd 2, also for C code and child processes."""
         occupy_standard_fds()
         flush_python()
-        console = cls(os.dup(1), os.dup(2))  # CLOEXEC, as every fd that Python makes
+        console = cls(os.dup(1), os.dup(2))  # CLOEXEC, like every fd that Python opens
         console.divert(Path(os.devnull))
         cls.current = console
         return console
 
     def divert(self, path: Path) -> None:
-        """Let what anybody writes to fd 1 and fd 2 be appended to `path`."""
+        """Append all other writes to fd 1 and fd 2 to `path`."""
         flush_python()
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -55,20 +55,20 @@ class Console:
         finally:
             os.close(target)
 
-    def data(self, value: Any) -> None:
-        """Write `value` as one JSON document with a line end to the real stdout."""
+    def write_json(self, value: Any) -> None:
+        """Write `value` to the real stdout as one JSON document with a final newline."""
         import msgspec
 
-        self._put(msgspec.json.format(msgspec.json.encode(whole(value)), indent=2) + b"\n")
+        self._put(msgspec.json.format(msgspec.json.encode(expand_defaults(value)), indent=2) + b"\n")
 
-    def page(self, renderable: RenderableType) -> None:
-        """Write a page that the user asked for to the real stdout."""
-        self._put(render(renderable, self._out).encode(errors="replace"))
+    def write_page(self, renderable: RenderableType) -> None:
+        """Write a page that the user requested to the real stdout."""
+        self._put(render_text(renderable, self._out).encode(errors="replace"))
 
     @contextmanager
     def stream(self) -> Iterator[BinaryIO]:
-        """The real stdout as a file, for more data than fits into memory."""
-        raw = io.BufferedWriter(_Stdout(self._put), 256 * 1024)
+        """Yield the real stdout as a file, for data that does not fit into memory."""
+        raw = io.BufferedWriter(_StdoutFile(self._put), 256 * 1024)
         yield raw
         raw.flush()
 
@@ -83,30 +83,30 @@ class Console:
             raise HoldwaterError(f"cannot write to stdout: {error.strerror}") from None
 
     def say(self, text: str) -> None:
-        """Write a line to the real stderr, when its reader has time for it."""
-        self._voice.say(text)
+        """Queue a line for the real stderr; never wait for its reader."""
+        self._writer.say(text)
 
     def print(self, renderable: RenderableType) -> None:
-        """As `say`, for a table or a page."""
-        self.say(render(renderable, self._err).rstrip("\n"))
+        """Like `say`, for a table or a page."""
+        self.say(render_text(renderable, self._err).rstrip("\n"))
 
     @property
-    def terminal(self) -> Voice | None:
-        """The terminal behind stderr, for the live display; None where there is none."""
-        return self._voice if is_terminal(self._err) else None
+    def terminal(self) -> TerminalWriter | None:
+        """The terminal behind stderr, for the live display; None if stderr is not one."""
+        return self._writer if is_terminal(self._err) else None
 
     @property
     def dropped(self) -> int:
-        """How many lines nobody read in time."""
-        return self._voice.dropped
+        """The number of lines dropped because stderr was read too slowly."""
+        return self._writer.dropped
 
     def flush(self, timeout: float = 2.0) -> bool:
-        """Wait until all that was said is written; False if it was not within `timeout` seconds."""
-        return self._voice.flush(timeout)
+        """Wait until every queued line is written; return False after `timeout` seconds."""
+        return self._writer.flush(timeout)
 
 
-class _Stdout(io.RawIOBase):
-    """What `Console.stream` writes to."""
+class _StdoutFile(io.RawIOBase):
+    """The raw file behind `CommandConsole.stream`."""
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
         self._put = put
@@ -119,11 +119,11 @@ class _Stdout(io.RawIOBase):
         return len(content)
 
 
-class Voice:
-    """Writes lines, and a frame that stays below them, to an fd from a thread of its own.
+class TerminalWriter:
+    """Writes lines, and a frame that stays below them, to an fd from its own thread.
 
-    There is one writer, so lines never land inside the frame. Its callers never wait: a blocked reader costs
-    the lines that do not fit, a closed one costs them all.
+    There is only one writer, so lines never land inside the frame. Callers never wait: if the reader is
+    blocked, lines that do not fit are dropped; if it is closed, all are.
     """
 
     def __init__(self, fd: int) -> None:
@@ -134,7 +134,7 @@ class Voice:
         self._frame = ""
         self._drawn: list[int] = []  # the widths of the frame's lines on the screen
         self._busy = False
-        self._stuck = False  # a flush timed out and nothing was written since: the next one does not wait too
+        self._stuck = False  # a flush timed out and nothing was written since: the next flush does not wait
         self._redraw = False
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -149,7 +149,7 @@ class Voice:
             self._wake()
 
     def draw(self, frame: str) -> None:
-        """Show `frame` below the lines in place of the one before; an empty one clears it."""
+        """Show `frame` below the lines in place of the previous one; an empty frame clears it."""
         with self._changed:
             self._frame = frame
             self._redraw = True
@@ -173,7 +173,7 @@ class Voice:
 
     def _wake(self) -> None:
         if self._thread is None:
-            # A daemon: a write that blocks for ever must not keep the process.
+            # A daemon thread: a write that blocks forever must not keep the process alive.
             self._thread = threading.Thread(target=self._write, name="holdwater-voice", daemon=True)
             self._thread.start()
         self._changed.notify_all()
@@ -188,7 +188,7 @@ class Voice:
                 frame, self._redraw, self._busy = self._frame, False, True
             try:
                 write_all(self._fd, self._compose(lines, frame).encode(errors="replace"))
-            except OSError:  # closed or gone: there is nobody left to tell
+            except OSError:  # closed: there is no reader left
                 continue
 
     def _compose(self, lines: list[str], frame: str) -> str:
@@ -198,19 +198,19 @@ class Voice:
         columns, rows = self.size
         up = sum(max(1, math.ceil(width / columns)) for width in self._drawn)
         drawn = frame.split("\n")[: rows - 1] if frame else []
-        self._drawn = [cells(line) for line in drawn]
+        self._drawn = [count_cells(line) for line in drawn]
         back = f"\x1b[{up}A\r" if up else "\r"
         above = said.replace("\n", "\x1b[K\n")
         return back + above + "".join(line + "\x1b[K\n" for line in drawn) + "\x1b[J"
 
 
-def teller(console: Console) -> Callable[[str], None]:
-    """Says how far it is, now and then, to whom waits."""
+def make_progress_printer(console: CommandConsole) -> Callable[[str], None]:
+    """Return a function that prints progress, at most every PROGRESS_SECONDS."""
     last = time.monotonic()
 
     def tell(text: str) -> None:
         nonlocal last
-        if time.monotonic() - last > TELL_EVERY:
+        if time.monotonic() - last > PROGRESS_SECONDS:
             last = time.monotonic()
             console.say(text)
 
@@ -218,29 +218,29 @@ def teller(console: Console) -> Callable[[str], None]:
 
 
 def occupy_standard_fds() -> None:
-    """Open what our parent left closed: no file of ours may become fd 0, 1 or 2 and get strangers' prints."""
+    """Open fds 0, 1 and 2 if they are closed: otherwise a file of ours could receive other code's prints."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, that is, `fd`
+            os.open(os.devnull, os.O_RDWR)  # opens the lowest free number, which is `fd`
             os.set_inheritable(fd, True)
-    # Python leaves None where a descriptor was closed, and `print` to None goes astray.
+    # Python sets a closed stream to None, and `print` to None loses its text.
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def flush_python() -> None:
-    """Let what Python has buffered leave before the descriptors below it change."""
+    """Flush Python's buffers before the descriptors below them change."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # closed, gone or full: it was lost before we came
+        except (OSError, ValueError):  # closed or full: the text was lost before
             continue
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write every byte, also to a descriptor that its other holders made non-blocking."""
+    """Write every byte, even if another process made the descriptor non-blocking."""
     rest = memoryview(content)
     while rest:
         try:
@@ -251,8 +251,8 @@ def write_all(fd: int, content: bytes) -> None:
             waiting.poll()
 
 
-def render(renderable: RenderableType, fd: int) -> str:
-    """What `renderable` looks like on `fd`: in colour and to its width on a terminal, plain elsewhere."""
+def render_text(renderable: RenderableType, fd: int) -> str:
+    """Render a page for `fd`: in colour and to its width on a terminal, as plain text otherwise."""
     from rich.console import Console as Rich
 
     page = io.StringIO()
@@ -264,7 +264,7 @@ def render(renderable: RenderableType, fd: int) -> str:
 
 
 def is_terminal(fd: int) -> bool:
-    """Is `fd` a terminal that can move its cursor?"""
+    """Return whether `fd` is a terminal that can move its cursor."""
     if not os.isatty(fd):
         return False
     from rich.console import Console as Rich
@@ -280,21 +280,21 @@ def terminal_size(fd: int) -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
-def cells(line: str) -> int:
-    """How many columns a line of a frame takes on the screen."""
+def count_cells(line: str) -> int:
+    """Return the number of columns that a line of a frame takes on the screen."""
     from rich.text import Text
 
     return Text.from_ansi(line).cell_len
 
 
-def whole(value: Any) -> Any:
-    """`value` with every field of its records: on disk defaults are left out, in reports they are not."""
+def expand_defaults(value: Any) -> Any:
+    """Return `value` with every field of its records: files leave out default values, reports do not."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
-        return {name: whole(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: expand_defaults(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
+        return {key: expand_defaults(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [whole(item) for item in value]
+        return [expand_defaults(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,28 +1,28 @@
-"""`holdwater doctor`: what this machine gives a run, and what is weaker for it. Changes nothing."""
+"""`holdwater doctor`: reports what this machine offers a run, and what limits it. It changes nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..governor.cgroups import Groups
-    from ..governor.reading import Bound, Disk, Reading
-    from ..sandbox.probe import Finding
+    from ..governor.cgroups import OwnCgroups
+    from ..governor.resource_reading import DiskReading, ResourceBound, ResourceReading
+    from ..sandbox.probe import DoctorFinding
 
-FEW_FILES = 4096  # open files: below this, hundreds of attempts at once can run out
+FEW_FILES = 4096  # open files; with fewer, hundreds of concurrent attempts can run out
 LITTLE_DISK = 1 << 30
 
 
 def doctor(*, json: Flag = False) -> int:
-    """Say what this machine gives, and what is weaker without root or bubblewrap.
+    """Check this machine and report what limits a run, for example without root or bubblewrap.
 
-    It tries each thing and changes nothing. The exit status is 0 whatever it finds.
+    Each feature is tested, and nothing is changed. The exit status is always 0.
 
     For example: `holdwater doctor`
 
@@ -31,91 +31,91 @@ def doctor(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    found = examine()
+    found = examine_machine()
     if json:
-        Console().data({"findings": found, "notes": sum(1 for finding in found if finding.note)})
+        CommandConsole().write_json({"findings": found, "notes": sum(1 for finding in found if finding.note)})
     else:
-        Console().page(page(found))
+        CommandConsole().write_page(render_findings(found))
     return 0
 
 
-def examine() -> list[Finding]:
+def examine_machine() -> list[DoctorFinding]:
     from ..sandbox import probe
 
     return [
-        on_python(),
-        on_cpu(),
-        *on_memory_and_disk(),
-        on_allocator(),
-        on_files(),
-        *probe.findings(),
-        *on_isolation(),
-        on_packaging(),
-        on_docker(),
-        *on_containers(),
-        on_fence(),
+        report_python(),
+        report_cpu(),
+        *report_memory_disk(),
+        report_allocator(),
+        report_files(),
+        *probe.list_findings(),
+        *report_isolation(),
+        report_packaging(),
+        report_docker(),
+        *report_containers(),
+        report_fence(),
     ]
 
 
-def on_python() -> Finding:
+def report_python() -> DoctorFinding:
     import platform
 
-    from ..sandbox.probe import Finding
+    from ..sandbox.probe import DoctorFinding
     from ..version import __version__
 
     value = (
         f"{platform.python_version()} on {platform.system()} {platform.release()}, holdwater {__version__}"
     )
-    return Finding(what="python", value=value)
+    return DoctorFinding(what="python", value=value)
 
 
-def on_cpu() -> Finding:
+def report_cpu() -> DoctorFinding:
     import os
 
-    from ..sandbox.probe import Finding
+    from ..sandbox.probe import DoctorFinding
 
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     value = f"{usable}" if usable == present else f"{usable} of {present}"
-    return Finding(what="cpu", value=value)
+    return DoctorFinding(what="cpu", value=value)
 
 
-def on_memory_and_disk() -> list[Finding]:
-    """What the meter of a run in this directory would read, and from where."""
+def report_memory_disk() -> list[DoctorFinding]:
+    """Report what the meter of a run in this directory would read, and from where."""
     import tempfile
 
     from ..governor.cpu import count_cores
-    from ..governor.meter import Meter
-    from ..run.config import environment
+    from ..governor.meter import ResourceMeter
+    from ..run.setup.config import read_environment
 
-    request = environment().memory_request
-    meter = Meter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())}, request=request)
+    request = read_environment().memory_request
+    meter = ResourceMeter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())}, request=request)
     reading = meter.read(own=0)
     return [
-        *(on_bound(bound, first=bound is reading.bound) for bound in reading.bounds),
-        on_pressure(reading),
-        on_group(meter.groups(), reading.oom_kills),
-        *(on_disk(disk) for disk in reading.disks),
-        on_start(reading, count_cores()),
+        *(report_bound(bound, first=bound is reading.bound) for bound in reading.bounds),
+        report_pressure(reading),
+        report_group(meter.groups(), reading.oom_kills),
+        *(report_disk(disk) for disk in reading.disks),
+        report_start(reading, count_cores()),
     ]
 
 
-def on_start(reading: Reading, cores: float) -> Finding:
-    """How many attempts a run would begin with, and which limit would bind first."""
+def report_start(reading: ResourceReading, cores: float) -> DoctorFinding:
+    """Report how many attempts a run would start with, and which limit applies first."""
     import os
 
     from ..core.config import SLOTS_A_WORKER
-    from ..governor.crowding import CpuLimit
+    from ..governor.cpu_limit import CpuLimit
     from ..governor.gate import Gate
     from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
-    from ..governor.reading import Bound
-    from ..sandbox.probe import Finding
-    from ..view.figures import size
+    from ..governor.resource_reading import ResourceBound
+    from ..sandbox.probe import DoctorFinding
+    from ..view.formatting import size
 
     gate, disk = Gate(), reading.disk("run")
-    gate.memory.measured(reading.holding, {})
+    gate.memory.set_usage(reading.holding, {})
     if disk.total:
-        gate.disk.measured((Bound("disk", disk.total, disk.total - disk.free, ""),), {})
-    need = sandbox_memory(gate.memory.most).need + worker_memory().need
+        gate.disk.set_usage((ResourceBound("disk", disk.total, disk.total - disk.free, ""),), {})
+    need = sandbox_memory(gate.memory.largest_lease).need + worker_memory().need
     allowed = {
         "slots": SLOTS_A_WORKER * (os.cpu_count() or 1),
         "memory": max(0, gate.memory.room) // need,
@@ -124,173 +124,173 @@ def on_start(reading: Reading, cores: float) -> Finding:
     }
     first = min(allowed, key=lambda name: allowed[name])
     told = ", ".join(f"{name} {number}" for name, number in allowed.items() if number < 1_000_000)
-    note = "" if allowed[first] else f"nothing would start: there is too little {first}"
-    value = f"{allowed[first]} attempts to begin with, limited by {first} ({told}; {size(need)} each)"
-    return Finding(what="at once", value=value, note=note)
+    note = "" if allowed[first] else f"no attempt would start: too little {first}"
+    value = f"{allowed[first]} attempts at the start, limited by {first} ({told}; {size(need)} each)"
+    return DoctorFinding(what="at once", value=value, note=note)
 
 
-def on_bound(bound: Bound, first: bool) -> Finding:
-    from ..sandbox.probe import Finding
-    from ..view.figures import size
+def report_bound(bound: ResourceBound, first: bool) -> DoctorFinding:
+    from ..sandbox.probe import DoctorFinding
+    from ..view.formatting import size
 
     room = f"{size(bound.room)} left of {size(bound.limit)}" if bound.used else size(bound.limit)
     binds = "; binds first" if first else ""
-    return Finding(what="memory", value=f"{bound.name}: {room}, {bound.source}{binds}")
+    return DoctorFinding(what="memory", value=f"{bound.name}: {room}, {bound.source}{binds}")
 
 
-def on_pressure(reading: Reading) -> Finding:
-    from ..sandbox.probe import Finding
+def report_pressure(reading: ResourceReading) -> DoctorFinding:
+    from ..sandbox.probe import DoctorFinding
 
     if reading.pressure is not None:
         value = f"{reading.pressure:.0f} % of the last 10 s waited for memory (PSI)"
-        return Finding(what="pressure", value=value)
-    return Finding(
+        return DoctorFinding(what="pressure", value=value)
+    return DoctorFinding(
         what="pressure",
-        value="not told by this kernel",
-        note="that memory is short is seen by its use alone. hint: boot a kernel that has PSI with `psi=1`",
+        value="not reported by this kernel",
+        note="memory shortage is detected by usage alone. hint: boot a kernel that has PSI with `psi=1`",
     )
 
 
-def on_group(groups: Groups, kills: int) -> Finding:
-    from ..sandbox.probe import Finding
+def report_group(groups: OwnCgroups, kills: int) -> DoctorFinding:
+    from ..sandbox.probe import DoctorFinding
 
     if groups.own is None:
-        return Finding(what="own group", value="none with a memory controller")
-    killed = f", in which the kernel killed {kills} for memory so far" if kills else ""
-    return Finding(
+        return DoctorFinding(what="own group", value="none with a memory controller")
+    killed = f", where the kernel killed {kills} for memory so far" if kills else ""
+    return DoctorFinding(
         what="own group", value=f"`{groups.own.directory}`, control groups version {groups.version}{killed}"
     )
 
 
-def on_disk(disk: Disk) -> Finding:
-    from ..sandbox.probe import Finding
-    from ..view.figures import size
+def report_disk(disk: DiskReading) -> DoctorFinding:
+    from ..sandbox.probe import DoctorFinding
+    from ..view.formatting import size
 
     room = f"{size(disk.free)} free of {size(disk.total)}" if disk.total else "of unknown size"
-    hint = "hint: give `--out` a directory" if "run" in disk.names else "hint: let `TMPDIR` name a directory"
+    hint = "hint: set `--out` to a directory" if "run" in disk.names else "hint: set `TMPDIR` to a directory"
     if disk.memory:
-        note = f"a tmpfs: what is written there is memory. {hint} on a disk"
+        note = f"a tmpfs: files there use memory. {hint} on a disk"
     elif disk.total and disk.free < LITTLE_DISK:
-        note = f"a run will soon stop for want of space. {hint} with more"
+        note = f"a run will soon stop for lack of space. {hint} with more"
     else:
         note = ""
-    return Finding(what="disk", value=f"{room} for {', '.join(disk.names)} at `{disk.path}`", note=note)
+    return DoctorFinding(what="disk", value=f"{room} for {', '.join(disk.names)} at `{disk.path}`", note=note)
 
 
-def on_allocator() -> Finding:
-    """What workers are started with, tried: what some work leaves in a process with it, and without."""
-    from ..run.allocator import asked, measured, settings
-    from ..run.config import environment
-    from ..sandbox.probe import Finding
-    from ..view.figures import size
+def report_allocator() -> DoctorFinding:
+    """Measure the workers' allocator: the memory that stays in a process after work, with and without it."""
+    from ..run.fleet.allocator import choose_settings, measure_effect, name_allocator
+    from ..run.setup.config import read_environment
+    from ..sandbox.probe import DoctorFinding
+    from ..view.formatting import size
 
-    env = environment().inherited
-    chosen = settings(env)
-    found, without = measured({**env, **chosen}, trimmed=True), measured(env, trimmed=False)
+    env = read_environment().inherited
+    chosen = choose_settings(env)
+    found, without = measure_effect({**env, **chosen}, trimmed=True), measure_effect(env, trimmed=False)
     if found is None or without is None:
-        return Finding(what="allocator", value=asked(chosen) or "as it is", note="not measured")
+        return DoctorFinding(what="allocator", value=name_allocator(chosen) or "default", note="not measured")
     left = f"{size(found.rest)} stay of {size(found.peak)} in a quiet worker"
-    value = f"{found.allocator}: {left}; {size(without.rest)} as it comes"
-    if asked(chosen) not in ("", found.allocator):
-        return Finding(what="allocator", value=value, note=f"`{asked(chosen)}` was asked for and ignored")
-    hint = "busy workers give less memory back. hint: install the package `libjemalloc2`"
-    return Finding(what="allocator", value=value, note=hint if found.allocator == "glibc" else "")
+    value = f"{found.allocator}: {left}; {size(without.rest)} by default"
+    if name_allocator(chosen) not in ("", found.allocator):
+        return DoctorFinding(
+            what="allocator", value=value, note=f"`{name_allocator(chosen)}` was requested but ignored"
+        )
+    hint = "busy workers return less memory. hint: install the package `libjemalloc2`"
+    return DoctorFinding(what="allocator", value=value, note=hint if found.allocator == "glibc" else "")
 
 
-def on_files() -> Finding:
+def report_files() -> DoctorFinding:
     import resource
 
-    from ..sandbox.probe import Finding
+    from ..sandbox.probe import DoctorFinding
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    note = (
-        f"attempts at once are limited by it. hint: `ulimit -n {FEW_FILES}`" if 0 <= soft < FEW_FILES else ""
-    )
-    return Finding(what="open files", value=f"{soft}, at most {hard}", note=note)
+    note = f"limits concurrent attempts. hint: `ulimit -n {FEW_FILES}`" if 0 <= soft < FEW_FILES else ""
+    return DoctorFinding(what="open files", value=f"{soft}, at most {hard}", note=note)
 
 
-def on_isolation() -> list[Finding]:
-    """What a process in a sandbox of this machine can do, tried in one."""
+def report_isolation() -> list[DoctorFinding]:
+    """Test in a sandbox what a process in it can do on this machine."""
     from ..api import complete
     from ..core.errors import HoldwaterError
     from ..sandbox.isolation import describe_isolation, try_isolation
-    from ..sandbox.probe import Finding, probe
+    from ..sandbox.probe import DoctorFinding, probe
 
     try:
         return describe_isolation(complete(try_isolation(probe())), probe())
     except HoldwaterError as error:
-        return [Finding(what="isolation", value="not tried", note=error.message)]
+        return [DoctorFinding(what="isolation", value="not tested", note=error.message)]
 
 
-def on_containers() -> list[Finding]:
-    """What keeps containers from the machine; nothing where no daemon answers."""
+def report_containers() -> list[DoctorFinding]:
+    """Report what isolates containers from the machine; empty if no daemon answers."""
     from ..api import complete
     from ..core.errors import HoldwaterError
-    from ..run.config import environment
-    from ..run.daemon import list_protections
-    from ..sandbox.probe import Finding
+    from ..run.builds.build_daemon import list_protections
+    from ..run.setup.config import read_environment
+    from ..sandbox.probe import DoctorFinding
 
     try:
-        found = complete(list_protections(environment()))
+        found = complete(list_protections(read_environment()))
     except HoldwaterError:
         return []
     value = f"no new privileges, few capabilities; the daemon adds {', '.join(found) or 'nothing'}"
-    note = "" if "seccomp" in found else "the daemon filters no system calls of containers"
-    return [Finding(what="isolation: containers", value=value, note=note)]
+    note = "" if "seccomp" in found else "the daemon does not filter the system calls of containers"
+    return [DoctorFinding(what="isolation: containers", value=value, note=note)]
 
 
-def on_packaging() -> Finding:
+def report_packaging() -> DoctorFinding:
     import shutil
 
-    from ..sandbox.probe import Finding
+    from ..sandbox.probe import DoctorFinding
 
     if found := shutil.which("patchelf"):
-        return Finding(what="packaging", value=f"Python agents become layers with `{found}`")
-    return Finding(
+        return DoctorFinding(what="packaging", value=f"Python agents become layers with `{found}`")
+    return DoctorFinding(
         what="packaging",
-        value="directories alone",
-        note="no Python agent can be made a layer of images. hint: install the package `patchelf`",
+        value="directories only",
+        note="Python agents cannot become image layers. hint: install the package `patchelf`",
     )
 
 
-def on_docker() -> Finding:
-    """Images that are assembled in a registry need none."""
+def report_docker() -> DoctorFinding:
+    """Report on the docker daemon; images that are assembled in a registry do not need one."""
     from ..api import complete
     from ..core.errors import HoldwaterError
-    from ..run.config import environment
-    from ..run.daemon import look
-    from ..sandbox.probe import Finding
-    from ..view.figures import size
+    from ..run.builds.build_daemon import inspect_daemon
+    from ..run.setup.config import read_environment
+    from ..sandbox.probe import DoctorFinding
+    from ..view.formatting import size
 
     try:
-        disk, command = complete(look(environment()))
+        disk, command = complete(inspect_daemon(read_environment()))
     except HoldwaterError as error:
-        note = "no sandbox can be a container, and no image with steps of its own can be built. "
-        return Finding(what="docker", value=error.message, note=f"{note}hint: start a docker daemon")
+        note = "container sandboxes and images with build steps are not available. "
+        return DoctorFinding(what="docker", value=error.message, note=f"{note}hint: start a docker daemon")
     free = f"{size(disk.free)} free of {size(disk.total)} at `{disk.path}`"
-    return Finding(what="docker", value=f"builds go through `{command}`; {free}")
+    return DoctorFinding(what="docker", value=f"builds go through `{command}`; {free}")
 
 
-def on_fence() -> Finding:
-    from ..sandbox.docker.fence import why_not
-    from ..sandbox.probe import Finding
+def report_fence() -> DoctorFinding:
+    from ..sandbox.docker.firewall import why_unavailable
+    from ..sandbox.probe import DoctorFinding
 
-    if not (why := why_not()):
-        return Finding(what="containers", value="reach the gateway and nothing else of this machine")
-    return Finding(
+    if not (why := why_unavailable()):
+        return DoctorFinding(what="containers", value="can reach only the gateway on this machine")
+    return DoctorFinding(
         what="containers",
-        value=f"no fence: {why}",
-        note="services of this machine that listen on all its addresses can be reached from containers. "
+        value=f"no firewall: {why}",
+        note="containers can reach services of this machine that listen on all its addresses. "
         "hint: run as root, with the package `iptables`",
     )
 
 
-def page(found: list[Finding]) -> RenderableType:
+def render_findings(found: list[DoctorFinding]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from ..view.figures import line
+    from ..view.formatting import line
 
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(no_wrap=True, style="bold")
@@ -301,7 +301,7 @@ def page(found: list[Finding]) -> RenderableType:
             rows.add_row("", Text(line(finding.note, 1000), "dim"))
     notes = sum(1 for finding in found if finding.note)
     verdict = (
-        "everything is there"
+        "everything is available"
         if not notes
         else f"{notes} of {len(found)} could be better; all of it is optional"
     )

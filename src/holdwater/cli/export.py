@@ -1,4 +1,4 @@
-"""`holdwater export`: a run as rows, or as what other programs read. A file appears whole or not at all."""
+"""`holdwater export`: writes a run as rows or for another program. A file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated, BinaryIO, Literal
 from cyclopts import Parameter
 
 from ..core.errors import BadInput, HoldwaterError
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag, find_run
 
 What = Literal["outcomes", "attempts", "pass-at-k", "exchanges", "trajectories"]
 Format = Literal["jsonl", "csv", "atif", "openai-jsonl", "openhands", "swebench", "harbor"]
 HINT = "for example `--out exported/`"
-LINES = (".jsonl", ".json")  # what a file of predictions is called; any other name is a directory's
+LINE_SUFFIXES = (".jsonl", ".json")  # suffixes of a predictions file; any other name is a directory
 
 
 def export(
@@ -30,7 +30,7 @@ def export(
     all: Flag = False,
     json: Flag = False,
 ) -> int:
-    """Write a run's outcomes, attempts, exchanges or trajectories, or the whole of it for another program.
+    """Write a run's outcomes, attempts, exchanges or trajectories, or all of it for another program.
 
     For example: `holdwater export latest --what attempts --format csv --out attempts.csv`,
     `holdwater export latest --format openai-jsonl --out tuning.jsonl`, or
@@ -39,67 +39,72 @@ def export(
     Parameters
     ----------
     run
-        The run's directory; `latest`, or nothing, is the newest in `runs/`.
+        The run's directory; `latest` (the default) is the newest in `runs/`.
     what
-        What to write: outcomes, or with a format that is made for them trajectories, if nothing is said.
+        What to write. The default is outcomes, or trajectories if the format is made for them.
     format
-        `jsonl`; `csv` for outcomes, attempts and pass@k; for trajectories `atif`, a file an attempt with its
-        media beside it, or `openai-jsonl`, a conversation a line for fine-tuning; for all there is
-        `openhands` (`output.jsonl` and its companions), `swebench` (predictions, and in a directory the
-        report too) or `harbor` (a job for its viewer).
+        `jsonl`; `csv` for outcomes, attempts and pass@k; for trajectories `atif` (one file per attempt, with
+        its media beside it) or `openai-jsonl` (one conversation per line, for fine-tuning); for the whole run
+        `openhands` (`output.jsonl` and its companion files), `swebench` (predictions; in a directory also the
+        report) or `harbor` (a job for its viewer).
     out
-        A file to write (for `atif`, `openhands` and `harbor` a directory); it replaces an earlier one when it
-        is whole. Otherwise stdout.
+        The output file (for `atif`, `openhands` and `harbor` a directory); an existing one is replaced when
+        the new one is complete. Default: stdout.
     all
-        With `openai-jsonl`: every attempt, not only the chosen ones that passed.
+        With `openai-jsonl`: write every attempt, not only the chosen ones that passed.
     json
-        Print where it is, as a line of JSON: `{"output_json": ...}` for `openhands`, else `{"output": ...}`.
+        Print the output's path as a line of JSON: `{"output_json": ...}` for `openhands`, else
+        `{"output": ...}`.
     """
-    from ..ledger.export import DIRECTORIES
-    from ..ledger.export import export as write
+    from ..export.formats import DIRECTORY_FORMATS
+    from ..export.formats import export_run as write
 
-    if out is None and (json or format in DIRECTORIES.keys() - {"swebench"}):
+    if out is None and (json or format in DIRECTORY_FORMATS.keys() - {"swebench"}):
         raise BadInput(f"`{'--json' if json else f'--format {format}'}` needs `--out`", HINT)
     path = find_run(run)
-    if out is not None and format in DIRECTORIES and not (format == "swebench" and out.suffix in LINES):
+    if (
+        out is not None
+        and format in DIRECTORY_FORMATS
+        and not (format == "swebench" and out.suffix in LINE_SUFFIXES)
+    ):
         omitted = write(path, what, format, out, everything=all)
     else:
-        with Console().stream() if out is None else whole_file(out) as target:
+        with CommandConsole().stream() if out is None else open_replacement(out) as target:
             omitted = write(path, what, format, target, everything=all)
     if json and out is not None:
-        tell_place(format, out)
-    return told(omitted)
+        print_place(format, out)
+    return print_omitted(omitted)
 
 
-def tell_place(format: Format, out: Path) -> None:
-    """One line, as programs that run benchmarks end with."""
+def print_place(format: Format, out: Path) -> None:
+    """Print the output's path in one line, as benchmark programs do at their end."""
     import msgspec
 
     place = {"output_json": str(out / "output.jsonl")} if format == "openhands" else {"output": str(out)}
-    with Console().stream() as stdout:
+    with CommandConsole().stream() as stdout:
         stdout.write(msgspec.json.encode(place) + b"\n")
 
 
-def told(omitted: str) -> int:
-    """Say what could not be written; that it is not kept is no failure."""
+def print_omitted(omitted: str) -> int:
+    """Print what was left out of the export; data that was not kept is not an error, so return 0."""
     if omitted:
-        console = Console()
+        console = CommandConsole()
         console.say(f"note: {omitted}")
         console.flush()
     return 0
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well, and leaves nothing otherwise."""
-    path = path.resolve()  # a link stays a link, to the new content
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` if the block succeeds, and is removed otherwise."""
+    path = path.resolve()  # a link keeps its target, which gets the new content
     if path.exists() and not path.is_file():
-        with opened(path, path) as device:  # a pipe or a device is written to, never replaced
+        with open_output(path, path) as device:  # write to a pipe or a device directly, never replace it
             yield device
         return
     new = path.with_name(f".{path.name[:100]}.{os.getpid()}.new")
     try:
-        with opened(new, path) as file:
+        with open_output(new, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -110,7 +115,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         new.unlink(missing_ok=True)
 
 
-def opened(path: Path, asked: Path) -> BinaryIO:
+def open_output(path: Path, asked: Path) -> BinaryIO:
     try:
         return path.open("wb")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What several verbs take: flags, and a run named by its directory or as the latest."""
+"""Types and functions that several verbs share: flags, and the lookup of a run by directory or `latest`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ..ledger.latest import LATEST as LATEST
-from ..ledger.latest import RUNS as RUNS
-from ..ledger.latest import find_run as find_run
+from ..ledger.run_lookup import LATEST as LATEST
+from ..ledger.run_lookup import RUNS as RUNS
+from ..ledger.run_lookup import find_run as find_run
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Patterns = Annotated[list[str] | None, Parameter(negative="", show_default=False)]

@@ -1,18 +1,18 @@
-"""`holdwater grade`: grade predictions that someone made, as a run like any other."""
+"""`holdwater grade`: grades existing predictions, as a run like any other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import Console
+from .config_file import merge_flags
+from .console import CommandConsole
 from .flags import Flag
-from .run import Flags
-from .settings import merged
+from .run import RunFlags
 
 if TYPE_CHECKING:
-    from ..api import Around
-    from ..core.summary import Summary
+    from ..api import RunHooks
+    from ..core.summary import RunSummary
 
 
 def grade(
@@ -20,59 +20,59 @@ def grade(
     /,
     *,
     suite: str,
-    flags: Flags = Flags(),  # noqa: B008 - frozen
+    flags: RunFlags = RunFlags(),  # noqa: B008 - frozen
     out: Path | None = None,
     config: Path | None = None,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
-    """Grade predictions that someone made.
+    """Grade existing predictions.
 
     For example: `holdwater grade predictions.jsonl --suite swebench:rows.jsonl --out runs/graded`.
-    It is a run like any other, with the predictions in the place of an agent; the report is written to its
-    directory as `report.json`.
+    This is a run like any other, with the predictions instead of an agent. The report is written to
+    `report.json` in its directory.
 
     Parameters
     ----------
     predictions
-        A `.jsonl` or `.json` file of `{instance_id, model_name_or_path, model_patch}`; `gold` is the
-        reference's own patches, `empty` none.
+        A `.jsonl` or `.json` file of `{instance_id, model_name_or_path, model_patch}`; `gold` stands for the
+        reference patches, `empty` for empty patches.
     suite
         `swebench:FILE` or `swt:FILE`, with `.jsonl`, `.json` or `.parquet` rows.
     out
-        The run's directory; `runs/<time>-<suite>` otherwise.
+        The run's directory (default: `runs/<time>-<suite>`).
     config
-        A TOML file with flags; those given here come first.
+        A TOML file with flags; flags on the command line take precedence.
     json
         Print the report as one JSON document on stdout.
     quiet
-        No display and no closing page.
+        Show no live display and no closing page.
     """
-    console = Console.claim()
+    console = CommandConsole.claim()
     from .. import api
     from ..api import grading
     from ..core.errors import BadInput
-    from ..ledger.private import write_private
-    from .conduct import conducted
+    from ..ledger.private_files import write_private
+    from .foreground_run import run_in_foreground
 
-    said = merged(flags, config)
+    said = merge_flags(flags, config)
     if said.pop("agent") is not None or said.pop("command") is not None:
         raise BadInput("predictions are graded without an agent", hint="leave out `--agent` and `--command`")
-    options = grading.narrowed(predictions, suite, said)  # type: ignore[arg-type]
+    options = grading.narrow_options(predictions, suite, said)  # type: ignore[arg-type]
     prepared = api.prepare(suite, grading.agent_of(predictions), out, options)
 
-    async def work(around: Around) -> Summary:
+    async def work(around: RunHooks) -> RunSummary:
         summary = await api.start(prepared, around)
         report = grading.report(prepared.path, suite)
-        write_private(prepared.path / "report.json", _pretty(report))
+        write_private(prepared.path / "report.json", _format_report(report))
         if json:
-            console.data(report)
+            console.write_json(report)
         return summary
 
-    return conducted(work, json=False, quiet=quiet)
+    return run_in_foreground(work, json=False, quiet=quiet)
 
 
-def _pretty(report: dict[str, object]) -> bytes:
+def _format_report(report: dict[str, object]) -> bytes:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(report), indent=4)

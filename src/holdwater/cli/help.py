@@ -1,6 +1,6 @@
-"""`holdwater help`: the pages of the manual, which are part of the package.
+"""`holdwater help`: shows the pages of the manual, which are part of the package.
 
-The overview of the command lists them, so that this module imports next to nothing.
+The overview of the command lists the pages, so this module imports as little as possible.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGED = Path(__file__).parents[1] / "manual"
-CHECKOUT = Path(__file__).parents[3] / "docs"  # where the package lies in its repository
-WIDEST = 100  # columns of prose that can be read with ease
+CHECKOUT = Path(__file__).parents[3] / "docs"  # the manual if the package runs from its repository
+WIDEST = 100  # columns of prose that are easy to read
 
 
 def help(topic: str | None = None, /) -> int:
-    """Read a page of the manual, or the help of a verb.
+    """Show a page of the manual, or the help of a verb.
 
     For example: `holdwater help running`. `holdwater help` lists verbs and topics.
 
@@ -22,14 +22,14 @@ def help(topic: str | None = None, /) -> int:
     topic
         A page of the manual, such as `running`, or a verb.
     """
-    from . import VERBS, call
+    from . import VERBS, call_verb
 
     pages = find_pages()
     if topic in pages:
         print_page(pages[topic])
         return 0
     if topic in VERBS:
-        return call(topic, ["--help"])
+        return call_verb(topic, ["--help"])
     from difflib import get_close_matches
 
     from ..core.errors import BadInput
@@ -40,15 +40,15 @@ def help(topic: str | None = None, /) -> int:
 
 
 def find_pages() -> dict[str, Path]:
-    """Topic -> its page."""
+    """Return the manual's pages by topic."""
     manual = PACKAGED if PACKAGED.is_dir() else CHECKOUT
     return {path.stem: path for path in sorted(manual.glob("*.md"))}
 
 
 def print_page(path: Path) -> None:
-    """On a terminal as it is read, elsewhere as it is written."""
+    """Print a page: rendered on a terminal, as Markdown otherwise."""
     from .console import is_terminal, terminal_size
-    from .pager import STDOUT, paged
+    from .pager import STDOUT, open_pager
 
     text = path.read_text("utf-8")
     if is_terminal(STDOUT):
@@ -61,5 +61,5 @@ def print_page(path: Path) -> None:
         width = min(terminal_size(STDOUT)[0], WIDEST)
         Rich(file=page, force_terminal=True, width=width).print(Markdown(text, hyperlinks=False))
         text = page.getvalue()
-    with paged() as out:
+    with open_pager() as out:
         out.write(text.encode())

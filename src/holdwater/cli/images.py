@@ -1,4 +1,4 @@
-"""`holdwater images`: plan, build, show and audit the images of a recipe."""
+"""`holdwater images`: plans, builds, shows and audits the images of a recipe."""
 
 from __future__ import annotations
 
@@ -8,51 +8,52 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from .console import Console, teller
+from .console import CommandConsole, make_progress_printer
 from .flags import Flag, find_run
 
 images = App(
     name="images",
-    help="""Make an image for each base of a recipe: the base, and the agent on top.
+    help="""Make an image for each base image of a recipe, with the agent on top.
 
-    The images are assembled in the registry, without pulling anything, or built by docker inside a disk
-    budget where the recipe runs something. See `holdwater help images`.""",
+    Images are assembled in the registry without pulling anything. If the recipe runs commands, docker builds
+    them within a disk budget. See `holdwater help images`.""",
     help_format="markdown",
     version_flags=(),
 )
 
 
-def _said(text: str) -> Parameter:
+def _option(text: str) -> Parameter:
     return Parameter(help=text, show_default=False, negative="")
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """Which images, and how; in place of what the recipe says."""
+class ImageFlags:
+    """The selection of images and the engine; they override the recipe."""
 
-    engine: Annotated[str | None, _said("`registry`, `docker` or `auto`")] = None
-    only: Annotated[list[str] | None, _said("Only images whose name matches; may be repeated")] = None
-    limit: Annotated[int | None, _said("Only the first so many images")] = None
-    shard: Annotated[str | None, _said("Only part i of n: `1/4`")] = None
+    engine: Annotated[str | None, _option("`registry`, `docker` or `auto`")] = None
+    only: Annotated[list[str] | None, _option("Only images whose name matches; may be repeated")] = None
+    limit: Annotated[int | None, _option("Only the first N images")] = None
+    shard: Annotated[str | None, _option("Only part i of n: `1/4`")] = None
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Making(Choice):
-    """And what a build may use."""
+class BuildFlags(ImageFlags):
+    """The selection of images, and the limits of a build."""
 
-    concurrency: Annotated[int | None, _said("Images at once")] = None
+    concurrency: Annotated[int | None, _option("Images at once")] = None
     disk: Annotated[
-        str | None, _said("What a docker daemon may take beyond what is there, such as `60GiB`")
+        str | None,
+        _option("Disk that the docker daemon may use in addition to its current usage, such as `60GiB`"),
     ] = None
-    retries: Annotated[int | None, _said("Further tries after a failure that may pass (2)")] = None
-    timeout: Annotated[float | None, _said("Seconds that one image may take (3600)")] = None
+    retries: Annotated[int | None, _option("Retries after a transient failure (2)")] = None
+    timeout: Annotated[float | None, _option("Time limit per image, in seconds (3600)")] = None
 
 
 @images.command
-def plan(recipe: Path, /, *, choice: Choice = Choice(), json: Flag = False) -> int:  # noqa: B008 - frozen
-    """Show what exists, what would be made, how and at what cost.
+def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = False) -> int:  # noqa: B008 - frozen
+    """Show which images exist, which would be made, how and at what cost.
 
     For example: `holdwater images plan images.toml`
 
@@ -66,15 +67,15 @@ def plan(recipe: Path, /, *, choice: Choice = Choice(), json: Flag = False) -> i
     from ..api import complete
     from ..api import images as api
 
-    console = Console()
+    console = CommandConsole()
     prepared = api.prepare_images(recipe, None, **dataclasses.asdict(choice))
-    found = complete(api.plan_build(prepared, teller(console)))
+    found = complete(api.plan_build(prepared, make_progress_printer(console)))
     if json:
-        console.data(found)
+        console.write_json(found)
     else:
         from ..view.images import render_plan
 
-        console.page(render_plan(found))
+        console.write_page(render_plan(found))
     console.flush()
     return 1 if found.unknown else 0
 
@@ -85,57 +86,57 @@ def build(
     /,
     *,
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
-    making: Making = Making(),  # noqa: B008 - frozen
+    making: BuildFlags = BuildFlags(),  # noqa: B008 - frozen
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
-    """Make what is missing. `holdwater resume` goes on with a build that was stopped or killed.
+    """Make the missing images. `holdwater resume` continues a build that was stopped or killed.
 
     For example: `holdwater images build images.toml --out runs/images`
 
-    Exit status: 0 all are there, 1 some failed, 2 bad input, 3 interrupted and resumable, 4 stopped: no disk.
+    Exit status: 0 all exist, 1 some failed, 2 bad input, 3 interrupted and resumable, 4 stopped: no disk.
 
     Parameters
     ----------
     recipe
         An `images.toml`.
     out
-        The build's directory; `runs/<time>-images-<recipe>` otherwise.
+        The build's directory (default: `runs/<time>-images-<recipe>`).
     json
         Print the build's report as one JSON document on stdout.
     quiet
-        No display and no closing page.
+        Show no live display and no closing page.
     """
-    Console.claim()
+    CommandConsole.claim()
     from ..api import images as api
-    from .conduct import conducted
+    from .foreground_run import run_in_foreground
 
     prepared = api.prepare_images(recipe, out, **dataclasses.asdict(making))
-    return conducted(lambda around: api.start_build(prepared, around), json=json, quiet=quiet)
+    return run_in_foreground(lambda around: api.start_build(prepared, around), json=json, quiet=quiet)
 
 
 @images.command
 def show(run: str | None = None, image: str | None = None, /, *, json: Flag = False) -> int:
-    """Show what became of a build, or of one image.
+    """Show the results of a build, or of one image.
 
     For example: `holdwater images show latest`
 
     Parameters
     ----------
     run
-        The build's directory; `latest`, or nothing, is the newest in `runs/`.
+        The build's directory; `latest` (the default) is the newest in `runs/`.
     image
-        The name of an image of the build: its attempts, with their failures and logs.
+        The name of an image of the build; shows its attempts with their failures and logs.
     json
         Print one JSON document.
     """
-    from ..ledger.images import recipe_of
-    from ..ledger.reader import Reader
+    from ..ledger.images import require_recipe
+    from ..ledger.reader import LedgerReader
     from .show import find_instance, show_instance, show_run
 
-    console = Console()
-    with Reader(find_run(run)) as reader:
-        recipe_of(reader)
+    console = CommandConsole()
+    with LedgerReader(find_run(run)) as reader:
+        require_recipe(reader)
         if image is None:
             show_run(reader, console, json)
         else:
@@ -147,57 +148,57 @@ def show(run: str | None = None, image: str | None = None, /, *, json: Flag = Fa
 def audit(run: str | None = None, /, *, deep: Flag = False, trust: Flag = False, json: Flag = False) -> int:
     """Prove that every planned image is in the registry, with the digests that the build recorded.
 
-    Manifests and configurations are read, layers are asked for their size. The exit status is 0 if all is
-    well and 1 otherwise. For example: `holdwater images audit latest --deep`
+    The audit reads manifests and configurations, and requests the size of each layer. The exit status is 0
+    if no problem is found and 1 otherwise. For example: `holdwater images audit latest --deep`
 
     Parameters
     ----------
     run
-        The build's directory; `latest`, or nothing, is the newest in `runs/`.
+        The build's directory; `latest` (the default) is the newest in `runs/`.
     deep
         Read all layers too, and check their digests.
     trust
-        Import the code that another user's build names.
+        Import the code that a build of another user names.
     json
         Print one JSON document.
     """
     from ..api import complete
     from ..api import images as api
 
-    console = Console()
-    found = complete(api.audit_build(find_run(run), teller(console), deep=deep, trust=trust))
+    console = CommandConsole()
+    found = complete(api.audit_build(find_run(run), make_progress_printer(console), deep=deep, trust=trust))
     if json:
-        console.data(found)
+        console.write_json(found)
     else:
         from ..view.images import render_audit
 
-        console.page(render_audit(found))
+        console.write_page(render_audit(found))
     console.flush()
     return 0 if found.ok else 1
 
 
 @images.command
 def clean(*, yes: Flag = False, json: Flag = False) -> int:
-    """Remove what builds keep on the docker daemon: warm layers, build cache, what killed builds left.
+    """Remove leftovers of builds from the docker daemon: warm layers, build cache, remains of killed builds.
 
-    Only what is ours goes, and nothing before `--yes`. For example: `holdwater images clean --yes`
+    Only holdwater's own data is removed, and only with `--yes`. For example: `holdwater images clean --yes`
 
     Parameters
     ----------
     yes
-        Do it.
+        Remove the data; without it, only list the data.
     json
         Print one JSON document.
     """
     from ..api import complete
     from ..api import images as api
 
-    console = Console()
+    console = CommandConsole()
     found = complete(api.clean_images(do=yes))
     if json:
-        console.data(found)
+        console.write_json(found)
     else:
         from ..view.images import render_left
 
-        console.page(render_left(found, done=yes))
+        console.write_page(render_left(found, done=yes))
     return 0

@@ -1,4 +1,4 @@
-"""`holdwater init`: writes a suite or an agent to begin with, and its test. The texts are in `templates/`."""
+"""`holdwater init`: writes an example suite or agent, and its test. The texts are in `templates/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from cyclopts import App
 
 from ..core.errors import BadInput, HoldwaterError
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -20,7 +20,7 @@ Kind = Literal["suite", "agent"]
 
 init = App(
     name="init",
-    help="""Write a small working example to begin with, and a test of it that passes as it is.
+    help="""Write a small working example as a starting point, and a test for it that passes.
 
     For example: `holdwater init suite puzzles`, or `holdwater init agent solver --dir agents`.""",
     help_format="markdown",
@@ -37,15 +37,15 @@ def suite(name: str, /, *, dir: Path | None = None, json: Flag = False) -> int:
     Parameters
     ----------
     name
-        What it is called: letters, digits, `-` and `_`.
+        The name: letters, digits, `-` and `_`.
     dir
-        Where its files go; a directory of its name otherwise.
+        The directory for its files (default: a directory with its name).
     json
         Print one JSON document.
     """
     spec = f"{module_of(name)}.py:suite"
     next_ = (f"holdwater check {spec}", f"holdwater run {spec} --agent bash --model MODEL")
-    return begin("suite", name, dir, next_, json=json)
+    return write_example("suite", name, dir, next_, json=json)
 
 
 @init.command
@@ -57,31 +57,31 @@ def agent(name: str, /, *, dir: Path | None = None, json: Flag = False) -> int:
     Parameters
     ----------
     name
-        What it is called: letters, digits, `-` and `_`.
+        The name: letters, digits, `-` and `_`.
     dir
-        Where its files go; a directory of its name otherwise.
+        The directory for its files (default: a directory with its name).
     json
         Print one JSON document.
     """
     next_ = (f"holdwater run demo --agent {module_of(name)}.py:solve --model MODEL",)
-    return begin("agent", name, dir, next_, json=json)
+    return write_example("agent", name, dir, next_, json=json)
 
 
-def begin(kind: Kind, name: str, dir: Path | None, next_: tuple[str, ...], *, json: bool) -> int:
-    """Write the files, and say what to do with them."""
+def write_example(kind: Kind, name: str, dir: Path | None, next_: tuple[str, ...], *, json: bool) -> int:
+    """Write the files, and print the next steps."""
     place = Path(name) if dir is None else dir
-    files = write(kind, name, place)
+    files = write_files(kind, name, place)
     steps = (f"cd {place}", f"pytest test_{module_of(name)}.py", *next_)
     if json:
-        Console().data({"directory": place, "files": files, "next": steps})
+        CommandConsole().write_json({"directory": place, "files": files, "next": steps})
     else:
         written = "\n".join(f"wrote {file}" for file in files)
-        Console().page(f"{written}\n\nnext:\n" + "\n".join(f"  {step}" for step in steps))
+        CommandConsole().write_page(f"{written}\n\nnext:\n" + "\n".join(f"  {step}" for step in steps))
     return 0
 
 
-def write(kind: Kind, name: str, place: Path) -> list[Path]:
-    """The files of a new suite or agent; nothing that is there is touched."""
+def write_files(kind: Kind, name: str, place: Path) -> list[Path]:
+    """Write the files of a new suite or agent; raise BadInput if one of them exists."""
     module = module_of(name)
     texts = {
         place / f"{module}.py": f"{kind}.py.txt",
@@ -90,7 +90,7 @@ def write(kind: Kind, name: str, place: Path) -> list[Path]:
     }
     there = [path for path in texts if path.exists()]
     if there:
-        raise BadInput(f"`{there[0]}` is there already", "choose another name, or another `--dir`")
+        raise BadInput(f"`{there[0]}` already exists", "choose another name, or another `--dir`")
     try:
         place.mkdir(parents=True, exist_ok=True)
         for path, template in texts.items():
@@ -103,10 +103,12 @@ def write(kind: Kind, name: str, place: Path) -> list[Path]:
 
 
 def module_of(name: str) -> str:
-    """The name as Python's modules are called; BadInput for what can be none."""
+    """Return the name as a Python module name; raise BadInput if it is not valid."""
     module = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", module) or len(name) > LONGEST_NAME:
-        raise BadInput(f"not a name: `{name[:200]}`", f"letters, digits, `-` and `_`, at most {LONGEST_NAME}")
+        raise BadInput(
+            f"invalid name: `{name[:200]}`", f"letters, digits, `-` and `_`, at most {LONGEST_NAME}"
+        )
     if keyword.iskeyword(module) or module in ("holdwater", "pytest", "test"):
-        raise BadInput(f"the name is taken: `{name}`", "choose another")
+        raise BadInput(f"reserved name: `{name}`", "choose another")
     return module

@@ -1,4 +1,4 @@
-"""The page of `holdwater suites` and `holdwater agents`: names, what they are, where they come from."""
+"""Renders the page of `holdwater suites` and `holdwater agents`: names, descriptions and sources."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..plugin import Known
+    from ..plugin import PluginEntry
 
 
-def table(known: Iterable[Known], also: str) -> RenderableType:
+def render_listing(known: Iterable[PluginEntry], also: str) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from ..view.figures import line
+    from ..view.formatting import line
 
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="bold", no_wrap=True)

@@ -1,8 +1,8 @@
-"""`holdwater regrade`: grade a run's work again without running the agent."""
+"""`holdwater regrade`: grades a run's work again without running the agent."""
 
 from __future__ import annotations
 
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag, Patterns, find_run
 
 
@@ -17,30 +17,30 @@ def regrade(
 ) -> int:
     """Grade a run's work again without running the agent.
 
-    What each chosen attempt left is put into a fresh sandbox and graded as the suite grades now. Outcomes
-    change together, when all of it is graded; `holdwater resume` goes on with a regrade that was
-    interrupted. What cannot be put back whole stays as it is, and its row says `not regraded`.
+    The work of each chosen attempt is put into a new sandbox and graded with the suite's current grading.
+    All outcomes change together, when all of them are graded; `holdwater resume` continues an interrupted
+    regrade. Work that cannot be restored completely keeps its grade, and its row says `not regraded`.
     For example: `holdwater regrade runs/mine --only 'add-*'`.
 
     Parameters
     ----------
     run
-        The run's directory; `latest`, or nothing, is the newest in `runs/`.
+        The run's directory; `latest` (the default) is the newest in `runs/`.
     only
         Only instances whose id matches this pattern; may be repeated.
     trust
-        Import the code that another user's run names.
+        Import the code that a run of another user names.
     json
         Print the run's summary as one JSON document on stdout.
     quiet
-        No display and no closing page.
+        Show no live display and no closing page.
     """
-    Console.claim()
+    CommandConsole.claim()
     from .. import api
-    from .conduct import conducted
+    from .foreground_run import run_in_foreground
 
     path = find_run(run)
-    return conducted(
+    return run_in_foreground(
         lambda around: api.aregrade(path, only=tuple(only or ()), around=around, trust=trust),
         json=json,
         quiet=quiet,

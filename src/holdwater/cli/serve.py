@@ -1,4 +1,4 @@
-"""`holdwater serve`: a suite and an agent, and clients that order rollouts over HTTP."""
+"""`holdwater serve`: serves a suite and an agent to clients, which order rollouts over HTTP."""
 
 from __future__ import annotations
 
@@ -8,94 +8,97 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from .console import Console
+from .config_file import merge_flags
+from .console import CommandConsole
 from .flags import Flag
-from .run import Common, _agent, _in
-from .settings import merged
+from .run import SharedFlags, _agent_spec, _option
 
-SERVING = Group("How clients are served", sort_key=0)
+SERVING = Group("Server", sort_key=0)
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Serving:
-    """What only a server can be told."""
+class ServingFlags:
+    """Flags of a server only."""
 
     listen: Annotated[
-        str | None, _in(SERVING, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
+        str | None, _option(SERVING, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
     ] = None
     key_file: Annotated[
-        str | None, _in(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
+        str | None, _option(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
     ] = None
     no_key: Annotated[
-        bool | None, _in(SERVING, "Want no key: obey every user and every program of this machine")
+        bool | None, _option(SERVING, "Require no key: accept every user and program of this machine")
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        _in(SERVING, "A further name that clients know the server by; may be repeated"),
+        _option(SERVING, "Another host name under which clients reach the server; may be repeated"),
     ] = None
-    tls_cert: Annotated[str | None, _in(SERVING, "A certificate (PEM), for `https`")] = None
-    tls_key: Annotated[str | None, _in(SERVING, "Its key (PEM)")] = None
+    tls_cert: Annotated[str | None, _option(SERVING, "A certificate (PEM), for `https`")] = None
+    tls_key: Annotated[str | None, _option(SERVING, "Its key (PEM)")] = None
     queue: Annotated[
-        int | None, _in(SERVING, "Rollouts that may be open at once; more are refused as `busy` (4096)")
+        int | None, _option(SERVING, "Maximum number of open rollouts; more are rejected as `busy` (4096)")
     ] = None
     policy: Annotated[
-        str | None, _in(SERVING, "`path.py:name` of a function that answers model calls, for orders that ask")
+        str | None,
+        _option(SERVING, "`path.py:name` of a function that answers model calls, for orders that request it"),
     ] = None
     grace: Annotated[
-        float | None, _in(SERVING, "Seconds that a client has to come back before its work is cancelled (3)")
+        float | None,
+        _option(SERVING, "Seconds that a client has to reconnect before its work is cancelled (3)"),
     ] = None
     return_grace: Annotated[
-        float | None, _in(SERVING, "The same after the server itself was gone and is back (60)")
+        float | None, _option(SERVING, "The same, after a restart of the server (60)")
     ] = None
-    least_workers: Annotated[
-        int | None, _in(SERVING, "Workers that are kept while there is nothing to do (1)")
-    ] = None
+    least_workers: Annotated[int | None, _option(SERVING, "Workers that stay while there is no work (1)")] = (
+        None
+    )
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True)
-class Flags(Serving, Common):
-    """Every flag can stand in a TOML file too, under its own name."""
+class ServerFlags(ServingFlags, SharedFlags):
+    """All flags of a server. A TOML file may set each of them under its own name."""
 
 
 def serve(
     suite: str,
     /,
     *,
-    flags: Flags = Flags(),  # noqa: B008 - frozen
+    flags: ServerFlags = ServerFlags(),  # noqa: B008 - frozen
     out: Path | None = None,
     config: Path | None = None,
     json: Flag = False,
     quiet: Flag = False,
 ) -> int:
-    """Serve rollouts of a suite to trainers: what runs is what clients order.
+    """Serve rollouts of a suite to trainers, which order them over HTTP.
 
     For example: `holdwater serve demo --out runs/served`, or
     `holdwater serve tasks.jsonl --agent bash --listen 0.0.0.0:8400 --key-file keys --out runs/served`.
 
-    Started again with the same directory it goes on, whatever ended it. The first Ctrl-C or SIGTERM drains
-    it, the second ends it at once. The model may be left out: then orders bring theirs.
+    A server that is started again with the same directory continues its work, also after a crash. The first
+    Ctrl-C or SIGTERM drains the server, the second ends it at once. Without `--model`, each order names its
+    own model.
 
     Parameters
     ----------
     suite
         `demo`, `file.jsonl`, `path.py:name`, `module:name` or a plug-in.
     out
-        The server's directory; `runs/<time>-<suite>` otherwise.
+        The server's directory (default: `runs/<time>-<suite>`).
     config
-        A TOML file with flags; those given here come first.
+        A TOML file with flags; flags on the command line take precedence.
     json
         Print the run's summary as one JSON document on stdout, at the end.
     quiet
-        No display and no closing page.
+        Show no live display and no closing page.
     """
-    Console.claim()
+    CommandConsole.claim()
     from ..api.serving import prepare_server, start_server
-    from .conduct import conducted
+    from .foreground_run import run_in_foreground
 
-    said = merged(flags, config)
-    agent = _agent(said.pop("agent"), said.pop("command"))
-    serving: Any = {field.name: said.pop(field.name) for field in dataclasses.fields(Serving)}
+    said = merge_flags(flags, config)
+    agent = _agent_spec(said.pop("agent"), said.pop("command"))
+    serving: Any = {field.name: said.pop(field.name) for field in dataclasses.fields(ServingFlags)}
     prepared = prepare_server(suite, agent, out, said, serving)  # type: ignore[arg-type]
-    return conducted(lambda around: start_server(prepared, around), json=json, quiet=quiet)
+    return run_in_foreground(lambda around: start_server(prepared, around), json=json, quiet=quiet)

@@ -1,4 +1,4 @@
-"""`holdwater show`: a run in a page, or one instance's attempts. Reads the ledger; the run may be running."""
+"""`holdwater show`: shows a run, or one instance's attempts. It reads the ledger, also of a running run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag, find_run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..core.summary import Summary
+    from ..core.summary import RunSummary
     from ..ledger.images import BuildReport
-    from ..ledger.reader import InstanceRow, Reader
+    from ..ledger.reader import LedgerReader
+    from ..ledger.rows import InstanceRow
 
 LOOK_EVERY = 0.5  # seconds
 
@@ -22,7 +23,7 @@ LOOK_EVERY = 0.5  # seconds
 def show(
     run: str | None = None, instance: str | None = None, /, *, json: Flag = False, watch: Flag = False
 ) -> int:
-    """Show what became of a run, or of one instance.
+    """Show the results of a run, or of one instance.
 
     For example: `holdwater show latest`, or `holdwater show runs/mine add-1` for the attempts at one
     instance with their failures, grades and files.
@@ -30,19 +31,19 @@ def show(
     Parameters
     ----------
     run
-        The run's directory; `latest`, or nothing, is the newest in `runs/`.
+        The run's directory; `latest` (the default) is the newest in `runs/`.
     instance
         The id of an instance of the run.
     json
         Print one JSON document.
     watch
-        Follow a run that is running until it ends.
+        Follow a running run until it ends.
     """
-    from ..ledger.reader import Reader
+    from ..ledger.reader import LedgerReader
 
-    console = Console()
+    console = CommandConsole()
     directory = find_run(run)
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         if watch:
             follow(reader, directory, console)
         if instance is None:
@@ -52,24 +53,24 @@ def show(
     return 0
 
 
-def show_run(reader: Reader, console: Console, json: bool) -> None:
+def show_run(reader: LedgerReader, console: CommandConsole, json: bool) -> None:
     summary = reader.summary()
     if json:
-        console.data(data_of(reader, summary))
+        console.write_json(data_of(reader, summary))
     else:
-        console.page(page_of(reader, summary))
+        console.write_page(page_of(reader, summary))
 
 
-def data_of(reader: Reader, summary: Summary) -> Summary | BuildReport:
-    """What `--json` prints of a run: of a build of images, its own report."""
+def data_of(reader: LedgerReader, summary: RunSummary) -> RunSummary | BuildReport:
+    """Return the data that `--json` prints: a run's summary, or the report of an image build."""
     if reader.config.recipe is None:
         return summary
-    from ..ledger.images import report
+    from ..ledger.images import report_build
 
-    return report(reader, summary)
+    return report_build(reader, summary)
 
 
-def page_of(reader: Reader, summary: Summary) -> RenderableType:
+def page_of(reader: LedgerReader, summary: RunSummary) -> RenderableType:
     if reader.config.recipe is None:
         from ..view.report import render_report
 
@@ -79,23 +80,23 @@ def page_of(reader: Reader, summary: Summary) -> RenderableType:
     return render_build(reader, summary)
 
 
-def show_instance(reader: Reader, instance: InstanceRow, console: Console, json: bool) -> None:
-    from ..view.story import render_story, story
+def show_instance(reader: LedgerReader, instance: InstanceRow, console: CommandConsole, json: bool) -> None:
+    from ..view.instance_report import make_report, render_instance
 
-    told = story(reader, instance)
+    told = make_report(reader, instance)
     if json:
-        console.data(told)
+        console.write_json(told)
     else:
-        console.page(render_story(told))
+        console.write_page(render_instance(told))
 
 
-def find_instance(reader: Reader, name: str) -> InstanceRow:
+def find_instance(reader: LedgerReader, name: str) -> InstanceRow:
     from difflib import get_close_matches
     from itertools import islice
 
     from ..core.errors import BadInput
 
-    found = reader.find(name)
+    found = reader.find_instance(name)
     if found:
         return found
     names = [row.name for row in islice(reader.instances(), 1000)]
@@ -106,18 +107,18 @@ def find_instance(reader: Reader, name: str) -> InstanceRow:
     raise BadInput(f"no such instance in the run: `{name[:200]}`", hint)
 
 
-def follow(reader: Reader, directory: Path, console: Console) -> None:
-    """Show the live display until the run is over or the user has seen enough."""
-    from ..ledger.reader import Reader
-    from ..view.terminal import Display
+def follow(reader: LedgerReader, directory: Path, console: CommandConsole) -> None:
+    """Show the live display until the run is over or the user presses Ctrl-C."""
+    from ..ledger.reader import LedgerReader
+    from ..view.live_display import LiveDisplay
 
-    display = Display(lambda: Reader(directory), console.say, console.terminal)
+    display = LiveDisplay(lambda: LedgerReader(directory), console.say, console.terminal)
     display.start()
     try:
         while reader.summary().state == "running" and display.failed is None:
             time.sleep(LOOK_EVERY)
     except KeyboardInterrupt:
-        pass  # the end of watching, not of the run
+        pass  # ends the display, not the run
     finally:
         display.stop()
         console.flush()

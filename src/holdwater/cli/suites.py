@@ -1,17 +1,17 @@
-"""`holdwater suites`: what can be run by name. Any other suite is named by its file."""
+"""`holdwater suites`: lists the suites that have a name. Any other suite is given by its path."""
 
 from __future__ import annotations
 
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag
-from .listing import table
+from .listing import render_listing
 
 
 def suites(*, json: Flag = False) -> int:
-    """List the suites that are known here.
+    """List the known suites.
 
-    Others are named by their place: `path.py:name`, `module:name` or `file.jsonl`. Installed packages add
-    names by the entry point group `holdwater.suites`.
+    Other suites are given by path: `path.py:name`, `module:name` or `file.jsonl`. Installed packages add
+    names with the entry point group `holdwater.suites`.
 
     For example: `holdwater suites --json`
 
@@ -20,11 +20,11 @@ def suites(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..suite import load
+    from ..suite import loader
 
-    known = load.known()
+    known = loader.list_suites()
     if json:
-        Console().data({"suites": known})
+        CommandConsole().write_json({"suites": known})
     else:
-        Console().page(table(known, f"also: {load.OTHERS}"))
+        CommandConsole().write_page(render_listing(known, f"also: {loader.OTHER_SPECS}"))
     return 0

@@ -1,4 +1,4 @@
-"""`holdwater transcript`: the conversation of an attempt, a turn at a time. The run may be running."""
+"""`holdwater transcript`: prints the conversation of an attempt, turn by turn, also of a running run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
-from .console import Console, is_terminal, terminal_size, whole
+from .console import CommandConsole, expand_defaults, is_terminal, terminal_size
 from .flags import Flag, find_run
-from .pager import paged
+from .pager import open_pager
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ..ledger.reader import AttemptRow
-    from ..ledger.trajectory import Tree, Turn
+    from ..conversation.trajectory import ExchangeTree, Turn
+    from ..ledger.rows import AttemptRow
 
 STDOUT = 1
 
@@ -33,8 +33,8 @@ def transcript(
 ) -> int:
     """Print the conversation of an attempt.
 
-    The trajectory comes first, then what went on beside it: side calls, sub-agents, branches. On a terminal
-    it is wrapped and shown by `$PAGER`, or `less`.
+    The trajectory comes first, then the other threads: side calls, sub-agents, branches. On a terminal the
+    text is wrapped and shown with `$PAGER`, or `less`.
 
     For example: `holdwater transcript latest add-1`, or `holdwater transcript runs/mine add-1 --turn 3 --raw`
     for the request of one turn as it was sent.
@@ -46,49 +46,51 @@ def transcript(
     instance
         The id of an instance of the run.
     attempt
-        Which attempt, as `holdwater show` counts them; otherwise the one that the outcome was chosen from.
+        The attempt's number in `holdwater show` (default: the attempt that decided the outcome).
     sample
-        Which sample, where there are several.
+        The sample's number, if there are several.
     turn
-        One turn alone: what was new, and the reply.
+        Print only this turn: its new messages, and the reply.
     raw
-        The whole request and the reply as JSON, as they were sent; without `--turn`, of the last turn.
+        Print the whole request and the reply as JSON, as sent; without `--turn`, of the last turn.
     json
         Print one JSON document: a list of turns.
     """
-    from ..ledger.reader import Reader
-    from ..ledger.trajectory import conversation_of, find_attempt
+    from ..conversation.trajectory import find_attempt, open_conversation
+    from ..ledger.reader import LedgerReader
     from .show import find_instance
 
-    with Reader(find_run(run)) as reader:
+    with LedgerReader(find_run(run)) as reader:
         row = find_attempt(reader, find_instance(reader, instance), sample, attempt)
-        tree = conversation_of(reader, row.attempt)
+        tree = open_conversation(reader, row.attempt)
         if turn is not None:
-            tree.thread_of(turn)  # refuses one that is not there before anything is printed
+            tree.find_thread(turn)  # raises for a missing turn before anything is printed
         if raw or json:
-            with Console().stream() as out:
-                print_raw(tree, turn, out) if raw else print_json(chosen(tree, turn), out)
+            with CommandConsole().stream() as out:
+                print_raw(tree, turn, out) if raw else print_json(choose_turns(tree, turn), out)
         else:
-            with paged() as page:
+            with open_pager() as page:
                 print_text(row, tree, turn, page, samples=reader.config.samples > 1)
     return 0
 
 
-def chosen(tree: Tree, number: int | None) -> Iterator[Turn]:
-    from ..ledger.trajectory import thread_turns, turns
+def choose_turns(tree: ExchangeTree, number: int | None) -> Iterator[Turn]:
+    from ..conversation.trajectory import read_thread_turns, read_turns
 
-    return turns(tree) if number is None else thread_turns(tree, tree.thread_of(number), only=number)
+    return (
+        read_turns(tree) if number is None else read_thread_turns(tree, tree.find_thread(number), only=number)
+    )
 
 
-def print_raw(tree: Tree, number: int | None, out: BinaryIO) -> None:
+def print_raw(tree: ExchangeTree, number: int | None, out: BinaryIO) -> None:
+    from ..conversation.raw_turns import render_raw_turn
     from ..core.errors import BadInput
-    from ..ledger.raw import raw_turn
 
     if not len(tree):
         raise BadInput("the attempt has made no model call")
     if number is None:
         number = next(turn for thread in tree.threads() for turn in thread.numbers[-1:])
-    for piece in raw_turn(tree, number):
+    for piece in render_raw_turn(tree, number):
         out.write(piece)
 
 
@@ -97,31 +99,36 @@ def print_json(turns: Iterator[Turn], out: BinaryIO) -> None:
 
     separator = b"["
     for turn in turns:
-        out.write(separator + b"\n" + msgspec.json.encode(whole(turn)))
+        out.write(separator + b"\n" + msgspec.json.encode(expand_defaults(turn)))
         separator = b","
     out.write(b"[]\n" if separator == b"[" else b"\n]\n")
 
 
 def print_text(
-    row: AttemptRow, tree: Tree, number: int | None, out: BinaryIO | IO[bytes], *, samples: bool = False
+    row: AttemptRow,
+    tree: ExchangeTree,
+    number: int | None,
+    out: BinaryIO | IO[bytes],
+    *,
+    samples: bool = False,
 ) -> None:
     from rich.text import Text
 
     from ..view.transcript import render_title, render_turn
 
-    paint = Painter(out)
+    paint = TranscriptPrinter(out)
     paint(render_title(row, tree, samples=samples))
     if not len(tree):
         paint(Text("no model call was made", "dim"))
     before = 0
-    for turn in chosen(tree, number):
+    for turn in choose_turns(tree, number):
         for text in render_turn(turn, tree.blobs, opens=turn.thread != before):
             paint(text)
         before = turn.thread
 
 
-class Painter:
-    """Writes paragraphs: on a terminal in colour and wrapped, elsewhere with long lines left whole."""
+class TranscriptPrinter:
+    """Writes paragraphs: wrapped and in colour on a terminal, with unbroken lines otherwise."""
 
     def __init__(self, out: BinaryIO | IO[bytes]) -> None:
         import io

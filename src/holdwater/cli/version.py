@@ -1,9 +1,9 @@
-"""`holdwater version`: which one this is."""
+"""`holdwater version`: prints the installed version."""
 
 from __future__ import annotations
 
 from ..version import __version__
-from .console import Console
+from .console import CommandConsole
 from .flags import Flag
 
 
@@ -15,12 +15,12 @@ def version(*, json: Flag = False) -> int:
     Parameters
     ----------
     json
-        Print one JSON document, with the version of Python too.
+        Print one JSON document, which also has the version of Python.
     """
     import platform
 
     if json:
-        Console().data({"holdwater": __version__, "python": platform.python_version()})
+        CommandConsole().write_json({"holdwater": __version__, "python": platform.python_version()})
     else:
-        Console().page(__version__)
+        CommandConsole().write_page(__version__)
     return 0

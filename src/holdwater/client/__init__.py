@@ -1,66 +1,66 @@
-"""The client of a server: rollouts and groups, asked for from async code or plain code.
+"""The client of a rollout server: orders rollouts and groups, from async or from blocking code.
 
-`AsyncClient` is in `client.py`, the plain `Client` in `plain.py`; what they raise is in `errors.py`. The
-records are those of `core/serving.py`; the server is in `serve/`.
+`AsyncClient` is in `async_client.py`, the blocking `Client` in `blocking_client.py`, and their exceptions in
+`errors.py`. `core/serving_protocol.py` defines the records; `serve/` is the server.
 """
 
 from ..core.groups import GroupTerms
-from ..core.records import Ask, Instance
-from ..core.serving import (
+from ..core.records import Instance, LimitOverrides
+from ..core.serving_protocol import (
     Accepted,
-    Answer,
-    AnyEvent,
+    AnyOrderEvent,
+    CallAnswer,
     Called,
     Dropped,
     Finished,
-    Health,
+    MessageNode,
     ModelChoice,
-    Node,
+    ModelSource,
     Order,
-    Result,
+    OrderResult,
     Rollout,
+    ServerHealth,
+    ServerStats,
     Settled,
-    Source,
     Started,
-    Stats,
-    Trajectories,
+    TrajectoryForm,
     Turned,
 )
-from .answering import Policy
-from .calls import Call
-from .client import AsyncClient, Events
-from .errors import Busy, OrderRefused, ServerGone, Unauthorized
-from .plain import Client
+from .async_client import AsyncClient, OrderStream
+from .blocking_client import Client
+from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
+from .policy_calls import PolicyCall
+from .policy_runner import Policy
 
 __all__ = [
     "Accepted",
-    "Answer",
-    "AnyEvent",
-    "Ask",
+    "AccessRefused",
+    "AnyOrderEvent",
     "AsyncClient",
-    "Busy",
-    "Call",
+    "CallAnswer",
     "Called",
     "Client",
     "Dropped",
-    "Events",
     "Finished",
     "GroupTerms",
-    "Health",
     "Instance",
+    "LimitOverrides",
+    "MessageNode",
     "ModelChoice",
-    "Node",
+    "ModelSource",
     "Order",
     "OrderRefused",
+    "OrderResult",
+    "OrderStream",
     "Policy",
-    "Result",
+    "PolicyCall",
     "Rollout",
+    "ServerBusy",
     "ServerGone",
+    "ServerHealth",
+    "ServerStats",
     "Settled",
-    "Source",
     "Started",
-    "Stats",
-    "Trajectories",
+    "TrajectoryForm",
     "Turned",
-    "Unauthorized",
 ]

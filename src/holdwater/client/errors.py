@@ -1,19 +1,19 @@
-"""What a client raises. A rollout that failed is none of it: that is data, in its `Rollout`."""
+"""The exceptions of the client. A failed rollout raises none: its failure is data, in its `Rollout`."""
 
 from __future__ import annotations
 
 from ..core.errors import HoldwaterError
-from ..core.serving import Problem
+from ..core.serving_protocol import ProblemDetails
 
 
 class ServerGone(HoldwaterError):
-    """Nobody answered for as long as the client had patience. The order may be sent again, with its key."""
+    """The server did not respond within the client's `patience`. The order can be sent again with its key."""
 
 
 class OrderRefused(HoldwaterError):
-    """The server does not take this, however often it is sent."""
+    """The server rejects this request; sending it again does not help."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ProblemDetails) -> None:
         super().__init__(problem.message, problem.hint)
         self.problem = problem
 
@@ -22,14 +22,14 @@ class OrderRefused(HoldwaterError):
         return self.problem.code
 
 
-class Unauthorized(OrderRefused):
-    """The server wants another key."""
+class AccessRefused(OrderRefused):
+    """The server rejects the API key."""
 
 
-class Busy(HoldwaterError):
-    """The server has as much work as it takes; after `after` seconds it is worth trying again."""
+class ServerBusy(HoldwaterError):
+    """The server accepts no more work for now; retry after `after` seconds."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ProblemDetails) -> None:
         super().__init__(problem.message, problem.hint)
         self.problem = problem
         self.after = problem.after

@@ -1,1 +1,1 @@
-"""The records, the errors and the decisions. Pure: nothing here does I/O, reads a clock or waits."""
+"""Records, errors and decisions. Pure: no module here does I/O, reads a clock or waits."""

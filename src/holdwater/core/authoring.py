@@ -1,6 +1,6 @@
-"""What people write: suites and agents; and what they are handed: a sandbox and a model.
+"""The interfaces of suites and agents, and of the sandbox and model that they receive.
 
-The protocols are the seams between rooms. `rollout/` calls what is written here, sync or async alike.
+The protocols separate the packages. `rollout/` calls the functions of suites and agents, sync or async.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from .exchange import DriftedCall, Exchange
 from .records import (
     NO_USAGE,
+    AttemptFailure,
     CommandResult,
-    Exchange,
-    Failure,
     Grade,
     Instance,
-    LeftOut,
     Limits,
+    ModelUsage,
     Network,
     Salvage,
-    Start,
-    Usage,
+    SandboxSpec,
+    SkippedEntry,
 )
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """Where the agent acts. A `def` agent gets the same methods without `await`."""
+    """The environment in which the agent acts. A `def` agent gets the same methods without `await`."""
 
     @property
     def workdir(self) -> str:
@@ -38,9 +38,9 @@ class Sandbox(Protocol):
 
     @property
     def private(self) -> str:
-        """A directory beside the working directory, as seen from inside: nothing in it counts as work.
+        """A directory beside the working directory, as seen from inside: its files do not count as work.
 
-        `write` and `read` take absolute paths below it.
+        `write` and `read` accept absolute paths below it.
         """
 
     async def run(
@@ -56,95 +56,101 @@ class Sandbox(Protocol):
         """Run a shell line, or a program with its arguments; a non-zero status is a result, not an error."""
 
     async def read(self, path: str) -> bytes:
-        """The content of a file, by its path in the sandbox."""
+        """Return the content of a file, by its path in the sandbox."""
 
     async def write(self, path: str, content: str | bytes) -> None:
         """Create or replace a file, and the directories above it."""
 
 
 class WholeSandbox(Sandbox, Protocol):
-    """What can be done with a sandbox beside what agents need."""
+    """A sandbox with the operations that only holdwater and suites need."""
 
     async def put(self, source: Path, path: str) -> None:
-        """Copy a file, or what is in a directory, of this machine to `path` in the sandbox."""
+        """Copy a file, or the content of a directory, from this machine to `path` in the sandbox."""
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
-        """Copy a file or a directory out, to `into`, without what matches `exclude` (patterns as in a shell).
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[SkippedEntry, ...]:
+        """Copy a file or directory out to `into`, without paths that match `exclude` (shell patterns).
 
-        Links that stay inside come out as links. Links that lead out, devices and pipes are left out.
+        Links that stay inside are copied as links. Links that lead outside, devices and pipes are skipped.
         """
 
-    async def renew(self, start: Start | None = None) -> None:
-        """Begin anew, as the agent found it or from another start: what ran and what was written is gone."""
+    async def renew(self, start: SandboxSpec | None = None) -> None:
+        """Reset the sandbox to its state before the agent, or to another spec.
 
-    async def reach(self, network: Network | None) -> None:
-        """From now on its commands reach this; None: what the run says."""
+        Processes and files are lost.
+        """
+
+    async def set_network(self, network: Network | None) -> None:
+        """Set the network access of subsequent commands; None: the run's setting."""
 
     async def end_processes(self) -> bool:
-        """End all that runs in it; services of its image start again. False: nothing ran."""
+        """End all processes; services of its image restart. Return False if none was running."""
 
 
 class GradingSandbox(WholeSandbox, Protocol):
-    """What suites are handed."""
+    """The sandbox that suites receive."""
 
     @property
     def artifacts(self) -> Path:
-        """A directory of this machine for what a suite takes out: it is kept with the attempt."""
+        """A directory of this machine for files that a suite copies out: it is kept with the attempt."""
 
     @property
     def variables(self) -> Mapping[str, str]:
         """The environment of holdwater, without the keys of model providers: see `core/variables.py`."""
 
 
-class KeptSandbox(WholeSandbox, Protocol):
-    """What rollout needs of a sandbox: to measure it, to keep its work and to put it back."""
+class ManagedSandbox(WholeSandbox, Protocol):
+    """The sandbox that `rollout/` needs: it can be measured, and its work can be saved and restored."""
 
     @property
     def leftovers(self) -> list[str]:
-        """What closing it could not clean."""
+        """Resources that could not be removed when the sandbox was closed."""
 
     @property
     def memory(self) -> int:
-        """Bytes that its processes use now, without the page cache; 0 where that is not known."""
+        """Bytes that its processes use now, without the page cache; 0 if unknown."""
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that its processes have used so far; 0 where that is not known."""
+        """CPU time that its processes have used so far; 0 if unknown."""
 
-    def allow(self, memory: int) -> None:
-        """From now on it may use so many bytes."""
+    def allow_memory(self, memory: int) -> None:
+        """Set the memory limit to so many bytes from now on."""
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes that it used at once; 0 where that is not known."""
+        """The most bytes of memory in use at once; 0 if unknown."""
 
     @property
     def disk(self) -> int:
-        """Bytes that its directory takes, as last measured."""
+        """Bytes that its directory takes, by the last measurement."""
 
     @property
     def peak_disk(self) -> int:
-        """The most bytes that its directory was seen to take."""
+        """The most bytes of its directory over all measurements."""
 
     async def salvage(self, into: Path) -> Salvage | None:
-        """Write what changed since `mark` to the file `into`; None when nothing did."""
+        """Write all changes since `mark` to the file `into`; return None if there are none."""
 
     @property
     def outside(self) -> int:
-        """Paths outside the working directory that changed since `mark`, as the last `salvage` found."""
+        """Number of paths outside the working directory that changed since `mark`, by the last `salvage`."""
 
     async def restore(self, source: Path) -> None:
-        """Put salvaged work back."""
+        """Restore salvaged work."""
 
     async def mark(self) -> None:
-        """Set-up is over: what changes from now on is the agent's work."""
+        """Record the end of set-up: later changes are the agent's work."""
 
     async def clear_outside(self) -> bool:
-        """Make it what it was at `mark`, but for the working directory; False: only `renew` can."""
+        """Restore everything but the working directory to its state at `mark`.
+
+        Return False if only `renew` can do so.
+        """
 
 
 class Model(Protocol):
-    """The agent's way to its model, through the gateway."""
+    """The agent's access to its model, through the gateway."""
 
     @property
     def name(self) -> str: ...
@@ -161,75 +167,33 @@ class Model(Protocol):
     def key(self) -> str: ...
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """One Chat Completions call; the reply's JSON."""
+        """Make one Chat Completions call; return the reply's JSON."""
 
 
-class ExchangeLog(Protocol):
-    """Where the gateway writes: one attempt's segment, and the run's blobs."""
-
-    def append(self, exchange: Exchange) -> None:
-        """Write it so that it survives kill -9."""
-
-    def blob(self, content: bytes) -> str:
-        """Keep `content` once in the run; its hash."""
-
-    def read(self, number: int) -> Exchange:
-        """An exchange that was written, as it stands in the record."""
-
-
-class Recorded(NamedTuple):
-    """A reply that was paid for once."""
-
-    reply: bytes  # JSON
-    usage: Usage
-    version: str = ""  # of the policy that gave it
-    chunks: bytes | None = None  # as in `Exchange`
-    attempt: int = 0  # whose exchange it is
-    number: int = 0  # of the exchange
-
-
-class DriftedCall(NamedTuple):
-    """A call of a replay that differs from the recorded one whose reply it was given."""
-
-    identity: str  # of the call
-    attempt: int  # of the recorded one
-    number: int
-
-
-class Recording(Protocol):
-    """Replies of earlier attempts at the same sample."""
-
-    def take(self, identity: str) -> Recorded | None:
-        """The reply to the same request, each once and in their order."""
-
-    def nearest(self, dialect: str, messages: int) -> Recorded | None:
-        """A reply to a request of as many messages: each once."""
-
-
-class Session(Protocol):
-    """One attempt's place in the gateway."""
+class SessionStatus(Protocol):
+    """The state of one attempt's session in the gateway."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def usage(self) -> Usage: ...
+    def usage(self) -> ModelUsage: ...
 
     @property
     def exchanges(self) -> int:
-        """How many of its calls are in the record."""
+        """Number of recorded calls."""
 
     @property
-    def saved(self) -> Usage:
-        """What was answered from the record and not used again."""
+    def replayed_usage(self) -> ModelUsage:
+        """Usage of replies that came from the record, and cost nothing."""
 
     @property
     def drifted(self) -> int:
-        """Calls of a replay that were answered although they differ from the recorded ones."""
+        """Number of replayed calls that were answered although they differ from the recorded ones."""
 
     @property
     def drifts(self) -> Sequence[DriftedCall]:
-        """The first of them."""
+        """The first of the drifted calls."""
 
     @property
     def waited(self) -> float:
@@ -237,27 +201,28 @@ class Session(Protocol):
 
     @property
     def throttled(self) -> bool:
-        """Whether a call waits for a rate limit now."""
+        """Whether a call is waiting for a rate limit."""
 
     @property
-    def failure(self) -> Failure | None:
-        """Why the last model call of the conversation's main thread failed, if it did."""
+    def failure(self) -> AttemptFailure | None:
+        """The failure of the last model call in the main thread of the conversation, if it failed."""
 
     @property
-    def unanswered(self) -> Failure | None:
-        """Why the last failed call of any thread failed, where no later call succeeded."""
+    def unanswered(self) -> AttemptFailure | None:
+        """The failure of the last failed call of any thread, if no later call succeeded."""
 
 
-Enclose = Callable[[str, AbstractAsyncContextManager[Any]], AbstractAsyncContextManager[Any]]
-"""What each thing that an attempt opens is put into, by its name: faults and traces enter here."""
+ResourceWrapper = Callable[[str, AbstractAsyncContextManager[Any]], AbstractAsyncContextManager[Any]]
+"""Wraps each resource that an attempt opens, by name: the hook for faults and traces."""
 
 Instances = Iterable[Instance] | AsyncIterable[Instance]
 GradeResult = bool | int | float | Grade
-GroupGrades = Sequence[GradeResult | None] | None  # in the order of the members; None: all keep their own
+# In the order of the members; None: all members keep their own grades.
+GroupGrades = Sequence[GradeResult | None] | None
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a suite suggests where the user says nothing."""
+class SuiteDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Defaults of a suite for settings that the user does not give."""
 
     agent: str | None = None
     model: str | None = None
@@ -266,12 +231,12 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str | None = None  # `process` or `docker`
 
 
-class Need(NamedTuple):
-    """A variable that must be set before an instance can be tried."""
+class RequiredVariable(NamedTuple):
+    """An environment variable that must be set before an instance can run."""
 
     instance: str
     variable: str
-    place: str  # where it is asked for
+    place: str  # the location that requires it
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,78 +247,83 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None  # (instance, sandbox, answer)
     setup: Callable[..., Awaitable[None] | None] | None = None  # (instance, sandbox)
     check: Callable[[], None] | None = None  # raises BadInput before anything is started
-    image: Callable[[Instance], str] | None = None  # in the place of an instance's own `start.image`
-    # (instance, sandbox, answer) -> the agent's work as a patch: taken when its time is over, however that
-    # ended, kept as an artifact, and graded in the place of the answer.
+    image: Callable[[Instance], str] | None = None  # overrides an instance's own `start.image`
+    # (instance, sandbox, answer) -> the agent's work as a patch. It is taken when acting is over, however
+    # that ended, kept as an artifact, and graded in place of the answer.
     patch: Callable[..., str | Awaitable[str]] | None = None
-    # (instance, sandbox, answer, n) -> the instance as the agent is given it in its step n, counted from 0;
-    # None: it has acted. `answer` is that of the step before. Steps share the sandbox and the acting limit;
-    # `limits.acting`, `start.network` and `start.health` of a step's instance are for that step.
+    # (instance, sandbox, answer, n) -> the instance that the agent receives in step n, counted from 0; None:
+    # no more steps. `answer` is the answer of the previous step. Steps share the sandbox and the acting
+    # limit; `limits.acting`, `start.network` and `start.health` of a step's instance apply to that step.
     step: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
-    solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's way
-    # (instance, members) -> a grade for each, None where its own stays: scores a group when its last member
-    # has been graded. Members are `GroupMember`s, alive until this returns.
+    # (instance, sandbox): the reference solution, for the oracle.
+    solve: Callable[..., Awaitable[Any] | Any] | None = None
+    # (instance, members) -> a grade for each member, or None to keep its own. It scores a group once its last
+    # member is graded. Members are `GroupMember`s and stay open until it returns.
     group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
-    needs: Callable[[], Iterable[Need]] | None = None  # what its instances ask of the environment
-    hidden: tuple[str, ...] = ()  # paths of this machine that nothing in a sandbox may see
-    # Before grading, everything but the working directory is as set-up left it, and no process of the agent
-    # runs. False: a container is left as it is, because `grade` renews it, or judges what else is in it.
+    # The environment variables that its instances need.
+    needs: Callable[[], Iterable[RequiredVariable]] | None = None
+    hidden: tuple[str, ...] = ()  # paths of this machine that must be invisible in a sandbox
+    # True: before grading, everything but the working directory is restored to its state after set-up, and
+    # the agent's processes are ended. False: a container is left unchanged, because `grade` renews it or
+    # judges its other content.
     fresh: bool = True
     size: int | None = None
-    defaults: Defaults = Defaults()
+    defaults: SuiteDefaults = SuiteDefaults()
     description: str = ""
 
 
-# (instance, sandbox, model) -> answer, plain or async; one with a parameter `attempt` is given a `Parent`.
-Act = Callable[..., Any]
+# (instance, sandbox, model) -> answer, plain or async. A function with a parameter `attempt` receives an
+# `AttemptHandle`.
+AgentFunction = Callable[..., Any]
 
 
-class Born(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child attempt came to."""
+class ChildResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a child attempt."""
 
     answer: Any = None
-    failure: Failure | None = None
-    usage: Usage = NO_USAGE
+    failure: AttemptFailure | None = None
+    usage: ModelUsage = NO_USAGE
 
 
-class Parent(Protocol):
-    """An attempt that can have children. They spend its lease and its budget, and end before it does."""
+class AttemptHandle(Protocol):
+    """An attempt that can have children. Children use its lease and its budget, and end before it does."""
 
-    async def child(
+    async def spawn(
         self,
-        agent: str | Act | Agent,
+        agent: str | AgentFunction | Agent,
         instruction: str | None = None,
         *,
         name: str = "",
         sandbox: bool = True,
         model: bool = True,
         timeout: float | None = None,
-    ) -> Born:
-        """Have `agent` act in this attempt's sandbox and with its model, as far as these are lent.
+    ) -> ChildResult:
+        """Run `agent` with this attempt's sandbox and model, unless `sandbox` or `model` is False.
 
-        Its model calls are in this attempt's record, under its name. What it raises is the result's failure.
+        Its model calls are recorded with this attempt, under its name. An exception of the agent becomes
+        the failure of the result.
         """
 
 
-class GroupMember(Parent, Protocol):
-    """A member of a group that is being scored: everything of it is still there."""
+class GroupMember(AttemptHandle, Protocol):
+    """A member of a group during scoring: its sandbox, model and record are still open."""
 
     @property
     def number(self) -> int:
-        """0, 1, 2, ... among those that are scored."""
+        """0, 1, 2, ... among the scored members."""
 
     @property
     def answer(self) -> Any: ...
 
     @property
     def grade(self) -> Grade | None:
-        """Its own, by the suite's `grade`."""
+        """The member's own grade, by the suite's `grade`."""
 
     @property
-    def failure(self) -> Failure | None: ...
+    def failure(self) -> AttemptFailure | None: ...
 
     @property
-    def usage(self) -> Usage: ...
+    def usage(self) -> ModelUsage: ...
 
     @property
     def sandbox(self) -> GradingSandbox: ...
@@ -362,43 +332,44 @@ class GroupMember(Parent, Protocol):
     def model(self) -> Model: ...
 
     def exchanges(self) -> Iterable[Exchange]:
-        """What is in its record, from disk, one at a time."""
+        """Yield its recorded exchanges from disk, one at a time."""
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What a critic is shown of an attempt that has been graded."""
+class CriticInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The information about a graded attempt that a critic receives."""
 
     answer: Any = None
-    patch: str | None = None  # None: the suite takes none, or it could not be taken
-    failure: Failure | None = None
+    patch: str | None = None  # None: the suite takes no patch, or taking it failed
+    failure: AttemptFailure | None = None
     grade: Grade | None = None
-    usage: Usage = NO_USAGE
+    usage: ModelUsage = NO_USAGE
 
 
-Critique = Callable[[Instance, Tried], bool | Awaitable[bool]]  # is it good enough?
+# Whether the attempt is good enough.
+CriticFunction = Callable[[Instance, CriticInput], bool | Awaitable[bool]]
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """What acts. `limits` lets an agent ask, for example, for more output."""
+    """A named `act` function, and the facts that a run needs before it starts."""
 
     name: str
-    act: Act
+    act: AgentFunction
     uses_model: bool = True
-    needs_model: bool = False  # it is known to call the model: without one no instance can be tried
-    solves: bool = False  # the oracle: a suite that has a `solve` is asked in its place
+    needs_model: bool = False  # it is known to call the model: no instance can run without one
+    solves: bool = False  # the oracle: the suite's `solve`, if there is one, runs in its place
     check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
     description: str = ""
-    paths: tuple[str, ...] = ()  # of this machine, that its sandbox has to show
+    paths: tuple[str, ...] = ()  # paths of this machine that its sandbox has to show
     notes: tuple[str, ...] = ()  # for the user, at the start of a run
 
 
-class Sandboxes(Protocol):
+class SandboxProvider(Protocol):
     """Opens sandboxes of one kind."""
 
     def open(
-        self, attempt: int, limits: Limits, gateway: Path | None, start: Start
-    ) -> AbstractAsyncContextManager[KeptSandbox]:
-        """A sandbox for this attempt; nothing is made before it is used."""
+        self, attempt: int, limits: Limits, gateway: Path | None, start: SandboxSpec
+    ) -> AbstractAsyncContextManager[ManagedSandbox]:
+        """Return a sandbox for this attempt; it is created when the context is entered."""
 
     def gateway_url(self, host_url: str, network: Network | None = None) -> str:
-        """The base URL of the gateway for code in a sandbox that reaches this, or what the run says."""
+        """Return the gateway's base URL for code in a sandbox with this network (None: the run's)."""

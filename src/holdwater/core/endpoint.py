@@ -1,4 +1,4 @@
-"""What the base URL of a model's server may look like: it is kept in files, so that it holds no secret."""
+"""Checks the base URL of a model server. The URL is stored in files, so it must not contain a secret."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from urllib.parse import urlsplit
 
 
 def find_url_problem(url: str) -> str:
-    """What is wrong with a base URL, without a word of the URL itself; empty: nothing."""
+    """Return the problem with a base URL, without quoting the URL; empty: there is none."""
     try:
         found = urlsplit(url)
         usable = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
     except ValueError:
         usable = False
     if not usable or not url.isprintable() or " " in url:
-        return "must be a URL of `http` or `https`"
+        return "must be an `http` or `https` URL"
     if "@" in found.netloc:
-        return "must hold no credentials: they would be kept in the run's files"
+        return "must not contain credentials: they would be stored in the run's files"
     if "?" in url or "#" in url:
-        return "must have neither `?` nor `#`: the path of each request is put behind it"
+        return "must not contain `?` or `#`: request paths are appended to it"
     return ""

@@ -1,7 +1,7 @@
-"""One error tree. Each error says where it happened and whether trying again can help.
+"""The error hierarchy. Each error states its origin and whether a retry can help.
 
-An error that ends an attempt becomes a `Failure` by `as_failure`; an error that ends a command is a
-`HoldwaterError` whose `exit_status` the CLI returns.
+`as_failure` converts an error that ends an attempt to an `AttemptFailure`. An error that ends a command is
+a `HoldwaterError`, whose `exit_status` the CLI returns.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .records import Failure, Phase, Where
+from .records import AttemptFailure, AttemptPhase, FailureOrigin
 from .text import clean_text
 
 LONGEST_KIND = 200  # characters
 
 
 class HoldwaterError(Exception):
-    """Anything that holdwater itself raises. The message is a sentence that a user can act on."""
+    """The base class of all errors that holdwater raises.
+
+    The message is a sentence that a user can act on.
+    """
 
     exit_status = 1
 
@@ -27,7 +30,7 @@ class HoldwaterError(Exception):
 
 
 class BadInput(HoldwaterError):
-    """What the user gave is wrong; the message names the place."""
+    """The user's input is invalid; the message names the location."""
 
     exit_status = 2
 
@@ -37,7 +40,7 @@ class RunLocked(BadInput):
 
 
 class DuplicateInstance(BadInput):
-    """A suite yields the same id twice; `rows` are the new instances that came before the second one."""
+    """A suite yields the same id twice; `rows` are the new instances before the duplicate."""
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -45,11 +48,11 @@ class DuplicateInstance(BadInput):
 
 
 class SuiteFailed(BadInput):
-    """The suite raised, hung or yielded something that is no instance."""
+    """The suite raised, hung or yielded an object that is not an instance."""
 
 
-class Interrupted(HoldwaterError):
-    """The run was asked to stop; it can be resumed."""
+class RunInterrupted(HoldwaterError):
+    """The run was interrupted by a request to stop; it can be resumed."""
 
     exit_status = 3
 
@@ -61,19 +64,19 @@ class RunStopped(HoldwaterError):
 
 
 class LedgerFailed(RunStopped):
-    """The ledger could not be written. Nothing that was acknowledged is lost."""
+    """The ledger could not be written. No acknowledged record is lost."""
 
 
 class DiskFull(LedgerFailed):
-    """There was no room to write it: with room, the same write would succeed."""
+    """The disk was full: the same write succeeds once there is room."""
 
 
 class LedgerCorrupt(RunStopped):
-    """The ledger or a segment is not what was written."""
+    """The content of the ledger or of a segment differs from what was written."""
 
 
-class Refused(HoldwaterError):
-    """Something that a client of a server asked for and does not get; `code` is its `Problem`'s."""
+class RequestRefused(HoldwaterError):
+    """A server refused a client's request; `code` is the code of its `ProblemDetails`."""
 
     def __init__(self, code: str, message: str, hint: str = "", after: float = 0.0) -> None:
         super().__init__(message, hint)
@@ -82,9 +85,9 @@ class Refused(HoldwaterError):
 
 
 class AttemptError(HoldwaterError):
-    """Something that ends an attempt. Subclasses say where."""
+    """An error that ends an attempt. Subclasses define its origin."""
 
-    where = Where.AGENT
+    where = FailureOrigin.AGENT
     kind = "error"
     again = True
 
@@ -98,63 +101,66 @@ class AttemptError(HoldwaterError):
 
 
 class AgentFailed(AttemptError):
-    """The agent raised, exited with a status or gave up. It is graded on what it left."""
+    """The agent raised, exited with a non-zero status or gave up. Its work so far is graded."""
 
 
 class LimitReached(AttemptError):
-    where = Where.LIMIT
+    where = FailureOrigin.LIMIT
     kind = "timeout"
 
 
 class ResourceExhausted(AttemptError):
     """The sandbox was stopped at its memory or disk limit."""
 
-    where = Where.RESOURCE
+    where = FailureOrigin.RESOURCE
     kind = "memory"
 
 
 class ModelFailed(AttemptError):
-    where = Where.MODEL
+    where = FailureOrigin.MODEL
     kind = "upstream"
 
 
 class SandboxFailed(AttemptError):
-    where = Where.SANDBOX
+    where = FailureOrigin.SANDBOX
     kind = "sandbox"
 
 
 class ImageFailed(AttemptError):
-    """An image could not be made, or be had. The message names the image, and what was asked of whom."""
+    """An image could not be built or pulled.
 
-    where = Where.IMAGE
+    The message names the image, the failed request and the registry or daemon.
+    """
+
+    where = FailureOrigin.IMAGE
     kind = "image"
 
 
 class GradeFailed(AttemptError):
-    where = Where.GRADE
+    where = FailureOrigin.GRADE
     kind = "grade"
 
 
-AGENT_MISSING = "agent-missing"  # the kind of failure of an agent whose program is not there
+AGENT_MISSING = "agent-missing"  # failure kind: the agent's program does not exist
 
 
 class RunFailed(AttemptError):
-    """A failure that will hit every instance: a bad key, a missing model, a missing binary, a full disk."""
+    """A failure that affects every instance: a bad key, a missing model, a missing binary, a full disk."""
 
     exit_status = 4
-    where = Where.RUN
+    where = FailureOrigin.RUN
     kind = "run"
     again = False
 
 
 class AttemptOver(HoldwaterError):
-    """A call on a sandbox or a model whose attempt has ended; only late threads ever see it."""
+    """A call on the sandbox or model of an ended attempt; only late threads can cause it."""
 
 
-def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase) -> Failure:
-    """The failure that `error` stands for; a foreign exception counts as an `otherwise`."""
+def as_failure(error: BaseException, otherwise: type[AttemptError], phase: AttemptPhase) -> AttemptFailure:
+    """Convert `error` to a failure; an exception of user code counts as an `otherwise`."""
     if isinstance(error, AttemptError):
-        return Failure(
+        return AttemptFailure(
             where=error.where,
             kind=clean_text(str(error.kind)[:LONGEST_KIND]),
             message=clean_text(str(error.message)),
@@ -164,13 +170,15 @@ def as_failure(error: BaseException, otherwise: type[AttemptError], phase: Phase
             after=_as_seconds(error.after),
         )
     if isinstance(error, MemoryError):
-        message = "there was no more memory for it in its worker"
-        return Failure(where=Where.RESOURCE, kind="memory", message=message, phase=phase)
-    return Failure(where=otherwise.where, kind="exception", message=_told(error), phase=phase)
+        message = "out of memory in the worker"
+        return AttemptFailure(where=FailureOrigin.RESOURCE, kind="memory", message=message, phase=phase)
+    return AttemptFailure(
+        where=otherwise.where, kind="exception", message=_describe_error(error), phase=phase
+    )
 
 
-def first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
-    """The first of the errors that came together."""
+def find_first_error(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
+    """Return the first error of a group, which may be nested."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -178,14 +186,14 @@ def first(group: BaseExceptionGroup[HoldwaterError]) -> HoldwaterError:
     return error
 
 
-def let_go(error: BaseException) -> None:
-    """Part an error that has been dealt with, and what it came from, from the frames that they went through.
+def drop_tracebacks(error: BaseException) -> None:
+    """Remove the tracebacks of a handled error and of all errors that it came from.
 
-    A frame that knows the task which failed, or keeps the error, is held by it in turn: a cycle, in which
-    everything that the frames know would stay until a full collection.
+    A traceback holds its frames. A frame that refers to the failed task, or to the error, forms a cycle
+    with it, and all objects of these frames would stay in memory until a full collection.
     """
     pending: list[BaseException] = [error]
-    seen: set[int] = set()  # bound: the errors that this one came from, and which may go round
+    seen: set[int] = set()  # bound: the errors that this one came from, which may form a cycle
     while pending:
         one = pending.pop()
         if id(one) in seen:
@@ -198,11 +206,11 @@ def let_go(error: BaseException) -> None:
 
 
 def _as_seconds(after: object) -> float:
-    """Errors come from users too: a delay that is no number is none."""
+    """Return the delay, or 0 if it is not a finite number: user code raises these errors too."""
     return float(after) if isinstance(after, int | float) and math.isfinite(after) else 0.0
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return clean_text(f"{type(error).__name__}: {error}"[:2000])
     except Exception:  # boundary: an exception's own `__str__`  # noqa: BLE001

@@ -1,33 +1,34 @@
-"""What the planner is told and what it answers: events in, commands out. `plan.py` says what follows."""
+"""The events that the planner receives and the commands that it returns. `plan.py` connects the two."""
 
 from __future__ import annotations
 
 from .groups import Group, GroupTerms
-from .policy import Result
-from .records import Attempt, Failure, Outcome, Record
+from .policy import VerdictSummary
+from .records import Attempt, AttemptFailure, Outcome, Record
 
 
-class Event(Record, frozen=True, tag=True):
-    """Something that happened, at a time on the scheduler's clock."""
+class PlannerEvent(Record, frozen=True, tag=True):
+    """An event, at a time of the scheduler's clock."""
 
 
-class Membership(Record, frozen=True):
-    """The group that a sample belongs to: of `size`, settled on these terms."""
+class GroupMembership(Record, frozen=True):
+    """The group of a sample: its size and its terms."""
 
     group: int
     size: int
     terms: GroupTerms = GroupTerms()
-    scored: bool = False  # together, before this conductor: some of its members are closed
+    scored: bool = False  # an earlier conductor scored the group together, and some members are closed
 
-    def opened(self, instance: int) -> Group:
-        """The group itself, when its first member is opened."""
+    def open_group(self, instance: int) -> Group:
+        """Create the group, when its first member is opened."""
         return Group(id=self.group, instance=instance, size=self.size, terms=self.terms, scored=self.scored)
 
 
-class Opened(Event, frozen=True):
-    """A sample was written to the ledger and can be tried. The rest is what an earlier conductor left.
+class SampleOpened(PlannerEvent, frozen=True):
+    """A sample was written to the ledger and can be tried.
 
-    `last` is a verdict that nothing had followed on; the counts are those before it.
+    The fields with defaults restore the state that an earlier conductor left. `last` is a verdict that has
+    not been acted on yet; the counts are from before that verdict.
     """
 
     instance: int
@@ -39,125 +40,147 @@ class Opened(Event, frozen=True):
     losses: int = 0
     crashes: int = 0
     first: int = 1  # the round from which `--attempts` counts
-    best: Result | None = None
-    last: Result | None = None
+    best: VerdictSummary | None = None
+    last: VerdictSummary | None = None
     regrades: int | None = None
-    group: Membership | None = None
+    group: GroupMembership | None = None
 
 
-class Exhausted(Event, frozen=True):
+class SuiteExhausted(PlannerEvent, frozen=True):
     """The suite has no more instances."""
 
 
-class Settled(Event, frozen=True):
-    """A verdict was committed."""
+class VerdictCommitted(PlannerEvent, frozen=True):
+    """A verdict was committed to the ledger."""
 
-    result: Result
+    result: VerdictSummary
 
 
-class Withdrawn(Event, frozen=True):
-    """Nobody wants the sample any more: it ends with this failure."""
+class SampleWithdrawn(PlannerEvent, frozen=True):
+    """The sample was withdrawn: it ends with this failure."""
 
     instance: int
     sample: int
-    failure: Failure
+    failure: AttemptFailure
 
 
-class Joined(Event, frozen=True):
+class MemberArrived(PlannerEvent, frozen=True):
     """The attempt has been graded and waits for the rest of its group."""
 
     attempt: int
 
 
-class Preempt(Event, frozen=True):
-    """The governor wants the attempt's resources back."""
+class PreemptRequested(PlannerEvent, frozen=True):
+    """The governor reclaims the attempt's resources."""
 
     attempt: int
 
 
-class Woke(Event, frozen=True):
-    """The time of a `Wake` has come."""
+class TimerFired(PlannerEvent, frozen=True):
+    """The time of a `SetTimer` has come."""
 
 
-class Drain(Event, frozen=True):
-    """Start nothing more."""
+class DrainRequested(PlannerEvent, frozen=True):
+    """Start no more attempts."""
 
 
-class Abort(Event, frozen=True):
-    """Start nothing more and interrupt what runs."""
+class AbortRequested(PlannerEvent, frozen=True):
+    """Start no more attempts and interrupt the running ones."""
 
 
-AnyEvent = Opened | Exhausted | Settled | Withdrawn | Joined | Preempt | Woke | Drain | Abort
+AnyEvent = (
+    SampleOpened
+    | SuiteExhausted
+    | VerdictCommitted
+    | SampleWithdrawn
+    | MemberArrived
+    | PreemptRequested
+    | TimerFired
+    | DrainRequested
+    | AbortRequested
+)
 
 
-class Command(Record, frozen=True, tag=True):
-    """Something that the scheduler has to do."""
+class PlannerCommand(Record, frozen=True, tag=True):
+    """A command that the scheduler has to execute."""
 
 
-class Pull(Command, frozen=True):
-    """Get `count` more samples."""
+class PullSamples(PlannerCommand, frozen=True):
+    """Pull `count` more samples from the suite."""
 
     count: int
 
 
-class Start(Command, frozen=True):
+class StartAttempt(PlannerCommand, frozen=True):
     attempt: Attempt
 
 
-class Interrupt(Command, frozen=True):
+class InterruptAttempt(PlannerCommand, frozen=True):
     """End the attempt with the verdict `interrupted`."""
 
     attempt: int
 
 
-class End(Command, frozen=True):
+class EndAttempt(PlannerCommand, frozen=True):
     """End a running attempt with this failure."""
 
     attempt: int
-    failure: Failure
+    failure: AttemptFailure
 
 
-class Refuse(Command, frozen=True):
-    """Write the attempt and settle it with this failure; it is not started."""
+class RefuseAttempt(PlannerCommand, frozen=True):
+    """Write the attempt to the ledger and settle it with this failure, without starting it."""
 
     attempt: Attempt
-    failure: Failure
+    failure: AttemptFailure
 
 
-class Rally(Command, frozen=True):
-    """Nobody is left to wait for: the group's members that are there are scored, `together` or each alone."""
+class ScoreGroup(PlannerCommand, frozen=True):
+    """Score the arrived members of the group, `together` or each alone: no other member is awaited."""
 
     group: int
     together: bool
 
 
-class Disband(Command, frozen=True):
+class GroupClosed(PlannerCommand, frozen=True):
     """The last member of the group is closed."""
 
     group: int
 
 
-class Replace(Command, frozen=True):
-    """Open another sample for the group, in the place of one that failed for good."""
+class ReplaceMember(PlannerCommand, frozen=True):
+    """Open another sample for the group, in place of one that failed for good."""
 
     group: int
     instance: int
 
 
-class Close(Command, frozen=True):
-    """The sample is done."""
+class CloseSample(PlannerCommand, frozen=True):
+    """Record the outcome of the sample."""
 
     outcome: Outcome
 
 
-class Wake(Command, frozen=True):
-    """Send `Woke` at this time."""
+class SetTimer(PlannerCommand, frozen=True):
+    """Send `TimerFired` at this time."""
 
     at: float
 
 
-class Finish(Command, frozen=True):
-    """There is nothing left to do, or nothing left that may be done."""
+class FinishRun(PlannerCommand, frozen=True):
+    """End the run: no work is left, or none that may be started."""
 
 
-AnyCommand = Pull | Start | Interrupt | End | Refuse | Rally | Replace | Disband | Close | Wake | Finish
+AnyCommand = (
+    PullSamples
+    | StartAttempt
+    | InterruptAttempt
+    | EndAttempt
+    | RefuseAttempt
+    | ScoreGroup
+    | ReplaceMember
+    | GroupClosed
+    | CloseSample
+    | SetTimer
+    | FinishRun
+)

@@ -1,17 +1,17 @@
-"""The failure table as data: for each place, who may try again, whether it is scored, what the exit says.
+"""The failure table as data: for each origin, the retry rule, the scoring rule and the exit status.
 
-`policy.py` decides with it; the table in the docs is printed from it.
+`policy.py` decides by this table; the table in the docs is generated from it.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from .records import Attempt, Failure, Record, Where
+from .records import Attempt, AttemptFailure, FailureOrigin, Record
 
 
-class Again(StrEnum):
-    """Who may ask for another try."""
+class RetryRule(StrEnum):
+    """The setting that allows another try."""
 
     ATTEMPTS = "--attempts"
     RETRIES = "--retries"
@@ -19,8 +19,8 @@ class Again(StrEnum):
     NEVER = "no"
 
 
-class Scored(StrEnum):
-    """What a grade is worth when the attempt failed here."""
+class ScoreRule(StrEnum):
+    """Whether a grade counts if the attempt failed with this origin."""
 
     YES = "yes, on what it left"
     PASS_OR_SPENT = "a pass counts; a zero only when retries are spent"
@@ -28,46 +28,51 @@ class Scored(StrEnum):
     NO = "no"
 
 
-class Rule(Record, frozen=True):
-    again: Again
-    scored: Scored
+class FailureRule(Record, frozen=True):
+    again: RetryRule
+    scored: ScoreRule
     exit_status: int
-    grows: bool = False  # another try gets twice the resources
+    grows: bool = False  # the next try gets twice the resources
 
 
-RULES: dict[Where, Rule] = {
-    Where.AGENT: Rule(again=Again.ATTEMPTS, scored=Scored.YES, exit_status=0),
-    Where.LIMIT: Rule(again=Again.ATTEMPTS, scored=Scored.YES, exit_status=0),
-    Where.RESOURCE: Rule(again=Again.RETRIES, scored=Scored.PASS_OR_SPENT, exit_status=1, grows=True),
-    Where.MODEL: Rule(again=Again.RETRIES, scored=Scored.NO, exit_status=1),
-    Where.IMAGE: Rule(again=Again.RETRIES, scored=Scored.PASS_ONLY, exit_status=1),
-    Where.SANDBOX: Rule(again=Again.RETRIES, scored=Scored.PASS_ONLY, exit_status=1),
-    Where.GRADE: Rule(again=Again.RETRIES, scored=Scored.PASS_ONLY, exit_status=1),
-    Where.WORKER: Rule(again=Again.FREE, scored=Scored.NO, exit_status=1),
-    Where.BUDGET: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=1),
-    Where.INTERRUPTED: Rule(again=Again.FREE, scored=Scored.NO, exit_status=3),
-    Where.CANCELLED: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=0),
-    Where.RUN: Rule(again=Again.NEVER, scored=Scored.NO, exit_status=4),
+RULES: dict[FailureOrigin, FailureRule] = {
+    FailureOrigin.AGENT: FailureRule(again=RetryRule.ATTEMPTS, scored=ScoreRule.YES, exit_status=0),
+    FailureOrigin.LIMIT: FailureRule(again=RetryRule.ATTEMPTS, scored=ScoreRule.YES, exit_status=0),
+    FailureOrigin.RESOURCE: FailureRule(
+        again=RetryRule.RETRIES, scored=ScoreRule.PASS_OR_SPENT, exit_status=1, grows=True
+    ),
+    FailureOrigin.MODEL: FailureRule(again=RetryRule.RETRIES, scored=ScoreRule.NO, exit_status=1),
+    FailureOrigin.IMAGE: FailureRule(again=RetryRule.RETRIES, scored=ScoreRule.PASS_ONLY, exit_status=1),
+    FailureOrigin.SANDBOX: FailureRule(again=RetryRule.RETRIES, scored=ScoreRule.PASS_ONLY, exit_status=1),
+    FailureOrigin.GRADE: FailureRule(again=RetryRule.RETRIES, scored=ScoreRule.PASS_ONLY, exit_status=1),
+    FailureOrigin.WORKER: FailureRule(again=RetryRule.FREE, scored=ScoreRule.NO, exit_status=1),
+    FailureOrigin.BUDGET: FailureRule(again=RetryRule.NEVER, scored=ScoreRule.NO, exit_status=1),
+    FailureOrigin.INTERRUPTED: FailureRule(again=RetryRule.FREE, scored=ScoreRule.NO, exit_status=3),
+    FailureOrigin.CANCELLED: FailureRule(again=RetryRule.NEVER, scored=ScoreRule.NO, exit_status=0),
+    FailureOrigin.RUN: FailureRule(again=RetryRule.NEVER, scored=ScoreRule.NO, exit_status=4),
 }
 
-CRASHED = "crashed"  # took a worker down while alone in it, for the first time
-POISON = "poison"  # did so once more
+CRASHED = "crashed"  # crashed a worker while alone in it, for the first time
+POISON = "poison"  # crashed a worker while alone in it, once more
 DISK = "disk"
 DAEMON = "daemon"
-UNRESTORED = "unrestored"  # kept work cannot be put back
-NOT_SUBMITTED = "not-submitted"  # predictions that leave an instance out
+UNRESTORED = "unrestored"  # kept work cannot be restored
+NOT_SUBMITTED = "not-submitted"  # predictions without an entry for the instance
 
 
-def worker_lost(attempt: Attempt, reason: str, *, own: bool) -> Failure:
-    """The failure of an attempt whose worker died or hung.
+def make_loss_failure(attempt: Attempt, reason: str, *, own: bool) -> AttemptFailure:
+    """Return the failure of an attempt whose worker died or hung.
 
-    `own`: by the worker's own doing, not by a kill from outside. Poison needs that twice, alone in a worker.
+    `own`: the worker caused its own end, so it was not killed from outside. A sample is poison after two
+    such ends while it was alone in its worker.
     """
     if not (own and attempt.alone):
-        return Failure(where=Where.WORKER, kind="lost", message=f"its worker was lost: {reason}")
+        return AttemptFailure(
+            where=FailureOrigin.WORKER, kind="lost", message=f"its worker was lost: {reason}"
+        )
     again = attempt.crashes == 0
-    return Failure(
-        where=Where.WORKER,
+    return AttemptFailure(
+        where=FailureOrigin.WORKER,
         kind=CRASHED if again else POISON,
         message=f"took its worker down while alone in it: {reason}",
         hint="the agent crashes the process that hosts it; see the worker's log in the run's `logs/`",
@@ -75,15 +80,15 @@ def worker_lost(attempt: Attempt, reason: str, *, own: bool) -> Failure:
     )
 
 
-def interrupted(reason: str) -> Failure:
-    return Failure(where=Where.INTERRUPTED, kind="interrupted", message=reason)
+def make_interrupt_failure(reason: str) -> AttemptFailure:
+    return AttemptFailure(where=FailureOrigin.INTERRUPTED, kind="interrupted", message=reason)
 
 
-def disk_full() -> Failure:
-    """The failure of an attempt that the run's own disk was too full for: nobody's fault."""
-    return Failure(where=Where.INTERRUPTED, kind=DISK, message="the run's disk was full")
+def make_disk_failure() -> AttemptFailure:
+    """Return the failure of an attempt for which the run's disk was too full: the attempt is not at fault."""
+    return AttemptFailure(where=FailureOrigin.INTERRUPTED, kind=DISK, message="the run's disk was full")
 
 
-def daemon_died() -> Failure:
-    """The failure of an attempt whose containers' daemon died while it lived: nobody's fault."""
-    return Failure(where=Where.INTERRUPTED, kind=DAEMON, message="the docker daemon died")
+def make_daemon_failure() -> AttemptFailure:
+    """Return the failure of an attempt whose docker daemon died: the attempt is not at fault."""
+    return AttemptFailure(where=FailureOrigin.INTERRUPTED, kind=DAEMON, message="the docker daemon died")

@@ -1,7 +1,7 @@
-"""Groups: attempts of one instance that are scored together, and what is decided about them.
+"""Groups: attempts of one instance that are scored together, and the decisions about them.
 
-Pure. The planner keeps a `Group` for each that is open; the worker that hosts its members is in
-`rollout/group.py`, what clients ask for in `serving.py`.
+Pure. The planner keeps a `Group` for each open one. `rollout/group.py` is the worker's side of a group,
+`serving_protocol.py` has the client's request.
 """
 
 from __future__ import annotations
@@ -10,148 +10,152 @@ from enum import StrEnum
 
 import msgspec
 
-from .records import Failure, Record, Where
+from .records import AttemptFailure, FailureOrigin, Record
 
-STRAGGLER = "straggler"  # the kind of a failure
-CLIENT_GONE = "client"  # the same: of a rollout whose client did not come back
+STRAGGLER = "straggler"  # a failure kind: cut because most of its group was done
+CLIENT_GONE = "client"  # a failure kind: the client of the rollout did not reconnect
 
 
 class GroupTerms(Record, frozen=True):
-    """How a group is settled."""
+    """The rules for completing a group."""
 
-    replace: int = 0  # members that fail for good are replaced, so many in all
-    least: int = 1  # with fewer members that can be scored the group is not scored together
-    quorum: int | None = None  # when so many members have acted and been graded ...
-    patience: float = 0.0  # ... the others get so many seconds more, and are cut then
+    replace: int = 0  # how many members that fail for good are replaced, in total
+    least: int = 1  # the group is not scored together with fewer members than this
+    quorum: int | None = None  # when so many members have been graded ...
+    patience: float = 0.0  # ... the others have this many seconds before they are cut
 
 
-class Standing(StrEnum):
-    """Where a member is."""
+class MemberState(StrEnum):
+    """The state of a member."""
 
-    WAITING = "waiting"  # for a start, or for another try
+    WAITING = "waiting"  # for its start, or for a retry
     RUNNING = "running"
-    ARRIVED = "arrived"  # graded, alive, waiting for the others
-    SCORED = "scored"  # its worker was told to: its verdict follows
+    ARRIVED = "arrived"  # graded, still open, waiting for the other members
+    SCORED = "scored"  # its worker has received the command to score it: its verdict follows
     CLOSED = "closed"
 
 
-THERE = (Standing.ARRIVED, Standing.SCORED)
+ARRIVED_STATES = (MemberState.ARRIVED, MemberState.SCORED)
 
 
 class Group(msgspec.Struct):
     """An open group. It keeps its slots from its start until its last member is closed."""
 
-    id: int  # of its order
+    id: int  # id of its order
     instance: int
     size: int
     terms: GroupTerms
-    members: dict[int, Standing] = {}  # by sample; bound: size and what is replaced
+    members: dict[int, MemberState] = {}  # by sample; bound: size plus replacements
     replaced: int = 0
-    coming: int = 0  # replacements that have been asked for and not opened
+    pending_replacements: int = 0  # replacements that are requested and not opened yet
     queued: bool = False
     started: bool = False
-    scored: bool = False  # together, and some of those are closed: nobody can be compared with them any more
+    # Scored together, and some members are closed: no later member can be compared with them.
+    scored: bool = False
     cut_at: float | None = None
     was_cut: bool = False
 
-    def enlist(self, sample: int) -> None:
-        """A member was opened, at first or in the place of another."""
-        self.members[sample] = Standing.WAITING
-        self.coming = max(0, self.coming - 1)
+    def add_member(self, sample: int) -> None:
+        """Add a newly opened member: an original one or a replacement."""
+        self.members[sample] = MemberState.WAITING
+        self.pending_replacements = max(0, self.pending_replacements - 1)
 
-    def dismiss(self, sample: int) -> bool:
-        """A member is not wanted before the group has begun; whether others are left."""
+    def remove_member(self, sample: int) -> bool:
+        """Remove a withdrawn member before the group has started; return whether members are left."""
         del self.members[sample]
         self.size -= 1
         return self.size > 0
 
-    def wait(self, sample: int) -> None:
-        """A member is to be tried again. With one that others had waited for, their quorum is gone."""
-        if self.members[sample] in THERE:
+    def mark_waiting(self, sample: int) -> None:
+        """Mark a member for another try. If the member had arrived, the quorum no longer counts."""
+        if self.members[sample] in ARRIVED_STATES:
             self.cut_at, self.was_cut = None, False
-        self.members[sample] = Standing.WAITING
+        self.members[sample] = MemberState.WAITING
 
     def gives_up(self, sample: int) -> bool:
         """Whether a member is a straggler that is not tried again."""
-        return self.was_cut and self.members[sample] not in THERE
+        return self.was_cut and self.members[sample] not in ARRIVED_STATES
 
     def close(self, sample: int, *, together: bool) -> None:
-        """A member is over; `together`: by the scoring of its group."""
-        self.members[sample] = Standing.CLOSED
+        """Close a member; `together`: its verdict comes from scoring the group."""
+        self.members[sample] = MemberState.CLOSED
         self.scored = self.scored or together
 
-    def rally(self) -> bool:
-        """Those that are there are scored; whether together."""
+    def start_scoring(self) -> bool:
+        """Mark the arrived members as being scored; return whether they are scored together."""
         together = self.arrived >= self.terms.least and not self.scored
         for sample, standing in self.members.items():
-            if standing is Standing.ARRIVED:
-                self.members[sample] = Standing.SCORED
+            if standing is MemberState.ARRIVED:
+                self.members[sample] = MemberState.SCORED
         return together
 
     @property
-    def places(self) -> int:
-        """Slots that it needs."""
-        return sum(1 for standing in self.members.values() if standing is not Standing.CLOSED) + self.coming
+    def needed_slots(self) -> int:
+        """Slots for the open members and the pending replacements."""
+        return (
+            sum(1 for standing in self.members.values() if standing is not MemberState.CLOSED)
+            + self.pending_replacements
+        )
 
     @property
-    def absent(self) -> int:
-        """Slots that are kept for it, and empty."""
-        return self._count(Standing.WAITING) + self.coming
+    def reserved_slots(self) -> int:
+        """Empty slots that are reserved for members."""
+        return self._count(MemberState.WAITING) + self.pending_replacements
 
     @property
     def reaches_quorum(self) -> bool:
-        """Whether the time of those that are still at it begins now."""
+        """Whether the quorum is reached now, so that the deadline of the remaining members starts."""
         quorum = self.terms.quorum
-        return quorum is not None and self.cut_at is None and quorum <= self.arrived < self.places
+        return quorum is not None and self.cut_at is None and quorum <= self.arrived < self.needed_slots
 
     @property
     def complete(self) -> bool:
-        """Whether all that it will be has been opened."""
+        """Whether all members have been opened."""
         return len(self.members) >= self.size
 
     @property
     def over(self) -> bool:
-        return self.started and not self.coming and self._all(Standing.CLOSED)
+        return self.started and not self.pending_replacements and self._all(MemberState.CLOSED)
 
     @property
     def due(self) -> bool:
-        """Whether nobody is left to wait for: neither who acts nor who is still being scored."""
-        ready = self.started and not self.coming and self.arrived > 0
-        return ready and self._all(Standing.ARRIVED, Standing.CLOSED)
+        """Whether the arrived members can be scored: no member is running, waiting or being scored."""
+        ready = self.started and not self.pending_replacements and self.arrived > 0
+        return ready and self._all(MemberState.ARRIVED, MemberState.CLOSED)
 
     @property
     def arrived(self) -> int:
-        return self._count(Standing.ARRIVED)
+        return self._count(MemberState.ARRIVED)
 
     def take_replacement(self) -> bool:
-        """Whether a member that failed for good is to be replaced."""
-        if self.replaced >= self.terms.replace or self.scored or self._count(Standing.SCORED):
+        """Claim a replacement for a member that failed for good; return whether one is available."""
+        if self.replaced >= self.terms.replace or self.scored or self._count(MemberState.SCORED):
             return False
         self.replaced += 1
-        self.coming += 1
+        self.pending_replacements += 1
         return True
 
-    def _count(self, standing: Standing) -> int:
+    def _count(self, standing: MemberState) -> int:
         return sum(1 for one in self.members.values() if one is standing)
 
-    def _all(self, *standings: Standing) -> bool:
+    def _all(self, *standings: MemberState) -> bool:
         return all(standing in standings for standing in self.members.values())
 
 
-def straggled(terms: GroupTerms) -> Failure:
-    """How a member is cut: it is graded on what it left."""
-    return Failure(
-        where=Where.LIMIT,
+def make_straggler_failure(terms: GroupTerms) -> AttemptFailure:
+    """Return the failure of a running member that is cut: its work so far is graded."""
+    return AttemptFailure(
+        where=FailureOrigin.LIMIT,
         kind=STRAGGLER,
-        message=f"cut: {terms.quorum} members of its group had been done for {terms.patience:g} s",
+        message=f"cut: {terms.quorum} members of its group finished {terms.patience:g} s before",
     )
 
 
-def cut(terms: GroupTerms) -> Failure:
-    """How a member is cut that waits for another try: there is nothing to grade."""
-    return cancelled(STRAGGLER, straggled(terms).message)
+def make_cut_failure(terms: GroupTerms) -> AttemptFailure:
+    """Return the failure of a member that is cut while it waits for a retry: it has no work to grade."""
+    return make_cancel_failure(STRAGGLER, make_straggler_failure(terms).message)
 
 
-def cancelled(kind: str, message: str) -> Failure:
-    """How a rollout ends that nobody wants any more."""
-    return Failure(where=Where.CANCELLED, kind=kind, message=message, again=False)
+def make_cancel_failure(kind: str, message: str) -> AttemptFailure:
+    """Return the failure of a cancelled rollout."""
+    return AttemptFailure(where=FailureOrigin.CANCELLED, kind=kind, message=message, again=False)

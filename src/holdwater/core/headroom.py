@@ -1,14 +1,14 @@
-"""How much of a disk is kept free for what runs already. Pure."""
+"""The part of a disk that is kept free for attempts that are running. Pure."""
 
 from __future__ import annotations
 
 from .records import MiB
 
-MOST = 128 * MiB
-LEAST = 2 * MiB
-PART = 50  # of a small disk or budget, the part that is
+MOST_HEADROOM = 128 * MiB
+LEAST_HEADROOM = 2 * MiB
+HEADROOM_PART = 50  # a small disk or budget keeps one part in this many free
 
 
-def headroom(total: int) -> int:
-    """Bytes of a disk of `total` bytes."""
-    return min(MOST, max(LEAST, total // PART))
+def compute_headroom(total: int) -> int:
+    """Return the bytes to keep free on a disk of `total` bytes."""
+    return min(MOST_HEADROOM, max(LEAST_HEADROOM, total // HEADROOM_PART))

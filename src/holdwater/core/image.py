@@ -1,6 +1,6 @@
-"""The records of images: what is asked for, what it is made of, what became of it.
+"""Records of image builds: the requested image, its ingredients, the published result.
 
-Pure. A recipe is read in `image/recipe.py`, an image made by an `Engine`; its build is an attempt of a run.
+Pure. `image/recipe.py` reads a recipe and an `ImageEngine` makes an image. A build is an attempt of a run.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 
 from .records import GiB, Record
 
-KEY_LABEL = "io.holdwater.key"  # what an image was made of, as `key_of` says
+KEY_LABEL = "io.holdwater.key"  # identifies the content of an image: see `compute_image_key`
 BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
 
 
 class EngineKind(StrEnum):
-    """How images are made."""
+    """How images are made: by assembling them in the registry, or by a docker build."""
 
-    AUTO = "auto"  # in the registry where the recipe allows it
+    AUTO = "auto"  # the registry if the recipe allows it, otherwise docker
     REGISTRY = "registry"
     DOCKER = "docker"
 
 
-class Platform(Record, frozen=True):
-    """What an image runs on."""
+class ImagePlatform(Record, frozen=True):
+    """The operating system and architecture that an image runs on."""
 
     os: str = "linux"
     architecture: str = "amd64"
@@ -38,109 +38,109 @@ class Platform(Record, frozen=True):
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
 
-class Edits(Record, frozen=True):
-    """What an image's configuration gets on top of its base's; None and empty leave the base's own."""
+class ConfigEdits(Record, frozen=True):
+    """Changes to the configuration of the base image; None and empty values keep the base's own."""
 
     env: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | None = None
     workdir: str | None = None
-    entrypoint: tuple[str, ...] | None = None  # as in a Dockerfile, it takes the base's `cmd` away
+    entrypoint: tuple[str, ...] | None = None  # as in a Dockerfile, it clears the base's `cmd`
     cmd: tuple[str, ...] | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Steps(Record, frozen=True):
-    """Dockerfile lines that no registry can carry out: they need a real build."""
+class BuildSteps(Record, frozen=True):
+    """Dockerfile lines that a registry cannot execute: they need a real build."""
 
-    before: tuple[str, ...] = ()  # on the base, before the agent is there
-    after: tuple[str, ...] = ()  # with the agent there
+    before: tuple[str, ...] = ()  # run on the base, before the agent is added
+    after: tuple[str, ...] = ()  # run after the agent is added
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
 
 
-class Layer(Record, frozen=True):
-    """Files that are put on top of a base: a gzipped tar on this machine."""
+class ImageLayer(Record, frozen=True):
+    """Files to put on top of a base: a gzipped tar on this machine."""
 
     digest: str  # `sha256:...` of the file
-    diff_id: str  # the same of what is in it, unpacked
+    diff_id: str  # `sha256:...` of the unpacked tar
     size: int  # bytes of the file
-    unpacked: int  # bytes of the tar in it
+    unpacked: int  # bytes of the unpacked tar
     path: str
 
 
-class Blueprint(Record, frozen=True):
-    """What all images of a build have in common."""
+class ImageBlueprint(Record, frozen=True):
+    """The content that all images of a build share: layers, configuration and steps."""
 
-    layers: tuple[Layer, ...] = ()
-    edits: Edits = Edits()
-    steps: Steps = Steps()
-    platforms: tuple[Platform, ...] = (Platform(),)  # more than one: an index is written
+    layers: tuple[ImageLayer, ...] = ()
+    edits: ConfigEdits = ConfigEdits()
+    steps: BuildSteps = BuildSteps()
+    platforms: tuple[ImagePlatform, ...] = (ImagePlatform(),)  # with more than one, an index is written
 
 
-class Image(Record, frozen=True):
-    """One image that is asked for."""
+class ImageTarget(Record, frozen=True):
+    """One image to make."""
 
-    name: str  # of the instance in the ledger
+    name: str  # the instance's name in the ledger
     base: str  # a reference: `debian:12`, `ghcr.io/a/b@sha256:...`
-    repository: str  # where it goes: `localhost:5000/agents`
-    aliases: tuple[str, ...] = ()  # friendly tags beside the one that follows from its content
+    repository: str  # the destination: `localhost:5000/agents`
+    aliases: tuple[str, ...] = ()  # readable tags beside the tag that is derived from the content
 
 
-class How(StrEnum):
-    """What became of an image that did not fail."""
+class ImageOutcome(StrEnum):
+    """The result of an image that did not fail: made now, or present already."""
 
     MADE = "made"
     PRESENT = "present"
 
 
-class Made(Record, frozen=True):
-    """An image as it is in the registry now."""
+class PublishedImage(Record, frozen=True):
+    """An image in its registry, after the build."""
 
     name: str
-    how: How
+    how: ImageOutcome
     base: str
     base_digest: str
     reference: str  # `localhost:5000/agents:<key>`
     digest: str
     engine: EngineKind
     aliases: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()  # digests of what was put on top, where they are known
+    layers: tuple[str, ...] = ()  # digests of the layers added to the base, where they are known
     uploaded: int = 0  # bytes
     downloaded: int = 0
-    mounted: int = 0  # blobs that were taken over inside the registry
+    mounted: int = 0  # blobs that were mounted from another repository of the registry
     seconds: float = 0.0
-    replaced: str = ""  # the digest of something else that had the tag before
+    replaced: str = ""  # the digest of a different image that had the tag before
 
 
-class Foreseen(Record, frozen=True):
-    """What a build would do for an image. Sizes are of what is not there yet, as far as can be told."""
+class ImageForecast(Record, frozen=True):
+    """The work that a build would do for an image. Sizes estimate the content that is still missing."""
 
     name: str
     base: str
     base_digest: str
     reference: str
-    how: How
+    how: ImageOutcome
     upload: int = 0  # bytes
     download: int = 0
-    disk: int = 0  # bytes on the daemon's disk while it is made
+    disk: int = 0  # bytes on the daemon's disk during the build
     replaces: str = ""
 
 
-class Unforeseen(Record, frozen=True):
-    """An image of which it cannot be told what would be done."""
+class FailedForecast(Record, frozen=True):
+    """An image without a forecast, and the reason."""
 
     name: str
     base: str
     failure: str
 
 
-class Plan(Record, frozen=True):
-    """What `images plan --json` prints."""
+class ImagesPlan(Record, frozen=True):
+    """The output of `images plan --json`."""
 
     recipe: str
     engine: str
-    why: str  # that engine
+    why: str  # why this engine was chosen
     layers: tuple[str, ...]  # digests
     layer_bytes: int
     total: int
@@ -149,92 +149,95 @@ class Plan(Record, frozen=True):
     unknown: int
     upload: int
     download: int
-    disk: int  # the most that one image needs on the daemon's disk
-    disk_free: int  # what the daemon has; 0: it is not asked
-    images: list[Foreseen | Unforeseen]
+    disk: int  # the largest need of a single image on the daemon's disk
+    disk_free: int  # free bytes on the daemon's disk; 0: not queried
+    images: list[ImageForecast | FailedForecast]
 
 
 class ImagesAudit(Record, frozen=True):
-    """Whether every image of a build is in its registry, as it was recorded."""
+    """The result of checking that every image of a build is in its registry, as recorded."""
 
     planned: int
     settled: int
     checked: int
-    failed: int  # images that the build itself says it could not make
+    failed: int  # images that the build recorded as failed
     problems: tuple[str, ...]
     ok: bool
 
 
-class Progress(Protocol):
-    """What an engine tells of an image while it makes it."""
+class BuildProgress(Protocol):
+    """Receives progress from an engine while it makes an image."""
 
     def phase(self, name: str) -> None:
-        """A short word: `base`, `layers`, `assembly`, `push`."""
+        """Report the current phase in one word: `base`, `layers`, `assembly`, `push`."""
 
     def disk(self, bytes_: int) -> None:
-        """Bytes that this image takes on the daemon's disk by now."""
+        """Report the bytes that this image takes on the daemon's disk now."""
 
 
-class Engine(Protocol):
-    """Makes images; opened and closed with `async with`. What goes wrong with one is an `ImageFailed`."""
+class ImageEngine(Protocol):
+    """Makes images; opened and closed with `async with`. A failure of one image is an `ImageFailed`."""
 
-    async def foresee(self, image: Image) -> Foreseen:
-        """What would be done, without doing it."""
+    async def foresee(self, image: ImageTarget) -> ImageForecast:
+        """Return the work that `make` would do, without doing it."""
 
-    async def make(self, image: Image, log: Path, progress: Progress) -> Made:
-        """Make it, unless it is there already. `log` takes what a build prints."""
+    async def make(self, image: ImageTarget, log: Path, progress: BuildProgress) -> PublishedImage:
+        """Make the image unless it is present already. `log` receives the output of a build."""
 
 
 Note = Callable[[str, str], None]  # (kind, message): a counted event of the run, for example `cleanup.failed`
 
 
-class Registry(Record, frozen=True):
-    """How one registry is spoken to."""
+class RegistryOptions(Record, frozen=True):
+    """Connection settings of one registry."""
 
-    insecure: bool = False  # plain HTTP; for loopback addresses it is tried anyway
+    insecure: bool = False  # plain HTTP; loopback addresses are tried with it in any case
     requests_a_minute: float | None = None
 
 
 class AgentSource(Record, frozen=True):
-    """Where the agent's files come from: exactly one of the first four."""
+    """The source of the agent's files: exactly one of the first four fields."""
 
-    source: str | None = None  # a Python project's directory: made self-contained
-    package: str | None = None  # a requirement, for example `mini-swe-agent==2.4.6`: the same
-    directory: str | None = None  # taken as it is
-    image: str | None = None  # `reference:/path`: a path of an existing image
-    prefix: str = "/opt/agent"  # where it lies in the image
+    source: str | None = None  # the directory of a Python project, which is made self-contained
+    package: str | None = None  # a requirement such as `mini-swe-agent==2.4.6`, which is made self-contained
+    directory: str | None = None  # a directory that is copied unchanged
+    image: str | None = None  # `reference:/path`: a path in an existing image
+    prefix: str = "/opt/agent"  # the agent's directory in the image
 
 
-class Recipe(Record, frozen=True):
-    """An `images.toml`, read and checked; paths are absolute."""
+class ImageRecipe(Record, frozen=True):
+    """A parsed and validated `images.toml`; paths are absolute."""
 
     path: str
     repository: str
     bases: tuple[tuple[str, str], ...] = ()  # (name, reference)
-    suite: str | None = None  # its instances name the bases
-    template: str | None = None  # `ghcr.io/o/{id}:latest`; None: the suite's own naming
+    suite: str | None = None  # a suite whose instances name the bases
+    template: str | None = None  # `ghcr.io/o/{id}:latest`; None: the suite's own image names
     agent: AgentSource | None = None
-    edits: Edits = Edits()
-    steps: Steps = Steps()
-    platforms: tuple[Platform, ...] = (Platform(),)
+    edits: ConfigEdits = ConfigEdits()
+    steps: BuildSteps = BuildSteps()
+    platforms: tuple[ImagePlatform, ...] = (ImagePlatform(),)
     engine: EngineKind = EngineKind.AUTO
-    alias: str | None = None  # a template of a friendly tag: `{id}`
+    alias: str | None = None  # the template of a readable tag: `{id}`
     concurrency: int = 16
-    disk: int | None = None  # bytes that the daemon may take beyond what is there; what is free otherwise
-    cache: int = 1 * GiB  # bytes of build cache and shared layers that stay warm on the daemon
-    network: str = ""  # of a real build's steps: `host`, `none`; empty: the daemon's own
-    registries: dict[str, Registry] = msgspec.field(default_factory=dict)
+    disk: int | None = None  # bytes that the daemon may use beyond those in use already; None: all free space
+    cache: int = 1 * GiB  # bytes of build cache and shared layers that stay on the daemon
+    network: str = ""  # network of the steps of a real build: `host`, `none`; empty: the daemon's default
+    registries: dict[str, RegistryOptions] = msgspec.field(default_factory=dict)
 
     @property
-    def chosen(self) -> EngineKind:
-        """The engine: a registry cannot carry out steps."""
+    def chosen_engine(self) -> EngineKind:
+        """The engine to use. `auto` selects docker if there are steps, which a registry cannot execute."""
         if self.engine is not EngineKind.AUTO:
             return self.engine
         return EngineKind.DOCKER if self.steps else EngineKind.REGISTRY
 
 
-def key_of(base_digest: str, blueprint: Blueprint) -> str:
-    """The tag that follows from content alone: the same for both engines, another when anything differs."""
+def compute_image_key(base_digest: str, blueprint: ImageBlueprint) -> str:
+    """Return a tag derived from content alone.
+
+    Both engines produce the same tag for the same content, and a different tag when anything differs.
+    """
     content = msgspec.json.encode(
         [
             base_digest,
@@ -248,10 +251,10 @@ def key_of(base_digest: str, blueprint: Blueprint) -> str:
     return sha256(content).hexdigest()[:40]
 
 
-def labels_of(base_digest: str, blueprint: Blueprint) -> dict[str, str]:
-    """The labels of an image: the recipe's, and what it was made of."""
+def make_labels(base_digest: str, blueprint: ImageBlueprint) -> dict[str, str]:
+    """Return the labels of an image: those of the recipe, its content key and its base digest."""
     return {
         **blueprint.edits.labels,
-        KEY_LABEL: key_of(base_digest, blueprint),
+        KEY_LABEL: compute_image_key(base_digest, blueprint),
         BASE_DIGEST_LABEL: base_digest,
     }

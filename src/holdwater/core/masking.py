@@ -1,6 +1,6 @@
-"""The keys of attempts, hidden in everything that is stored: logs, records, answers, artifacts.
+"""Masks the keys of attempts in everything that is stored: logs, records, answers, artifacts. Pure.
 
-A key is replaced by a text of the same length, so that lengths and offsets around it stay true. Pure.
+A mask has the same length as its key, so that lengths and offsets around it stay valid.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 KEY_PREFIX = "sk-hw-"
 KEY_LENGTH = 43  # characters after the prefix
-TEXT_SAMPLE = 8192  # bytes of a file that say whether it is text
+TEXT_SAMPLE = 8192  # leading bytes that decide whether a file is text
 
 _PREFIX = KEY_PREFIX.encode()
 _KEY = re.compile(rb"%s[A-Za-z0-9_-]{%d}" % (_PREFIX, KEY_LENGTH))
@@ -19,56 +19,56 @@ _BEGUN = re.compile(rb"(?:s|sk|sk-|sk-h|sk-hw|sk-hw-[A-Za-z0-9_-]{0,%d})\Z" % (K
 
 
 def mask_bytes(content: bytes) -> bytes:
-    """`content` with a mask of the same length in the place of each key."""
+    """Return `content` with each key replaced by a mask of the same length."""
     return _KEY.sub(_MASK, content) if _PREFIX in content else content
 
 
 def mask_text(text: str) -> str:
-    """The same for text."""
+    """Return `text` with each key replaced by a mask of the same length."""
     if KEY_PREFIX not in text:
         return text
     return mask_bytes(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
 
 def unmask_bytes(content: bytes, key: str) -> bytes:
-    """`content` with `key` in the place of each mask."""
+    """Return `content` with each mask replaced by `key`."""
     return content.replace(_MASK, key.encode())
 
 
 class KeyMask:
-    """Hides keys in a stream of bytes, also one that comes in pieces."""
+    """Masks keys in a stream of bytes, also keys that are split over several pieces."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """What can be passed on; the beginning of a key is held until its end is there."""
+        """Return the bytes that can be passed on; a possible beginning of a key is held back."""
         content = mask_bytes(self._held + piece)
         begun = _BEGUN.search(content, max(0, len(content) - len(_PREFIX) - KEY_LENGTH))
         cut = begun.start() if begun is not None else len(content)
         self._held = content[cut:]
         return content[:cut]
 
-    def rest(self) -> bytes:
-        """What is held at the end."""
+    def flush(self) -> bytes:
+        """Return the bytes that are still held back, at the end of the stream."""
         held, self._held = self._held, b""
         return held
 
 
-class Readable(Protocol):
-    """A file that is read from its beginning to its end."""
+class ReadableFile(Protocol):
+    """A file that is read from beginning to end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class MaskedFile:
-    """A file of `size` bytes without keys, if it is text; as many bytes come as are asked for."""
+    """A file of `size` bytes, with keys masked if it is text; `read` returns as many bytes as requested."""
 
-    def __init__(self, file: Readable, size: int) -> None:
+    def __init__(self, file: ReadableFile, size: int) -> None:
         self._file = file
         self._left = size
         self._held = b""
-        self._is_text: bool | None = None  # None: nothing was read yet
+        self._is_text: bool | None = None  # None: not known before the first read
 
     def read(self, size: int = -1) -> bytes:
         ahead = (self._left if size < 0 else size) + len(_PREFIX) + KEY_LENGTH

@@ -1,60 +1,61 @@
-"""The planner: events in, commands out. It decides what runs next and when a sample is closed.
+"""The planner: events in, commands out. It decides which attempt starts next and when a sample is closed.
 
-Pure and O(open samples): nothing here waits, reads a clock or holds a finished instance. It can be rebuilt
-from its own bounded log (`Plan.replayed`). `policy.py` says what follows from a verdict; `run/scheduler.py`
-carries the commands out.
+Pure and O(open samples): it never waits, reads no clock and holds no finished instance. It can be rebuilt
+from its own bounded log (`RunPlanner.rebuild`). `policy.py` decides what follows from a verdict;
+`run/conductor/scheduler.py` executes the commands.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
 import msgspec
 
 from .events import (
-    Abort,
+    AbortRequested,
     AnyCommand,
     AnyEvent,
-    Close,
-    Disband,
-    Drain,
-    End,
-    Exhausted,
-    Finish,
-    Interrupt,
-    Joined,
-    Opened,
-    Preempt,
-    Pull,
-    Rally,
-    Refuse,
-    Replace,
-    Settled,
-    Start,
-    Wake,
-    Withdrawn,
-    Woke,
+    CloseSample,
+    DrainRequested,
+    EndAttempt,
+    FinishRun,
+    GroupClosed,
+    InterruptAttempt,
+    MemberArrived,
+    PreemptRequested,
+    PullSamples,
+    RefuseAttempt,
+    ReplaceMember,
+    SampleOpened,
+    SampleWithdrawn,
+    ScoreGroup,
+    SetTimer,
+    StartAttempt,
+    SuiteExhausted,
+    TimerFired,
+    VerdictCommitted,
 )
 from .failures import CRASHED, DAEMON, DISK, POISON
-from .groups import THERE, Group, Standing, cut, straggled
-from .policy import Next, Policy, Result, Spent, decide, rank
-from .records import Attempt, Failure, Outcome, Where
-from .state import CUT, WHOLE, Key, Sample, State, outcome_of
+from .groups import ARRIVED_STATES, Group, MemberState, make_cut_failure, make_straggler_failure
+from .planner_state import STRAGGLER_CUT, WHOLE_GROUP, PlannerState, QueueKey, Sample, make_outcome
+from .policy import NextTry, PlannerPolicy, TryCounts, VerdictSummary, decide, rank
+from .records import Attempt, AttemptFailure, FailureOrigin, Outcome
+from .sample_queues import SampleQueues
 
 LOG_BOUND = 4096
-EARLY = 0.05  # seconds before its time that a timer may fire; earlier, it belongs to another `Wake`
+# Seconds by which a timer may fire early; a timer that fires earlier belongs to another `SetTimer`.
+TIMER_TOLERANCE = 0.05
 
 
-class Plan:
-    """One run's planner."""
+class RunPlanner:
+    """The planner of one run."""
 
-    def __init__(self, policy: Policy, next_attempt: int = 1) -> None:
-        self._restore(State(policy=policy, next_attempt=next_attempt))
+    def __init__(self, policy: PlannerPolicy, next_attempt: int = 1) -> None:
+        self._restore(PlannerState(policy=policy, next_attempt=next_attempt))
         self._checkpoint = self._snapshot()
 
     def handle(self, event: AnyEvent, at: float) -> list[AnyCommand]:
-        """Take in one event; the commands that follow from it, in order."""
+        """Process one event; return the resulting commands in order."""
         if len(self._log) >= LOG_BOUND:
             self._checkpoint = self._snapshot()
             self._log.clear()
@@ -63,10 +64,10 @@ class Plan:
         self._advance(at, commands)
         return commands
 
-    def replayed(self) -> Plan:
-        """The same planner, rebuilt from its last checkpoint and the events since."""
-        twin = Plan.__new__(Plan)
-        twin._restore(msgspec.msgpack.decode(self._checkpoint, type=State))
+    def rebuild(self) -> RunPlanner:
+        """Return an equal planner, rebuilt from the last checkpoint and the events since."""
+        twin = RunPlanner.__new__(RunPlanner)
+        twin._restore(msgspec.msgpack.decode(self._checkpoint, type=PlannerState))
         twin._checkpoint = self._checkpoint
         for at, event in self._log:
             twin.handle(event, at)
@@ -78,13 +79,8 @@ class Plan:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """Why the samples that do not run are waiting."""
-        counts = {
-            "slot": sum(map(self._state.places, self._ready)),
-            "a worker of its own": sum(map(self._state.places, self._alone)),
-            "back-off": sum(1 for _, key in self._state.delayed if key[1] != CUT),
-        }
-        return {why: count for why, count in counts.items() if count}
+        """Count the samples that are not running, by the reason for their wait."""
+        return self._queues.count_waiting()
 
     @property
     def open(self) -> int:
@@ -96,37 +92,37 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample there is has been closed."""
+        """Whether every sample of the run has been closed."""
         return self._state.exhausted and not self._state.open
 
-    # What each event does to the sample that it names.
+    # The effect of each event on its sample.
 
     def _react(self, event: AnyEvent, at: float) -> list[AnyCommand]:
         state = self._state
         match event:
-            case Opened():
-                return self._opened(event, at)
-            case Exhausted():
+            case SampleOpened():
+                return self._open_sample(event, at)
+            case SuiteExhausted():
                 state.exhausted, state.pulling = True, 0
-            case Settled(result=result):
-                return self._settled(result, at)
-            case Withdrawn():
+            case VerdictCommitted(result=result):
+                return self._settle_attempt(result, at)
+            case SampleWithdrawn():
                 return self._withdraw((event.instance, event.sample), event.failure)
-            case Joined(attempt=attempt):
-                return self._joined(attempt, at)
-            case Preempt(attempt=attempt):
+            case MemberArrived(attempt=attempt):
+                return self._record_arrival(attempt, at)
+            case PreemptRequested(attempt=attempt):
                 return self._preempt(attempt)
-            case Woke():
-                if state.wake_at is not None and at >= state.wake_at - EARLY:
+            case TimerFired():
+                if state.wake_at is not None and at >= state.wake_at - TIMER_TOLERANCE:
                     state.wake_at = None
-            case Drain():
+            case DrainRequested():
                 state.draining = True
-            case Abort():
+            case AbortRequested():
                 state.draining = state.aborted = True
-                return [Interrupt(attempt=attempt) for attempt in state.running]
+                return [InterruptAttempt(attempt=attempt) for attempt in state.running]
         return []
 
-    def _opened(self, event: Opened, at: float) -> list[AnyCommand]:
+    def _open_sample(self, event: SampleOpened, at: float) -> list[AnyCommand]:
         state = self._state
         state.pulling = max(0, state.pulling - 1)
         key = (event.instance, event.sample)
@@ -136,7 +132,7 @@ class Plan:
             instance=event.instance,
             sample=event.sample,
             number=event.number,
-            spent=Spent(event.round, event.retries, event.scale, event.first),
+            spent=TryCounts(event.round, event.retries, event.scale, event.first),
             losses=event.losses,
             crashes=event.crashes,
             best=event.best,
@@ -144,189 +140,186 @@ class Plan:
         )
         if event.group is not None:
             sample.group = event.group.group
-            group = state.groups.get(sample.group) or event.group.opened(event.instance)
+            group = state.groups.get(sample.group) or event.group.open_group(event.instance)
             state.groups[group.id] = group
-            group.enlist(event.sample)
+            group.add_member(event.sample)
         if event.last is not None:
-            return self._judged(key, sample, event.last, at)
-        self._queue(key, first=False)
+            return self._judge_verdict(key, sample, event.last, at)
+        self._queues.add(key)
         return []
 
-    def _settled(self, result: Result, at: float) -> list[AnyCommand]:
+    def _settle_attempt(self, result: VerdictSummary, at: float) -> list[AnyCommand]:
         key = self._state.running.pop(result.attempt, None)
         if key is None:
             return []
         sample = self._state.open[key]
         sample.running = None
-        if result.where is Where.RUN:
-            return self._react(Abort(), at)
-        lost = result.where is Where.WORKER and result.kind != POISON
+        if result.where is FailureOrigin.RUN:
+            return self._react(AbortRequested(), at)
+        lost = result.where is FailureOrigin.WORKER and result.kind != POISON
         sample.losses += lost
         sample.crashes += lost and result.kind == CRASHED
-        spared = sample.losses < self._state.policy.most_losses if lost else result.where is Where.INTERRUPTED
+        spared = (
+            sample.losses < self._state.policy.most_losses
+            if lost
+            else result.where is FailureOrigin.INTERRUPTED
+        )
         if not spared:
-            return self._judged(key, sample, result, at)
-        if (unwanted := self._state.unwanted(sample)) is not None:
+            return self._judge_verdict(key, sample, result, at)
+        if (unwanted := self._state.find_withdrawal(sample)) is not None:
             return self._refuse(key, unwanted)
-        sample.preemptions += not lost and result.kind not in (DISK, DAEMON)  # neither is a preemption
+        # Neither of these is a preemption.
+        sample.preemptions += not lost and result.kind not in (DISK, DAEMON)
         sample.regrades = result.work or sample.regrades
-        self._queue(key, first=True)
+        self._queues.add(key, first=True)
         return []
 
-    def _judged(self, key: Key, sample: Sample, result: Result, at: float) -> list[AnyCommand]:
-        """A verdict with blame: another try, or the end of the sample."""
-        last = self._state.unwanted(sample) is not None
+    def _judge_verdict(
+        self, key: QueueKey, sample: Sample, result: VerdictSummary, at: float
+    ) -> list[AnyCommand]:
+        """Handle a verdict that counts: schedule another try, or close the sample."""
+        last = self._state.find_withdrawal(sample) is not None
         following = None if last else decide(result, sample.spent, self._state.policy_for(sample))
         if sample.best is None or rank(result) >= rank(sample.best):
             sample.best = result
         if following is not None:
             if not self._state.policy.regrading:
                 sample.regrades = result.work if following.round == sample.spent.round else None
-            self._again(key, sample, following, at)
+            self._schedule_retry(key, sample, following, at)
             return []
         del self._state.open[key]
         spent = sample.spent.retries >= self._state.policy.retries or self._state.policy.regrading
-        outcome = outcome_of(sample, sample.best, spent=spent)
-        return [Close(outcome=outcome), *self._parted(sample, outcome)]
+        outcome = make_outcome(sample, sample.best, spent=spent)
+        return [CloseSample(outcome=outcome), *self._leave_group(sample, outcome)]
 
-    def _again(self, key: Key, sample: Sample, following: Next, at: float) -> None:
-        sample.spent = Spent(following.round, following.retries, following.scale, sample.spent.first)
+    def _schedule_retry(self, key: QueueKey, sample: Sample, following: NextTry, at: float) -> None:
+        sample.spent = TryCounts(following.round, following.retries, following.scale, sample.spent.first)
         if sample.group is not None:
-            self._state.groups[sample.group].wait(sample.sample)
+            self._state.groups[sample.group].mark_waiting(sample.sample)
         if following.delay:
-            heapq.heappush(self._state.delayed, (at + following.delay, key))
+            self._queues.delay(key, at + following.delay)
         else:
-            self._queue(key, first=False)
+            self._queues.add(key)
 
     def _preempt(self, attempt: int) -> list[AnyCommand]:
         key = self._state.running.get(attempt)
         if key is None or self._state.open[key].preemptions >= self._state.policy.preemptions:
             return []
         group = self._state.group_of(key)
-        if group is not None and group.members[key[1]] in THERE:
-            return []  # nearly done, and others wait with it
-        return [Interrupt(attempt=attempt)]
+        if group is not None and group.members[key[1]] in ARRIVED_STATES:
+            return []  # it is nearly done, and other members wait for it
+        return [InterruptAttempt(attempt=attempt)]
 
-    # Groups, and what is not wanted any more.
+    # Groups and withdrawn samples.
 
-    def _withdraw(self, key: Key, failure: Failure) -> list[AnyCommand]:
+    def _withdraw(self, key: QueueKey, failure: AttemptFailure) -> list[AnyCommand]:
         sample = self._state.open.get(key)
         if sample is None or sample.withdrawn is not None:
             return []
         sample.withdrawn = failure
         if sample.running is not None:
-            return [End(attempt=sample.running.id, failure=failure)]
-        self._unqueue(key)
+            return [EndAttempt(attempt=sample.running.id, failure=failure)]
+        self._queues.remove(key)
         group = self._state.group_of(key)
         if group is not None and not group.started:
             sample.group = None
-            if not group.dismiss(key[1]):
-                self._unqueue((group.id, WHOLE))
+            if not group.remove_member(key[1]):
+                self._queues.remove((group.id, WHOLE_GROUP))
                 del self._state.groups[group.id]
         return self._refuse(key, failure)
 
-    def _refuse(self, key: Key, failure: Failure) -> list[AnyCommand]:
-        return [Refuse(attempt=self._attempt(key, alone=False), failure=failure)]
+    def _refuse(self, key: QueueKey, failure: AttemptFailure) -> list[AnyCommand]:
+        return [RefuseAttempt(attempt=self._make_attempt(key, alone=False), failure=failure)]
 
-    def _joined(self, attempt: int, at: float) -> list[AnyCommand]:
+    def _record_arrival(self, attempt: int, at: float) -> list[AnyCommand]:
         key = self._state.running.get(attempt)
         group = self._state.group_of(key) if key is not None else None
         if key is None or group is None:
             return []
-        group.members[key[1]] = Standing.ARRIVED
+        group.members[key[1]] = MemberState.ARRIVED
         if group.reaches_quorum:
             group.cut_at = at + group.terms.patience
-            heapq.heappush(self._state.delayed, (group.cut_at, (group.id, CUT)))
-        return self._rallied(group)
+            self._queues.delay((group.id, STRAGGLER_CUT), group.cut_at)
+        return self._score_if_due(group)
 
-    def _parted(self, sample: Sample, outcome: Outcome) -> list[AnyCommand]:
-        """A member is closed: it is replaced, or its group goes on without it."""
+    def _leave_group(self, sample: Sample, outcome: Outcome) -> list[AnyCommand]:
+        """Remove a closed member from its group: replace it, or continue without it."""
         group = self._state.groups.get(sample.group) if sample.group is not None else None
         if group is None:
             return []
         failed = outcome.kind not in ("passed", "failed") and sample.withdrawn is None
         replaced = failed and group.take_replacement()
-        group.close(sample.sample, together=sample.best is not None and sample.best.together)
+        group.close(sample.sample, together=sample.best is not None and sample.best.group_scored)
         if replaced:
-            return [Replace(group=group.id, instance=group.instance)]
+            return [ReplaceMember(group=group.id, instance=group.instance)]
         if group.over:
             del self._state.groups[group.id]
-            return [Disband(group=group.id)]
-        self._muster(group)
-        return self._rallied(group)
+            return [GroupClosed(group=group.id)]
+        self._queues.add_group(group)
+        return self._score_if_due(group)
 
-    def _rallied(self, group: Group) -> list[AnyCommand]:
-        return [Rally(group=group.id, together=group.rally())] if group.due else []
+    def _score_if_due(self, group: Group) -> list[AnyCommand]:
+        return [ScoreGroup(group=group.id, together=group.start_scoring())] if group.due else []
 
-    def _cut(self, group: Group) -> list[AnyCommand]:
-        """Who acts is graded on what it left; who waits for another try is not tried again."""
+    def _cut_stragglers(self, group: Group) -> list[AnyCommand]:
+        """Cut the remaining members.
+
+        A running member is graded on its work so far; a waiting member is not tried again.
+        """
         group.was_cut = True
         commands: list[AnyCommand] = []
         for sample, standing in list(group.members.items()):
             member = self._state.open.get((group.instance, sample))
-            if standing is Standing.RUNNING and member is not None and member.running is not None:
-                commands.append(End(attempt=member.running.id, failure=straggled(group.terms)))
-            elif standing is Standing.WAITING:
-                commands += self._withdraw((group.instance, sample), cut(group.terms))
+            if standing is MemberState.RUNNING and member is not None and member.running is not None:
+                commands.append(
+                    EndAttempt(attempt=member.running.id, failure=make_straggler_failure(group.terms))
+                )
+            elif standing is MemberState.WAITING:
+                commands += self._withdraw((group.instance, sample), make_cut_failure(group.terms))
         return commands
 
-    def _muster(self, group: Group) -> None:
-        """A group whose members are all there waits for slots for them all."""
-        if group.complete and not group.started and not group.queued and group.places:
-            group.queued = True
-            (self._alone if self._state.is_suspect(group) else self._ready).append((group.id, WHOLE))
-
-    # What can be started, pulled or finished now.
+    # Starting, pulling and finishing.
 
     def _advance(self, at: float, commands: list[AnyCommand]) -> None:
         state = self._state
-        while state.delayed and state.delayed[0][0] <= at:
-            when, key = heapq.heappop(state.delayed)
-            if key[1] != CUT:
-                self._queue(key, first=False)
+        while (due := self._queues.pop_due(at)) is not None:
+            when, key = due
+            if key[1] != STRAGGLER_CUT:
+                self._queues.add(key)
             elif key[0] in state.groups and state.groups[key[0]].cut_at == when:
-                commands += self._cut(state.groups[key[0]])
+                commands += self._cut_stragglers(state.groups[key[0]])
         if not state.aborted:
             self._start_members(commands)
         if not state.draining:
-            self._start(commands)
+            self._start_ready(commands)
             self._pull(commands)
         if not state.draining or self._state.unfinished_groups:
-            self._wake(commands)
+            self._set_timer(commands)
         over = (state.draining and not self._state.unfinished_groups) or (state.exhausted and not state.open)
         if over and not state.running and not state.finished:
             state.finished = True
-            commands.append(Finish())
+            commands.append(FinishRun())
 
     def _start_members(self, commands: list[AnyCommand]) -> None:
-        """Their group has slots for them."""
-        while self._members:
-            key = self._members.popleft()
+        """Start waiting members of started groups, which have slots already."""
+        while self._queues.members:
+            key = self._queues.members.popleft()
             group = self._state.group_of(key)
             alone = group is not None and self._state.is_suspect(group)
-            commands.append(Start(attempt=self._attempt(key, alone)))
+            commands.append(StartAttempt(attempt=self._make_attempt(key, alone)))
 
-    def _start(self, commands: list[AnyCommand]) -> None:
-        while (queue := self._next_queue()) is not None:
-            key, alone = queue.popleft(), queue is self._alone
-            if key[1] != WHOLE:
-                commands.append(Start(attempt=self._attempt(key, alone)))
+    def _start_ready(self, commands: list[AnyCommand]) -> None:
+        while (entry := self._queues.pop_ready()) is not None:
+            key, alone = entry
+            if key[1] != WHOLE_GROUP:
+                commands.append(StartAttempt(attempt=self._make_attempt(key, alone)))
                 continue
             group = self._state.groups[key[0]]
             group.started = True
-            for sample in [s for s, standing in group.members.items() if standing is Standing.WAITING]:
-                commands.append(Start(attempt=self._attempt((group.instance, sample), alone)))
+            for sample in [s for s, standing in group.members.items() if standing is MemberState.WAITING]:
+                commands.append(StartAttempt(attempt=self._make_attempt((group.instance, sample), alone)))
 
-    def _next_queue(self) -> deque[Key] | None:
-        """Whose first can be started now; nobody passes a group that waits for enough slots."""
-        policy = self._state.policy
-        free = self._state.free
-        suspect = self._alone and self._state.running_alone < policy.alone_at_once
-        if suspect and self._state.places(self._alone[0]) <= free:
-            return self._alone
-        return self._ready if self._ready and self._state.places(self._ready[0]) <= free else None
-
-    def _attempt(self, key: Key, alone: bool) -> Attempt:
+    def _make_attempt(self, key: QueueKey, alone: bool) -> Attempt:
         state = self._state
         sample = state.open[key]
         sample.number += 1
@@ -343,7 +336,7 @@ class Plan:
             crashes=sample.crashes,
         )
         if sample.group is not None:
-            state.groups[sample.group].members[sample.sample] = Standing.RUNNING
+            state.groups[sample.group].members[sample.sample] = MemberState.RUNNING
         state.next_attempt += 1
         state.running[attempt.id] = key
         sample.running = attempt
@@ -354,49 +347,24 @@ class Plan:
         if state.exhausted or state.policy.ordered:
             return
         missing = self._state.window - len(state.open) - state.pulling
-        starved = not self._ready and not state.pulling
+        starved = not self._queues.ready and not state.pulling
         if missing >= max(1, self._state.window // 8) or (missing > 0 and starved):
             state.pulling += missing
-            commands.append(Pull(count=missing))
+            commands.append(PullSamples(count=missing))
 
-    def _wake(self, commands: list[AnyCommand]) -> None:
+    def _set_timer(self, commands: list[AnyCommand]) -> None:
         state = self._state
         if state.delayed and (state.wake_at is None or state.delayed[0][0] < state.wake_at):
             state.wake_at = state.delayed[0][0]
-            commands.append(Wake(at=state.wake_at))
-
-    def _queue(self, key: Key, *, first: bool) -> None:
-        sample = self._state.open[key]
-        if (group := self._state.group_of(key)) is not None:
-            group.wait(sample.sample)
-            if group.started:
-                self._members.append(key)
-            else:
-                self._muster(group)
-            return
-        queue = self._alone if sample.losses >= self._state.policy.losses_before_alone else self._ready
-        if first:
-            queue.appendleft(key)
-        else:
-            queue.append(key)
-
-    def _unqueue(self, key: Key) -> None:
-        for queue in (self._ready, self._alone, self._members):
-            if key in queue:
-                queue.remove(key)
-        self._state.delayed = [entry for entry in self._state.delayed if entry[1] != key]
-        heapq.heapify(self._state.delayed)
+            commands.append(SetTimer(at=state.wake_at))
 
     # The log.
 
     def _snapshot(self) -> bytes:
-        self._state.ready, self._state.alone = list(self._ready), list(self._alone)
-        self._state.members = list(self._members)
+        self._queues.save()
         return msgspec.msgpack.encode(self._state)
 
-    def _restore(self, state: State) -> None:
+    def _restore(self, state: PlannerState) -> None:
         self._state = state
-        self._ready = deque(state.ready)  # bound: as `State.open`
-        self._alone = deque(state.alone)  # bound: as `State.open`
-        self._members = deque(state.members)  # bound: as `State.open`
+        self._queues = SampleQueues(state)
         self._log: deque[tuple[float, AnyEvent]] = deque(maxlen=LOG_BOUND)

@@ -1,6 +1,6 @@
-"""What calls cost: prices by model, and the cost of a usage in whole billionths of a dollar.
+"""Prices by model, and the cost of a usage in whole billionths of a dollar.
 
-Where prices come from is in `gateway/prices.py`. What is not known stays unknown; it is never zero.
+`gateway/prices.py` loads the prices. An unknown cost stays unknown and never counts as zero.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from .records import Record, Usage
+from .records import ModelUsage, Record
 
-LARGEST_COST = 1 << 50  # billionths of a dollar; what an upstream claims is not trusted further than this
+LARGEST_COST = 1 << 50  # billionths of a dollar; a larger claim of an upstream is not trusted
 _MILLION = 1_000_000
 
 
-class Rates(Record, frozen=True, kw_only=True):
-    """US dollars for a million tokens. Cached and written input costs as much as other input if not said,
-    reasoning as much as other output."""
+class TokenRates(Record, frozen=True, kw_only=True):
+    """US dollars per million tokens.
+
+    Without their own rates, cached and written input cost as much as other input, and reasoning as much as
+    other output.
+    """
 
     input: float
     output: float
@@ -27,45 +30,45 @@ class Rates(Record, frozen=True, kw_only=True):
     reasoning: float | None = None
 
 
-class Over(Rates, frozen=True, kw_only=True):
+class TierRates(TokenRates, frozen=True, kw_only=True):
     """The rates of a call whose input has more than `tokens` tokens."""
 
     tokens: int
 
 
-class Price(Rates, frozen=True, kw_only=True):
-    """A model's."""
+class ModelPrice(TokenRates, frozen=True, kw_only=True):
+    """The price of a model."""
 
-    over: tuple[Over, ...] = ()
+    over: tuple[TierRates, ...] = ()
 
     def __post_init__(self) -> None:
         for rates in (self, *self.over):
             given = (rates.input, rates.output, rates.cached, rates.written, rates.reasoning)
             if not all(0.0 <= (rate or 0.0) < 1e6 for rate in given):
-                raise ValueError("a price is a number of US dollars for a million tokens, not below 0")
+                raise ValueError("a price must be a number of US dollars per million tokens, at least 0")
 
 
-def find(table: Mapping[str, Price], model: str) -> Price | None:
-    """The price under the model's own name, or else under the longest pattern that fits it."""
+def find_price(table: Mapping[str, ModelPrice], model: str) -> ModelPrice | None:
+    """Return the price under the model's own name, or else under the longest matching pattern."""
     if model in table:
         return table[model]
     fitting = [pattern for pattern in table if fnmatchcase(model, pattern)]
     return table[max(fitting, key=lambda pattern: (len(pattern), pattern))] if fitting else None
 
 
-def priced(usage: Usage, price: Price | None, *, billed: bool = True) -> Usage:
-    """`usage` with its cost; as it is where the price or what was used is unknown."""
+def add_cost(usage: ModelUsage, price: ModelPrice | None, *, billed: bool = True) -> ModelUsage:
+    """Return `usage` with its cost; unchanged if the price or the token counts are unknown."""
     if not billed:
         return msgspec.structs.replace(usage, priced=usage.requests)
     if price is None or not usage.tokens:
         return usage
-    cost = min(nanodollars(usage, price), LARGEST_COST)
+    cost = min(compute_cost(usage, price), LARGEST_COST)
     return msgspec.structs.replace(usage, nanodollars=cost, priced=usage.requests)
 
 
-def nanodollars(usage: Usage, price: Price) -> int:
-    """What one call with this usage costs."""
-    rates: Rates = price
+def compute_cost(usage: ModelUsage, price: ModelPrice) -> int:
+    """Return the cost of one call in billionths of a dollar."""
+    rates: TokenRates = price
     for tier in sorted(price.over, key=lambda tier: tier.tokens):
         rates = tier if usage.input_tokens > tier.tokens else rates
     plain = max(0, usage.input_tokens - usage.cached_tokens - usage.written_tokens)
@@ -74,22 +77,22 @@ def nanodollars(usage: Usage, price: Price) -> int:
     reasoning = rates.output if rates.reasoning is None else rates.reasoning
     thoughts = min(usage.reasoning_tokens, usage.output_tokens)
     total = (
-        plain * nano(rates.input)
-        + usage.cached_tokens * nano(cached)
-        + usage.written_tokens * nano(written)
-        + (usage.output_tokens - thoughts) * nano(rates.output)
-        + thoughts * nano(reasoning)
+        plain * to_nanodollars(rates.input)
+        + usage.cached_tokens * to_nanodollars(cached)
+        + usage.written_tokens * to_nanodollars(written)
+        + (usage.output_tokens - thoughts) * to_nanodollars(rates.output)
+        + thoughts * to_nanodollars(reasoning)
     )
     return (total + _MILLION // 2) // _MILLION
 
 
-def nano(amount: float) -> int:
-    """US dollars in billionths."""
+def to_nanodollars(amount: float) -> int:
+    """Convert US dollars to billionths."""
     return round(amount * 1e9)
 
 
-def dollars(amount: int) -> str:
-    """Billionths of a dollar as people read them: `$12.34`, `$0.0042`."""
+def format_dollars(amount: int) -> str:
+    """Format billionths of a dollar: `$12.34`, `$0.0042`."""
     if 0 < amount < 1000:
         return "less than $0.000001"
     if amount >= 1e9:

@@ -1,6 +1,7 @@
-"""The records that every room speaks in: what was asked, what was tried, how it ended.
+"""The records that all packages share: instances, limits, attempts, verdicts, outcomes.
 
-Frozen and encodable. No behaviour beyond reading themselves: decisions are in `policy.py` and `plan.py`.
+They are frozen and encodable, and have no behaviour beyond reading their own fields. Decisions are in
+`policy.py` and `plan.py`, exchanges in `exchange.py`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Network(StrEnum):
-    """What a sandbox can reach."""
+    """The network access of a sandbox."""
 
-    GATEWAY = "gateway"  # the gateway, and nothing else
+    GATEWAY = "gateway"  # only the gateway
     NONE = "none"
-    OPEN = "open"  # whatever this machine can
+    OPEN = "open"  # everything that this machine can reach
 
     @classmethod
     def _missing_(cls, value: object) -> Network | None:
-        return cls.OPEN if value == "host" else None  # its name when sandboxes were processes alone
+        return cls.OPEN if value == "host" else None  # the value's name before container sandboxes existed
 
 
 class Health(Record, frozen=True):
-    """A command that says whether a sandbox is ready: it has to end with 0 before anyone acts in it."""
+    """A readiness check: the command must exit with 0 before any other command runs in the sandbox."""
 
     command: str
     interval: float = 5.0  # seconds between two tries
@@ -41,56 +42,65 @@ class Health(Record, frozen=True):
     retries: int = 3
 
 
-class Start(Record, frozen=True):
-    """What a sandbox starts from, and as whom. What a process sandbox cannot give of it, it refuses."""
+class SandboxSpec(Record, frozen=True):
+    """The initial state of a sandbox: image, user, environment, network.
+
+    A process sandbox refuses a field that it cannot implement.
+    """
 
     image: str | None = None  # a reference
-    build: str | None = None  # a directory of this machine with a `Dockerfile`, where no image is named
+    build: str | None = None  # a directory of this machine with a Dockerfile, used if no image is named
     build_timeout: float = 600.0  # seconds
-    workdir: str | None = None  # absolute; the image's own otherwise
-    user: str | None = None  # name or number, for every command that says nothing else
-    env: dict[str, str] = {}  # `${NAME}` and `${NAME:-default}` are filled in when it starts
-    directories: tuple[str, ...] = ()  # absolute: these are there, and can be written
-    network: Network | None = None  # the run's otherwise
+    workdir: str | None = None  # absolute; None: the image's own
+    user: str | None = None  # name or number, the default for every command
+    env: dict[str, str] = {}  # `${NAME}` and `${NAME:-default}` are expanded when the sandbox starts
+    directories: tuple[str, ...] = ()  # absolute paths that exist in the sandbox and are writable
+    network: Network | None = None  # None: the run's setting
     health: Health | None = None
-    processes: bool = True  # whether a process sandbox will do
+    processes: bool = True  # whether a process sandbox is acceptable
 
     @property
     def key(self) -> str:
-        """What its image is known by before it is there; empty: it names none."""
+        """Identifies the image before it is available; empty: the spec names no image."""
         return self.image or self.build or ""
 
 
 class Limits(Record, frozen=True):
-    """What one attempt may use. Seconds and bytes; each phase's time starts when that phase starts."""
+    """The resources that one attempt may use, in seconds and bytes.
+
+    The time of a phase starts with the phase.
+    """
 
     setup: float = 300.0
     acting: float = 3600.0
-    working: float | None = None  # acting time less the time spent waiting for a rate limit
+    working: float | None = None  # acting time without the time spent waiting for a rate limit
     grading: float = 600.0
     memory: int | None = None
-    disk: int | None = None  # of its whole directory: working directory, home and temporary files
+    disk: int | None = None  # for its whole directory: working directory, home and temporary files
     pids: int | None = 512
-    output: int = 256 * MiB  # all that its commands print in a phase
+    output: int = 256 * MiB  # total output of its commands in one phase
     cpus: float | None = None  # cores
-    cpu_seconds: float | None = None  # CPU time of all its commands in a phase
-    requests: int | None = None  # model calls; what follows is the budget of them all
+    cpu_seconds: float | None = None  # CPU time of all its commands in one phase
+    requests: int | None = None  # model calls; the next three limit their total usage
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None  # US dollars
-    lease: int | None = None  # bytes of memory where no limit was declared: it changes with time
+    lease: int | None = None  # bytes of memory if no limit was declared; it changes over time
 
     @property
-    def held_to(self) -> int | None:
-        """Bytes of memory that a sandbox may use as a whole."""
+    def memory_limit(self) -> int | None:
+        """Bytes of memory that the whole sandbox may use."""
         return self.memory or self.lease
 
-    def under(self, ask: Ask) -> Limits:
-        """These limits with what the instance asks for put in their place."""
-        return msgspec.structs.replace(self, **asked) if (asked := ask.said) else self
+    def with_overrides(self, ask: LimitOverrides) -> Limits:
+        """Return these limits with the instance's own limits applied."""
+        return msgspec.structs.replace(self, **asked) if (asked := ask.explicit_values) else self
 
-    def scaled(self, scale: int) -> Limits:
-        """These limits with `scale` times the memory and disk: what a retry after a resource failure gets."""
+    def scale_by(self, scale: int) -> Limits:
+        """Return these limits with `scale` times the memory and disk.
+
+        A retry after a resource failure gets these.
+        """
         if scale == 1:
             return self
         return msgspec.structs.replace(
@@ -100,8 +110,8 @@ class Limits(Record, frozen=True):
         )
 
 
-class Ask(Record, frozen=True):
-    """The limits that an instance sets for itself; what it leaves out comes from the run."""
+class LimitOverrides(Record, frozen=True):
+    """The limits that an instance sets for itself; missing ones come from the run."""
 
     setup: float | None = None
     acting: float | None = None
@@ -118,13 +128,13 @@ class Ask(Record, frozen=True):
     output_tokens: int | None = None
     cost: float | None = None
 
-    def under(self, other: Ask) -> Ask:
-        """The same with what `other` says put in its place."""
-        return msgspec.structs.replace(self, **other.said)
+    def merge(self, other: LimitOverrides) -> LimitOverrides:
+        """Return these overrides with those of `other` on top."""
+        return msgspec.structs.replace(self, **other.explicit_values)
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What it does not leave out."""
+    def explicit_values(self) -> dict[str, Any]:
+        """The limits that are set."""
         return {f: value for f in self.__struct_fields__ if (value := getattr(self, f)) is not None}
 
 
@@ -137,14 +147,15 @@ class Instance(Record, frozen=True):
     directory: str | None = None  # a directory on this machine that is copied into the sandbox
     setup: str | None = None  # a shell command, run before the agent acts
     grade: str | None = None  # a shell command: status 0 is a pass
-    tests: dict[str, Any] = {}  # path below `$HOLDWATER_TESTS` of that command -> str or bytes
+    tests: dict[str, Any] = {}  # path below the command's `$HOLDWATER_TESTS` -> str or bytes
     solution: str | None = None  # a shell command that the oracle runs
     data: dict[str, Any] = {}
-    limits: Ask = Ask()
-    start: Start = Start()
-    grader: Start | None = None  # what grading begins anew from, where that is another image
-    refused: str = ""  # why it cannot be tried here: it fails with this at once, and for good
-    open_network: str = ""  # the field that asks for an open network: refused unless the run's is open
+    limits: LimitOverrides = LimitOverrides()
+    start: SandboxSpec = SandboxSpec()
+    grader: SandboxSpec | None = None  # a fresh sandbox for grading, if that uses another image
+    refused: str = ""  # why it cannot run here: it fails with this message at once and is not retried
+    # The field that requests an open network: refused unless the run's network is open.
+    open_network: str = ""
 
     def __post_init__(self) -> None:
         check_id(self.id)
@@ -157,7 +168,10 @@ class Instance(Record, frozen=True):
 
 
 def check_id(name: str) -> None:
-    """Ids are data: any printable text, never a path, but short enough to read."""
+    """Raise ValueError unless `name` is non-empty, printable and short.
+
+    Ids are data and never used as paths.
+    """
     if not name:
         raise ValueError("`id` is empty")
     if len(name) > LONGEST_ID:
@@ -166,8 +180,8 @@ def check_id(name: str) -> None:
         raise ValueError(f"`id` has unprintable characters: {name[:80]!r}")
 
 
-class Where(StrEnum):
-    """Where a failure lies. What follows from it is in `core/failures.py`."""
+class FailureOrigin(StrEnum):
+    """The component that a failure comes from. `core/failures.py` has the consequences."""
 
     AGENT = "agent"
     LIMIT = "limit"
@@ -183,43 +197,43 @@ class Where(StrEnum):
     RUN = "run"
 
 
-class Phase(StrEnum):
-    """Where in its life an attempt is."""
+class AttemptPhase(StrEnum):
+    """The current phase of an attempt."""
 
     SETUP = "setup"
     ACTING = "acting"
     SALVAGE = "salvage"
     GRADING = "grading"
-    SCORING = "scoring"  # with its group: waiting for the others, then scored together
+    SCORING = "scoring"  # waiting for the other members of its group, then scored with them
     CLOSING = "closing"
 
 
-class Failure(Record, frozen=True):
-    """What went wrong, in a sentence that a user can act on."""
+class AttemptFailure(Record, frozen=True):
+    """The cause of a failure, in a sentence that a user can act on."""
 
-    where: Where
+    where: FailureOrigin
     kind: str  # a short word: `timeout`, `exit`, `exception`, `lost`, `crashed`, `poison`, ...
     message: str
     hint: str = ""
-    phase: Phase | None = None
-    again: bool = True  # could the same try end otherwise?
+    phase: AttemptPhase | None = None
+    again: bool = True  # whether a retry can succeed
     after: float = 0.0  # seconds to wait first (Retry-After)
 
 
-class LeftOut(Record, frozen=True):
-    """An entry of a directory that was taken out of a sandbox, and did not come out with it."""
+class SkippedEntry(Record, frozen=True):
+    """An entry that was not copied when its directory was taken out of a sandbox."""
 
-    path: str  # below that directory
+    path: str  # relative to that directory
     reason: str
-    link: str | None = None  # the target, if the entry is a symbolic link
-    lost: bool = False  # whether the content of a file is missing with it
+    link: str | None = None  # target of a symbolic link
+    lost: bool = False  # whether file content is missing because of it
 
     def __str__(self) -> str:
         return f"`{self.path[:300]}`: {self.reason}"
 
 
 class Grade(Record, frozen=True):
-    """What the suite made of the work."""
+    """The suite's assessment of an attempt's work."""
 
     passed: bool
     score: float
@@ -227,16 +241,16 @@ class Grade(Record, frozen=True):
     metrics: dict[str, float] = {}
 
 
-class Usage(Record, frozen=True):
-    """What model calls used. All of it is whole numbers, so that sums are exact in any order."""
+class ModelUsage(Record, frozen=True):
+    """The usage of model calls, in integers, so that sums are exact in any order."""
 
     requests: int = 0
-    input_tokens: int = 0  # all of them, cached and written ones included
+    input_tokens: int = 0  # all input tokens, including cached and written ones
     cached_tokens: int = 0  # read from the provider's cache
-    written_tokens: int = 0  # put into the provider's cache, where that has a price of its own
-    output_tokens: int = 0  # all of them, those of reasoning included
-    reasoning_tokens: int = 0  # spent on thoughts, where the upstream counts them
-    nanodollars: int = 0  # what those requests cost whose cost is known
+    written_tokens: int = 0  # written to the provider's cache, where that has its own price
+    output_tokens: int = 0  # all output tokens, including reasoning
+    reasoning_tokens: int = 0  # spent on reasoning, if the upstream counts them
+    nanodollars: int = 0  # total cost of the requests whose cost is known
     priced: int = 0  # requests whose cost is known
 
     @property
@@ -248,8 +262,8 @@ class Usage(Record, frozen=True):
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(
+    def plus(self, other: ModelUsage) -> ModelUsage:
+        return ModelUsage(
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
@@ -261,11 +275,11 @@ class Usage(Record, frozen=True):
         )
 
 
-NO_USAGE = Usage()  # this one is left out where records are written
+NO_USAGE = ModelUsage()  # omitted where records are written
 
 
-class Times(Record, frozen=True):
-    """Seconds that each phase took; `waited` is the part of acting spent waiting for a rate limit."""
+class PhaseTimes(Record, frozen=True):
+    """Seconds spent in each phase; `waited` is the part of acting spent waiting for a rate limit."""
 
     setup: float = 0.0
     acting: float = 0.0
@@ -279,11 +293,11 @@ class Salvage(Record, frozen=True):
     name: str
     files: int
     bytes: int
-    left_out: int = 0  # changed paths that it does not hold: too large together, or not readable
+    left_out: int = 0  # changed paths that are not in the file: too large in total, or unreadable
 
 
 class KeptFile(Record, frozen=True):
-    """A file in the run's `artifacts/`, as it was written."""
+    """A file in the run's `artifacts/`, with its size and digest at the time of writing."""
 
     name: str
     bytes: int
@@ -291,16 +305,16 @@ class KeptFile(Record, frozen=True):
 
 
 class KeptWork(Record, frozen=True):
-    """The work of an agent, as it can be put back and graded without running the agent."""
+    """The work of an agent in a form that can be restored and graded without running the agent."""
 
-    attempt: int  # that did the work
-    failure: Failure | None = None  # how its acting ended
+    attempt: int  # the attempt that did the work
+    failure: AttemptFailure | None = None  # failure of its acting phase
     salvage: KeptFile | None = None
     patch: KeptFile | None = None
     answer: KeptFile | None = None  # an answer that is too long for the verdict, as JSON
-    lacks: str = ""  # why it cannot be put back whole; empty: it can
-    steps: int = 1  # of the agent; no step before the last can be graded again
-    outside: int = 0  # changed paths outside the working directory, which are not kept: only a pass counts
+    lacks: str = ""  # why it cannot be restored completely; empty: it can
+    steps: int = 1  # steps of the agent; only the last step can be graded again
+    outside: int = 0  # changed paths outside the working directory; they are not kept, so only a pass counts
 
 
 class Attempt(Record, frozen=True):
@@ -309,90 +323,69 @@ class Attempt(Record, frozen=True):
     id: int
     instance: int  # the instance's row in the ledger
     sample: int
-    number: int  # 1, 2, 3, ... within the sample, counting every try
-    round: int = 1  # which of `--attempts` this try belongs to
-    scale: int = 1  # how many times the resources that the instance asked for
-    alone: bool = False  # a suspect: has a worker to itself
-    regrades: int | None = None  # the attempt whose kept work this one grades; its own agent does not act
+    number: int  # 1, 2, 3, ... within the sample, including retries
+    round: int = 1  # the round of `--attempts` that this try belongs to
+    scale: int = 1  # factor on the resources that the instance requested
+    alone: bool = False  # runs in a worker of its own, because it is suspected of crashing workers
+    regrades: int | None = None  # the attempt whose kept work this one grades, without running an agent
     group: int | None = None  # the order whose members are scored together
-    crashes: int = 0  # workers that the sample took down before, while alone in them
+    crashes: int = 0  # workers that the sample crashed before while it ran alone in them
 
 
-class Child(Record, frozen=True):
-    """A child attempt: it borrowed its parent's sandbox or model, spent its lease and ended before it."""
+class ChildAttempt(Record, frozen=True):
+    """The record of a child attempt.
+
+    A child uses its parent's sandbox, model and lease, and ends before its parent.
+    """
 
     name: str
-    failure: Failure | None = None
-    usage: Usage = NO_USAGE
-    exchanges: int = 0  # in its parent's record
+    failure: AttemptFailure | None = None
+    usage: ModelUsage = NO_USAGE
+    exchanges: int = 0  # recorded with its parent's exchanges
     seconds: float = 0.0
 
 
 class Verdict(Record, frozen=True):
-    """How an attempt ended. Exactly one each."""
+    """The end of an attempt. Each attempt has exactly one."""
 
     attempt: int
     token: int
-    failure: Failure | None = None
+    failure: AttemptFailure | None = None
     grade: Grade | None = None
-    answer: str | None = None  # as JSON; a long one is a file of `kept`
-    usage: Usage = NO_USAGE
-    times: Times = Times()
+    answer: str | None = None  # as JSON; a long answer is a file of `kept`
+    usage: ModelUsage = NO_USAGE
+    times: PhaseTimes = PhaseTimes()
     salvage: Salvage | None = None
     exchanges: int = 0
     peak_memory: int = 0
-    saved: Usage = NO_USAGE  # what it did not use again: calls that were answered from the record
-    patch: int | None = None  # bytes of the patch in `artifacts/`; None: the suite asks for none
-    enough: bool | None = None  # what a critic of the user's own says; None: there is none
-    children: tuple[Child, ...] = ()
-    together: bool = False  # its grade comes from scoring its group
+    replayed_usage: ModelUsage = NO_USAGE  # of calls that were answered from the record, at no cost
+    patch: int | None = None  # bytes of the patch in `artifacts/`; None: the suite takes no patch
+    critic_satisfied: bool | None = None  # result of a user-defined critic; None: there is none
+    children: tuple[ChildAttempt, ...] = ()
+    group_scored: bool = False  # whether its grade comes from scoring its group
     kept: KeptWork | None = None  # None: the agent did not act
 
 
 class Outcome(Record, frozen=True):
-    """What became of one sample of an instance, chosen from its verdicts."""
+    """The final result of one sample of an instance, chosen from its verdicts."""
 
     instance: int
     sample: int
     attempt: int
-    kind: str  # `passed`, `failed`, or the failure's `Where`
+    kind: str  # `passed`, `failed`, or the failure's `FailureOrigin`
     score: float | None
-    where: Where | None = None  # the failure behind it, if any
-
-
-class Exchange(Record, frozen=True):
-    """One model request and its reply; of the request, what is new since its parent."""
-
-    number: int  # 1, 2, 3, ... within the attempt
-    parent: int | None  # the exchange whose messages this request begins with
-    keep: int  # how many of the parent's messages it keeps
-    append: tuple[msgspec.Raw, ...]  # the messages that follow
-    head: msgspec.Raw | None  # every other key of the request; None: the same as the parent's
-    reply: msgspec.Raw | None  # the reply's JSON, whole, also when it was streamed
-    status: int
-    dialect: str = "chat"
-    streamed: bool = False
-    usage: Usage = NO_USAGE
-    error: str = ""
-    started: float = 0.0  # seconds since the epoch
-    seconds: float = 0.0
-    identity: str = ""  # the same for the same request in whatever attempt
-    saved: Usage = NO_USAGE  # in the place of `usage`, where an earlier attempt's reply was given again
-    version: str = ""  # of the policy that answered, where it says
-    by: str = ""  # the child attempt that asked; empty: the attempt itself
-    # The pieces of a stream as a JSON array, in the dialect whose clients keep them apart (Gemini).
-    chunks: msgspec.Raw | None = None
+    where: FailureOrigin | None = None  # origin of the underlying failure, if any
 
 
 class CommandResult(Record, frozen=True):
-    """How a command in a sandbox ended."""
+    """The result of a command in a sandbox."""
 
     exit_code: int
     stdout: str
     stderr: str
     seconds: float = 0.0
     timed_out: bool = False
-    truncated: bool = False  # more was printed than is kept
+    truncated: bool = False  # whether output beyond the limit was discarded
 
     @property
     def ok(self) -> bool:

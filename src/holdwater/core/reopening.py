@@ -1,6 +1,6 @@
-"""Which closed samples a resume opens again, and in which round each goes on.
+"""Decides which closed samples a resume opens again, and in which round each continues.
 
-Pure: `ledger/reopening.py` writes it down, `run/resumption.py` starts it.
+Pure. `ledger/reopening.py` writes the decision, `run/setup/resumption.py` starts the samples.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from enum import StrEnum
 from .failures import POISON
 from .groups import CLIENT_GONE
 from .policy import exit_status
-from .records import Record, Where
+from .records import FailureOrigin, Record
 
 
-class Retry(StrEnum):
-    """The closed samples that `--retry` names. Any other word is a pattern over instance ids."""
+class RetryChoice(StrEnum):
+    """The groups of closed samples that `--retry` accepts. Any other word is a pattern over instance ids."""
 
-    FAILED = "failed"  # graded, and did not pass
-    INFRASTRUCTURE = "infrastructure"  # the exit status counts them; poison is not among them
-    POISON = "poison"  # took their workers down
-    ALL = "all"  # did not pass
+    FAILED = "failed"  # samples that were graded and did not pass
+    INFRASTRUCTURE = "infrastructure"  # failures that set the exit status, without poison
+    POISON = "poison"  # samples that crashed their workers
+    ALL = "all"  # all samples that did not pass
 
 
 class ClosedSample(Record, frozen=True):
-    """A sample with an outcome, and how its last attempt stood."""
+    """A sample with an outcome, and the state of its last attempt."""
 
     instance: int
     sample: int
     name: str  # the instance's id
-    kind: str  # of the outcome
-    where: Where | None
-    failure: str  # the kind of the failure behind the outcome
+    kind: str  # kind of the outcome
+    where: FailureOrigin | None
+    failure: str  # kind of the failure behind the outcome
     number: int  # attempts so far
     round: int
 
     @property
     def poison(self) -> bool:
-        return self.where is Where.WORKER and self.failure == POISON
+        return self.where is FailureOrigin.WORKER and self.failure == POISON
 
     @property
     def infrastructure(self) -> bool:
@@ -46,28 +46,32 @@ class ClosedSample(Record, frozen=True):
 
     @property
     def abandoned(self) -> bool:
-        """It was cancelled because its client was gone."""
-        return self.where is Where.CANCELLED and self.failure == CLIENT_GONE
+        """Whether the sample was cancelled because its client was gone."""
+        return self.where is FailureOrigin.CANCELLED and self.failure == CLIENT_GONE
 
     @property
     def next_round(self) -> int:
-        """Nobody's zero goes on in its round, whose recorded replies it gets again."""
+        """The round to continue in.
+
+        A sample that failed through no fault of its agent stays in its round and gets its recorded replies
+        again.
+        """
         return self.round if self.infrastructure or self.abandoned else self.round + 1
 
 
 def is_chosen(closed: ClosedSample, choices: Sequence[str]) -> bool:
-    """Whether one of the choices opens the sample again. A pass stays."""
+    """Whether one of the choices opens the sample again. A passed sample stays closed."""
     return closed.kind != "passed" and any(_matches(closed, choice) for choice in choices)
 
 
 def _matches(closed: ClosedSample, choice: str) -> bool:
     match choice:
-        case Retry.ALL:
+        case RetryChoice.ALL:
             return True
-        case Retry.FAILED:
+        case RetryChoice.FAILED:
             return closed.kind == "failed"
-        case Retry.POISON:
+        case RetryChoice.POISON:
             return closed.poison
-        case Retry.INFRASTRUCTURE:
+        case RetryChoice.INFRASTRUCTURE:
             return closed.infrastructure and not closed.poison
     return fnmatch.fnmatchcase(closed.name, choice)

@@ -1,6 +1,6 @@
-"""Text from users as it can be written down: every message, verdict and row goes through here.
+"""Cleans text from users for storage: every message, verdict and row passes through here.
 
-Pure. The records that carry such text are encoded in `ledger/text.py`.
+Pure. `ledger/record_encoding.py` encodes the records that carry such text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ LONGEST_TEXT = 1024 * 1024  # characters
 
 
 def clean_text(text: str, longest: int = LONGEST_TEXT) -> str:
-    """`text` without keys, and with escapes for what UTF-8 cannot say; beyond `longest` its middle is cut."""
+    """Return `text` with keys masked and text that UTF-8 cannot encode escaped.
+
+    A text of more than `longest` characters loses its middle.
+    """
     text = mask_text(text)
     if len(text) > longest:
         half = longest // 2

@@ -1,1 +1,1 @@
-"""A small async client of the docker engine's API. It decides nothing."""
+"""A small async client of the docker engine's API, and its command for builds. It makes no decisions."""

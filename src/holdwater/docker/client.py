@@ -1,6 +1,7 @@
-"""The docker engine's API over its unix socket or TCP: requests, answers and streams. It decides nothing.
+"""The docker engine's API over its unix socket or TCP: requests, responses and streams.
 
-Which parameters a daemon understands is in `versions.py`; builds go through the command, in `build.py`.
+It makes no decisions. `versions.py` knows which parameters a daemon supports; builds use the `docker`
+command, in `build.py`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import msgspec
 from yarl import URL
 
 from ..core.errors import HoldwaterError
-from .versions import NEWEST, OLDEST, Version, negotiated
+from .versions import NEWEST, OLDEST, ApiVersion, negotiate_version
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-PATIENCE = 120.0  # seconds for an answer: a busy daemon counts its disk for long
-SILENCE = 600.0  # seconds without a byte in a stream: a large layer unpacks without a word
+PATIENCE = 120.0  # seconds for a response: a busy daemon takes long to compute its disk usage
+SILENCE = 600.0  # seconds without a byte in a stream: unpacking a large layer sends no progress
 LONGEST_LINE = 16 * 1024 * 1024
 
 
 class DockerError(HoldwaterError):
-    """The daemon refused."""
+    """The daemon refused a request."""
 
     def __init__(self, message: str, hint: str = "", *, status: int = 0) -> None:
         super().__init__(message, hint)
@@ -36,36 +37,36 @@ class DockerError(HoldwaterError):
 
 
 class DaemonGone(DockerError):
-    """Nobody answered, or the connection broke."""
+    """The daemon did not respond, or the connection broke."""
 
 
 class DockerClient:
-    """One daemon, in the newest version of the API that both sides speak."""
+    """A connection to one daemon, with the newest API version that both sides support."""
 
     def __init__(self, host: str = DEFAULT_HOST) -> None:
         self.host = host
-        self.api: Version = NEWEST
+        self.api: ApiVersion = NEWEST
         kind, _, place = host.partition("://")
         self.socket = place if kind == "unix" else ""
         if not place or kind not in ("unix", "tcp"):
             raise DockerError(
-                f"not an address of a docker daemon: `{host}`", "use `unix:///path` or `tcp://host:port`"
+                f"invalid address of a docker daemon: `{host}`", "use `unix:///path` or `tcp://host:port`"
             )
         self._url = URL("http://docker") if self.socket else URL(f"http://{place}")
         self._session: aiohttp.ClientSession | None = None
-        self.lost_at = -math.inf  # when the daemon was last found dead, by `time.monotonic`
+        self.lost_at = -math.inf  # when the daemon was last found dead, in `time.monotonic` seconds
 
     async def __aenter__(self) -> DockerClient:
-        # Each command that runs in a container holds a connection: who calls bounds how many there are.
+        # Each command that runs in a container holds a connection: the callers bound their number.
         unix = bool(self.socket)
         connector = (
             aiohttp.UnixConnector(path=self.socket, limit=0) if unix else aiohttp.TCPConnector(limit=0)
         )
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         try:
-            async with self._asked("GET", "/version", {}, {}, PATIENCE) as answer:
+            async with self._open_request("GET", "/version", {}, {}, PATIENCE) as answer:
                 told = msgspec.json.decode(await answer.read())
-            self.api = self._agreed(told)
+            self.api = self._negotiate(told)
         except BaseException:  # boundary: given back, then raised again
             await self._session.close()
             raise
@@ -95,20 +96,20 @@ class DockerClient:
         return await self._call("DELETE", path, query, seconds=seconds)
 
     async def head(self, path: str, query: Mapping[str, str], seconds: float = PATIENCE) -> Mapping[str, str]:
-        """The headers of the answer."""
-        async with self._asked("HEAD", self._path(path), query, {}, seconds) as answer:
+        """Send a HEAD request; return the headers of the response."""
+        async with self._open_request("HEAD", self._path(path), query, {}, seconds) as answer:
             return answer.headers
 
     async def upload(
         self, path: str, query: Mapping[str, str], content: bytes | AsyncIterable[bytes], seconds: float
     ) -> None:
-        """PUT an archive."""
+        """PUT a tar archive."""
         kind = {"Content-Type": "application/x-tar"}
-        async with self._asked("PUT", self._path(path), query, kind, seconds, content) as answer:
+        async with self._open_request("PUT", self._path(path), query, kind, seconds, content) as answer:
             await answer.read()
 
     @asynccontextmanager
-    async def reading(
+    async def open_body(
         self,
         method: str,
         path: str,
@@ -116,17 +117,18 @@ class DockerClient:
         body: Mapping[str, Any] | None = None,
         silence: float | None = SILENCE,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The answer as it comes, in pieces: an archive, or what a command prints (`frames.py`).
+        """Send a request; yield the pieces of its response.
 
-        `silence`: seconds without a byte after which the daemon counts as gone; None: it may be silent.
+        The response is an archive, or the output of a command (`frames.py`). `silence`: seconds without a
+        byte after which the daemon counts as gone; None: no limit.
         """
-        headers, data = _encoded(body)
-        asked = self._asked(method, self._path(path), query or {}, headers, None, data, silence)
+        headers, data = _encode_body(body)
+        asked = self._open_request(method, self._path(path), query or {}, headers, None, data, silence)
         async with asked as answer:
             yield answer.content.iter_any()
 
-    async def found(self, path: str) -> Any | None:
-        """What `get` gives; None where the daemon knows of no such thing."""
+    async def get_or_none(self, path: str) -> Any | None:
+        """Return the result of `get`, or None if the daemon responds with 404."""
         try:
             return await self.get(path)
         except DockerError as error:
@@ -137,26 +139,26 @@ class DockerClient:
     async def stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The messages of a long POST; one that tells of an error is raised as a `DockerError`."""
-        async with self._asked("POST", self._path(path), query, headers or {}, None) as answer:
-            async for line in _lines(answer):
+        """Yield the messages of a long POST; an error message is raised as a `DockerError`."""
+        async with self._open_request("POST", self._path(path), query, headers or {}, None) as answer:
+            async for line in _read_lines(answer):
                 message: dict[str, Any] = msgspec.json.decode(line)
                 if told := message.get("error") or message.get("errorDetail"):
                     raise DockerError(told if isinstance(told, str) else str(told.get("message", told)))
                 yield message
 
-    def peer(self) -> int | None:
-        """The process that listens on the socket; None where it cannot be told."""
+    def find_peer(self) -> int | None:
+        """Return the pid of the process that listens on the socket; None if unknown."""
         if not self.socket:
             return None
         with socket.socket(socket.AF_UNIX) as one:
             try:
                 one.connect(self.socket)
             except OSError as error:
-                raise self._gone(error) from error
+                raise self._make_gone_error(error) from error
             size = struct.calcsize("3i")
             pid, _, _ = struct.unpack("3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return pid or None  # 0: it is in a name space that is not seen from here
+        return pid or None  # 0: the process is in a namespace that is not visible from here
 
     async def _call(
         self,
@@ -166,13 +168,15 @@ class DockerClient:
         body: Mapping[str, Any] | None = None,
         seconds: float = PATIENCE,
     ) -> Any:
-        headers, data = _encoded(body)
-        async with self._asked(method, self._path(path), query or {}, headers, seconds, data) as answer:
+        headers, data = _encode_body(body)
+        async with self._open_request(
+            method, self._path(path), query or {}, headers, seconds, data
+        ) as answer:
             content = await answer.read()
         return msgspec.json.decode(content) if content.strip() else None
 
     @asynccontextmanager
-    async def _asked(
+    async def _open_request(
         self,
         method: str,
         path: str,
@@ -189,29 +193,29 @@ class DockerClient:
         try:
             async with asked as answer:
                 if answer.status >= 400:
-                    raise DockerError(_told(await answer.read()), status=answer.status)
+                    raise DockerError(_parse_message(await answer.read()), status=answer.status)
                 yield answer
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error) from error
+            raise self._make_gone_error(error) from error
 
     def _path(self, path: str) -> str:
         return f"/v{self.api[0]}.{self.api[1]}{path}"
 
-    def _agreed(self, told: Mapping[str, Any]) -> Version:
+    def _negotiate(self, told: Mapping[str, Any]) -> ApiVersion:
         newest, oldest = str(told.get("ApiVersion", "")), str(told.get("MinAPIVersion", ""))
-        agreed = negotiated(newest, oldest) if newest else None
+        agreed = negotiate_version(newest, oldest) if newest else None
         if agreed is None:
             wanted = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-            raise DockerError(f"the daemon speaks API {oldest} to {newest}, not {wanted}: `{self.host}`")
+            raise DockerError(f"unsupported docker API {oldest} to {newest} (need {wanted}): `{self.host}`")
         return agreed
 
-    def lose(self) -> None:
-        """The daemon has died, as far as this client knows."""
+    def mark_lost(self) -> None:
+        """Record that the daemon has died."""
         self.lost_at = time.monotonic()
 
-    def _gone(self, error: BaseException) -> DaemonGone:
-        if not isinstance(error, TimeoutError):  # a daemon that is slow is not dead
-            self.lose()
+    def _make_gone_error(self, error: BaseException) -> DaemonGone:
+        if not isinstance(error, TimeoutError):  # a slow daemon is not dead
+            self.mark_lost()
         cause = f"{type(error).__name__}: {error}"
         if isinstance(error, aiohttp.ClientConnectorError):
             cause = error.os_error.strerror or cause
@@ -221,13 +225,13 @@ class DockerClient:
         )
 
 
-def _encoded(body: Mapping[str, Any] | None) -> tuple[dict[str, str], bytes | None]:
+def _encode_body(body: Mapping[str, Any] | None) -> tuple[dict[str, str], bytes | None]:
     if body is None:
         return {}, None
     return {"Content-Type": "application/json"}, msgspec.json.encode(body)
 
 
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _read_lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     pending = b""
     async for piece in answer.content.iter_any():
         *whole, pending = (pending + piece).split(b"\n")
@@ -240,7 +244,7 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         yield pending
 
 
-def _told(content: bytes) -> str:
+def _parse_message(content: bytes) -> str:
     try:
         return str(msgspec.json.decode(content)["message"])
     except (msgspec.DecodeError, KeyError, TypeError):

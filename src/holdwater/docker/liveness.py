@@ -1,6 +1,7 @@
-"""Notices that a docker daemon dies, however soon it is back: a connection that stays open ends with it.
+"""Detects the death of a docker daemon, even if it restarts at once: an open connection ends with the daemon.
 
-A service manager may keep the socket of a daemon that restarts: no request fails, but containers are gone.
+A service manager may keep the socket of a restarting daemon, so that no request fails although its
+containers are gone.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from types import TracebackType
 
 from .client import DockerClient, DockerError
 
-AGAIN = 0.2  # seconds before a connection is tried again
-NOTHING = '{"event": ["none"]}'  # a filter that lets no event through
+RECONNECT_PAUSE = 0.2  # seconds before a new connection attempt
+NO_EVENTS = '{"event": ["none"]}'  # a filter that matches no event
 
 
 class DaemonWatch:
-    """Follows one client's daemon as long as it is open; `client.lost_at` says when the daemon died."""
+    """Watches a client's daemon while it is open; `client.lost_at` is the time of the daemon's death."""
 
     def __init__(self, client: DockerClient) -> None:
         self._client = client
@@ -34,19 +35,19 @@ class DaemonWatch:
             self._following.cancel()
             await asyncio.wait([self._following])
 
-    def since(self) -> Callable[[], bool]:
-        """Whether, from now on, the daemon has died."""
+    def make_death_check(self) -> Callable[[], bool]:
+        """Return a function that says whether the daemon has died since this call."""
         began = time.monotonic()
         return lambda: self._client.lost_at >= began
 
     async def _follow(self) -> None:
         while True:
             try:
-                query = {"filters": NOTHING}
-                async with self._client.reading("GET", "/events", query, silence=None) as pieces:
+                query = {"filters": NO_EVENTS}
+                async with self._client.open_body("GET", "/events", query, silence=None) as pieces:
                     async for _ in pieces:
                         pass
-                self._client.lose()
+                self._client.mark_lost()
             except DockerError:
-                pass  # the client has noticed
-            await asyncio.sleep(AGAIN)
+                pass  # the client has recorded it
+            await asyncio.sleep(RECONNECT_PAUSE)

@@ -1,6 +1,7 @@
-"""What a daemon of which API version and a client of which release can do. Pure: nobody is asked here.
+"""The capabilities of docker daemons by API version, and of docker clients by release.
 
-Old daemons ignore parameters that they do not know without a word, so everything goes by the version.
+Pure: it sends no request. Old daemons silently ignore unknown parameters, so every choice depends on the
+version.
 """
 
 from __future__ import annotations
@@ -11,75 +12,75 @@ import msgspec
 
 from ..core.records import Record
 
-Version = tuple[int, int]
+ApiVersion = tuple[int, int]
 
-OLDEST: Version = (1, 39)  # the first with BuildKit
-NEWEST: Version = (1, 48)  # the newest whose answers are known here; newer daemons speak it as well
-DAEMON = "docker"  # the driver whose build cache is in the daemon itself
+OLDEST: ApiVersion = (1, 39)  # the first version with BuildKit
+NEWEST: ApiVersion = (1, 48)  # the newest version with known responses; newer daemons support it too
+DAEMON_DRIVER = "docker"  # the driver with its build cache in the daemon itself
 
 _RELEASE = re.compile(r"^Docker version (\d+)\.(\d+)")
 _FIELD = re.compile(r"^(Name|Driver):[ \t]+(\S+)", re.MULTILINE)
 
 
-class Client(Record, frozen=True):
-    """A `docker` command of this machine, and what it says of itself."""
+class DockerProgram(Record, frozen=True):
+    """A `docker` command of this machine, and its own version information."""
 
     path: str
-    release: str = ""  # what `docker --version` prints
-    buildx: str = ""  # what `docker buildx version` prints; empty: it has no buildx
+    release: str = ""  # output of `docker --version`
+    buildx: str = ""  # output of `docker buildx version`; empty: buildx is not installed
 
 
-class Builder(Record, frozen=True):
-    """Who builds, and so holds the build cache."""
+class BuildxBuilder(Record, frozen=True):
+    """The builder, which also holds the build cache."""
 
     name: str = "default"
-    driver: str = DAEMON
+    driver: str = DAEMON_DRIVER
 
 
-def version(text: str) -> Version:
-    """`1.41` as numbers."""
+def parse_version(text: str) -> ApiVersion:
+    """Parse a version such as `1.41`."""
     major, _, minor = text.partition(".")
     return int(major), int(minor)
 
 
-def negotiated(newest: str, oldest: str = "") -> Version | None:
-    """The version to speak with a daemon that speaks these; None where there is none."""
-    spoken = min(NEWEST, version(newest))
-    return spoken if spoken >= max(OLDEST, version(oldest) if oldest else OLDEST) else None
+def negotiate_version(newest: str, oldest: str = "") -> ApiVersion | None:
+    """Return the version to use with a daemon that supports these; None if there is none."""
+    spoken = min(NEWEST, parse_version(newest))
+    return spoken if spoken >= max(OLDEST, parse_version(oldest) if oldest else OLDEST) else None
 
 
-def usage_query(api: Version) -> dict[str, str]:
-    """Parameters of `/system/df`: before 1.42 it counts everything, whatever it is asked for."""
+def make_usage_query(api: ApiVersion) -> dict[str, str]:
+    """Return the parameters of `/system/df`: before 1.42 it measures everything in any case."""
     return {"type": "build-cache"} if api >= (1, 42) else {}
 
 
-def prune_query(api: Version, record: str) -> dict[str, str]:
-    """Parameters of `/build/prune` for one record: a second id in the filter would be refused.
+def make_prune_query(api: ApiVersion, record: str) -> dict[str, str]:
+    """Return the parameters of `/build/prune` for one record: the daemon refuses a second id in the filter.
 
-    `all`: or else records that an image shares stay, and say nothing. What may be kept is said, as the
-    daemon's own policy would count otherwise.
+    Without `all`, records that an image shares silently stay. The space to keep is explicit, because the
+    daemon's own policy would apply otherwise.
     """
     kept = "reserved-space" if api >= (1, 48) else "keep-storage"
     return {"all": "true", kept: "0", "filters": msgspec.json.encode({"id": [record]}).decode()}
 
 
-def why_not(client: Client) -> str:
-    """Why this client cannot build with BuildKit; empty: it can."""
+def explain_unfit(client: DockerProgram) -> str:
+    """Return why this client cannot build with BuildKit; empty: it can."""
     if client.buildx:
         return ""
     found = _RELEASE.match(client.release)
     if found is None:
-        return f"it is not Docker's own: {client.release[:80]!r}"
+        return f"not a Docker client: {client.release[:80]!r}"
     if int(found[1]) >= 23:
-        return f"release {found[1]}.{found[2]} builds with buildx alone, which it does not have"
+        return f"release {found[1]}.{found[2]} requires buildx, which is not installed"
     if (int(found[1]), int(found[2])) < (18, 9):
-        return f"release {found[1]}.{found[2]} is older than BuildKit"
+        return f"release {found[1]}.{found[2]} does not support BuildKit"
     return ""
 
 
-def builder_of(inspected: str) -> Builder | None:
-    """The builder that `docker buildx inspect` tells of."""
+def parse_builder(inspected: str) -> BuildxBuilder | None:
+    """Parse the output of `docker buildx inspect`."""
     found: dict[str, str] = {}
     for key, value in _FIELD.findall(inspected):
         found.setdefault(key, value)
-    return Builder(name=found["Name"], driver=found["Driver"]) if len(found) == 2 else None
+    return BuildxBuilder(name=found["Name"], driver=found["Driver"]) if len(found) == 2 else None

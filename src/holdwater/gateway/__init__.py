@@ -1,4 +1,4 @@
-"""Where the agents' model calls arrive: a listener for each worker, a session and a key for each attempt.
+"""The gateway receives the agents' model calls: one listener per worker, one session and key per attempt.
 
-It passes calls to an upstream and records each exchange before its last byte leaves. Start at `server.py`.
+It forwards calls to an upstream and records each exchange before its last byte leaves. Start at `server.py`.
 """

@@ -1,7 +1,7 @@
-"""The bytes of a request on their way: admitted within a bound, forwarded without a copy, freed at once.
+"""The bytes of a request in transit: admitted within a bound, forwarded without a copy, freed at once.
 
-`Admission` bounds what is being read and forwarded, `Retention` what is kept for another try of a call.
-What the bytes mean is for `recorder.py` and the dialects.
+`ByteAdmission` bounds the bytes being read and forwarded, `RetainedBytes` the bytes kept for a retry. This
+module does not parse: see `request_parser.py` and the dialects.
 """
 
 from __future__ import annotations
@@ -14,47 +14,48 @@ from typing import Protocol
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 
-Held = bytes | bytearray | memoryview
+HeldBytes = bytes | bytearray | memoryview
 
 
-class Lazy(Protocol):
-    """Bytes that are made when they are sent, the same each time."""
+class LazyBytes(Protocol):
+    """Bytes that are generated when they are sent, the same each time."""
 
     def __len__(self) -> int: ...
 
     def pieces(self) -> Iterator[bytes]: ...
 
 
-Part = Held | Lazy
+BodyPart = HeldBytes | LazyBytes
 
 BRIEF = 64 * 1024  # bytes up to which a body does not wait for larger ones
-BRIEF_SHARE = 8  # these bodies have this part of the bound besides it
-LEAST_BRIEF = 16  # of them have to fit into that part
-OTHERS = 4  # one body, or the bodies of one attempt, leave this part of the bound to others
-SMALL = 16 * 1024  # bytes up to which a body leaves together with its headers
-SLICE = 256 * 1024  # bytes written before the socket is asked whether it can take more
+BRIEF_SHARE = 8  # brief bodies get this part of the bound in addition
+LEAST_BRIEF = 16  # brief bodies that must fit into that part
+OTHERS_SHARE = 4  # one body, or one attempt's bodies together, leave this part of the bound to others
+SMALL = 16 * 1024  # bytes up to which a body is sent together with its headers
+SLICE = 256 * 1024  # bytes written before checking whether the socket can take more
 
 
-class Admission:
-    """A bound on bytes, first come first served. One who holds the most that it may leaves a part to others.
+class ByteAdmission:
+    """A bound on bytes, first come, first served. A holder of the largest share leaves a part to others.
 
-    `within`: a larger bound that holds as well, for bytes of several such. `brief`: the one of brief bodies.
+    `within`: a larger bound that also applies, shared with other admissions. `brief`: the admission for brief
+    bodies.
     """
 
-    def __init__(self, bound: int, within: Admission | None = None) -> None:
+    def __init__(self, bound: int, within: ByteAdmission | None = None) -> None:
         self.bound = bound
-        self.most_each = bound if within is not None else bound - bound // OTHERS
+        self.most_each = bound if within is not None else bound - bound // OTHERS_SHARE
         self.used = 0
         self._within = within
-        self.brief: Admission | None = None
+        self.brief: ByteAdmission | None = None
         if within is not None:
-            self.brief = within.brief and Admission(within.brief.most_each, within.brief)
+            self.brief = within.brief and ByteAdmission(within.brief.most_each, within.brief)
         elif bound // BRIEF_SHARE >= LEAST_BRIEF * BRIEF:
-            self.brief = Admission(bound // BRIEF_SHARE)
+            self.brief = ByteAdmission(bound // BRIEF_SHARE)
         self._growing = asyncio.Lock()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # one for each call that waits
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # bound: one for each waiting call
 
-    async def take(self, size: int) -> Admitted:
+    async def take(self, size: int) -> AdmittedBytes:
         """Wait until `size` bytes fit."""
         if self.brief is not None and size <= BRIEF:
             return await self.brief.take(size)
@@ -64,8 +65,10 @@ class Admission:
         else:
             self.used += size
         try:
-            return Admitted(self, size, await self._within.take(size) if self._within is not None else None)
-        except BaseException:  # boundary: given back, then raised again
+            return AdmittedBytes(
+                self, size, await self._within.take(size) if self._within is not None else None
+            )
+        except BaseException:  # boundary: releases, then raises again
             self.give(size)
             raise
 
@@ -77,7 +80,7 @@ class Admission:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self.give(size)  # its turn had come
+                self.give(size)  # the bytes were already granted
             elif entry in self._waiting:
                 self._waiting.remove(entry)
                 self._admit()
@@ -95,19 +98,19 @@ class Admission:
                 turn.set_result(None)
 
 
-class Admitted:
-    """A share of the admitted bytes, given back once."""
+class AdmittedBytes:
+    """A share of the admitted bytes, released once."""
 
-    def __init__(self, admission: Admission, size: int, within: Admitted | None) -> None:
+    def __init__(self, admission: ByteAdmission, size: int, within: AdmittedBytes | None) -> None:
         self._admission = admission
         self._size = size
         self._within = within
         self._grows = False
 
     async def grow(self, size: int) -> None:
-        """Hold `size` bytes in all. Of the bodies of unknown length one at a time may exceed the bound.
+        """Hold `size` bytes in total. One body of unknown length at a time may exceed the bound.
 
-        So a body that grows never waits for another that waits for it.
+        So a growing body never waits for another one that waits for it.
         """
         if self._within is not None:
             await self._within.grow(size)
@@ -132,8 +135,8 @@ class Admitted:
             self._admission.give(size)
 
 
-class Retention:
-    """A bound on the bytes that wait in memory for a second try; what does not fit is not kept."""
+class RetainedBytes:
+    """A bound on the bytes kept in memory for a retry; bytes that do not fit are not kept."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -146,47 +149,50 @@ class Retention:
         return True
 
 
-class Body:
-    """What is sent. Once that is done it is kept for another try, if it fits; `free` lets go of it."""
+class RequestBody:
+    """The body to send. After sending, it is kept for a retry if it fits; `free` drops it."""
 
     def __init__(
-        self, parts: tuple[Part, ...], admitted: Admitted | None = None, retention: Retention | None = None
+        self,
+        parts: tuple[BodyPart, ...],
+        admitted: AdmittedBytes | None = None,
+        retention: RetainedBytes | None = None,
     ) -> None:
-        self._parts: tuple[Part, ...] | None = parts
+        self._parts: tuple[BodyPart, ...] | None = parts
         self._admitted = admitted
         self._retention = retention
         self._retained = False
         self._measure(parts)
 
-    def _measure(self, parts: tuple[Part, ...]) -> None:
+    def _measure(self, parts: tuple[BodyPart, ...]) -> None:
         self.size = sum([len(part) for part in parts])
-        self._held = sum([len(part) for part in parts if isinstance(part, Held)])
+        self._held = sum([len(part) for part in parts if isinstance(part, HeldBytes)])
 
     @property
     def at_hand(self) -> bool:
-        """Can it be sent (again)?"""
+        """Whether the body can be sent (again)."""
         return self._parts is not None
 
-    def replace(self, parts: tuple[Part, ...]) -> None:
-        """Send `parts` instead, before anything was sent."""
+    def replace(self, parts: tuple[BodyPart, ...]) -> None:
+        """Send `parts` instead; call it before anything is sent."""
         self._parts = parts
         self._measure(parts)
 
-    def taken(self) -> bytes:
-        """All of it, for an upstream in this process."""
+    def to_bytes(self) -> bytes:
+        """Return the whole body, for an upstream in this process."""
         assert self._parts is not None
-        return b"".join([piece for part in self._parts for piece in _pieces(part)])
+        return b"".join([piece for part in self._parts for piece in _split_part(part)])
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         assert self._parts is not None
         if self.size > SMALL:
-            writer.send_headers()  # or else they would be joined with the body: a copy of it
+            writer.send_headers()  # otherwise aiohttp joins them with the body, which copies it
         for part in self._parts:
-            for piece in _pieces(part):
+            for piece in _split_part(part):
                 await writer.write(piece)
-        self._sent()
+        self._finish_send()
 
-    def _sent(self) -> None:
+    def _finish_send(self) -> None:
         if self._admitted is not None:
             self._admitted.release()
         if self._parts is None or self._retained:
@@ -204,25 +210,25 @@ class Body:
             self._retention.used -= self._held
 
 
-class Payload(payload.Payload):
-    """A `Body` in the form that aiohttp's client sends; holds no bytes of its own."""
+class BodyPayload(payload.Payload):
+    """A `RequestBody` in the form that aiohttp's client sends; it holds no bytes itself."""
 
     _autoclose = True
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: RequestBody) -> None:
         super().__init__(None, content_type="application/json")
         self._size = body.size
         self._body = body
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        raise TypeError("a body on its way is not decoded")
+        raise TypeError("a request body in transit cannot be decoded")
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         await self._body.write(writer)
 
 
-def _pieces(part: Part) -> Iterator[Held]:
-    if not isinstance(part, Held):
+def _split_part(part: BodyPart) -> Iterator[HeldBytes]:
+    if not isinstance(part, HeldBytes):
         yield from part.pieces()
     elif len(part) <= SLICE:
         yield part
@@ -232,8 +238,8 @@ def _pieces(part: Part) -> Iterator[Held]:
             yield view[start : start + SLICE]
 
 
-def joined(key: str, head: bytes, messages: Part | None) -> tuple[Part, ...]:
-    """A request of the keys in the JSON object `head` and, under `key`, the array `messages`, in parts."""
+def join_request(key: str, head: bytes, messages: BodyPart | None) -> tuple[BodyPart, ...]:
+    """Return the parts of a request: the keys of the JSON object `head`, and `messages` under `key`."""
     if messages is None:
         return (head,)
     return b'{"%s":' % key.encode(), messages, b"}" if head == b"{}" else b"," + head[1:]

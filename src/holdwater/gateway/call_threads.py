@@ -1,7 +1,7 @@
-"""Which failed model call ended an attempt: the main thread decides, by the order of requests.
+"""Finds the failed model call that ended an attempt: the main thread decides, by the order of requests.
 
-A call that ends last says little when calls overlap: a title or a sub-agent may end long after the agent's
-own call. This module keeps a few words for each thread and no message. `sessions.py` asks it for the failure.
+The call that ends last is no evidence when calls overlap: a title or a sub-agent may end long after the
+agent's own call. This module keeps a few values per thread and no message; `sessions.py` reads the failure.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..core.records import Failure
-from .recorder import Delta
+from ..core.records import AttemptFailure
+from .recorder import RequestDelta
 
-MOST_THREADS = 256  # threads of an attempt that are remembered
-MOST_EXCHANGES = 4096  # exchanges that a later call can continue
+MOST_THREADS = 256  # threads kept for one attempt
+MOST_EXCHANGES = 4096  # exchanges that later calls can continue
 
 
 class CallThread:
-    """Calls of which each continues the one before. Times are ticks of the attempt's own clock."""
+    """Calls that each continue the previous one. Times are ticks of the attempt's own clock."""
 
     def __init__(self, first: int) -> None:
-        self.first = first  # when its first call was requested
-        self.last = first  # when its last call was requested
-        self.ended: float = math.inf  # when that call ended
+        self.first = first  # tick of the request of its first call
+        self.last = first  # tick of the request of its last call
+        self.ended: float = math.inf  # tick at which its last call ended
         self.turns = 0  # calls that added messages
-        self.messages = -1  # in its longest request
+        self.messages = -1  # messages in its longest request
         self.has_tools = False
         self.size = 0  # bytes of its longest request
-        self.decided = 0  # when the call was requested whose end counts
-        self.failure: Failure | None = None  # of that call
+        self.decided = 0  # tick of the request of the call whose end counts
+        self.failure: AttemptFailure | None = None  # of the call whose end counts
 
     @property
     def is_conversation(self) -> bool:
-        """A single call without tools is a side call beside any conversation."""
+        """Whether this is a conversation: a single call without tools is a side call."""
         return self.turns > 1 or self.has_tools
 
     @property
@@ -49,11 +49,11 @@ class ThreadCall(NamedTuple):
 
 
 class LostCall(NamedTuple):
-    """A call that failed, while no call that was requested later has succeeded."""
+    """A failed call that no later successful call has made good."""
 
     call: ThreadCall
     ended: int
-    failure: Failure
+    failure: AttemptFailure
 
 
 class CallThreads:
@@ -66,15 +66,15 @@ class CallThreads:
         self._lost: list[LostCall] = []  # bound: MOST_THREADS
 
     def tick(self) -> int:
-        """The time of something that happens now."""
+        """Return the tick of an event that happens now."""
         self._clock += 1
         return self._clock
 
-    def begin(self, requested: int, delta: Delta, size: int, has_tools: bool) -> ThreadCall:
-        """A call that was `requested` at that tick."""
+    def begin(self, requested: int, delta: RequestDelta, size: int, has_tools: bool) -> ThreadCall:
+        """Return a new call, requested at the tick `requested`, in its thread."""
         messages = delta.keep + len(delta.append)
         before = self._written.get(delta.parent) if delta.parent is not None else None
-        # The trajectory in the ledger (`trajectory.py`) goes by the same rule.
+        # `conversation/trajectory.py` uses the same rule.
         continues = before is not None and 2 * delta.keep > before.messages
         thread = before.thread if before is not None and continues else self._open(requested)
         thread.last, thread.ended = requested, math.inf
@@ -84,8 +84,8 @@ class CallThreads:
         thread.has_tools |= has_tools
         return ThreadCall(thread, requested, messages)
 
-    def end(self, call: ThreadCall, failure: Failure | None) -> None:
-        """The call was answered, or failed."""
+    def end(self, call: ThreadCall, failure: AttemptFailure | None) -> None:
+        """Record that the call was answered, or failed."""
         now, thread = self.tick(), call.thread
         self._close(call, now)
         if call.requested >= thread.decided:
@@ -96,38 +96,39 @@ class CallThreads:
             self._lost = [lost for lost in self._lost if not _is_made_good(lost, call)]
 
     def abandon(self, call: ThreadCall) -> None:
-        """The client went away: the call before it still says how its thread stands."""
+        """Record that the client disconnected: the previous call still decides the state of the thread."""
         self._close(call, self.tick())
 
-    def write(self, call: ThreadCall, number: int) -> None:
-        """The call is in the record as this exchange: later calls may continue it."""
+    def on_written(self, call: ThreadCall, number: int) -> None:
+        """Record that the call is exchange `number`: later calls may continue it."""
         self._written[number] = call
         if len(self._written) > MOST_EXCHANGES:
             del self._written[next(iter(self._written))]
 
-    def refuse(self, failure: Failure) -> None:
-        """A call failed before anything was known of it."""
+    def refuse(self, failure: AttemptFailure) -> None:
+        """Record a call that failed before its request was parsed."""
         requested = self.tick()
         self.end(ThreadCall(self._open(requested), requested), failure)
 
     @property
-    def failure(self) -> Failure | None:
-        """Why the last call of the main thread failed, if it did."""
+    def failure(self) -> AttemptFailure | None:
+        """The failure of the main thread's last call, if it failed."""
         main = self._main
         return main.failure if main is not None else None
 
     @property
-    def unanswered(self) -> Failure | None:
-        """Why the last call failed, of all threads, that no later call made good."""
+    def unanswered(self) -> AttemptFailure | None:
+        """The failure of the last failed call of any thread that no later call made good."""
         latest = max(self._lost, key=lambda lost: lost.call.requested, default=None)
         return latest.failure if latest is not None else None
 
     @property
     def _main(self) -> CallThread | None:
-        """The thread that the agent's last turns belong to.
+        """The thread of the agent's last turns.
 
-        A conversation that begins when another is over takes its place: after a compaction, or in the next
-        step. One that begins while another goes on is beside it. Of overlapping first calls the larger wins.
+        A conversation that begins after another one ended replaces it: after a compaction, or in the next
+        step. A conversation that begins while another one continues runs beside it. If first calls overlap,
+        the larger thread wins.
         """
         conversations = [thread for thread in self._threads if thread.is_conversation]
         main: CallThread | None = None
@@ -140,7 +141,7 @@ class CallThreads:
     def _open(self, requested: int) -> CallThread:
         thread = CallThread(requested)
         self._threads.append(thread)
-        self._threads.sort(key=lambda thread: thread.first)  # a body may come late
+        self._threads.sort(key=lambda thread: thread.first)  # a body may arrive late
         if len(self._threads) > MOST_THREADS:
             main = self._main
             self._threads.remove(next(old for old in self._threads if old is not main))
@@ -152,6 +153,6 @@ class CallThreads:
 
 
 def _is_made_good(lost: LostCall, by: ThreadCall) -> bool:
-    """A success counts if it was requested when the failure was known, or later in the same thread."""
+    """Whether the success was requested after the failure was known, or later in the same thread."""
     same = lost.call.thread is by.thread and lost.call.requested < by.requested
     return same or lost.ended < by.requested

@@ -1,7 +1,7 @@
-"""The small client that Python agents get: one Chat Completions call at a time, through the gateway.
+"""The small client for Python agents: one Chat Completions call at a time, through the gateway.
 
-It implements `core.authoring.Model`. It is in the gateway's process: its calls need no connection, and what
-happens to them there is what happens to any call. Retries are the gateway's, not its own.
+It implements `core.authoring.Model` and runs in the gateway's process, so its calls need no connection; the
+gateway treats them like any other call. It does not retry: the gateway does.
 """
 
 from __future__ import annotations
@@ -13,48 +13,50 @@ import msgspec
 from msgspec import Raw
 
 from ..core.errors import ModelFailed
-from .near import Conversation, Near
-from .upstreams.retry import error_in
+from .in_process_request import InProcessRequest, MessageHistory
+from .upstreams.retry import parse_error
 
-Ask = Callable[[str, Near], Awaitable[tuple[int, bytes]]]
-"""Takes a key and a request; gives the status and the body of the answer: `Gateway.ask`."""
+RequestSender = Callable[[str, InProcessRequest], Awaitable[tuple[int, bytes]]]
+"""Takes a key and a request; returns the status and body of the response: `Gateway.ask`."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatClient:
-    """One attempt's way to its model."""
+    """One attempt's client for its model."""
 
-    def __init__(self, ask: Ask, url: str, sandbox_url: str, key: str, name: str) -> None:
+    def __init__(self, ask: RequestSender, url: str, sandbox_url: str, key: str, name: str) -> None:
         self.url = url
         self.sandbox_url = sandbox_url
         self.key = key
         self.name = name
         self._ask = ask
-        self._conversation = Conversation()
+        self._conversation = MessageHistory()
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """The reply's JSON; raises `ModelFailed` with the upstream's message if there is none."""
+        """Return the reply's JSON; raise `ModelFailed` with the upstream's message if there is none."""
         if options.get("stream"):
-            raise ValueError("`stream` is for clients that read events: `chat` returns the whole reply")
+            raise ValueError("`chat` does not support `stream`: it returns the whole reply")
         head = {name: Raw(_encode(value)) for name, value in {"model": self.name, **options}.items()}
-        status, content = await self._ask(self.key, Near(head, self._conversation.said(messages)))
+        status, content = await self._ask(
+            self.key, InProcessRequest(head, self._conversation.copy_messages(messages))
+        )
         if status != 200:
-            raise _failed(status, content)
-        reply = _decoded(content)
+            raise _make_error(status, content)
+        reply = _decode_reply(content)
         if "choices" not in reply:
-            raise _failed(status, content)
+            raise _make_error(status, content)
         return reply
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decode_reply(content: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ModelFailed(f"the model's reply is no JSON: {error}", kind="garbage") from None
+        raise ModelFailed(f"the model's reply is not valid JSON: {error}", kind="garbage") from None
 
 
-def _failed(status: int, content: bytes) -> ModelFailed:
-    message = error_in(content).message or "no message"
+def _make_error(status: int, content: bytes) -> ModelFailed:
+    message = parse_error(content).message or "no message"
     again = status in (408, 409, 429) or status >= 500
     return ModelFailed(f"the model call failed with {status}: {message}", kind=str(status), again=again)

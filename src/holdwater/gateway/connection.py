@@ -1,7 +1,7 @@
-"""A client's connection: HTTP as providers accept it, and word of every request that cannot be read.
+"""A client's connection: HTTP as leniently as providers accept it, with a report of each unreadable request.
 
 aiohttp refuses a request that repeats a header such as `User-Agent`; providers do not. The head of a refused
-request is read again without the repeats; no other request costs anything. What calls are for: `server.py`.
+request is parsed again without the repeats; other requests cost nothing extra. `server.py` handles the calls.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from aiohttp import web
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError
 
-from .heads import MOST_HELD, PARSER, BoundedParser, HeadTooLarge, HeldHeads, Parsed
-from .open_connections import OpenConnections, Owner
+from .auxiliary_routes import make_refusal
+from .open_connections import ConnectionOwner, OpenConnections
+from .request_heads import MOST_HELD, PARSER_ATTRIBUTE, BoundedParser, HeadTooLarge, HeldHeads, ParsedMessages
 from .routes import CHAT
-from .side import refusal
 
-Unread = Callable[[bytes, HttpProcessingError, asyncio.BaseTransport | None], None]
-"""Takes the head of a request that cannot be read, what is wrong with it, and its connection."""
+OnUnreadable = Callable[[bytes, HttpProcessingError, asyncio.BaseTransport | None], None]
+"""Takes the head of an unreadable request, the parser's error, and the connection."""
 
 # aiohttp allows each of these once.
-_SINGLE = frozenset(
+_SINGLE_HEADERS = frozenset(
     {
         b"content-length",
         b"content-location",
@@ -40,13 +40,13 @@ _SINGLE = frozenset(
 
 
 class GatewayServer(web.Server):
-    """aiohttp's server, with `GatewayConnection`."""
+    """aiohttp's server, with `GatewayConnection` for each connection."""
 
-    def __init__(self, handler: Any, unread: Unread, opened: OpenConnections, **options: Any) -> None:
+    def __init__(self, handler: Any, unread: OnUnreadable, opened: OpenConnections, **options: Any) -> None:
         super().__init__(handler, **options)
         self._unread = unread
-        self.opened = opened
-        why = f"a connection was closed: more than {MOST_HELD} bytes of heads were held"
+        self.open_connections = opened
+        why = f"connection closed: request heads of all connections exceed {MOST_HELD} bytes"
         self.heads: HeldHeads[GatewayConnection] = HeldHeads(lambda over: opened.shut(over, 431, why))
 
     def __call__(self) -> web.RequestHandler:
@@ -54,30 +54,34 @@ class GatewayServer(web.Server):
 
 
 class GatewayConnection(web.RequestHandler):
-    """One connection."""
+    """One client connection."""
 
     def __init__(
-        self, manager: GatewayServer, unread: Unread, loop: asyncio.AbstractEventLoop, options: dict[str, Any]
+        self,
+        manager: GatewayServer,
+        unread: OnUnreadable,
+        loop: asyncio.AbstractEventLoop,
+        options: dict[str, Any],
     ) -> None:
         super().__init__(manager, loop=loop, **options)
         self._heads = manager.heads
         hold = partial(manager.heads.hold, self)
-        parser = getattr(self, PARSER)
-        setattr(self, PARSER, RequestParser(parser, hold, self._fresh_parser, self._tell_unread))
+        parser = getattr(self, PARSER_ATTRIBUTE)
+        setattr(self, PARSER_ATTRIBUTE, RequestParser(parser, hold, self._make_parser, self._report_unread))
         self._unread = unread
         self._parser_options = {name: options[name] for name in _PARSER_OPTIONS if name in options}
         self._read_ahead = options["read_bufsize"]
-        self._opened = manager.opened
+        self._open_connections = manager.open_connections
         self.since = 0.0
-        self.owner: Owner = ""
+        self.owner: ConnectionOwner = ""
         self.calls = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._opened.add(self)
+        self._open_connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._opened.remove(self)
+        self._open_connections.remove(self)
         self._heads.hold(self, 0)
         super().connection_lost(exc)
 
@@ -85,11 +89,11 @@ class GatewayConnection(web.RequestHandler):
     def answering(self) -> bool:
         return self._current_request is not None
 
-    def _fresh_parser(self) -> Any:
+    def _make_parser(self) -> Any:
         options = {**self._parser_options, "payload_exception": web.RequestPayloadError}
         return HttpRequestParser(self, self._loop, self._read_ahead, **options)
 
-    def _tell_unread(self, head: bytes, error: HttpProcessingError) -> None:
+    def _report_unread(self, head: bytes, error: HttpProcessingError) -> None:
         self._unread(head, error, self.transport)
 
     def handle_error(
@@ -99,11 +103,11 @@ class GatewayConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A request that cannot be read gets an error that clients understand."""
+        """Return an error that clients understand for a request that cannot be read."""
         if status != 400 or request.writer.output_size > 0:
             return super().handle_error(request, status, exc, message)
         status = exc.code if isinstance(exc, HeadTooLarge) else status
-        response = refusal(CHAT, status, f"the request cannot be read: {message}")
+        response = make_refusal(CHAT, status, f"the request cannot be read: {message}")
         response.force_close()
         return response
 
@@ -112,7 +116,7 @@ _PARSER_OPTIONS = ("max_line_size", "max_field_size", "max_headers", "auto_decom
 
 
 class RequestParser(BoundedParser):
-    """It takes another parser for a head that has to be read again."""
+    """A bounded parser that uses a fresh aiohttp parser for a head that must be parsed again."""
 
     def __init__(
         self,
@@ -124,22 +128,22 @@ class RequestParser(BoundedParser):
         super().__init__(parser, hold)
         self._fresh = fresh
         self._unread = unread
-        self._head = bytearray()  # of the request that is being read; bound: `LONGEST_HEAD` and a step
+        self._head = bytearray()  # of the current request; bound: `LONGEST_HEAD` and one `STEP`
 
-    def feed_data(self, data: bytes) -> Parsed:
+    def feed_data(self, data: bytes) -> ParsedMessages:
         try:
             return super().feed_data(data)
         except HttpProcessingError as error:
             self._unread(bytes(self._head), error)
             raise
 
-    def _parse(self, piece: bytes) -> Parsed:
+    def _parse(self, piece: bytes) -> ParsedMessages:
         if self._in_head:
             self._head += piece
         try:
             parsed = super()._parse(piece)
         except HttpProcessingError:
-            once = without_repeats(bytes(self._head)) if self._in_head else None
+            once = drop_repeats(bytes(self._head)) if self._in_head else None
             if once is None:
                 raise
             self._head, self._parser = bytearray(once), self._fresh()
@@ -149,8 +153,8 @@ class RequestParser(BoundedParser):
         return parsed
 
 
-def without_repeats(request: bytes) -> bytes | None:
-    """A request with the first of each single header; None if it repeats none, or contradicts itself."""
+def drop_repeats(request: bytes) -> bytes | None:
+    """Return `request` with the first of each single header; None if none repeats, or if lengths conflict."""
     head, separator, body = request.partition(b"\r\n\r\n")
     seen: dict[bytes, bytes] = {}
     kept: list[bytes] = []
@@ -159,7 +163,7 @@ def without_repeats(request: bytes) -> bytes | None:
     for number, line in enumerate(lines):
         name, colon, value = line.partition(b":")
         name, value = name.lower(), value.strip()
-        if not number or not colon or name not in _SINGLE or number == unfinished:
+        if not number or not colon or name not in _SINGLE_HEADERS or number == unfinished:
             kept.append(line)
         elif name not in seen:
             seen[name] = value

@@ -1,4 +1,4 @@
-"""Bodies that come compressed: each decoder gives what it has in steps, so that a bomb meets the cap."""
+"""Decoders for compressed bodies. Each yields its output in steps, so that a zip bomb hits the size cap."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import IO, Protocol, cast
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-STEP = 1024 * 1024  # bytes that are decompressed at once
-LARGEST_WINDOW = 8 * 1024 * 1024  # what HTTP allows zstd
+STEP = 1024 * 1024  # bytes decompressed in one step
+LARGEST_WINDOW = 8 * 1024 * 1024  # HTTP's limit for zstd
 TOO_LONG = "bytes follow its end"
 
 
-class Garbled(Exception):
-    """The bytes are not what their encoding promised."""
+class InvalidEncoding(Exception):
+    """The bytes do not match their declared encoding."""
 
 
-class Decoder(Protocol):
+class BodyDecoder(Protocol):
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """What `piece` makes known, at most about `STEP` bytes at a time."""
+        """Yield the bytes that `piece` decodes to, at most about `STEP` bytes at a time."""
 
     def end(self) -> Iterator[bytes]:
-        """What is left after the last piece; raises `Garbled` if the end is missing."""
+        """Yield the remaining bytes after the last piece; raise `InvalidEncoding` if the end is missing."""
 
 
-class Identity:
+class IdentityDecoder:
     def feed(self, piece: bytes) -> Iterator[bytes]:
         yield piece
 
@@ -34,8 +34,8 @@ class Identity:
         yield from ()
 
 
-class Zlib:
-    """gzip and deflate."""
+class ZlibDecoder:
+    """Decodes gzip and deflate."""
 
     def __init__(self, window: int) -> None:
         self._decoder = zlib.decompressobj(wbits=window)
@@ -44,25 +44,25 @@ class Zlib:
         try:
             while piece:
                 if self._decoder.eof:
-                    raise Garbled(TOO_LONG)
+                    raise InvalidEncoding(TOO_LONG)
                 yield self._decoder.decompress(piece, STEP)
                 piece = self._decoder.unconsumed_tail
         except zlib.error as error:
-            raise Garbled(str(error)) from None
+            raise InvalidEncoding(str(error)) from None
 
     def end(self) -> Iterator[bytes]:
         try:
             while more := self._decoder.decompress(b"", STEP):
                 yield more
         except zlib.error as error:
-            raise Garbled(str(error)) from None
+            raise InvalidEncoding(str(error)) from None
         if not self._decoder.eof:
-            raise Garbled("it ended early")
+            raise InvalidEncoding("it ended early")
         if self._decoder.unused_data:
-            raise Garbled(TOO_LONG)
+            raise InvalidEncoding(TOO_LONG)
 
 
-class Brotli:
+class BrotliDecoder:
     def __init__(self) -> None:
         self._decoder = brotli.Decompressor()
 
@@ -72,16 +72,16 @@ class Brotli:
             while not self._decoder.can_accept_more_data():
                 yield self._decoder.process(b"", output_buffer_limit=STEP)
         except brotli.error as error:
-            raise Garbled(str(error)) from None
+            raise InvalidEncoding(str(error)) from None
 
     def end(self) -> Iterator[bytes]:
         if not self._decoder.is_finished():
-            raise Garbled("it ended early")
+            raise InvalidEncoding("it ended early")
         yield from ()
 
 
-class Zstd:
-    """Of a frame that was cut it gives the bytes that there are, which are no JSON."""
+class ZstdDecoder:
+    """Decodes zstd. A truncated frame yields the bytes that are there, which are not valid JSON."""
 
     def __init__(self) -> None:
         self._input = _ZstdInput()
@@ -90,28 +90,28 @@ class Zstd:
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         self._input.piece = piece
-        yield from self._steps()
+        yield from self._read_steps()
 
     def end(self) -> Iterator[bytes]:
         self._input.ended = True
-        yield from self._steps()
+        yield from self._read_steps()
 
-    def _steps(self) -> Iterator[bytes]:
+    def _read_steps(self) -> Iterator[bytes]:
         try:
             while decoded := self._reader.read1(STEP):
                 yield decoded
-        except _NoInput:
+        except _InputMissing:
             return  # `read1` reads only while it has decoded nothing, so nothing is lost
         except zstandard.ZstdError as error:
-            raise Garbled(str(error)) from None
+            raise InvalidEncoding(str(error)) from None
 
 
-class _NoInput(Exception):
-    """More has to be fed first."""
+class _InputMissing(Exception):
+    """The decoder needs more input."""
 
 
 class _ZstdInput:
-    """The file that a reader of zstd reads: one piece after the other."""
+    """The file that the zstd reader reads from: one piece after the other."""
 
     def __init__(self) -> None:
         self.piece = b""
@@ -119,16 +119,16 @@ class _ZstdInput:
 
     def read(self, size: int) -> bytes:
         if not self.piece and not self.ended:
-            raise _NoInput
+            raise _InputMissing
         piece, self.piece = self.piece, b""
         return piece
 
 
-DECODERS: dict[str, Callable[[], Decoder]] = {
-    "identity": Identity,
-    "gzip": lambda: Zlib(31),
-    "x-gzip": lambda: Zlib(31),
-    "deflate": lambda: Zlib(15),
-    "br": Brotli,
-    "zstd": Zstd,
+DECODERS: dict[str, Callable[[], BodyDecoder]] = {
+    "identity": IdentityDecoder,
+    "gzip": lambda: ZlibDecoder(31),
+    "x-gzip": lambda: ZlibDecoder(31),
+    "deflate": lambda: ZlibDecoder(15),
+    "br": BrotliDecoder,
+    "zstd": ZstdDecoder,
 }

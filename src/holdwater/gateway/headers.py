@@ -1,7 +1,7 @@
-"""Which headers and query parameters of a client go upstream, beside the provider's key: known ones alone.
+"""Selects the client headers and query parameters that go upstream with the provider's key: known ones only.
 
-Any other stays here. A header such as `X-HTTP-Method-Override` or `OpenAI-Organization` would let an agent do
-things with the provider's key that the run never allowed.
+All others are dropped. A header such as `X-HTTP-Method-Override` or `OpenAI-Organization` would let an agent
+use the provider's key in ways that the run never allowed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class KnownHeaders(NamedTuple):
-    """Names in lower case, and how further names begin."""
+    """Header names in lower case, and prefixes of further names."""
 
     names: frozenset[str]
     beginnings: tuple[str, ...]
 
 
 _ALWAYS = {"accept", "content-type", "user-agent", "idempotency-key", "x-request-id", "x-client-request-id"}
-_STAINLESS = "x-stainless-"  # the libraries of the providers describe themselves in these
+_STAINLESS = "x-stainless-"  # the providers' client libraries describe themselves in these
 # Codex sends `originator`, `version` and the ids, OpenRouter's clients the last two.
 _OPENAI = {
     "openai-beta",
@@ -38,16 +38,16 @@ _BY_DIALECT = {
     "messages": KnownHeaders(frozenset(_ALWAYS | _ANTHROPIC), (_STAINLESS, "x-claude-")),
     "gemini": KnownHeaders(frozenset(_ALWAYS | _GOOGLE), (_STAINLESS, "x-gemini-")),
 }
-_SINGLE = frozenset({"content-type", "user-agent"})  # the first counts
-# Google takes headers, methods and the fields of a reply in the query too: `$httpHeaders`, `fields`.
+_SINGLE = frozenset({"content-type", "user-agent"})  # the first value counts
+# Google also accepts headers, methods and the fields of a reply in the query: `$httpHeaders`, `fields`.
 _PARAMETERS = frozenset({"alt", "$alt", "api-version", "beta", "prettyPrint"})
 
 
 def pick_headers(given: Mapping[str, str], key: str, dialect: str) -> dict[str, str]:
-    """Those of a call in `dialect` that go on, without its `key`. Repeated headers are one list."""
+    """Return the headers of a call in `dialect` to forward, without its `key`; repeated ones as a list."""
     known = _BY_DIALECT.get(dialect, _OF_OPENAI)
     sent: dict[str, str] = {}
-    names: dict[str, str] = {}  # as they were written first
+    names: dict[str, str] = {}  # lower case -> as written first
     for name, value in given.items():
         lower = name.lower()
         if not (lower in known.names or lower.startswith(known.beginnings)) or key in value:
@@ -61,5 +61,5 @@ def pick_headers(given: Mapping[str, str], key: str, dialect: str) -> dict[str, 
 
 
 def pick_parameters(query: str) -> str:
-    """The part of a raw query that goes on."""
+    """Return the parts of a raw query string to forward."""
     return "&".join(part for part in query.split("&") if part.partition("=")[0] in _PARAMETERS)

@@ -1,7 +1,7 @@
-"""What is kept once in a run: large base64 inside a message, and the large constants of a request.
+"""Replaces values that a run stores once by references: large base64 in messages, large request constants.
 
-A reference takes their place, and no text is left that looks like one. Works on bytes in one pass; a message
-is not parsed. The way back is in the ledger's own `media.py`.
+It escapes texts that look like a reference. It scans bytes in one pass and does not parse messages. The
+ledger's own `media.py` puts the values back.
 """
 
 from __future__ import annotations
@@ -14,59 +14,63 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-SMALLEST = 4096  # characters below which a medium or a constant stays where it is
+SMALLEST = 4096  # characters below which a medium or a constant stays in place
 LONGEST_TYPE = 255  # characters between `data:` and `;base64,`
 
 _OPENING = b'"data:'
 _BASE64 = b";base64,"
 _FIELD = b'data"'
-# What stands between a colon and a quote is a whole value, whatever the key before it.
+# A colon and a quote start a complete string value, under any key that ends with `data`.
 _BARE = re.compile(rb'data"[ \t\r\n]*:[ \t\r\n]*"')
-_WORD = b'"holdwater-'
-_ESCAPED = b'"\\u0068oldwater-'  # the same JSON string, written so that it is not taken for a reference
+_REFERENCE = b'"holdwater-'
+_ESCAPED = b'"\\u0068oldwater-'  # the same JSON string, escaped so that it does not look like a reference
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
-Keep = Callable[[bytes], str]
+KeepBlob = Callable[[bytes], str]
 
 
-def extracted(message: bytes, keep: Keep) -> bytes:
-    """`message` with a reference in place of each large medium; `keep` takes it and returns its hash."""
-    if len(message) < SMALLEST and _WORD not in message:
+def extract_media(message: bytes, keep: KeepBlob) -> bytes:
+    """Return `message` with a reference for each large medium; `keep` stores one and returns its hash."""
+    if len(message) < SMALLEST and _REFERENCE not in message:
         return message
     parts: list[bytes] = []
     done = 0
-    for medium in sorted([*_data_urls(message), *_bare(message)]):
-        content = _canonical(message[medium.data : medium.end])
+    for medium in sorted([*_find_data_urls(message), *_find_bare(message)]):
+        content = _decode_canonical(message[medium.data : medium.end])
         if content is not None:
             name = keep(content).encode()
             word = b"blob:%s:%s" % (name, medium.kind) if medium.kind is not None else b"base64:" + name
-            parts += _safe(message[done : medium.start]), _WORD + word
+            parts += _escape_references(message[done : medium.start]), _REFERENCE + word
             done = medium.end
-    parts.append(_safe(message[done:]))
+    parts.append(_escape_references(message[done:]))
     return b"".join(parts)
 
 
-def constants(head: bytes, keep: Keep) -> bytes:
-    """The JSON object `head` with a reference in place of each large value."""
+def extract_constants(head: bytes, keep: KeepBlob) -> bytes:
+    """Return the JSON object `head` with a reference in place of each large value."""
     if len(head) < SMALLEST:
-        return _safe(head)
-    return b"{" + b",".join(_pair(key, bytes(raw), keep) for key, raw in _OBJECT.decode(head).items()) + b"}"
+        return _escape_references(head)
+    return (
+        b"{"
+        + b",".join(_encode_pair(key, bytes(raw), keep) for key, raw in _OBJECT.decode(head).items())
+        + b"}"
+    )
 
 
-def _pair(key: str, value: bytes, keep: Keep) -> bytes:
-    name = _safe(msgspec.json.encode(key))
+def _encode_pair(key: str, value: bytes, keep: KeepBlob) -> bytes:
+    name = _escape_references(msgspec.json.encode(key))
     if len(value) < SMALLEST:
-        return name + b":" + _safe(value)
-    return name + b":" + _WORD + b"json:" + keep(value).encode() + b'"'
+        return name + b":" + _escape_references(value)
+    return name + b":" + _REFERENCE + b"json:" + keep(value).encode() + b'"'
 
 
 def has_large(message: bytes, size: int) -> bool:
-    """Might `message` hold media of `size` characters or more?"""
+    """Whether `message` may hold media of `size` characters or more."""
     return len(message) >= size and (_OPENING in message or _FIELD in message)
 
 
-class _Medium(NamedTuple):
-    """A string value that may be one: where its quote stands, where its data start, where they end."""
+class _MediumSpan(NamedTuple):
+    """A string value that may be a medium: the positions of its quote, of its data and of their end."""
 
     start: int
     data: int
@@ -74,12 +78,12 @@ class _Medium(NamedTuple):
     kind: bytes | None  # the type in a data URL; None for bare base64
 
 
-def _data_urls(message: bytes) -> Iterator[_Medium]:
+def _find_data_urls(message: bytes) -> Iterator[_MediumSpan]:
     at = 0
     while (start := message.find(_OPENING, at)) >= 0:
         at = start + len(_OPENING)
         comma = message.find(_BASE64, at, at + LONGEST_TYPE + len(_BASE64))
-        # A quote after a backslash belongs to the text of a string; such data are not a whole value.
+        # A quote after a backslash is inside a string, so the data are not a complete value.
         if comma < 0 or message[start - 1 : start] == b"\\" or b'"' in message[at:comma]:
             continue
         data = comma + len(_BASE64)
@@ -89,28 +93,28 @@ def _data_urls(message: bytes) -> Iterator[_Medium]:
         at = end
         if end - data >= SMALLEST and b"\\" not in message[start:data]:
             kind = message[start + len(_OPENING) : comma]
-            yield _Medium(start, data, end, kind)
+            yield _MediumSpan(start, data, end, kind)
 
 
-def _bare(message: bytes) -> Iterator[_Medium]:
+def _find_bare(message: bytes) -> Iterator[_MediumSpan]:
     if _FIELD not in message:
         return
     for match in _BARE.finditer(message):
         end = message.find(b'"', match.end())
         if end - match.end() >= SMALLEST:
-            yield _Medium(match.end() - 1, match.end(), end, None)
+            yield _MediumSpan(match.end() - 1, match.end(), end, None)
 
 
-def _canonical(data: bytes) -> bytes | None:
-    """The bytes that `data` encodes, if encoding them again gives `data`."""
+def _decode_canonical(data: bytes) -> bytes | None:
+    """Return the bytes that `data` encodes, if encoding them again gives `data`."""
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except binascii.Error:
         return None
-    # What is strict leaves nothing open but the last bits of the last group.
+    # Strict mode leaves only the last bits of the last group undetermined.
     last = len(content) - (len(content) - 1) % 3 - 1
     return content if binascii.b2a_base64(content[last:], newline=False) == data[-4:] else None
 
 
-def _safe(text: bytes) -> bytes:
-    return text.replace(_WORD, _ESCAPED) if _WORD in text else text
+def _escape_references(text: bytes) -> bytes:
+    return text.replace(_REFERENCE, _ESCAPED) if _REFERENCE in text else text

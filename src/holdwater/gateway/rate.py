@@ -1,6 +1,6 @@
-"""The rate that a run keeps of its own accord: requests and tokens a minute, this worker's share of them.
+"""The rate limit that a run sets for itself: requests and tokens per minute, and this worker's share of them.
 
-Those who wait are served in the order in which they came. What an upstream asks for is in `upstreams/`.
+Waiting calls are served in order of arrival. The upstream's own rate limits are handled in `upstreams/`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 
-BURST = 2.0  # seconds' worth of a rate that may be used at once
-LEARNING = 0.2  # the weight of the latest call in what a call is expected to use
+BURST = 2.0  # seconds' worth of the rate that may be used at once
+LEARNING = 0.2  # the weight of the latest call in the expected tokens of a call
 
 
-class Bucket:
-    """Fills at a rate up to what may be used at once; what is used beyond that is paid back first."""
+class RateBucket:
+    """A token bucket that fills at a rate up to its burst size; use beyond that is paid back first."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self._rate = per_minute / 60.0
@@ -23,7 +23,7 @@ class Bucket:
         self._at = now
 
     def delay(self, need: float, now: float) -> float:
-        """Seconds until `need` is there; what can never be there at once counts as a full bucket."""
+        """Return the seconds until `need` is available; more than the burst size counts as a full bucket."""
         self._fill(now)
         return max(0.0, (min(need, self._most) - self._level) / self._rate)
 
@@ -32,7 +32,7 @@ class Bucket:
         self._level -= amount
 
     def give(self, amount: float) -> None:
-        """What was taken and not used."""
+        """Return an amount that was taken and not used."""
         self._level += amount
 
     def _fill(self, now: float) -> None:
@@ -40,20 +40,20 @@ class Bucket:
         self._at = now
 
 
-class Rate:
-    """Made in a running loop. None: no such limit."""
+class RateLimiter:
+    """Paces calls; create it in a running loop. None: no such limit."""
 
     def __init__(self, rpm: float | None, tpm: float | None, share: float = 1.0) -> None:
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
-        self._requests = Bucket(rpm * share, now) if rpm is not None else None
-        self._tokens = Bucket(tpm * share, now) if tpm is not None else None
-        self._expected = 1.0  # tokens of a call: they are known only when it is over
+        self._requests = RateBucket(rpm * share, now) if rpm is not None else None
+        self._tokens = RateBucket(tpm * share, now) if tpm is not None else None
+        self._expected = 1.0  # tokens of a call: the actual number is known only after it
         self._line = asyncio.Lock()  # first come, first served
 
     @asynccontextmanager
     async def turn(self, waiting: Callable[[], AbstractContextManager[None]]) -> AsyncIterator[None]:
-        """A call, when its turn has come; `waiting` is entered while it has not."""
+        """Run a call when the rate allows it; `waiting` is entered while the call waits."""
         if self._line.locked() or self._delay() > 0.0:
             with waiting():
                 async with self._line:
@@ -68,13 +68,13 @@ class Rate:
                 self._tokens.give(held)
 
     def spend(self, tokens: int) -> None:
-        """What a call that had its turn used in the end."""
+        """Count the tokens that a call used."""
         self._expected += (tokens - self._expected) * LEARNING
         if self._tokens is not None:
             self._tokens.take(tokens, self._clock())
 
     async def _pause(self) -> None:
-        """Only the first in line gets here."""
+        """Wait until the rate allows the first call in line; only that call gets here."""
         seconds = self._delay()
         while seconds > 0.0:
             await asyncio.sleep(seconds)

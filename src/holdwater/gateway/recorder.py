@@ -1,123 +1,46 @@
-"""What is new in a request, in O(new bytes): the exchange it continues, how many messages it keeps, the rest.
+"""Finds the new part of a request, in O(new bytes): its parent exchange, the messages kept, those appended.
 
-The state of a conversation is a digest for each message and one for the bytes up to the last message, never
-the messages. It neither talks to anyone nor writes; `sessions.py` does. The way back is in the ledger.
+The state of a conversation is a digest per message and one for the bytes up to the last message, never the
+messages. `request_parser.py` parses the body, and `sessions.py` writes the record. This module does no I/O.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
-import msgspec
-from blake3 import blake3
-from msgspec import Raw
-from xxhash import xxh3_128
+from ..core.exchange import Exchange
+from .reply_chain import ChainLink, ChainName, ReplyChain
+from .request_parser import (
+    DECODE_ERRORS,
+    DIGEST_SIZE,
+    BodyMark,
+    Buffer,
+    KnownStart,
+    MalformedRequest,
+    ParsedRequest,
+    RequestForm,
+    digest,
+    hash_start,
+    parse_rest,
+    parse_whole,
+)
 
-from ..core.masking import mask_bytes
-from ..core.records import Exchange
-from .body import Part
-from .json_members import decode_members, skip_blanks, skip_blanks_before
-from .reply_chain import Chaining, ChainLink, ChainName, ReplyChain
-from .value_count import LARGE, MANY, check_messages, check_values
-
-Buffer = bytes | bytearray
-
-DIGEST = 16  # bytes of blake3: collisions cannot be crafted
-TIPS = 32  # conversations of an attempt that are remembered
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
-_SEED = secrets.randbits(64)  # what is hashed with it never leaves the process: nobody can aim at it
-_LAST = 32  # bytes before a mark that are compared before anything is hashed
-
-_OBJECT = msgspec.json.Decoder(dict[str, Raw])
-_ARRAY = msgspec.json.Decoder(list[Raw])
+MOST_TIPS = 32  # conversations kept for one attempt
 
 
-class Malformed(ValueError):
-    """The body is not a request."""
-
-
-class Form(NamedTuple):
-    """Where in a request of a dialect the messages stand, and what of a message does not count."""
-
-    dialect: str = "chat"
-    key: str = "messages"
-    optional: bool = False  # the key may be missing, or hold a text: that is one message of the user
-    lasting: Callable[[bytes], bytes] | None = None  # a message without what comes and goes in it
-    steady: Callable[[bytes], bytes] | None = None  # without what its client makes up anew at each start
-    chaining: Chaining | None = None
-    beside: bool = False  # its calls are no turns: they stand beside every conversation
-    of: str = ""  # the dialect whose requests are counted in it
-
-    @property
-    def spoken(self) -> str:
-        """The dialect that an upstream has to speak."""
-        return self.of or self.dialect
-
-
-class Mark(NamedTuple):
-    """Where in a body the messages begin and the last lasting one ends, and a digest of all before it."""
-
-    opening: int  # the first byte after `"messages":[`
-    end: int
-    known: int  # messages before that end
-    digest: bytes
-    last: bytes
-
-
-class Tip(NamedTuple):
-    """The end of a conversation that is in the record."""
+class ConversationTip(NamedTuple):
+    """The end of a recorded conversation."""
 
     number: int
     digests: bytes
-    head: bytes  # digest of all keys but the messages
-    mark: Mark | None
-    names: bytes  # as `digests`, of what is steady in the messages
+    head: bytes  # digest of all keys except the messages
+    mark: BodyMark | None
+    names: bytes  # like `digests`, without the generated parts of the messages
 
 
-class KnownStart(NamedTuple):
-    """A body begins as one that is in the record, up to the mark."""
-
-    tip: Tip
-    mark: Mark
-    before: xxh3_128  # of what is before the mark
-
-    def count_new(self, body: Buffer) -> int:
-        """Bytes of `body` that have to be parsed."""
-        return len(body) - self.mark.end + self.mark.opening
-
-
-class Slices(Protocol):
-    """Messages of which some can be had, each by itself."""
-
-    def __getitem__(self, part: slice, /) -> Sequence[Raw | bytes]: ...
-
-
-class Reading(NamedTuple):
-    """A request taken apart. `head` and `fresh` are views: they hold the body as long as they live.
-
-    An empty array of messages stays in the head.
-    """
-
-    head: dict[str, Raw]
-    fresh: Slices  # the messages after the first `known` ones
-    known: int
-    digests: bytes
-    span: Part | None  # the array of messages, or a text in its place
-    mark: Mark | None
-
-    @property
-    def is_large(self) -> bool:
-        """Whether recording it would hold up the loop."""
-        if not isinstance(self.fresh, list):  # a call from this process
-            return False
-        parts = (*self.head.values(), *self.fresh[:MANY])
-        return len(self.fresh) > MANY or sum([len(memoryview(part)) for part in parts]) > LARGE
-
-
-class Delta(NamedTuple):
-    """What is new in a request; holds no part of the body."""
+class RequestDelta(NamedTuple):
+    """The new part of a request; holds no part of the body."""
 
     dialect: str
     parent: int | None
@@ -126,73 +49,76 @@ class Delta(NamedTuple):
     head: bytes | None
     digests: bytes
     head_digest: bytes
-    mark: Mark | None
+    mark: BodyMark | None
     names: bytes
-    identity: str = ""  # see `identity.py`
+    identity: str = ""  # see `request_identity.py`
     chain: ChainName | None = None
-    linked: bool = False  # the parent is known by that name; its reply stands before `append`
+    linked: bool = False  # the parent was found by `chain`; its reply comes before `append`
 
 
-class Recorder:
-    """An attempt's conversations in one dialect: at most `TIPS`, what is not continued goes first."""
+class ConversationRecorder:
+    """An attempt's conversations in one dialect, at most `MOST_TIPS`: the least recent is dropped first."""
 
-    def __init__(self, form: Form = Form()) -> None:  # noqa: B008 (a frozen record)
+    def __init__(self, form: RequestForm = RequestForm()) -> None:  # noqa: B008 (a frozen record)
         self._form = form
-        # By their first message, the latest last, so that what began otherwise costs nothing; bound: `TIPS`.
-        self._tips: dict[bytes, list[Tip]] = {}
+        # By first message, latest last, so that other conversations cost nothing; bound: `MOST_TIPS`.
+        self._tips: dict[bytes, list[ConversationTip]] = {}
         self._count = 0
         self._chain = ReplyChain(form.chaining)
 
-    def read(self, body: Buffer) -> Reading:
-        """Take `body` apart; of a conversation that goes on, only what is new is parsed."""
+    def read(self, body: Buffer) -> ParsedRequest:
+        """Parse `body`; of a continued conversation, parse only the new part."""
         known = self.find(body)
         reading = self.read_rest(body, known, large=True) if known is not None else None
         return self.read_whole(body, large=True) if reading is None else reading
 
     def find(self, body: Buffer) -> KnownStart | None:
-        """Of two conversations that it goes on with, the later is as good: what it lacks is parsed."""
+        """Find the latest recorded conversation that `body` continues.
+
+        If it continues several, the latest is as good as any: the part that it lacks is parsed.
+        """
         for tips in reversed(self._tips.values()):
             for tip in reversed(tips):
                 mark = tip.mark
                 if mark is None or not body.startswith(mark.last, mark.end - len(mark.last)):
                     continue
-                before = xxh3_128(memoryview(body)[: mark.end], _SEED)
+                before = hash_start(body, mark.end)
                 if before.digest() == mark.digest:
-                    return KnownStart(tip, mark, before)
+                    return KnownStart(tip.digests, mark, before)
         return None
 
-    def read_rest(self, body: Buffer, known: KnownStart, *, large: bool) -> Reading | None:
-        """Take apart what follows a known start; None: `body` is to be read as a whole.
+    def read_rest(self, body: Buffer, known: KnownStart, *, large: bool) -> ParsedRequest | None:
+        """Parse the part after a known start; return None if `body` must be parsed as a whole.
 
-        What turns out to be large though it is not said to be raises `LargeRequest`.
+        A request with many messages raises `LargeRequest` unless `large` is set.
         """
         try:
-            reading = _rest(body, known, self._form, large)
-            chained = reading is not None and self._chain.before(reading.head) is not None
+            reading = parse_rest(body, known, self._form, large)
+            chained = reading is not None and self._chain.find_name(reading.head) is not None
             return None if chained else reading
-        except UNREADABLE as error:
-            raise Malformed(str(error)) from None
+        except DECODE_ERRORS as error:
+            raise MalformedRequest(str(error)) from None
 
-    def read_whole(self, body: Buffer, *, large: bool) -> Reading:
-        """Take all of `body` apart."""
+    def read_whole(self, body: Buffer, *, large: bool) -> ParsedRequest:
+        """Parse all of `body`."""
         try:
-            return _whole(body, self._form, large)
-        except UNREADABLE as error:
-            raise Malformed(str(error)) from None
+            return parse_whole(body, self._form, large)
+        except DECODE_ERRORS as error:
+            raise MalformedRequest(str(error)) from None
 
-    def delta(self, reading: Reading, head: bytes) -> Delta:
-        """What is new in it, given `head`: its other keys, as they go upstream."""
+    def find_delta(self, reading: ParsedRequest, head: bytes) -> RequestDelta:
+        """Return the new part of a request; `head` holds its other keys, as they go upstream."""
         head_digest = digest(head)
-        chain = self._chain.before(reading.head)
+        chain = self._chain.find_name(reading.head)
         link = self._chain.find(chain)
-        parent, keep = (None, 0) if chain is not None else self._parent(reading.digests, head_digest)
+        parent, keep = (None, 0) if chain is not None else self._find_parent(reading.digests, head_digest)
         append = [bytes(raw) for raw in reading.fresh[keep - reading.known :]]
         for part in (*append, head):
             if not part.isascii() and not _is_utf8(part):
-                raise Malformed("the body is not UTF-8")
+                raise MalformedRequest("the body is not UTF-8")
         same = parent is not None and parent.head == head_digest
         before = link or parent
-        return Delta(
+        return RequestDelta(
             dialect=self._form.dialect,
             parent=before.number if before else None,
             keep=link.messages if link else keep,
@@ -201,41 +127,43 @@ class Recorder:
             digests=reading.digests,
             head_digest=head_digest,
             mark=reading.mark,
-            names=self._names(reading, parent, keep, append),
+            names=self._name_messages(reading, parent, keep, append),
             chain=chain,
             linked=link is not None,
         )
 
-    def said_in(self, before: Exchange) -> list[bytes]:
-        """The messages that the reply of an exchange adds to the conversation."""
-        return self._chain.said(bytes(before.reply or b"null"))
+    def read_reply_messages(self, before: Exchange) -> list[bytes]:
+        """Return the messages that the reply of an exchange adds to the conversation."""
+        return self._chain.read_messages(bytes(before.reply or b"null"))
 
     def resolve(self, message: bytes, read: Callable[[int], Exchange]) -> bytes:
-        """A message; in the place of a reference the one that it stands for, if the record has it."""
+        """Return `message`, or the message that it refers to if the record has that one."""
         return self._chain.resolve(message, lambda number: bytes(read(number).reply or b"null"))
 
-    def _names(self, reading: Reading, parent: Tip | None, keep: int, append: list[bytes]) -> bytes:
-        steady = self._form.steady
+    def _name_messages(
+        self, reading: ParsedRequest, parent: ConversationTip | None, keep: int, append: list[bytes]
+    ) -> bytes:
+        steady = self._form.strip_generated
         if steady is None:
             return reading.digests
-        kept = parent.names[: keep * DIGEST] if parent is not None else b""
+        kept = parent.names[: keep * DIGEST_SIZE] if parent is not None else b""
         return kept + b"".join([digest(steady(message)) for message in append])
 
-    def written(self, delta: Delta, number: int, reply: bytes | None = None) -> None:
-        """The exchange is in the record: later requests may continue it, by name if it has a `reply`."""
+    def on_written(self, delta: RequestDelta, number: int, reply: bytes | None = None) -> None:
+        """Add a recorded exchange: later requests may continue it, by name if it has a `reply`."""
         if reply is not None:
             link = ChainLink(number, delta.keep + len(delta.append))
             self._chain.add(link, delta.chain, reply)
         if delta.chain is not None:
-            return  # its messages are not what the conversation begins with
+            return  # its messages are not the start of the conversation
         digests = delta.digests
-        # What the new tip begins with needs no place of its own.
-        known = self._tips.pop(digests[:DIGEST], ())
+        # A tip that is a prefix of the new one is dropped.
+        known = self._tips.pop(digests[:DIGEST_SIZE], ())
         others = [tip for tip in known if not digests.startswith(tip.digests)]
-        others.append(Tip(number, digests, delta.head_digest, delta.mark, delta.names))
-        self._tips[digests[:DIGEST]] = others
+        others.append(ConversationTip(number, digests, delta.head_digest, delta.mark, delta.names))
+        self._tips[digests[:DIGEST_SIZE]] = others
         self._count += len(others) - len(known)
-        if self._count > TIPS:
+        if self._count > MOST_TIPS:
             self._forget()
 
     def _forget(self) -> None:
@@ -245,147 +173,26 @@ class Recorder:
             del self._tips[first]
         self._count -= 1
 
-    def _parent(self, digests: bytes, head: bytes) -> tuple[Tip | None, int]:
+    def _find_parent(self, digests: bytes, head: bytes) -> tuple[ConversationTip | None, int]:
         best: tuple[int, bool, int] = (0, False, 0)
         parent = None
-        for tip in self._tips.get(digests[:DIGEST], ()):
-            rank = (_shared(tip.digests, digests), tip.head == head, tip.number)
+        for tip in self._tips.get(digests[:DIGEST_SIZE], ()):
+            rank = (_count_shared(tip.digests, digests), tip.head == head, tip.number)
             if rank[0] and rank > best:
                 best, parent = rank, tip
         return parent, best[0]
 
 
-def _whole(body: Buffer, form: Form, large: bool) -> Reading:
-    if large:
-        check_values(body)
-    head = decode_members(body)
-    fresh = _fresh(head, form, large)
-    if not fresh:
-        return Reading(head, [], 0, b"", None, None)
-    messages = head.pop(form.key)
-    digests, steady = _identities(fresh, form)
-    reading = Reading(head, fresh, 0, digests, memoryview(messages), None)
-    if _is_text(messages):
-        return reading
-    return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
-
-
-def _rest(body: Buffer, known: KnownStart, form: Form, large: bool) -> Reading | None:
-    """Parse what follows the mark, as if the messages before it were not there."""
-    tip, mark = known.tip, known.mark
-    before = known.before.copy()  # it may be read again
-    view = memoryview(body)
-    start = skip_blanks(body, mark.end)
-    if body.startswith(b",", start):
-        start = skip_blanks(body, start + 1)
-        if body.startswith(b"]", start):  # a trailing comma
-            return None
-    elif not body.startswith(b"]", start):
-        return None
-    short = b"".join((view[: mark.opening], view[start:]))
-    if large:
-        check_values(short)
-    head = decode_members(short)
-    fresh = _fresh(head, form, large)
-    messages = bytes(head.pop(form.key))
-    if not short.startswith(messages, mark.opening - 1):
-        return None  # a second `messages` key
-    close = start + len(messages) - 1
-    digests, steady = _identities(fresh, form)
-    end = _end_before(body, close, fresh[steady:]) if steady else mark.end
-    before.update(view[mark.end : end])
-    return Reading(
-        head,
-        fresh,
-        mark.known,
-        tip.digests[: mark.known * DIGEST] + digests,
-        view[mark.opening - 1 : close],
-        _marked(body, mark.opening, end, mark.known + steady, before),
-    )
-
-
-def _fresh(head: dict[str, Raw], form: Form, large: bool) -> list[Raw]:
-    messages = head.get(form.key)
-    if messages is None:
-        if form.optional:
-            return []
-        raise Malformed(f"`{form.key}` is missing")
-    if form.optional and _is_text(messages):
-        return [Raw(b'{"role":"user","content":%s}' % bytes(messages))]
-    fresh = _ARRAY.decode(messages)
-    check_messages(len(fresh), large=large)
-    return fresh
-
-
-def _is_text(value: Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b'"'
-
-
-def _identities(messages: list[Raw], form: Form) -> tuple[bytes, int]:
-    """The digests of messages; how many come before the first that may be sent in other bytes next time."""
-    if form.lasting is None:
-        return b"".join([digest(raw) for raw in messages]), len(messages)
-    digests: list[bytes] = []
-    steady = len(messages)
-    for place, raw in enumerate(messages):
-        content = bytes(raw)
-        lasting = form.lasting(content)
-        digests.append(digest(lasting))
-        if len(lasting) != len(content):
-            steady = min(steady, place)
-    return b"".join(digests), steady
-
-
-def _find_mark(body: Buffer, reading: Reading, messages: Raw, steady: int, key: str) -> Mark | None:
-    """Where the messages stand in the body; None where that is not certain: the next one is read whole."""
-    view = memoryview(messages)
-    start = body.find(bytes(view[:256]))
-    close = start + len(view)
-    # Views are compared item by item: too slow.
-    if not steady or start < 0 or not body.startswith(bytes(view), start):
-        return None
-    without = bytes(memoryview(body)[: start + 1]) + bytes(memoryview(body)[close - 1 :])
-    try:
-        rest = _OBJECT.decode(without)
-    except UNREADABLE:
-        return None
-    if bytes(rest.pop(key, b"")) != b"[]" or rest.keys() != reading.head.keys():
-        return None
-    end = _end_before(body, close, reading.fresh[steady:])
-    return _marked(body, start + 1, end, steady, xxh3_128(memoryview(body)[:end], _SEED))
-
-
-def _marked(body: Buffer, opening: int, end: int, count: int, before: xxh3_128) -> Mark:
-    return Mark(opening, end, count, before.digest(), bytes(body[max(0, end - _LAST) : end]))
-
-
-def _end_before(body: Buffer, close: int, later: Sequence[Raw | bytes]) -> int:
-    """The end of the message before `later`, the last ones before the bracket that ends at `close`."""
-    end = _end_of_last(body, close)
-    for raw in reversed(later):
-        end = _end_of_last(body, end - len(memoryview(raw)) + 1)  # now after the comma
-        end = _end_of_last(body, end)
-    return end
-
-
-def _end_of_last(body: Buffer, close: int) -> int:
-    """The end of what comes before the one byte that ends at `close`, blanks left out."""
-    return skip_blanks_before(body, close - 1)
-
-
-def digest(part: Raw | bytes) -> bytes:
-    """What a message, or the other keys of a request, is known by, whatever the key of its attempt."""
-    return blake3(mask_bytes(bytes(part))).digest(DIGEST)
-
-
-def _shared(a: bytes, b: bytes) -> int:
-    """How many digests the two begin with in common."""
-    if b.startswith(a):  # a conversation that goes on
-        return len(a) // DIGEST
-    low, high = 0, min(len(a), len(b)) // DIGEST
+def _count_shared(a: bytes, b: bytes) -> int:
+    """Return the number of leading digests that `a` and `b` have in common."""
+    if b.startswith(a):  # a continued conversation
+        return len(a) // DIGEST_SIZE
+    low, high = 0, min(len(a), len(b)) // DIGEST_SIZE
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[: middle * DIGEST] == b[: middle * DIGEST] else (low, middle - 1)
+        low, high = (
+            (middle, high) if a[: middle * DIGEST_SIZE] == b[: middle * DIGEST_SIZE] else (low, middle - 1)
+        )
     return low
 
 

@@ -1,4 +1,4 @@
-"""What all calls of a worker are subject to: a price, a rate, imposed parameters, a record, shared means."""
+"""The terms that apply to all calls of a worker: price, rate, sampling, replay, and shared resources."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from concurrent.futures import Executor
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..core.prices import Price
-from .body import Admission
-from .rate import Rate
+from ..core.prices import ModelPrice
+from .body import ByteAdmission
+from .rate import RateLimiter
 
 
-class Terms(NamedTuple):
-    price: Price | None = None  # None: unknown
-    rate: Rate | None = None  # None: as fast as the upstream allows
-    replays: bool = False  # there is a record and nobody else to ask
+class CallTerms(NamedTuple):
+    price: ModelPrice | None = None  # None: unknown
+    rate: RateLimiter | None = None  # None: as fast as the upstream allows
+    replays: bool = False  # the run only replays a record, without an upstream
     sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request
-    shared: bool = True  # all have the same upstream: what would ail every attempt ails the run
+    shared: bool = True  # all attempts share the upstream: a failure common to all of them fails the run
 
 
-class SharedMeans(NamedTuple):
-    """What all sessions of a gateway use together."""
+class SharedResources(NamedTuple):
+    """The resources that all sessions of a gateway share."""
 
     executor: Executor
-    admission: Admission
+    admission: ByteAdmission

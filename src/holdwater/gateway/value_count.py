@@ -1,51 +1,51 @@
-"""How many values a JSON text has, found before it is parsed: no request may hold up its worker.
+"""Counts the values of a JSON text before it is parsed, so that no request blocks its worker.
 
-A body of a few hundred kilobytes, unpacked, can hold millions of messages. The text is looked at in slices:
-a thread that counts lets others have their turn.
+A compressed body of a few hundred kilobytes can hold millions of messages. The text is scanned in slices, so
+that the counting thread lets other threads run.
 """
 
 from __future__ import annotations
 
-MOST_VALUES = 500_000  # of a request, at any depth
+MOST_VALUES = 500_000  # per request, at any depth
 MOST_MESSAGES = 50_000
-MOST_OUTSIDE = 32 * 1024 * 1024  # bytes outside of strings: a parser that skips blanks lets nobody else go on
-SLICE = 256 * 1024  # bytes: a millisecond or so
+MOST_OUTSIDE = 32 * 1024 * 1024  # bytes outside of strings: a parser that skips blanks blocks other threads
+SLICE = 256 * 1024  # bytes: about a millisecond
 
 
-LARGE = 1024 * 1024  # bytes from which taking a request apart would hold up the loop
-MANY = 4096  # messages, the same
+LARGE = 1024 * 1024  # bytes from which parsing a request would block the event loop
+MANY = 4096  # messages from which it would, too
 
 
 class LargeRequest(Exception):
-    """A request that was taken for a small one has many messages: it is to be read as a large one."""
+    """A request that seemed small has many messages: parse it as a large one."""
 
 
 class OverfullRequest(Exception):
-    """A request has more parts than are taken apart."""
+    """A request has more values or messages than the gateway parses."""
 
 
 class ValueCount:
-    """The values of a text that grows: what separates them outside of strings is counted."""
+    """Counts the values of a growing text by the separators outside of strings."""
 
     def __init__(self, most: int = MOST_VALUES) -> None:
         self._most = most
         self._found = 0  # up to `_seen`
         self._seen = 0  # bytes
-        self._outside = 0  # bytes of that which are in no string
+        self._outside = 0  # scanned bytes outside of strings
         self._in_string = False
-        self._ahead = 0  # at most so many after `_seen`
+        self._ahead = 0  # upper bound for the values after `_seen`
 
     def expect(self, piece: bytes) -> bool:
-        """Whether `piece`, which is new, could be too much: `look` says so for certain."""
+        """Whether the new `piece` may exceed the limit: `scan` finds out for certain."""
         self._ahead += _count(piece)
         return self._found + self._ahead > self._most
 
-    def look(self, text: bytes | bytearray) -> None:
-        """Take in all that is new in `text`; raises `OverfullRequest`. Blocks."""
+    def scan(self, text: bytes | bytearray) -> None:
+        """Scan the new part of `text`; raise `OverfullRequest` if it exceeds a limit. Blocks."""
         while self._seen < len(text):
             end = self._seen + SLICE
             piece = bytes(text[self._seen : end])
-            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the escaped character belongs to it
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # keep the escaped character with its backslash
                 if end >= len(text):
                     break
                 piece = bytes(text[self._seen : end + 1])
@@ -54,7 +54,7 @@ class ValueCount:
             if self._found > self._most:
                 raise OverfullRequest(f"the request has more than {self._most} values")
             if self._outside > MOST_OUTSIDE:
-                raise OverfullRequest(f"the request has more than {MOST_OUTSIDE} bytes outside of its texts")
+                raise OverfullRequest(f"the request has more than {MOST_OUTSIDE} bytes outside of strings")
         self._ahead = 0
 
     def _add(self, piece: bytes) -> None:
@@ -66,22 +66,22 @@ class ValueCount:
 
 
 def check_values(text: bytes | bytearray) -> None:
-    """Raise `OverfullRequest` if `text` has more values, or blanks, than are taken. Blocks."""
+    """Raise `OverfullRequest` if `text` has too many values or blanks. Blocks."""
     if len(text) <= MOST_VALUES:
         return
     count = ValueCount()
     for start in range(0, len(text), SLICE):
         if len(text) > MOST_OUTSIDE or count.expect(bytes(text[start : start + SLICE])):
-            count.look(text)
+            count.scan(text)
             return
 
 
 def check_messages(count: int, *, large: bool) -> None:
-    """Raise `OverfullRequest` if there are more than `MOST_MESSAGES`, and `LargeRequest` if need be."""
+    """Raise `OverfullRequest` above `MOST_MESSAGES`, `LargeRequest` above `MANY` unless `large` is set."""
     if count > MANY and not large:
         raise LargeRequest
     if count > MOST_MESSAGES:
-        raise OverfullRequest(f"the request has {count} messages, and at most {MOST_MESSAGES} are taken")
+        raise OverfullRequest(f"the request has {count} messages, more than the limit of {MOST_MESSAGES}")
 
 
 def _count(piece: bytes) -> int:

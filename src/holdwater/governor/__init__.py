@@ -1,1 +1,1 @@
-"""Measures what a run uses against what it may use. `meter.py` reads; nothing here acts on it yet."""
+"""Measures memory, disk and CPU against their limits (`meter.py`, `cpu.py`) and grants leases (`gate.py`)."""

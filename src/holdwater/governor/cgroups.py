@@ -1,7 +1,8 @@
-"""The control groups that this process is in: limits on memory, what counts against them, pressure, kills.
+"""Reads the control groups of this process: memory limits, memory use, pressure and OOM kills.
 
-Version 1, version 2 and both side by side, on the host or from inside a container. It only reads: `sandbox/`
-makes groups. Nothing is kept between two readings, so a limit that changes, or a move, is followed.
+It supports version 1, version 2 and both side by side, on the host and inside a container. It only reads:
+`sandbox/` creates groups. No state is kept between readings, so changed limits and moved processes are
+followed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.records import Record
-from .kernel import number, table, text
-from .reading import Bound
+from .kernel_files import read_number, read_table, read_text
+from .resource_reading import ResourceBound
 
-UNLIMITED = 1 << 62  # version 1 writes "no limit" as the largest multiple of a page
+UNLIMITED = 1 << 62  # version 1 writes "no limit" as the largest multiple of the page size
 
 
-class Words(Record, frozen=True):
-    """What a version calls its files, and the rows of `memory.stat` that include the groups below."""
+class CgroupFiles(Record, frozen=True):
+    """The file names of a version, and its rows of `memory.stat` that include child groups."""
 
     version: int
     limits: tuple[str, ...]
@@ -25,10 +26,10 @@ class Words(Record, frozen=True):
     anon: str
     shmem: str
     inactive: str
-    kills: tuple[str, ...]  # the first that is there
+    kills: tuple[str, ...]  # the first existing file is used
 
 
-V1 = Words(
+V1 = CgroupFiles(
     version=1,
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
@@ -37,7 +38,7 @@ V1 = Words(
     inactive="total_inactive_file",
     kills=("memory.oom_control",),
 )
-V2 = Words(
+V2 = CgroupFiles(
     version=2,
     limits=("memory.max", "memory.high"),
     usage="memory.current",
@@ -48,89 +49,92 @@ V2 = Words(
 )
 
 
-class Limit(Record, frozen=True):
+class MemoryLimit(Record, frozen=True):
     bytes: int
     source: str
 
 
-class Group:
+class MemoryCgroup:
     """One memory group."""
 
-    def __init__(self, directory: Path, words: Words) -> None:
+    def __init__(self, directory: Path, words: CgroupFiles) -> None:
         self.directory = directory
-        self._words = words
+        self._files = words
 
-    def limit(self) -> Limit | None:
-        """The smallest that is set on this group itself."""
-        paths = (self.directory / name for name in self._words.limits)
-        told = [Limit(found, f"`{path}`") for path in paths if (found := number(path)) is not None]
+    def limit(self) -> MemoryLimit | None:
+        """Return the smallest limit that is set on this group itself."""
+        paths = (self.directory / name for name in self._files.limits)
+        told = [MemoryLimit(found, f"`{path}`") for path in paths if (found := read_number(path)) is not None]
         smallest = min(told, key=lambda limit: limit.bytes, default=None)
         return smallest if smallest and smallest.bytes < UNLIMITED else None
 
-    def smallest_above(self) -> Limit | None:
-        """In version 1 the kernel tells the smallest limit of a group and all above it, in sight or not."""
+    def smallest_above(self) -> MemoryLimit | None:
+        """Return the smallest limit of this group and all its ancestors, visible or not (version 1 only)."""
         told = self._stat().get("hierarchical_memory_limit", UNLIMITED)
         source = f"`hierarchical_memory_limit` in `{self.directory / 'memory.stat'}`"
-        return Limit(told, source) if told < UNLIMITED else None
+        return MemoryLimit(told, source) if told < UNLIMITED else None
 
-    def used(self) -> int | None:
-        """What cannot be dropped in need: page cache is not use. None where nothing is told."""
+    def read_used(self) -> int | None:
+        """Return the bytes that cannot be reclaimed, so without page cache; None if unknown."""
         stat = self._stat()
-        if self._words.anon in stat:
-            return stat[self._words.anon] + stat.get(self._words.shmem, 0)
+        if self._files.anon in stat:
+            return stat[self._files.anon] + stat.get(self._files.shmem, 0)
         return self._usage()
 
     def working_set(self) -> int | None:
-        """What a kubelet evicts by."""
+        """Return the bytes by which a kubelet decides on eviction."""
         usage = self._usage()
-        return None if usage is None else max(0, usage - self._stat().get(self._words.inactive, 0))
+        return None if usage is None else max(0, usage - self._stat().get(self._files.inactive, 0))
 
     def oom_kills(self) -> int:
-        told = (table(self.directory / name) for name in self._words.kills)
+        told = (read_table(self.directory / name) for name in self._files.kills)
         return next((rows["oom_kill"] for rows in told if "oom_kill" in rows), 0)
 
     @property
     def whole_machine(self) -> bool:
-        """The root of all groups. A container's own root is a group like others."""
+        """Whether this is the root of all groups. The root inside a container is an ordinary group."""
         return (self.directory / "release_agent").exists() or self._usage() is None
 
     def _usage(self) -> int | None:
-        return number(self.directory / self._words.usage)
+        return read_number(self.directory / self._files.usage)
 
     def _stat(self) -> dict[str, int]:
-        return table(self.directory / "memory.stat")
+        return read_table(self.directory / "memory.stat")
 
 
-class Groups:
-    """The memory groups of this process: its own first, up to the outermost in sight."""
+class OwnCgroups:
+    """The memory groups of this process, from its own to the outermost visible one."""
 
     def __init__(self, proc: Path, cgroups: Path) -> None:
-        paths = _own_paths(proc)
+        paths = _read_own_paths(proc)
         both = not (cgroups / "cgroup.controllers").exists() and (cgroups / "unified").is_dir()
         unified = cgroups / "unified" if both else cgroups
-        self.own_unified = next(_upwards(unified, paths[""])) if "" in paths else None
-        self.cpu_directories = list(_upwards(cgroups / "cpu", paths["cpu"])) if "cpu" in paths else []
+        self.own_unified = next(_walk_up(unified, paths[""])) if "" in paths else None
+        self.cpu_directories = list(_walk_up(cgroups / "cpu", paths["cpu"])) if "cpu" in paths else []
         if not self.cpu_directories and "" in paths:
-            self.cpu_directories = list(_upwards(unified, paths[""]))
-        self.version = 0  # there are none
-        self._groups: list[Group] = []
+            self.cpu_directories = list(_walk_up(unified, paths[""]))
+        self.version = 0  # 0: there are no memory groups
+        self._groups: list[MemoryCgroup] = []
         if "memory" in paths:
-            self._found(V1, cgroups / "memory", paths["memory"])
+            self._add_groups(V1, cgroups / "memory", paths["memory"])
         elif "" in paths:
-            self._found(V2, unified, paths[""])
+            self._add_groups(V2, unified, paths[""])
 
     @property
-    def own(self) -> Group | None:
+    def own(self) -> MemoryCgroup | None:
         return self._groups[0] if self._groups else None
 
-    def bounds(self, own: int) -> Iterator[Bound]:
-        """One for each group with a limit. `own` stands in for a use that is not told."""
+    def bounds(self, own: int) -> Iterator[ResourceBound]:
+        """Yield one bound for each group with a limit. `own` replaces an unknown use."""
         for group, limit in self._limits():
-            used = group.used()
-            yield Bound("container", limit.bytes, own if used is None else used, limit.source)
+            used = group.read_used()
+            yield ResourceBound("container", limit.bytes, own if used is None else used, limit.source)
 
     def working_set(self, own: int) -> int:
-        """Of the outermost group in sight that is not the machine's: in a container, the container's."""
+        """Return the working set of the outermost visible group below the machine's root.
+
+        In a container that is the group of the container.
+        """
         inside = (group for group in reversed(self._groups) if not group.whole_machine)
         told = next((group.working_set() for group in inside), None)
         return own if told is None else told
@@ -139,46 +143,49 @@ class Groups:
         return self.own.oom_kills() if self.own else 0
 
     def pressure(self) -> float | None:
-        """Of our own group. The kernel tells it in version 2 alone, even without a memory controller."""
-        return _some_avg10(self.own_unified / "memory.pressure") if self.own_unified else None
+        """Return the pressure of our own group.
 
-    def _found(self, words: Words, root: Path, path: str) -> None:
+        Only version 2 reports it, even without a memory controller.
+        """
+        return _read_avg10(self.own_unified / "memory.pressure") if self.own_unified else None
+
+    def _add_groups(self, words: CgroupFiles, root: Path, path: str) -> None:
         self.version = words.version
-        self._groups = [Group(directory, words) for directory in _upwards(root, path)]
+        self._groups = [MemoryCgroup(directory, words) for directory in _walk_up(root, path)]
 
-    def _limits(self) -> Iterator[tuple[Group, Limit]]:
+    def _limits(self) -> Iterator[tuple[MemoryCgroup, MemoryLimit]]:
         limits = [(group, limit) for group in self._groups if (limit := group.limit())]
         smallest = self.own.smallest_above() if self.own and self.version == 1 else None
         if smallest is None:
             yield from limits
             return
-        # What is smaller than the smallest is set on a group above that does not count its children.
+        # A limit below the smallest is set on a group above that does not count its children.
         yield from ((group, limit) for group, limit in limits if limit.bytes >= smallest.bytes)
         if all(limit.bytes != smallest.bytes for _, limit in limits):
             yield self._groups[-1], smallest
 
 
-def machine_pressure(proc: Path) -> float | None:
-    return _some_avg10(proc / "pressure/memory")
+def read_machine_pressure(proc: Path) -> float | None:
+    return _read_avg10(proc / "pressure/memory")
 
 
-def _own_paths(proc: Path) -> dict[str, str]:
-    """Controller -> the path of this process's group; version 2 has the empty name."""
-    rows = [line.split(":", 2) for line in text(proc / "self/cgroup").splitlines()]
+def _read_own_paths(proc: Path) -> dict[str, str]:
+    """Return controller -> path of this process's group; version 2 has the empty name."""
+    rows = [line.split(":", 2) for line in read_text(proc / "self/cgroup").splitlines()]
     return {name: row[2] for row in rows if len(row) == 3 for name in row[1].split(",")}
 
 
-def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """The groups from a process's own to the outermost in sight."""
-    group = _in_sight(root, path)
+def _walk_up(root: Path, path: str) -> Iterator[Path]:
+    """Yield the groups from a process's own to the outermost visible one."""
+    group = _find_visible(root, path)
     while group != root:
         yield group
         group = group.parent
     yield root
 
 
-def _in_sight(root: Path, path: str) -> Path:
-    """In a container the path may begin with groups of the host, which are out of sight there."""
+def _find_visible(root: Path, path: str) -> Path:
+    """Return the visible part of `path`: in a container it may begin with groups of the host."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
         return root
@@ -186,8 +193,8 @@ def _in_sight(root: Path, path: str) -> Path:
     return next((group for group in candidates if group.is_dir()), root)
 
 
-def _some_avg10(path: Path) -> float | None:
-    for line in text(path).splitlines():
+def _read_avg10(path: Path) -> float | None:
+    for line in read_text(path).splitlines():
         kind, *fields = line.split()
         for field in fields:
             if kind == "some" and field.startswith("avg10="):

@@ -1,7 +1,7 @@
-"""Reads what a run may use of memory and disk, and what counts against it, whoever sets the limit.
+"""Reads the memory and disk limits of a run from all sources, and the use that counts against them.
 
-It holds nothing and decides nothing. The roots are arguments: any tree of files can stand in for the kernel.
-What single processes use is in `processes.py`.
+It keeps no state and decides nothing. The roots are arguments, so that any tree of files can replace the
+kernel's. `processes.py` reads the use of single processes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .cgroups import Groups, machine_pressure
+from .cgroups import OwnCgroups, read_machine_pressure
 from .disks import read_disks
-from .kernel import table
+from .kernel_files import read_table
 from .processes import PAGE
-from .reading import Bound, Reading
+from .resource_reading import ResourceBound, ResourceReading
 
 
-class Meter:
-    """Reads for a run that writes to `places`, such as `run`, `scratch` and `temp`.
+class ResourceMeter:
+    """Takes readings for a run that writes to `places`, such as `run`, `scratch` and `temp`.
 
-    `budget` is what it is given, `request` what its pod is sure to get: above it a pod can be evicted.
+    `budget` is the run's memory budget, `request` the memory request of its pod: a pod above it can be
+    evicted.
     """
 
     def __init__(
@@ -37,44 +38,46 @@ class Meter:
         self._proc = proc
         self._cgroups = cgroups
 
-    def read(self, own: int) -> Reading:
-        """One reading; `own` are the bytes that this run's processes use together."""
+    def read(self, own: int) -> ResourceReading:
+        """Take one reading; `own` is the total memory of this run's processes in bytes."""
         groups = self.groups()
-        bounds = [*self._given(groups, own), self._available(own)]
+        bounds = [*self._read_limits(groups, own), self._read_available(own)]
         pressure = groups.pressure()
-        return Reading(
+        return ResourceReading(
             bounds=tuple(sorted(bounds, key=lambda bound: bound.room)),
             disks=read_disks(self._places, self._proc),
-            pressure=machine_pressure(self._proc) if pressure is None else pressure,
+            pressure=read_machine_pressure(self._proc) if pressure is None else pressure,
             oom_kills=groups.oom_kills(),
         )
 
-    def limit(self) -> Bound:
-        """The smallest limit that is set for us anywhere, however much of it others use now."""
-        return min([*self._given(self.groups(), 0), self._installed()], key=lambda bound: bound.limit)
+    def limit(self) -> ResourceBound:
+        """Return the smallest limit that applies to us, regardless of its use by others."""
+        return min(
+            [*self._read_limits(self.groups(), 0), self._read_installed()], key=lambda bound: bound.limit
+        )
 
-    def groups(self) -> Groups:
-        return Groups(self._proc, self._cgroups)
+    def groups(self) -> OwnCgroups:
+        return OwnCgroups(self._proc, self._cgroups)
 
-    def _given(self, groups: Groups, own: int) -> list[Bound]:
+    def _read_limits(self, groups: OwnCgroups, own: int) -> list[ResourceBound]:
         bounds = list(groups.bounds(own))
         if self._budget is not None:
-            bounds.append(Bound("budget", self._budget, own, "`--memory`"))
+            bounds.append(ResourceBound("budget", self._budget, own, "`--memory`"))
         if self._request is not None:
             used = groups.working_set(own)
-            bounds.append(Bound("pod", self._request, used, "the pod's request"))
+            bounds.append(ResourceBound("pod", self._request, used, "the pod's request"))
         return bounds
 
-    def _available(self, own: int) -> Bound:
-        """What others on the machine use is not ours: the limit moves with them."""
-        available = self._memory("MemAvailable", "SC_AVPHYS_PAGES")
-        return Bound("machine", own + available, own, "available beside its other tenants")
+    def _read_available(self, own: int) -> ResourceBound:
+        """Return a bound that moves with the memory use of other processes on the machine."""
+        available = self._read_meminfo("MemAvailable", "SC_AVPHYS_PAGES")
+        return ResourceBound("machine", own + available, own, "available beside its other tenants")
 
-    def _installed(self) -> Bound:
-        total = self._memory("MemTotal", "SC_PHYS_PAGES")
-        used = max(0, total - self._memory("MemAvailable", "SC_AVPHYS_PAGES"))
-        return Bound("machine", total, used, "all that is installed")
+    def _read_installed(self) -> ResourceBound:
+        total = self._read_meminfo("MemTotal", "SC_PHYS_PAGES")
+        used = max(0, total - self._read_meminfo("MemAvailable", "SC_AVPHYS_PAGES"))
+        return ResourceBound("machine", total, used, "all that is installed")
 
-    def _memory(self, row: str, otherwise: str) -> int:
-        told = table(self._proc / "meminfo").get(row)
+    def _read_meminfo(self, row: str, otherwise: str) -> int:
+        told = read_table(self._proc / "meminfo").get(row)
         return os.sysconf(otherwise) * PAGE if told is None else told * 1024

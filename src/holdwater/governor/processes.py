@@ -1,6 +1,6 @@
-"""What processes use, from /proc: resident memory, also of whole trees, and the proportional share of it.
+"""Reads the memory of processes from /proc: resident, of whole trees, and the proportional share.
 
-A process that has gone uses nothing. Who belongs to a run is for the caller to know.
+A process that has ended counts as 0. The caller knows which processes belong to a run.
 """
 
 from __future__ import annotations
@@ -10,59 +10,60 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from .kernel import table, text
+from .kernel_files import read_table, read_text
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PROC = Path("/proc")
 
 
-def use_of(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
-    """The resident bytes of each; pages that several share count for each of them."""
-    return {pid: _resident(pid, proc) for pid in pids}
+def read_resident(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
+    """Return the resident bytes of each process; shared pages count fully for each."""
+    return {pid: _read_statm(pid, proc) for pid in pids}
 
 
-def pss_of(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
-    """The same with shared pages by their share; 1 ms a process, so not for every second.
+def read_pss(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
+    """Return the bytes of each process, with shared pages divided among their users.
 
-    What the kernel does not tell, such as of another user's process, is taken for not shared.
+    It takes 1 ms for each process, so it is too slow for every second. If the kernel hides the share, as
+    for another user's process, all pages count as unshared.
     """
-    told = {pid: table(proc / str(pid) / "smaps_rollup").get("Pss") for pid in pids}
-    return {pid: _resident(pid, proc) if share is None else share * 1024 for pid, share in told.items()}
+    told = {pid: read_table(proc / str(pid) / "smaps_rollup").get("Pss") for pid in pids}
+    return {pid: _read_statm(pid, proc) if share is None else share * 1024 for pid, share in told.items()}
 
 
-def use_of_trees(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
-    """The resident bytes of each with all its descendants, in one pass over all processes.
+def read_tree_memory(pids: Iterable[int], proc: Path = PROC) -> dict[int, int]:
+    """Return the resident bytes of each process with all descendants, in one pass over all processes.
 
-    A child whose parent has gone belongs to no tree any more: whoever must not miss it uses a control group.
+    A child whose parent has ended belongs to no tree. A caller that must not miss it uses a control group.
     """
     resident: dict[int, int] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in proc.iterdir():
-        if entry.name.isdecimal() and (fields := _stat(entry / "stat")):
+        if entry.name.isdecimal() and (fields := _read_stat(entry / "stat")):
             pid = int(entry.name)
             children[int(fields[1])].append(pid)
             resident[pid] = int(fields[21]) * PAGE
-    return {pid: sum(resident.get(member, 0) for member in _tree(pid, children)) for pid in pids}
+    return {pid: sum(resident.get(member, 0) for member in _collect_tree(pid, children)) for pid in pids}
 
 
-def children_of(pid: int, proc: Path = PROC) -> set[int]:
-    """The processes that any thread of `pid` has started, and that are not gone."""
-    told = (text(path) for path in (proc / str(pid) / "task").glob("*/children"))
+def list_children(pid: int, proc: Path = PROC) -> set[int]:
+    """Return the live processes that any thread of `pid` has started."""
+    told = (read_text(path) for path in (proc / str(pid) / "task").glob("*/children"))
     return {int(child) for line in told for child in line.split()}
 
 
-def _resident(pid: int, proc: Path) -> int:
-    fields = text(proc / str(pid) / "statm").split()
+def _read_statm(pid: int, proc: Path) -> int:
+    fields = read_text(proc / str(pid) / "statm").split()
     return int(fields[1]) * PAGE if len(fields) > 1 else 0
 
 
-def _stat(path: Path) -> list[str]:
-    """The fields from the third on: the second is a name, in which any character can be."""
-    fields = text(path).rpartition(")")[2].split()
+def _read_stat(path: Path) -> list[str]:
+    """Return the fields from the third on: the second is a name, which may contain any character."""
+    fields = read_text(path).rpartition(")")[2].split()
     return fields if len(fields) > 21 else []
 
 
-def _tree(pid: int, children: dict[int, list[int]]) -> set[int]:
+def _collect_tree(pid: int, children: dict[int, list[int]]) -> set[int]:
     found = {pid}
     ahead = [pid]
     while ahead:

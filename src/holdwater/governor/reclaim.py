@@ -1,47 +1,48 @@
-"""What is done when memory runs short, one step after another, and when it is over. Pure.
+"""Selects the next action when memory runs short, and ends the shortage when it is over. Pure.
 
-Trim a quiet worker; admit nobody; drain the fattest worker; preempt the youngest attempt. Each step is given
-time to work before the next one, and admission begins again well below where it stopped.
+The sequence is: trim a quiet worker, stop admission, drain the largest worker, preempt the youngest
+attempt. Each step has time to take effect before the next one. Admission resumes well below the level at
+which it stopped.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-HIGH = 0.94  # of the limit, all that is ever leased: nobody is admitted any more
-LOW = 0.90  # below it, they are again
-CRITICAL = 0.97  # steps follow fast
-PATIENCE = 8  # readings that a step gets to work
-HASTE = 3  # the same, when it is critical
+HIGH = 0.94  # share of the limit, the most that is ever leased: admission stops here
+LOW = 0.90  # admission resumes below this
+CRITICAL = 0.97  # steps follow each other fast above this
+PATIENCE = 8  # readings that a step has to take effect
+HASTE = 3  # the same above `CRITICAL`
 
 
-class Action(StrEnum):
-    """A step; each is tried before the next."""
+class ReclaimAction(StrEnum):
+    """A step; the steps are tried in this order."""
 
     TRIM = "trim"
     RECYCLE = "recycle"
     PREEMPT = "preempt"
 
 
-STEPS = (Action.TRIM, Action.RECYCLE, Action.PREEMPT)
+STEPS = (ReclaimAction.TRIM, ReclaimAction.RECYCLE, ReclaimAction.PREEMPT)
 
 
-class Reclaim:
-    """Remembers which step was taken last, and how long ago."""
+class ReclaimSteps:
+    """Tracks the last step and the readings since."""
 
     def __init__(self) -> None:
         self.holding = False
         self._step = 0
         self._since = 0
 
-    def next(self, used: int, limit: int) -> Action | None:
-        """The step to take now, given a reading of the tightest bound."""
+    def next(self, used: int, limit: int) -> ReclaimAction | None:
+        """Return the step to take now, given a reading of the tightest bound; None: wait."""
         share = used / limit if limit else 1.0
         if share < LOW:
             self.holding, self._step, self._since = False, 0, 0
             return None
         if share < HIGH:
-            return None  # neither begins nor ends here
+            return None  # between the thresholds the state stays the same
         begins = not self.holding
         self.holding = True
         self._since += 1

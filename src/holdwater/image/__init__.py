@@ -1,1 +1,1 @@
-"""What a sandbox starts from: recipes, layers, and the engines that assemble images from them."""
+"""Images that sandboxes start from: recipes, layers, and the engines that assemble images from them."""

@@ -1,6 +1,7 @@
-"""zstd where it helps, marked by a leading byte. Everything small that the ledger keeps goes through here.
+"""Compresses small values of the ledger with zstd if that makes them smaller; a leading byte marks the form.
 
-One compressor a thread: a context is costly to make and not to be shared. Frames are in `segment.py`.
+Each thread has its own compressor: a context is costly to create and must not be shared. Frames are in
+`segment.py`.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from typing import BinaryIO
 import zstandard
 
 LEVEL = 3
-QUICK = 1  # the level for more than `MUCH` bytes: an event loop may wait for them
-MUCH = 1024 * 1024
-WORTHWHILE = 128  # bytes below which compressing is a waste of time
+QUICK_LEVEL = 1  # the level above `LARGE_CONTENT` bytes: an event loop may be waiting
+LARGE_CONTENT = 1024 * 1024
+SMALLEST_CONTENT = 128  # bytes; smaller content is not worth compressing
 RAW, ZSTD = b"\0", b"\1"
 
 
 def shrink(content: bytes) -> bytes | None:
-    """The compressed form, or None when it is no smaller."""
-    if len(content) < WORTHWHILE:
+    """Return the compressed content, or None if it is not smaller."""
+    if len(content) < SMALLEST_CONTENT:
         return None
-    compressor = _contexts.quick if len(content) > MUCH else _contexts.compressor
+    compressor = _contexts.quick if len(content) > LARGE_CONTENT else _contexts.compressor
     squeezed = compressor.compress(content)
     return squeezed if len(squeezed) < len(content) else None
 
 
 def expand(squeezed: bytes) -> bytes:
-    """The content of what `shrink` gave; `zstandard.ZstdError` when it is something else."""
+    """Decompress the result of `shrink`; raise `zstandard.ZstdError` on anything else."""
     return _contexts.decompressor.decompress(squeezed)
 
 
-def reading(file: BinaryIO, *, squeezed: bool) -> AbstractContextManager[BinaryIO]:
-    """What is in `file`, piece by piece, as it was before `shrink`."""
+def open_expanded(file: BinaryIO, *, squeezed: bool) -> AbstractContextManager[BinaryIO]:
+    """Open `file` for reading in pieces, decompressed if `squeezed`."""
     if not squeezed:
         return nullcontext(file)
     return zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
@@ -48,11 +49,11 @@ def unpack(packed: bytes) -> bytes:
     return expand(packed[1:]) if packed[:1] == ZSTD else packed[1:]
 
 
-class _Contexts(threading.local):
+class _ZstdContexts(threading.local):
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=LEVEL)
-        self.quick = zstandard.ZstdCompressor(level=QUICK)
+        self.quick = zstandard.ZstdCompressor(level=QUICK_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
 
 
-_contexts = _Contexts()
+_contexts = _ZstdContexts()

@@ -1,6 +1,6 @@
-"""What the rows of a ledger say against each other: outcomes against verdicts, tallies against exchanges.
+"""Checks the rows of a ledger against each other: outcomes against verdicts, tallies against exchanges.
 
-Comparisons for `audit.py`. Each yields its contradictions as sentences, and nothing where there is none.
+`audit.py` runs these checks. Each yields a sentence for every contradiction that it finds.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..core.policy import Result, outcome_kind, verdict_kind
-from ..core.records import NO_USAGE, Outcome, Usage, Verdict
-from .exchanges import Spending
-from .tally import Counts, bound_usage, finite_score
+from ..core.policy import VerdictSummary, outcome_kind, verdict_kind
+from ..core.records import NO_USAGE, ModelUsage, Outcome, Verdict
+from .exchanges import AttemptSpending
+from .tally import LedgerCounts, bound_usage, finite_score
 
 SCORED = ("passed", "failed")
 
 
 class SettledColumns(NamedTuple):
-    """The columns of an attempt that repeat its verdict."""
+    """The columns of an attempt that duplicate fields of its verdict."""
 
     kind: str | None
     place: str | None
@@ -27,8 +27,8 @@ class SettledColumns(NamedTuple):
 
 
 def check_outcome(outcome: Outcome, name: str, verdict: Verdict) -> Iterator[str]:
-    """An outcome follows from the verdict that it rests on."""
-    result = Result.of(verdict)
+    """Check that an outcome follows from its verdict."""
+    result = VerdictSummary.of(verdict)
     kinds = {outcome_kind(result, spent=spent) for spent in (False, True)}
     score = finite_score(result.score or 0.0) if outcome.kind in SCORED else None
     if outcome.kind in kinds and outcome.where == result.where and outcome.score == score:
@@ -42,7 +42,7 @@ def check_outcome(outcome: Outcome, name: str, verdict: Verdict) -> Iterator[str
 
 
 def check_columns(columns: SettledColumns, verdict: Verdict) -> Iterator[str]:
-    """The columns of an attempt are those of its verdict."""
+    """Check that the columns of an attempt match its verdict."""
     failure, grade = verdict.failure, verdict.grade
     passed = grade.passed if grade else None
     expected = SettledColumns(
@@ -57,23 +57,23 @@ def check_columns(columns: SettledColumns, verdict: Verdict) -> Iterator[str]:
             yield f"attempt {verdict.attempt} has `{name}` {found}, its verdict says {due}"
 
 
-def check_spending(found: Spending, verdict: Verdict) -> Iterator[str]:
-    """A verdict has as many exchanges and as much usage as the record of its attempt."""
+def check_spending(found: AttemptSpending, verdict: Verdict) -> Iterator[str]:
+    """Check that exchanges and usage of a verdict match the recorded exchanges of its attempt."""
     attempt = verdict.attempt
     if found.exchanges == verdict.exchanges:
         for what, recorded, told in (
             ("usage", found.usage, verdict.usage),
-            ("saved", found.saved, verdict.saved),
+            ("saved", found.replayed_usage, verdict.replayed_usage),
         ):
             if recorded != told:
                 yield f"attempt {attempt}: {what} by verdict {_render(told)}, by record {_render(recorded)}"
-    # a verdict over an attempt that could no longer speak for itself may know of fewer exchanges
+    # A verdict that a conductor wrote for a lost attempt may count fewer exchanges.
     elif found.exchanges < verdict.exchanges or verdict.failure is None:
         yield f"attempt {attempt} has {found.exchanges} exchanges, its verdict says {verdict.exchanges}"
 
 
 class TallySums:
-    """What all verdicts add up to, to be held against the tally."""
+    """Sums all verdicts, to compare them with the tally."""
 
     def __init__(self) -> None:
         self._usage = NO_USAGE
@@ -85,9 +85,9 @@ class TallySums:
         kind = verdict_kind(verdict.failure, passed)
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
         self._usage = self._usage.plus(bound_usage(verdict.usage))
-        self._saved = self._saved.plus(bound_usage(verdict.saved))
+        self._saved = self._saved.plus(bound_usage(verdict.replayed_usage))
 
-    def check(self, counts: Counts) -> Iterator[str]:
+    def check(self, counts: LedgerCounts) -> Iterator[str]:
         for what, tallied, told in (
             ("usage", counts.usage, self._usage),
             ("saved", counts.saved, self._saved),
@@ -98,6 +98,6 @@ class TallySums:
             yield f"the tally says {counts.verdicts} verdicts, there are {self._kinds}"
 
 
-def _render(usage: Usage) -> str:
+def _render(usage: ModelUsage) -> str:
     fields = ((name, getattr(usage, name)) for name in usage.__struct_fields__)
     return ", ".join(f"{name} {amount}" for name, amount in fields if amount) or "nothing"

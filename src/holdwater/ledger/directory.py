@@ -1,6 +1,6 @@
 """The run directory: its layout, its creation, its lock and `run.json`.
 
-What is in the ledger is `ledger.py`'s; this module never looks into the database.
+This module never opens the database: `ledger.py` writes it and `reader.py` reads it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.errors import BadInput, RunLocked
 from ..core.records import Record
-from .disk import NEW, cannot_write, replace_file, sync_directory, write_all
-from .private import DIRECTORY, FILE, make_directory
+from .durable_files import NEW_SUFFIX, cannot_write, replace_file, sync_directory, write_all
+from .private_files import DIRECTORY_MODE, FILE_MODE, make_directory
 
 FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch", "reserve")
 DATABASE_FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal")
-SKELETON = {*FOLDERS, *DATABASE_FILES, "lock", "lock" + NEW, "run.json" + NEW, "run.log"}
-LOCK_PATIENCE = 0.5  # seconds: a reader that asks who holds the lock has it for an instant
+SKELETON = {*FOLDERS, *DATABASE_FILES, "lock", "lock" + NEW_SUFFIX, "run.json" + NEW_SUFFIX, "run.log"}
+LOCK_PATIENCE = 0.5  # seconds: a reader that looks up the lock's holder takes the lock for an instant
 
 
-class Holder(Record, frozen=True):
-    """Who holds a run directory."""
+class LockHolder(Record, frozen=True):
+    """The process that holds the lock of a run directory."""
 
     pid: int
     host: str
     since: float
 
 
-class Identity(Record, frozen=True):
-    """Which directory a run's name on this machine belongs to: a copy has another inode."""
+class DirectoryIdentity(Record, frozen=True):
+    """The directory that a run's name on this machine belongs to: a copy has another inode."""
 
     run: str
     device: int
@@ -49,7 +49,7 @@ class Identity(Record, frozen=True):
 
 
 class RunDirectory:
-    """A run's place on disk."""
+    """The paths of a run directory, and its lock."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -67,18 +67,18 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | str) -> RunDirectory:
-        """A new directory, or the remains of a killed creation, reset. `write_config` completes it."""
+        """Create a directory, or reset one whose creation was interrupted. `write_config` completes it."""
         directory = cls(path)
         directory._check_is_free()
         try:
-            directory.path.mkdir(mode=DIRECTORY, parents=True, exist_ok=True)
+            directory.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             directory.make_private()
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise cannot_write(directory.path, e) from e
             raise BadInput(
                 f"cannot make the run's directory: `{directory.path}`: {e.strerror}",
-                hint="name a directory that can be written with `--out`",
+                hint="choose a writable directory with `--out`",
             ) from e
         with directory.lock():
             directory._check_is_free()
@@ -87,7 +87,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """A directory that holds a run."""
+        """Open a directory that holds a run."""
         directory = cls(path)
         if directory.config.is_file():
             return directory
@@ -96,46 +96,48 @@ class RunDirectory:
         if directory._is_remains():
             raise BadInput(
                 f"the run was never created, its start was cut short: `{path}`",
-                hint=f"type the same `holdwater run --out {path}` again",
+                hint=f"run the same `holdwater run --out {path}` again",
             )
         raise BadInput(f"not a run directory, it has no `run.json`: `{path}`")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory. The lock dies with the process and is not passed on to programs it starts."""
+        """Lock the directory. The lock ends with the process; its child processes do not inherit it."""
         fd = self._take_lock()
         try:
             yield
         finally:
             os.close(fd)
 
-    def holder(self) -> Holder | None:
-        """Who holds the lock now; None when nobody does."""
+    def find_holder(self) -> LockHolder | None:
+        """Return the current holder of the lock; None if the lock is free."""
         for _ in range(100):
             try:
                 fd = os.open(self._lock, os.O_RDONLY)
             except FileNotFoundError:
                 return None
             try:
-                if _acquire(fd, fcntl.LOCK_SH):
+                if _try_lock(fd, fcntl.LOCK_SH):
                     return None
                 content = os.read(fd, 4096)
             finally:
                 os.close(fd)
             if content:
                 return _holders.decode(content)
-            time.sleep(0.01)  # caught between the first lock of a new directory and its first content
-        return Holder(pid=0, host="an unknown host", since=self._lock.stat().st_mtime)
+            time.sleep(0.01)  # a new directory is locked, and its lock file is still empty
+        return LockHolder(pid=0, host="an unknown host", since=self._lock.stat().st_mtime)
 
     def write_config(self, config: RunConfig) -> None:
-        """The last step of creation: from here on the directory holds a run."""
+        """Complete the creation: from now on the directory holds a run."""
         if self.config.exists():
-            raise self._holds_a_run()
+            raise self._existing_run_error()
         self.replace_config(config)
 
     def replace_config(self, config: RunConfig) -> None:
-        """Put another configuration in the place of the run's own; hold the lock around that."""
-        replace_file(self.config, msgspec.json.format(msgspec.json.encode(_whole(config)), indent=2) + b"\n")
+        """Replace the configuration of the run. The caller holds the lock."""
+        replace_file(
+            self.config, msgspec.json.format(msgspec.json.encode(_dump_fields(config)), indent=2) + b"\n"
+        )
 
     def read_config(self) -> RunConfig:
         try:
@@ -146,10 +148,10 @@ class RunDirectory:
             raise BadInput(f"`{self.config}` is not a run's configuration: {e}") from e
 
     def identify(self, run: str) -> str:
-        """The name by which the machine knows this directory's run; with the lock held.
+        """Return the name of this directory's run on this machine. The caller holds the lock.
 
-        Processes, sandboxes, containers and locks carry it. It is the run's id, and a fresh one in a copy of
-        the directory: so neither ever touches what belongs to the other.
+        Processes, sandboxes, containers and locks carry this name. It is the run's id, and a new id in a copy
+        of the directory, so that neither run touches resources of the other.
         """
         place = self.path.stat()
         try:
@@ -161,19 +163,19 @@ class RunDirectory:
         if known is not None and (known.device, known.inode) == (place.st_dev, place.st_ino):
             return known.run
         name = run if known is None else secrets.token_hex(8)
-        found = Identity(run=name, device=place.st_dev, inode=place.st_ino)
+        found = DirectoryIdentity(run=name, device=place.st_dev, inode=place.st_ino)
         replace_file(self._identity, msgspec.json.encode(found) + b"\n")
         return name
 
-    def sandboxes(self, config: RunConfig) -> Path:
-        """Where the sandboxes of this run keep their files: a directory that is this run's alone."""
+    def sandbox_root(self, config: RunConfig) -> Path:
+        """Return the directory for the files of this run's sandboxes; no other run uses it."""
         return Path(config.scratch or self.scratch) / f"holdwater-{config.id}"
 
     # Creation.
 
     def _check_is_free(self) -> None:
         if self.config.exists():
-            raise self._holds_a_run()
+            raise self._existing_run_error()
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"not a directory: `{self.path}`")
         if self.path.is_dir() and any(self.path.iterdir()) and not self._is_remains():
@@ -182,7 +184,10 @@ class RunDirectory:
             )
 
     def _is_remains(self) -> bool:
-        """Our lock and our names, with nothing in the folders: what a killed creation leaves."""
+        """Return whether the directory is the result of an interrupted creation.
+
+        It then has a lock, only names that a creation makes, and empty folders.
+        """
         if not self._lock.is_file() or self.config.exists():
             return False
         for entry in self.path.iterdir():
@@ -193,7 +198,7 @@ class RunDirectory:
         return True
 
     def make_private(self) -> None:
-        """Close a directory that was there already to others; one that belongs to another user is refused."""
+        """Make an existing directory inaccessible to others; raise if it belongs to another user."""
         found = self.path.stat()
         if found.st_uid != os.geteuid():
             raise BadInput(
@@ -201,11 +206,11 @@ class RunDirectory:
                 hint="give another `--out`",
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
-            self.path.chmod(DIRECTORY)
+            self.path.chmod(DIRECTORY_MODE)
 
     def _reset(self) -> None:
         try:
-            for name in (*DATABASE_FILES, self.config.name + NEW):
+            for name in (*DATABASE_FILES, self.config.name + NEW_SUFFIX):
                 (self.path / name).unlink(missing_ok=True)
             for name in FOLDERS:
                 make_directory(self.path / name)
@@ -214,31 +219,31 @@ class RunDirectory:
         except OSError as e:
             raise cannot_write(self.path, e) from e
 
-    def _holds_a_run(self) -> BadInput:
+    def _existing_run_error(self) -> BadInput:
         return BadInput(
             f"the directory holds a run already: `{self.path}`",
             hint=f"`holdwater resume {self.path}` continues it",
         )
 
-    # The lock. The file that is locked is replaced by one that is locked already and whole, so that a reader
-    # never sees half a holder; whoever locked the file that was replaced finds out and starts over.
+    # The lock. After locking, the lock file is replaced by a complete file that is already locked, so that a
+    # reader never sees a partial holder. A process that locked the replaced file detects that and retries.
 
     def _take_lock(self) -> int:
         until = time.monotonic() + LOCK_PATIENCE
         while True:
             fd = self._open_lock()
             try:
-                if _acquire(fd, fcntl.LOCK_EX) and self._is_current(fd):
-                    return self._sign()
+                if _try_lock(fd, fcntl.LOCK_EX) and self._is_current(fd):
+                    return self._write_holder()
             finally:
                 os.close(fd)
             if time.monotonic() > until:
-                raise self._locked()
+                raise self._lock_error()
             time.sleep(0.01)
 
     def _open_lock(self) -> int:
         try:
-            return os.open(self._lock, os.O_RDWR | os.O_CREAT, FILE)
+            return os.open(self._lock, os.O_RDWR | os.O_CREAT, FILE_MODE)
         except FileNotFoundError as e:
             raise BadInput(f"no such directory: `{self.path}`") from e
         except OSError as e:
@@ -250,13 +255,13 @@ class RunDirectory:
         except FileNotFoundError:
             return False
 
-    def _sign(self) -> int:
-        """Put a locked file that names this process in the place of the lock that is held."""
-        new = self._lock.with_name(self._lock.name + NEW)
-        me = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.time())
+    def _write_holder(self) -> int:
+        """Replace the held lock file by a locked file that names this process; return its descriptor."""
+        new = self._lock.with_name(self._lock.name + NEW_SUFFIX)
+        me = LockHolder(pid=os.getpid(), host=socket.gethostname(), since=time.time())
         fd = -1
         try:
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE)
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(fd, msgspec.json.encode(me))
             new.replace(self._lock)
@@ -266,8 +271,8 @@ class RunDirectory:
             raise cannot_write(self._lock, e) from e
         return fd
 
-    def _locked(self) -> RunLocked:
-        holder = self.holder()
+    def _lock_error(self) -> RunLocked:
+        holder = self.find_holder()
         if holder is None:
             return RunLocked(f"the lock of the run was busy: `{self.path}`", hint="try again")
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
@@ -278,20 +283,20 @@ class RunDirectory:
 
 
 def name_user(uid: int) -> str:
-    """How messages name a user of this machine."""
+    """Return the name of a user of this machine, for messages."""
     try:
         return f"user `{pwd.getpwuid(uid).pw_name}`"
     except KeyError:
         return f"user {uid}"
 
 
-def _whole(record: Record) -> dict[str, Any]:
-    """Every field, defaults too: a later version with other defaults must not change what was asked for."""
+def _dump_fields(record: Record) -> dict[str, Any]:
+    """Return every field, also defaults: a later version with other defaults must not change the run."""
     fields = ((name, getattr(record, name)) for name in record.__struct_fields__)
-    return {name: _whole(value) if isinstance(value, Record) else value for name, value in fields}
+    return {name: _dump_fields(value) if isinstance(value, Record) else value for name, value in fields}
 
 
-def _acquire(fd: int, how: int) -> bool:
+def _try_lock(fd: int, how: int) -> bool:
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -299,7 +304,7 @@ def _acquire(fd: int, how: int) -> bool:
     return True
 
 
-# Made at import: msgspec crashes when two threads meet a type for the first time at once.
-_holders = msgspec.json.Decoder(Holder)
+# Created at import: msgspec crashes if two threads use a type for the first time concurrently.
+_holders = msgspec.json.Decoder(LockHolder)
 _configs = msgspec.json.Decoder(RunConfig)
-_identities = msgspec.json.Decoder(Identity)
+_identities = msgspec.json.Decoder(DirectoryIdentity)

@@ -1,7 +1,7 @@
-"""The exchanges of an attempt: one segment each, `exchanges/<id // 1000>/<id>.seg`.
+"""The exchanges of an attempt, in one segment: `exchanges/<id // 1000>/<id>.seg`.
 
-Written by the gateway through `AttemptLog`, read back one at a time: a trajectory is a query, never a list in
-memory. Frames are in `segment.py`, media in `media.py`.
+The gateway writes them through `AttemptLog`; readers hold one at a time: a trajectory is a query, never a
+list in memory. Frames are in `segment.py`, media in `blob_references.py`.
 """
 
 from __future__ import annotations
@@ -15,64 +15,65 @@ from typing import TypeVar
 import msgspec
 
 from ..core.errors import AttemptOver, DiskFull, LedgerCorrupt, LedgerFailed, RunFailed
+from ..core.exchange import Exchange
 from ..core.masking import mask_bytes
-from ..core.records import NO_USAGE, Exchange, Record, Usage
+from ..core.records import NO_USAGE, ModelUsage, Record
 from . import segment
-from .blobs import Blobs
+from .blob_references import resolve_references
+from .blobs import BlobStore
 from .directory import RunDirectory
-from .media import resolve
-from .reserve import PIECES, Reserve
+from .disk_reserve import PIECES, DiskReserve
 from .segment import Segment
 
 T = TypeVar("T")
 
-MOST_UNSYNCED = 4096  # blobs that an attempt may refer to before they are synced
+MOST_UNSYNCED = 4096  # unsynced blobs of an attempt; at this number they are synced
 
 
 class AttemptLog:
-    """A core `ExchangeLog`: one attempt's exchanges. The file is made with the first."""
+    """Implements the core's `ExchangeLog` for one attempt. The first exchange creates the file."""
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.path = segment_path(directory, attempt)
         self._attempt = attempt
         self.count = 0
-        self._blobs = Blobs(directory.blobs)
-        self._reserve = Reserve(directory.reserve)
+        self._blobs = BlobStore(directory.blobs)
+        self._reserve = DiskReserve(directory.reserve)
         self._segment: Segment | None = None
-        self._places = array("Q")  # the byte where each exchange begins; bound: those of one attempt
+        self._places = array("Q")  # the byte where each exchange begins; bound: the exchanges of one attempt
         self._closed = False
         self._unsynced: set[str] = set()  # bound: MOST_UNSYNCED
-        self._lock = threading.Lock()  # large media are written from a thread of the gateway's
+        self._lock = threading.Lock()  # the gateway writes large media from a thread
 
     def append(self, exchange: Exchange) -> None:
-        """Write it so that it survives kill -9; what cannot be written ends the attempt."""
+        """Write an exchange so that it survives kill -9; a failed write ends the attempt."""
         if self._closed:
             raise AttemptOver("the attempt has ended")
         try:
             self._with_room(self._append, mask_bytes(_encode(exchange)))
         except LedgerFailed as e:
-            raise _unwritten(e) from e
+            raise _to_run_failure(e) from e
         self.count += 1
 
     def blob(self, content: bytes) -> str:
-        """Keep `content` once in the run; its hash."""
+        """Store `content` once in the run; return its hash."""
         try:
             name = self._with_room(self._blobs.put, mask_bytes(content))
             with self._lock:
-                self._unsynced.add(name)  # also when it was there: its writer may not have synced it
+                self._unsynced.add(name)  # also if it existed: its writer may not have synced it
                 many = len(self._unsynced) >= MOST_UNSYNCED
             if many:
                 self._sync_blobs()
         except LedgerFailed as e:
-            raise _unwritten(e) from e
+            raise _to_run_failure(e) from e
         return name
 
     def read(self, number: int) -> Exchange:
-        """An exchange that was written, as it stands in the record."""
-        return decode(segment.read_at(self.path, self._places[number - 1]), self._attempt)
+        """Read back an exchange that was written; its media are references."""
+        return decode_exchange(segment.read_record(self.path, self._places[number - 1]), self._attempt)
 
     def sync(self) -> None:
-        """Make all of it survive power loss. Blocks for as long as the disk takes: call it in a thread."""
+        """Make all exchanges so far survive power loss. Blocks on the disk: call it in a thread."""
         self._sync_blobs()
         if self._segment is not None:
             self._segment.sync()
@@ -90,13 +91,13 @@ class AttemptLog:
         self._places.append(at)
 
     def _with_room(self, write: Callable[[bytes], T], content: bytes) -> T:
-        """Out of the reserve if need be, but of its first half alone: the rest is for verdicts."""
+        """On a full disk, retry with space from the first half of the reserve: the rest is for verdicts."""
         while True:
             try:
                 return write(content)
             except DiskFull:
                 fits = len(content) <= self._reserve.bytes // 2
-                if not (fits and self._reserve.give(keep=PIECES // 2)):
+                if not (fits and self._reserve.release_piece(keep=PIECES // 2)):
                     raise
 
     def _sync_blobs(self) -> None:
@@ -105,67 +106,69 @@ class AttemptLog:
         self._blobs.sync(names)
 
 
-def _unwritten(error: LedgerFailed) -> RunFailed:
+def _to_run_failure(error: LedgerFailed) -> RunFailed:
     return RunFailed(error.message, error.hint, kind="disk" if isinstance(error, DiskFull) else "record")
 
 
-class Spending(Record, frozen=True):
-    """What the exchanges of an attempt on disk add up to."""
+class AttemptSpending(Record, frozen=True):
+    """The number of exchanges and the usage of an attempt, summed from its segment."""
 
     exchanges: int = 0
-    usage: Usage = NO_USAGE
-    saved: Usage = NO_USAGE
+    usage: ModelUsage = NO_USAGE
+    replayed_usage: ModelUsage = NO_USAGE
 
-    def plus(self, exchange: Exchange) -> Spending:
-        return Spending(
+    def plus(self, exchange: Exchange) -> AttemptSpending:
+        return AttemptSpending(
             exchanges=self.exchanges + 1,
             usage=self.usage.plus(exchange.usage),
-            saved=self.saved.plus(exchange.saved),
+            replayed_usage=self.replayed_usage.plus(exchange.saved),
         )
 
 
 def read_exchanges(directory: RunDirectory, attempt: int) -> Iterator[Exchange]:
-    """The exchanges of an attempt in order, one in memory at a time; media stay references."""
+    """Yield the exchanges of an attempt in order, one in memory at a time; media stay references."""
     for content in read_frames(directory, attempt):
-        yield decode(content, attempt)
+        yield decode_exchange(content, attempt)
 
 
 def read_frames(directory: RunDirectory, attempt: int) -> Iterator[bytes]:
-    """The exchanges of an attempt as they stand on disk."""
+    """Yield the encoded exchanges of an attempt; none if it has no segment."""
     path = segment_path(directory, attempt)
     if path.exists():
-        yield from segment.read(path)
+        yield from segment.read_records(path)
 
 
-def spending(directory: RunDirectory, attempt: int) -> Spending:
-    """What an attempt that can no longer say so itself has used."""
-    spent = Spending()
+def sum_spending(directory: RunDirectory, attempt: int) -> AttemptSpending:
+    """Sum the usage of an attempt from its segment, if the attempt can no longer report it."""
+    spent = AttemptSpending()
     for exchange in read_exchanges(directory, attempt):
         spent = spent.plus(exchange)
     return spent
 
 
-def conversation(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:
-    """The messages of an exchange's request as they were sent, media resolved."""
+def read_request_messages(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:
+    """Return the messages of a request as they were sent, media included."""
     parts: dict[int, list[msgspec.Raw]] = {}  # bound: the messages of one request
-    wanted = _wanted(directory, attempt, number)
-    blobs = Blobs(directory.blobs)
+    wanted = _find_parts(directory, attempt, number)
+    blobs = BlobStore(directory.blobs)
     for exchange in read_exchanges(directory, attempt):
         if exchange.number in wanted:
             kept = exchange.append[: wanted[exchange.number]]
-            parts[exchange.number] = [msgspec.Raw(resolve(bytes(message), blobs)) for message in kept]
+            parts[exchange.number] = [
+                msgspec.Raw(resolve_references(bytes(message), blobs)) for message in kept
+            ]
     return [message for part in sorted(parts) for message in parts[part]]
 
 
-def head_of(directory: RunDirectory, attempt: int, number: int) -> bytes:
-    """The other keys of an exchange's request as they were sent, its constants in their places."""
-    headed: dict[int, int] = {}  # exchange -> the one that has its head; bound: those of one attempt
+def read_request_head(directory: RunDirectory, attempt: int, number: int) -> bytes:
+    """Return the fields of a request other than its messages, as they were sent, constants included."""
+    headed: dict[int, int] = {}  # exchange -> the exchange with its head; bound: one attempt
     for exchange in read_exchanges(directory, attempt):
         inherits = exchange.head is None and exchange.parent is not None
         headed[exchange.number] = headed.get(exchange.parent or 0, 0) if inherits else exchange.number
     for exchange in read_exchanges(directory, attempt):
         if exchange.number == headed.get(number) and exchange.head is not None:
-            return resolve(bytes(exchange.head), Blobs(directory.blobs))
+            return resolve_references(bytes(exchange.head), BlobStore(directory.blobs))
     raise LedgerCorrupt(f"attempt {attempt} has no head for exchange {number}")
 
 
@@ -173,20 +176,20 @@ def segment_path(directory: RunDirectory, attempt: int) -> Path:
     return directory.exchanges / str(attempt // 1000) / f"{attempt}.seg"
 
 
-def decode(content: bytes, attempt: int) -> Exchange:
+def decode_exchange(content: bytes, attempt: int) -> Exchange:
     try:
         stored = _decoder.decode(content)
     except msgspec.MsgspecError as e:
-        raise LedgerCorrupt(f"an exchange of attempt {attempt} is not one: {e}") from e
+        raise LedgerCorrupt(f"invalid exchange record in attempt {attempt}: {e}") from e
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
     for name in ("head", "reply", "chunks"):
-        fields[name] = _present(fields[name])
+        fields[name] = _null_to_none(fields[name])
     return Exchange(**fields)
 
 
-def _wanted(directory: RunDirectory, attempt: int, number: int) -> dict[int, int]:
-    """Which exchanges make up a request, and how many of each one's own messages."""
-    shape: dict[int, tuple[int | None, int, int]] = {}  # bound: a few words for each exchange of one attempt
+def _find_parts(directory: RunDirectory, attempt: int, number: int) -> dict[int, int]:
+    """Return the exchanges that make up a request, each with the number of its own messages in it."""
+    shape: dict[int, tuple[int | None, int, int]] = {}  # bound: the exchanges of one attempt
     for exchange in read_exchanges(directory, attempt):
         shape[exchange.number] = (exchange.parent, exchange.keep, len(exchange.append))
         if exchange.number == number:
@@ -206,8 +209,8 @@ def _wanted(directory: RunDirectory, attempt: int, number: int) -> dict[int, int
     return wanted
 
 
-class _Stored(Record, frozen=True):
-    """An exchange as it is decoded: raw values cannot be optional."""
+class _StoredExchange(Record, frozen=True):
+    """The decoded form of an exchange: msgspec has no optional raw values."""
 
     number: int
     parent: int | None
@@ -218,20 +221,20 @@ class _Stored(Record, frozen=True):
     status: int
     dialect: str = "chat"
     streamed: bool = False
-    usage: Usage = NO_USAGE
+    usage: ModelUsage = NO_USAGE
     error: str = ""
     started: float = 0.0
     seconds: float = 0.0
     identity: str = ""
-    saved: Usage = NO_USAGE
+    saved: ModelUsage = NO_USAGE
     version: str = ""
     by: str = ""
     chunks: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def _present(raw: msgspec.Raw) -> msgspec.Raw | None:
+def _null_to_none(raw: msgspec.Raw) -> msgspec.Raw | None:
     return None if bytes(raw) == b"null" else raw
 
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(_Stored)
+_decoder = msgspec.json.Decoder(_StoredExchange)

@@ -1,6 +1,6 @@
-"""The files of an attempt: what they are called, what they take up, and how they go.
+"""The files of an attempt: their paths, sizes and removal.
 
-Which of them go is decided by `core.policy.keeps` and written down in `retention.py` first.
+`core.policy.keeps` decides which files are removed, and `retention.py` records that first.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from ..core.records import KeptFile, Verdict
 from .directory import RunDirectory
 from .exchanges import segment_path
 
-SQUEEZED = ".zst"  # what the name of a compressed log ends with
-TAKEN_OUT = ".files"  # the same of a directory of what a suite took out
-PIECE = 1 << 20  # bytes of a file in memory at a time
-BLOCK = 512  # bytes that `st_blocks` counts in, whatever the file system's own are
+COMPRESSED_SUFFIX = ".zst"  # of a compressed log
+TAKEN_OUT_SUFFIX = ".files"  # of a directory with files that a suite copied out of a sandbox
+PIECE_SIZE = 1 << 20  # bytes of a file in memory at a time
+BLOCK_SIZE = 512  # the unit of `st_blocks` in bytes, independent of the file system's block size
 
 
 def log_path(directory: RunDirectory, attempt: int, name: str) -> Path:
-    """What the agent and the suite log and print in an attempt at the instance `name`."""
+    """Return the path of the log of the agent and the suite in an attempt at the instance `name`."""
     return directory.logs / f"{attempt:06d}-{slug(name)}.log"
 
 
 def output_path(directory: RunDirectory, attempt: int, name: str) -> Path:
-    """What the attempt's commands print."""
+    """Return the path of the output of the attempt's commands."""
     return directory.logs / f"{attempt:06d}-{slug(name)}.out"
 
 
 def salvage_path(directory: RunDirectory, attempt: int) -> Path:
-    """The work that an attempt left."""
+    """Return the path of the archive of an attempt's work."""
     return directory.artifacts / f"{attempt:06d}.tar.zst"
 
 
 def patch_path(directory: RunDirectory, attempt: int) -> Path:
-    """The same as a patch, where the suite asks for one."""
+    """Return the path of an attempt's work as a patch, which exists if the suite requests one."""
     return directory.artifacts / f"{attempt:06d}.patch"
 
 
 def answer_path(directory: RunDirectory, attempt: int) -> Path:
-    """An answer that is too long for the ledger, as JSON."""
+    """Return the path of an answer, as JSON, that is too long for the ledger."""
     return directory.artifacts / f"{attempt:06d}.answer.json"
 
 
-def answer_json(directory: RunDirectory, verdict: Verdict) -> str | None:
-    """The answer behind a verdict, a long one from its file; None: there is none, or it is not kept."""
+def read_answer_json(directory: RunDirectory, verdict: Verdict) -> str | None:
+    """Return the answer of a verdict, a long one from its file; None if there is none or it is not kept."""
     if verdict.kept is None or verdict.kept.answer is None:
         return verdict.answer
     try:
@@ -60,44 +60,44 @@ def answer_json(directory: RunDirectory, verdict: Verdict) -> str | None:
 
 
 def describe_file(path: Path) -> KeptFile:
-    """A file of `artifacts/` as it is now. Reads it: call it in a thread."""
+    """Return name, size and digest of a file in `artifacts/`. Reads the file: call it in a thread."""
     with path.open("rb") as file:
         digest = blake3()
-        while piece := file.read(PIECE):
+        while piece := file.read(PIECE_SIZE):
             digest.update(piece)
         return KeptFile(name=path.name, bytes=file.tell(), digest=digest.hexdigest())
 
 
 def check_file(path: Path, kept: KeptFile) -> str:
-    """What is wrong with a file that was kept; empty: it is as it was written. Reads it."""
+    """Return a description of the damage to a kept file; empty if it is intact. Reads the file."""
     try:
         found = describe_file(path)
     except OSError as error:
         return f"`{path.name}` cannot be read: {error.strerror}"
     if found.bytes != kept.bytes:
         return f"`{path.name}` has {found.bytes} bytes, {kept.bytes} were written"
-    return f"`{path.name}` is not as it was written" if kept.digest not in ("", found.digest) else ""
+    return f"`{path.name}` does not match its digest" if kept.digest not in ("", found.digest) else ""
 
 
 def taken_out_path(directory: RunDirectory, attempt: int) -> Path:
-    """A directory of what the suite took out of an attempt's sandbox."""
-    return directory.artifacts / f"{attempt:06d}{TAKEN_OUT}"
+    """Return the directory of the files that the suite copied out of an attempt's sandbox."""
+    return directory.artifacts / f"{attempt:06d}{TAKEN_OUT_SUFFIX}"
 
 
 def slug(name: str) -> str:
-    """Enough of an id to recognise its files by; what is no plain character becomes `_`."""
+    """Return a file name that is recognisable as the id; runs of special characters become `_`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:48].strip(".") or "_"
 
 
 def attempt_logs(directory: RunDirectory, attempt: int, name: str) -> tuple[Path, ...]:
-    """Its logs as they are written, whether they are there or not."""
+    """Return the paths of an attempt's uncompressed logs, whether they exist or not."""
     return log_path(directory, attempt, name), output_path(directory, attempt, name)
 
 
 def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[Path]:
-    """What there is of an attempt on disk, blobs apart: many attempts may refer to one."""
+    """Yield the existing files of an attempt, without blobs: several attempts may share a blob."""
     logs = attempt_logs(directory, attempt, name)
-    squeezed = (path.with_name(path.name + SQUEEZED) for path in logs)
+    squeezed = (path.with_name(path.name + COMPRESSED_SUFFIX) for path in logs)
     work = (salvage_path, patch_path, answer_path, taken_out_path)
     made = (path(directory, attempt) for path in work)
     for path in (segment_path(directory, attempt), *made, *logs, *squeezed):
@@ -106,36 +106,36 @@ def attempt_files(directory: RunDirectory, attempt: int, name: str) -> Iterator[
 
 
 def remove(path: Path) -> int:
-    """Remove a file, or what a suite took out; the bytes that frees, none if it was gone already."""
-    if path.suffix == TAKEN_OUT and path.is_dir() and not path.is_symlink():
-        freed = taken_below(path)
+    """Remove a file, or a directory that a suite copied out; return the bytes freed, 0 if it is missing."""
+    if path.suffix == TAKEN_OUT_SUFFIX and path.is_dir() and not path.is_symlink():
+        freed = measure_tree(path)
         shutil.rmtree(path)
         return freed
-    freed = taken(path)
+    freed = measure_file(path)
     path.unlink(missing_ok=True)
     return freed
 
 
-def taken(path: Path) -> int:
-    """The bytes that a file takes up on disk, none if it is gone; a link is not followed."""
+def measure_file(path: Path) -> int:
+    """Return the bytes that a file takes on disk, 0 if it does not exist; links are not followed."""
     try:
-        return path.lstat().st_blocks * BLOCK
+        return path.lstat().st_blocks * BLOCK_SIZE
     except FileNotFoundError:
         return 0
 
 
-def taken_below(path: Path) -> int:
-    """The bytes that a directory takes up, with all there is in it."""
-    total = taken(path)
+def measure_tree(path: Path) -> int:
+    """Return the bytes that a directory and its contents take on disk."""
+    total = measure_file(path)
     with os.scandir(path) as entries:
         for entry in entries:
             below = entry.is_dir(follow_symlinks=False)
-            total += taken_below(Path(entry.path)) if below else taken(Path(entry.path))
+            total += measure_tree(Path(entry.path)) if below else measure_file(Path(entry.path))
     return total
 
 
-def is_plain(path: Path) -> bool:
-    """Whether a regular file can be seen there, and no link to one."""
+def is_regular_file(path: Path) -> bool:
+    """Return whether the path is a regular file and not a link; False if it cannot be inspected."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:

@@ -1,6 +1,6 @@
-"""What a build left in its ledger: a row for each image, the totals, and the manifest that is made of them.
+"""Reads the results of an image build from its ledger: a row for each image, the totals and the manifest.
 
-Reads only, and streams: nothing here grows with the number of images but what is printed of them.
+It streams: memory does not grow with the number of images. It writes nothing but the manifest.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from pathlib import Path
 import msgspec
 
 from ..core.errors import BadInput
-from ..core.image import How, Made, Recipe
+from ..core.image import ImageOutcome, ImageRecipe, PublishedImage
 from ..core.records import Record
-from ..core.summary import Summary
-from .disk import NEW, cannot_write, sync_directory
-from .private import open_private
-from .reader import OutcomeRow, Reader
+from ..core.summary import RunSummary
+from .durable_files import NEW_SUFFIX, cannot_write, sync_directory
+from .private_files import open_private
+from .reader import LedgerReader
+from .rows import OutcomeRow
 
 MANIFEST = "images.json"
 FAILED = "failed"
 MOST_SLOWEST = 5
-MOST_FAILURES = 50  # that a report names; the manifest has them all
+MOST_FAILURES = 50  # failures listed in a report; the manifest lists all
 
 
 class ImageRow(Record, frozen=True):
-    """What became of one image."""
+    """The result of one image."""
 
     name: str
     outcome: str  # `made`, `present` or `failed`
@@ -34,22 +35,22 @@ class ImageRow(Record, frozen=True):
     seconds: float
     failure: str = ""
     where: str = ""
-    made: Made | None = None
+    made: PublishedImage | None = None
 
 
-class Slow(Record, frozen=True):
+class SlowImage(Record, frozen=True):
     name: str
     seconds: float
 
 
-class Failed(Record, frozen=True):
+class FailedImage(Record, frozen=True):
     name: str
     where: str
     message: str
 
 
 class BuildReport(Record, frozen=True):
-    """A build in a page."""
+    """The summary of a build."""
 
     run: str
     directory: str
@@ -67,32 +68,32 @@ class BuildReport(Record, frozen=True):
     uploaded: int
     downloaded: int
     mounted: int
-    peak_disk: int  # bytes on the daemon's disk beyond what was there; 0: none was used
-    disk_limit: int  # the budget; 0: none
-    slowest: tuple[Slow, ...] = ()
-    failures: tuple[Failed, ...] = ()
+    peak_disk: int  # most bytes that the build added to the daemon's disk; 0: no disk was used
+    disk_limit: int  # the disk budget in bytes; 0: none
+    slowest: tuple[SlowImage, ...] = ()
+    failures: tuple[FailedImage, ...] = ()
     events: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-def recipe_of(reader: Reader) -> Recipe:
+def require_recipe(reader: LedgerReader) -> ImageRecipe:
     if reader.config.recipe is None:
-        raise BadInput(f"the run is no build of images: `{reader.directory.path}`")
+        raise BadInput(f"the run is not an image build: `{reader.directory.path}`")
     return reader.config.recipe
 
 
-def images(reader: Reader) -> Iterator[ImageRow]:
-    """What became of each image that is settled, in the order of planning."""
+def read_images(reader: LedgerReader) -> Iterator[ImageRow]:
+    """Yield the result of each settled image, in the order of planning."""
     for row in reader.outcomes():
-        yield _row(row, reader)
+        yield _make_row(row, reader)
 
 
-def report(reader: Reader, summary: Summary | None = None) -> BuildReport:
-    recipe, summary = recipe_of(reader), summary or reader.summary()
-    counts = dict.fromkeys([*How, FAILED], 0)
+def report_build(reader: LedgerReader, summary: RunSummary | None = None) -> BuildReport:
+    recipe, summary = require_recipe(reader), summary or reader.summary()
+    counts = dict.fromkeys([*ImageOutcome, FAILED], 0)
     sums = dict.fromkeys(("uploaded", "downloaded", "mounted"), 0)
     slowest: list[tuple[float, int, str]] = []  # a heap of at most MOST_SLOWEST
-    failures: list[Failed] = []
-    for number, row in enumerate(images(reader)):
+    failures: list[FailedImage] = []
+    for number, row in enumerate(read_images(reader)):
         counts[row.outcome] += 1
         for name in sums:
             sums[name] += getattr(row.made, name) if row.made else 0
@@ -100,39 +101,41 @@ def report(reader: Reader, summary: Summary | None = None) -> BuildReport:
         if len(slowest) > MOST_SLOWEST:
             heapq.heappop(slowest)
         if row.outcome == FAILED and len(failures) < MOST_FAILURES:
-            failures.append(Failed(name=row.name, where=row.where, message=row.failure))
+            failures.append(FailedImage(name=row.name, where=row.where, message=row.failure))
     gauges = list(reader.gauges())
     return BuildReport(
         run=summary.run,
         directory=summary.directory,
         recipe=recipe.path,
-        engine=str(recipe.chosen),
+        engine=str(recipe.chosen_engine),
         state=summary.state,
         reason=summary.reason,
         exit_status=summary.exit_status,
         planned=summary.planned,
         total=summary.total,
-        made=counts[How.MADE],
-        present=counts[How.PRESENT],
+        made=counts[ImageOutcome.MADE],
+        present=counts[ImageOutcome.PRESENT],
         failed=counts[FAILED],
         seconds=summary.seconds,
         peak_disk=max((gauge.disk_used for gauge in gauges), default=0),
         disk_limit=max((gauge.disk_limit for gauge in gauges), default=0),
-        slowest=tuple(Slow(name=name, seconds=seconds) for seconds, _, name in sorted(slowest, reverse=True)),
+        slowest=tuple(
+            SlowImage(name=name, seconds=seconds) for seconds, _, name in sorted(slowest, reverse=True)
+        ),
         failures=tuple(failures),
         events=summary.events,
         **sums,
     )
 
 
-def write_manifest(reader: Reader) -> Path:
-    """Write the build's `images.json`: the report, and every image with its base's digest and its own."""
+def write_manifest(reader: LedgerReader) -> Path:
+    """Write `images.json`, the report and every image with its own and its base's digest; return its path."""
     path = reader.directory.path / MANIFEST
-    new = path.with_name(path.name + NEW)
+    new = path.with_name(path.name + NEW_SUFFIX)
     try:
         with open(new, "wb", opener=open_private) as file:
-            file.write(b'{"build": ' + msgspec.json.encode(report(reader)) + b', "images": [')
-            for number, row in enumerate(images(reader)):
+            file.write(b'{"build": ' + msgspec.json.encode(report_build(reader)) + b', "images": [')
+            for number, row in enumerate(read_images(reader)):
                 file.write((b",\n" if number else b"\n") + msgspec.json.encode(row))
             file.write(b"\n]}\n")
         new.replace(path)
@@ -142,9 +145,11 @@ def write_manifest(reader: Reader) -> Path:
     return path
 
 
-def _row(row: OutcomeRow, reader: Reader) -> ImageRow:
+def _make_row(row: OutcomeRow, reader: LedgerReader) -> ImageRow:
     verdict = reader.verdict(row.attempt)
-    made = _made.decode(verdict.answer) if verdict is not None and verdict.answer is not None else None
+    made = (
+        _image_decoder.decode(verdict.answer) if verdict is not None and verdict.answer is not None else None
+    )
     return ImageRow(
         name=row.instance,
         outcome=str(made.how) if made else FAILED,
@@ -156,4 +161,4 @@ def _row(row: OutcomeRow, reader: Reader) -> ImageRow:
     )
 
 
-_made = msgspec.json.Decoder(Made)
+_image_decoder = msgspec.json.Decoder(PublishedImage)

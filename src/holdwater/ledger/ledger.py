@@ -1,7 +1,7 @@
-"""The ledger as the conductor sees it: the only writer of a run's truth.
+"""The conductor's interface to the ledger: the only writer of a run.
 
-Every call is awaited until its transaction is committed and synced; calls made together share one. The thread
-is in `writer.py`, the statements in `book.py`; whoever only wants to look uses `reader.py`.
+Every call returns after its transaction is committed and synced; concurrent calls share a transaction. The
+thread is in `writer.py`, the statements in `statements.py`; read-only access is in `reader.py`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from types import TracebackType
 
 import msgspec
 
-from ..core.config import Keep
+from ..core.config import KeepRule
 from ..core.errors import LedgerCorrupt
-from ..core.records import Attempt, Outcome, Verdict, Where
+from ..core.records import Attempt, FailureOrigin, Outcome, Verdict
 from ..core.reopening import ClosedSample
-from ..core.summary import Gauge
-from . import orders, retention, schema, standing
-from .book import Book, Planned
+from ..core.summary import RunGauge
+from . import orders, resume_state, retention, schema
 from .directory import RunDirectory
-from .exchanges import spending
+from .exchanges import sum_spending
 from .journal import Journal
-from .orders import Closed, OrderRow
+from .orders import ClosedRollout, OrderRow
 from .reopening import closed_rollouts
-from .standing import Known, Standing, SuitePass
-from .tally import CONDUCTED, TALLY, Counts, counts
-from .writer import Writer
+from .resume_state import KnownInstance, OpenSample, SuitePass
+from .statements import LedgerStatements, PlannedInstance
+from .tally import CONDUCTED_SECONDS, TALLY_QUERY, LedgerCounts, parse_counts
+from .writer import LedgerWriter
 
-__all__ = ["Counts", "Known", "Ledger", "Planned", "Standing", "SuitePass"]
+__all__ = ["KnownInstance", "Ledger", "LedgerCounts", "OpenSample", "PlannedInstance", "SuitePass"]
 
 
 class Ledger:
-    """Open it with `async with`; hold the directory's lock around that."""
+    """The open ledger of a run. Enter it with `async with`, while you hold the lock of the directory."""
 
     def __init__(
         self,
@@ -41,21 +41,22 @@ class Ledger:
         relieve: Callable[[int], bool] = lambda tries: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relieve` is asked, in the writer's thread, whether a commit without room is tried once more.
+        """`relieve` runs in the writer's thread on a full disk; True means that the commit is retried.
 
-        `now` dates rows and may be set by anyone; `clock` measures how long this conductor runs.
+        `now` is the wall clock that dates rows, and it may jump; `clock` is monotonic and measures how long
+        this conductor runs.
         """
         self.directory = directory
         self._relieve = relieve
-        self._book = Book(directory.database, now, clock)
+        self._statements = LedgerStatements(directory.database, now, clock)
 
     @staticmethod
     def create(directory: RunDirectory) -> None:
-        """A new, empty ledger in a directory that is being created."""
-        schema.create(directory.database)
+        """Create an empty ledger in a directory that is being created."""
+        schema.create_database(directory.database)
 
     async def __aenter__(self) -> Ledger:
-        self._writer = Writer(self._book, self._relieve)
+        self._writer = LedgerWriter(self._statements, self._relieve)
         await self._writer.start()
         return self
 
@@ -66,231 +67,247 @@ class Ledger:
 
     @property
     def token(self) -> int:
-        """This conductor's number: the fencing token of every attempt that it begins."""
-        return self._book.token
+        """The number of this conductor: the fencing token of every attempt that it begins."""
+        return self._statements.token
 
-    # What the conductor writes.
+    # Writes of the conductor.
 
-    async def plan(self, items: Sequence[Planned]) -> list[int]:
-        """Write the instances that are new; their rows.
+    async def plan(self, items: Sequence[PlannedInstance]) -> list[int]:
+        """Write the new instances; return their rows.
 
-        An id that this pass has seen before raises `DuplicateInstance`; the new ones before it stay.
+        An id that this pass has seen before raises `DuplicateInstance`; new instances before it stay written.
         """
-        return await self._writer.do(self._book.plan, items)
+        return await self._writer.do(self._statements.plan, items)
 
-    async def begin(self, attempt: Attempt) -> None:
-        """Write an attempt, before it starts."""
-        await self._writer.do(self._book.begin_attempt, attempt)
+    async def begin_attempt(self, attempt: Attempt) -> None:
+        """Write an attempt before it starts."""
+        await self._writer.do(self._statements.begin_attempt, attempt)
 
     async def settle(self, verdict: Verdict) -> bool:
-        """Commit a verdict; False when the attempt has one already or its token is not the verdict's."""
+        """Commit a verdict; return False if the attempt has one already or has another fencing token."""
         return await self._writer.do(self._settle, verdict)
 
     async def forget_journal(self, worker: int) -> None:
-        """The worker is gone: once all that was settled before is committed, nobody needs its journal."""
+        """Remove the journal of a worker that has ended, once all verdicts settled before are committed."""
         await self._writer.do(lambda: None)
         Journal(self.directory, worker, self.token).remove()
 
-    async def close_sample(self, outcome: Outcome, keep: Keep = Keep.ALL) -> None:
-        """Write what became of a sample, also in the place of what was written before; with it, what goes."""
-        await self._writer.do(self._book.close_sample, outcome, keep)
+    async def close_sample(self, outcome: Outcome, keep: KeepRule = KeepRule.ALL) -> None:
+        """Write the outcome of a sample, replacing an earlier one; drop its attempts if `keep` says so."""
+        await self._writer.do(self._statements.close_sample, outcome, keep)
 
     async def reopen(self, chosen: Callable[[ClosedSample], bool]) -> int:
-        """Open closed samples again, all or none; how many. `chosen` is asked in the writer's thread."""
-        return await self._writer.do(self._book.reopen, chosen)
+        """Reopen the closed samples for which `chosen` is true, all or none; return their number.
+
+        `chosen` runs in the writer's thread.
+        """
+        return await self._writer.do(self._statements.reopen, chosen)
 
     @property
     def regrade(self) -> int | None:
-        """The regrade that this conductor is at; None: it runs agents."""
-        return self._book.regrade
+        """The regrade in progress; None if this conductor runs agents."""
+        return self._statements.regrade
 
     async def begin_regrade(self, grader: str, only: tuple[str, ...], continues: int | None = None) -> int:
-        """From now on outcomes are written beside the old ones, until `switch_outcomes`; the regrade."""
-        return await self._writer.do(self._book.begin_regrade, grader, only, continues)
+        """Begin or continue a regrade; return its id.
+
+        Until `switch_outcomes`, new outcomes are stored separately and the old ones stay in effect.
+        """
+        return await self._writer.do(self._statements.begin_regrade, grader, only, continues)
 
     async def refuse_regrade(self, instance: int, sample: int, why: str) -> None:
-        """Write that a sample is not graded again: its outcome stays."""
-        await self._writer.do(self._book.refuse_regrade, (instance, sample), why)
+        """Write that a sample is not regraded: its outcome stays."""
+        await self._writer.do(self._statements.refuse_regrade, (instance, sample), why)
 
-    async def switch_outcomes(self, keep: Keep = Keep.ALL) -> None:
-        """The regrade is complete: its outcomes take the place of the old ones, in one transaction."""
-        await self._writer.do(self._book.switch_outcomes, keep)
+    async def switch_outcomes(self, keep: KeepRule = KeepRule.ALL) -> None:
+        """End the regrade: replace the old outcomes by the new ones in one transaction."""
+        await self._writer.do(self._statements.switch_outcomes, keep)
 
-    async def going(self, limit: int) -> list[tuple[int, str]]:
-        """Attempts that were dropped and whose files may still be there, each with its instance's name."""
-        return await self._writer.do(self._going, limit)
+    async def pending_deletions(self, limit: int) -> list[tuple[int, str]]:
+        """Return dropped attempts whose files may still exist, each with the name of its instance."""
+        return await self._writer.do(self._pending_deletions, limit)
 
-    async def gone(self, freed: Mapping[int, int]) -> None:
-        """Write that the files of attempts are gone, and the bytes that each freed."""
-        await self._writer.do(self._gone, freed)
+    async def record_deleted(self, freed: Mapping[int, int]) -> None:
+        """Write that the files of attempts are deleted, and the bytes that each freed."""
+        await self._writer.do(self._record_deleted, freed)
 
     async def note(self, kind: str, message: str = "", attempt: int | None = None) -> None:
-        """Write down that something happened."""
-        await self._writer.do(self._book.note, kind, message, attempt)
+        """Write an event."""
+        await self._writer.do(self._statements.note, kind, message, attempt)
 
-    async def gauge(self, gauge: Gauge) -> None:
-        """Write a reading; the latest one is what `show` shows."""
-        await self._writer.do(self._book.gauge, gauge)
+    async def add_gauge(self, gauge: RunGauge) -> None:
+        """Write a gauge reading; `show` displays the latest one."""
+        await self._writer.do(self._statements.add_gauge, gauge)
 
-    async def expect(self, total: int | None) -> None:
-        """Write how many samples there will be in the end, where the suite can tell."""
-        await self._writer.do(self._book.expect, total)
+    async def set_total(self, total: int | None) -> None:
+        """Write the total number of samples, if the suite declares it."""
+        await self._writer.do(self._statements.set_total, total)
 
     async def remember(self, name: str, value: bytes) -> None:
-        """Write something small that the next conductor needs."""
-        await self._writer.do(self._book.remember, name, value)
+        """Store a small value for the next conductor."""
+        await self._writer.do(self._statements.remember, name, value)
 
-    async def recalled(self, name: str) -> bytes | None:
-        return await self._writer.do(self._book.recalled, name)
+    async def recall(self, name: str) -> bytes | None:
+        return await self._writer.do(self._statements.recall, name)
 
     async def finish(self, state: str, reason: str, exit_status: int) -> None:
         """Write how this conductor ended the run: `finished`, `interrupted` or `stopped`."""
-        await self._writer.do(self._book.finish, state, reason, exit_status)
+        await self._writer.do(self._statements.finish, state, reason, exit_status)
 
-    # What a resume compares with the suite.
+    # Comparison with the suite on resume.
 
-    async def known(self, name: str) -> Known | None:
-        return await self._writer.do(self._known, name)
+    async def find_known(self, name: str) -> KnownInstance | None:
+        return await self._writer.do(self._find_known, name)
 
-    async def sight(self, items: Sequence[Planned], during: SuitePass) -> list[Known | None]:
-        """The known instance of each item, marked as seen in this pass; planning refuses a second one."""
-        return await self._writer.do(self._book.sight, items, during)
+    async def mark_seen(
+        self, items: Sequence[PlannedInstance], during: SuitePass
+    ) -> list[KnownInstance | None]:
+        """Mark known instances as seen in this pass; return the known instance of each item, or None.
 
-    async def missing(self, limit: int = 100) -> list[str]:
-        """The first ids that were planned before and that this conductor has not seen in the suite."""
-        return await self._writer.do(self._missing, limit)
+        While planning, a second item with the same id raises `DuplicateInstance`.
+        """
+        return await self._writer.do(self._statements.mark_seen, items, during)
 
-    async def replace(self, name: str, digest: bytes, payload: bytes, place: str) -> int:
-        """Put a changed instance in the place of what was planned; its row. Outcomes stay."""
-        item = Planned(name=name, digest=digest, payload=payload, place=place)
-        return await self._writer.do(self._book.replace, item)
+    async def find_missing(self, limit: int = 100) -> list[str]:
+        """Return the first ids that are planned and that this conductor has not seen in the suite."""
+        return await self._writer.do(self._find_missing, limit)
 
-    # What a resume continues.
+    async def replace_instance(self, name: str, digest: bytes, payload: bytes, place: str) -> int:
+        """Replace a planned instance by its changed version; return its row. Outcomes stay."""
+        item = PlannedInstance(name=name, digest=digest, payload=payload, place=place)
+        return await self._writer.do(self._statements.replace_instance, item)
+
+    # State that a resume continues from.
 
     async def payload(self, instance: int) -> bytes:
-        return await self._writer.do(self._book.payload, instance)
+        return await self._writer.do(self._statements.payload, instance)
 
     async def verdict(self, attempt: int) -> Verdict:
-        """How an earlier attempt ended."""
-        return await self._writer.do(self._book.verdict, attempt)
+        """Return the verdict of an earlier attempt."""
+        return await self._writer.do(self._statements.verdict, attempt)
 
-    async def earlier(self, attempt: Attempt) -> tuple[int, ...]:
-        """The attempts before this one that tried the same: the same round of the same sample."""
-        return await self._writer.do(self._earlier, attempt)
+    async def earlier_attempts(self, attempt: Attempt) -> tuple[int, ...]:
+        """Return the ids of earlier attempts in the same round of the same sample."""
+        return await self._writer.do(self._earlier_attempts, attempt)
 
     async def next_attempt(self) -> int:
         return await self._writer.do(self._next_attempt)
 
-    async def unsettled(self) -> list[tuple[int, int]]:
-        """The attempts without a verdict, each with its token; never more than ran at once."""
-        return await self._writer.do(self._unsettled)
+    async def list_unsettled(self) -> list[tuple[int, int]]:
+        """Return attempts without a verdict, each with its token; never more than ran concurrently."""
+        return await self._writer.do(self._list_unsettled)
 
-    async def open_samples(self, samples: int) -> AsyncIterator[Standing]:
-        """Each sample of 0..samples-1 without an outcome, of the instances planned so far; paged."""
-        until = await self._writer.do(standing.last_instance, self._book.connection)
+    async def open_samples(self, samples: int) -> AsyncIterator[OpenSample]:
+        """Yield each sample in 0..samples-1 without an outcome, of the instances planned so far; paged."""
+        until = await self._writer.do(resume_state.find_last_instance, self._statements.connection)
         after: int | None = 0
         while after is not None:
-            page = await self._writer.do(standing.open_page, self._book.connection, samples, after, until)
-            for found in page.standings:
+            page = await self._writer.do(
+                resume_state.read_open_page, self._statements.connection, samples, after, until
+            )
+            for found in page.samples:
                 yield found
             after = page.after
 
-    # What clients of a server ordered.
+    # Orders from clients of a server.
 
-    async def place(self, row: OrderRow, size: int) -> OrderRow:
-        """Write an order and its rollouts, or find what has its key; `KeyTaken` if it asks otherwise."""
-        return await self._writer.do(self._book.place, row, size)
+    async def place_order(self, row: OrderRow, size: int) -> OrderRow:
+        """Write an order and its rollouts, or return the order that has its key.
+
+        Raise `KeyTaken` if the key is used by a different request.
+        """
+        return await self._writer.do(self._statements.place_order, row, size)
 
     async def add_member(self, order: int, instance: int, member: int) -> int:
-        """One more rollout of an order; its sample."""
-        return await self._writer.do(self._book.add_member, order, instance, member)
+        """Add a rollout to an order; return its sample."""
+        return await self._writer.do(self._statements.add_member, order, instance, member)
 
     async def is_abandoned(self, order: int) -> bool:
-        """Whether a rollout of it was cancelled because its client was gone."""
-        rollouts = await self._writer.do(lambda: closed_rollouts(self._book.connection, order))
+        """Return whether a rollout of the order was cancelled because its client had disconnected."""
+        rollouts = await self._writer.do(lambda: closed_rollouts(self._statements.connection, order))
         return any(closed.abandoned for closed in rollouts)
 
-    async def renew(self, order: int) -> None:
-        """Open those rollouts again."""
-        await self._writer.do(self._book.renew, order)
+    async def reopen_abandoned(self, order: int) -> None:
+        """Reopen the rollouts that were cancelled because their client had disconnected."""
+        await self._writer.do(self._statements.reopen_abandoned, order)
 
-    async def order(self, key: str) -> OrderRow | None:
-        return await self._writer.do(lambda: orders.find(self._book.connection, key))
+    async def find_order(self, key: str) -> OrderRow | None:
+        return await self._writer.do(lambda: orders.find_order(self._statements.connection, key))
 
     async def open_orders(self) -> AsyncIterator[OrderRow]:
-        """Those that an earlier conductor left open; paged."""
+        """Yield the orders that an earlier conductor left open; paged."""
         after = 0
-        while page := await self._writer.do(orders.open_orders, self._book.connection, after):
+        while page := await self._writer.do(orders.open_orders, self._statements.connection, after):
             for row in page:
                 yield row
             after = page[-1].id
 
-    async def standings(self, row: OrderRow) -> list[Standing]:
-        """The rollouts of an order that are not over, and what each has used up."""
-        return await self._writer.do(lambda: orders.standings(self._book.connection, row))
+    async def list_open_rollouts(self, row: OrderRow) -> list[OpenSample]:
+        """Return the unfinished rollouts of an order, each with its attempts and retries so far."""
+        return await self._writer.do(lambda: orders.list_open(self._statements.connection, row))
 
-    async def closed(self, order: int) -> list[Closed]:
-        """The rollouts of an order that are over."""
-        return await self._writer.do(lambda: orders.closed(self._book.connection, order))
+    async def list_closed_rollouts(self, order: int) -> list[ClosedRollout]:
+        """Return the finished rollouts of an order."""
+        return await self._writer.do(lambda: orders.list_closed(self._statements.connection, order))
 
-    async def deliver(self, order: int, keep: Keep = Keep.ALL) -> None:
-        """Write that a client has the result; with it, what goes."""
-        await self._writer.do(self._book.deliver, order, keep)
+    async def mark_delivered(self, order: int, keep: KeepRule = KeepRule.ALL) -> None:
+        """Write that a client has received the result; drop the attempts that `keep` does not keep."""
+        await self._writer.do(self._statements.mark_delivered, order, keep)
 
     async def earlier_seconds(self) -> float:
-        """The time that the conductors before this one spent."""
+        """Return the seconds that earlier conductors ran."""
         return await self._writer.do(self._earlier_seconds)
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> LedgerCounts:
         return await self._writer.do(self._counts)
 
-    # In the writer's thread.
+    # The methods below run in the writer's thread.
 
     def _settle(self, verdict: Verdict) -> bool:
-        """Over an attempt that can no longer say what it used, its exchanges do."""
-        lost = verdict.failure is not None and verdict.failure.where is Where.WORKER
+        """Settle a verdict; the usage of an attempt on a lost worker is summed from its exchanges."""
+        lost = verdict.failure is not None and verdict.failure.where is FailureOrigin.WORKER
         if lost and not verdict.exchanges:
             try:
-                spent = spending(self.directory, verdict.attempt)
+                spent = sum_spending(self.directory, verdict.attempt)
             except LedgerCorrupt as e:
-                self._book.note("segment.damaged", e.message, verdict.attempt)
+                self._statements.note("segment.damaged", e.message, verdict.attempt)
             else:
                 verdict = msgspec.structs.replace(verdict, **msgspec.structs.asdict(spent))
-        return self._book.settle(verdict)
+        return self._statements.settle(verdict)
 
-    def _going(self, limit: int) -> list[tuple[int, str]]:
-        return retention.going(self._book.connection, limit)
+    def _pending_deletions(self, limit: int) -> list[tuple[int, str]]:
+        return retention.pending_deletions(self._statements.connection, limit)
 
-    def _gone(self, freed: Mapping[int, int]) -> None:
-        retention.gone(self._book.connection, freed)
+    def _record_deleted(self, freed: Mapping[int, int]) -> None:
+        retention.record_deleted(self._statements.connection, freed)
 
-    def _earlier(self, attempt: Attempt) -> tuple[int, ...]:
-        rows = self._book.connection.execute(
+    def _earlier_attempts(self, attempt: Attempt) -> tuple[int, ...]:
+        rows = self._statements.connection.execute(
             "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND round = ? AND id < ? ORDER BY id",
             (attempt.instance, attempt.sample, attempt.round, attempt.id),
         )
         return tuple(row[0] for row in rows)
 
     def _earlier_seconds(self) -> float:
-        row = self._book.connection.execute(
-            f"SELECT {CONDUCTED} FROM conductor WHERE token < ?", (self.token,)
+        row = self._statements.connection.execute(
+            f"SELECT {CONDUCTED_SECONDS} FROM conductor WHERE token < ?", (self.token,)
         ).fetchone()
         return float(row[0])
 
-    def _known(self, name: str) -> Known | None:
-        return standing.known(self._book.connection, name)
+    def _find_known(self, name: str) -> KnownInstance | None:
+        return resume_state.find_known(self._statements.connection, name)
 
-    def _missing(self, limit: int) -> list[str]:
-        return standing.missing(self._book.connection, self.token, limit)
+    def _find_missing(self, limit: int) -> list[str]:
+        return resume_state.find_missing(self._statements.connection, self.token, limit)
 
-    def _counts(self) -> Counts:
-        return counts(self._book.connection.execute(TALLY).fetchall())
+    def _counts(self) -> LedgerCounts:
+        return parse_counts(self._statements.connection.execute(TALLY_QUERY).fetchall())
 
     def _next_attempt(self) -> int:
-        row = self._book.connection.execute("SELECT coalesce(max(id), 0) + 1 FROM attempt").fetchone()
+        row = self._statements.connection.execute("SELECT coalesce(max(id), 0) + 1 FROM attempt").fetchone()
         return int(row[0])
 
-    def _unsettled(self) -> list[tuple[int, int]]:
-        return self._book.connection.execute(
+    def _list_unsettled(self) -> list[tuple[int, int]]:
+        return self._statements.connection.execute(
             "SELECT id, token FROM attempt WHERE settled IS NULL ORDER BY id"
         ).fetchall()

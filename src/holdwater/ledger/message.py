@@ -1,6 +1,6 @@
-"""A message in one form, whatever the dialect: who speaks, what is said, which tools are called.
+"""The common form of a message, independent of the dialect: role, content, reasoning and tool calls.
 
-Records, and the rules that hold for every dialect. What each dialect looks like is in `dialects.py`.
+This module has the records and the rules that hold for every dialect. The parsers are in `dialects/`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import msgspec
 from blake3 import blake3
 
 from ..core.records import Record
-from .media import renamed
+from .blob_references import rename_references
 
-# What true references begin with once they are decoded; what anybody else wrote cannot begin so.
-MARK = f"{secrets.token_hex(12)}-"
-WORD = "holdwater-"
-MOST_OPEN = 1024  # calls without an answer that are remembered
+# The prefix of genuine blob references after decoding. It is random: no foreign text can begin with it.
+REFERENCE_MARK = f"{secrets.token_hex(12)}-"
+REFERENCE_WORD = "holdwater-"
+MOST_OPEN_CALLS = 1024  # unanswered calls kept in memory
 
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised on decoding foreign JSON
 
 
-class Media(Record, frozen=True):
-    """A medium in a message: in the run's blobs, inline as base64, or somewhere else."""
+class MessageMedia(Record, frozen=True):
+    """An image, audio or file in a message: in the run's blobs, inline as base64, or at a URL."""
 
-    type: str = ""  # `image/png`; empty where it is not known
+    type: str = ""  # for example `image/png`; empty: unknown
     blob: str = ""
     data: str = ""  # base64
     url: str = ""
@@ -34,43 +34,43 @@ class Media(Record, frozen=True):
 
 class ToolCall(Record, frozen=True):
     name: str
-    arguments: Any = None  # an object, or the text that is none
+    arguments: Any = None  # a JSON object, or the text if it is not valid JSON
     id: str = ""
 
 
-class Message(Record, frozen=True):
+class CommonMessage(Record, frozen=True):
     role: str  # `system`, `user`, `assistant`, `tool`, or `unknown`
-    parts: tuple[str | Media, ...] = ()
+    parts: tuple[str | MessageMedia, ...] = ()
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
-    answers: str = ""  # the id of the call that a tool's message answers
-    tool: str = ""  # the tool's name, where the message says it
-    failed: bool = False  # the tool's own word for it
+    answers: str = ""  # the id of the call that a tool message answers
+    tool: str = ""  # the tool's name, if the message has it
+    failed: bool = False  # the tool reports an error
 
     @property
     def text(self) -> str:
         return "\n".join(part for part in self.parts if isinstance(part, str))
 
 
-def referring(raw: bytes) -> Any:
-    """`decoded` for JSON of a record whose media stay references."""
-    return decoded(renamed(raw, MARK.encode()))
+def decode_referring(raw: bytes) -> Any:
+    """Decode JSON of a recorded exchange as `decode_foreign` does; its media stay references."""
+    return decode_foreign(rename_references(raw, REFERENCE_MARK.encode()))
 
 
-def decoded(raw: bytes) -> Any:
-    """Foreign JSON; what cannot be read comes back as text."""
+def decode_foreign(raw: bytes) -> Any:
+    """Decode foreign JSON; return it as text if it is invalid."""
     try:
         return msgspec.json.decode(raw)
     except _UNREADABLE:
-        return raw.decode(errors="replace").replace(MARK, WORD)
+        return raw.decode(errors="replace").replace(REFERENCE_MARK, REFERENCE_WORD)
 
 
-def merged(messages: Iterable[Message]) -> Iterator[Message]:
-    """Neighbouring messages of the assistant as one: some dialects send thought, text and calls apart."""
-    before: Message | None = None
+def merge_messages(messages: Iterable[CommonMessage]) -> Iterator[CommonMessage]:
+    """Join adjacent assistant messages: some dialects send reasoning, text and calls as separate items."""
+    before: CommonMessage | None = None
     for message in messages:
         if before is not None and before.role == message.role == "assistant":
-            before = _joined(before, message)
+            before = _join_messages(before, message)
             continue
         if before is not None:
             yield before
@@ -79,8 +79,8 @@ def merged(messages: Iterable[Message]) -> Iterator[Message]:
         yield before
 
 
-def _joined(a: Message, b: Message) -> Message:
-    return Message(
+def _join_messages(a: CommonMessage, b: CommonMessage) -> CommonMessage:
+    return CommonMessage(
         role=a.role,
         parts=a.parts + b.parts,
         reasoning="\n\n".join(text for text in (a.reasoning, b.reasoning) if text),
@@ -88,105 +88,107 @@ def _joined(a: Message, b: Message) -> Message:
     )
 
 
-def same(a: Message, b: Message) -> bool:
-    """Do they say the same and call the same? Thoughts and ids do not count: clients drop them."""
-    return a.text.strip() == b.text.strip() and _called(a) == _called(b)
+def says_same(a: CommonMessage, b: CommonMessage) -> bool:
+    """Return whether text and calls are the same. Reasoning and ids do not count: clients drop them."""
+    return a.text.strip() == b.text.strip() and _list_calls(a) == _list_calls(b)
 
 
-def gist(message: Message) -> bytes:
-    """A digest that messages have in common which are the `same`."""
-    said_ = msgspec.json.encode((message.text.strip(), _called(message)), order="sorted")
+def digest_message(message: CommonMessage) -> bytes:
+    """Return a digest that is equal for messages for which `says_same` is true."""
+    said_ = msgspec.json.encode((message.text.strip(), _list_calls(message)), order="sorted")
     return blake3(said_).digest(16)
 
 
-def _called(message: Message) -> list[tuple[str, Any]]:
+def _list_calls(message: CommonMessage) -> list[tuple[str, Any]]:
     return [(call.name, call.arguments) for call in message.calls]
 
 
-class Pairing:
-    """Gives an id to calls that have none, and to the answers that stand for them, by name and order."""
+class CallPairing:
+    """Assigns ids to calls without one, and to the matching tool messages, by tool name and order."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._open: list[ToolCall] = []  # bound: MOST_OPEN
+        self._open: list[ToolCall] = []  # bound: MOST_OPEN_CALLS
 
-    def named(self, message: Message) -> Message:
+    def pair_message(self, message: CommonMessage) -> CommonMessage:
         if message.calls:
-            calls = tuple(self._identified(call) for call in message.calls)
-            self._open = [*self._open, *calls][-MOST_OPEN:]
+            calls = tuple(self._ensure_id(call) for call in message.calls)
+            self._open = [*self._open, *calls][-MOST_OPEN_CALLS:]
             return msgspec.structs.replace(message, calls=calls)
         if message.role != "tool":
             return message
-        call = self._answered(message)
+        call = self._find_call(message)
         if call is None:
             return message
         self._open.remove(call)
         return msgspec.structs.replace(message, answers=call.id, tool=message.tool or call.name)
 
-    def _identified(self, call: ToolCall) -> ToolCall:
+    def _ensure_id(self, call: ToolCall) -> ToolCall:
         self._count += 1
         return call if call.id else msgspec.structs.replace(call, id=f"call_{self._count}")
 
-    def _answered(self, message: Message) -> ToolCall | None:
+    def _find_call(self, message: CommonMessage) -> ToolCall | None:
         for call in self._open:
             if call.id == message.answers or (not message.answers and call.name == message.tool):
                 return call
         return None
 
 
-# Foreign JSON, taken for what it should be: anything else counts as absent.
+# Typed access to foreign JSON: a value of another type counts as absent.
 
 
-def fields(value: Any) -> dict[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def items(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def string(value: Any) -> str:
-    return value if isinstance(value, str) and not value.startswith(MARK) else ""
+def as_string(value: Any) -> str:
+    return value if isinstance(value, str) and not value.startswith(REFERENCE_MARK) else ""
 
 
-def said(value: Any) -> str | Media:
-    """A text; one that is a data URL from end to end was put into the blobs and is a medium."""
+def to_part(value: Any) -> str | MessageMedia:
+    """Return a text part. A text that consisted of one data URL was moved to the blobs and becomes media."""
     if isinstance(value, str):
-        return medium(value) if value.startswith(MARK) else value
-    return compact(value)
+        return to_media(value) if value.startswith(REFERENCE_MARK) else value
+    return render_unknown(value)
 
 
-def medium(value: Any, type: str = "", *, bare: bool = False) -> Media:
-    """What stands where media stand: a reference, a data URL, base64 (`bare`) or a URL."""
+def to_media(value: Any, type: str = "", *, bare: bool = False) -> MessageMedia:
+    """Parse a media field: a blob reference, a data URL, base64 (`bare`) or a URL."""
     text = value if isinstance(value, str) else ""
-    if text.startswith(MARK):
-        _, name, kind = [*text.removeprefix(MARK).split(":", 2), ""][:3]
-        return Media(type=kind.partition(";")[0] or type, blob=name)
+    if text.startswith(REFERENCE_MARK):
+        _, name, kind = [*text.removeprefix(REFERENCE_MARK).split(":", 2), ""][:3]
+        return MessageMedia(type=kind.partition(";")[0] or type, blob=name)
     if text.startswith("data:") and ";base64," in text:
         kind, _, data = text.removeprefix("data:").partition(";base64,")
-        return Media(type=kind.partition(";")[0] or type, data=data)
-    return Media(type=type, data=text) if bare else Media(type=type, url=text)
+        return MessageMedia(type=kind.partition(";")[0] or type, data=data)
+    return MessageMedia(type=type, data=text) if bare else MessageMedia(type=type, url=text)
 
 
-def arguments(value: Any) -> Any:
-    """The arguments of a call, which some dialects send as JSON in a text."""
+def parse_arguments(value: Any) -> Any:
+    """Return the arguments of a call; some dialects send them as a JSON string."""
     if not isinstance(value, str):
-        return plain(value)
+        return restore_references(value)
     try:
         return msgspec.json.decode(value or "{}")
     except _UNREADABLE:
-        return plain(value)
+        return restore_references(value)
 
 
-def plain(value: Any) -> Any:
-    """`value` with references as they stand on disk."""
+def restore_references(value: Any) -> Any:
+    """Return `value` with blob references in their stored form."""
     if isinstance(value, str):
-        return WORD + value.removeprefix(MARK) if value.startswith(MARK) else value
+        return (
+            REFERENCE_WORD + value.removeprefix(REFERENCE_MARK) if value.startswith(REFERENCE_MARK) else value
+        )
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
+        return {key: restore_references(item) for key, item in value.items()}
+    return [restore_references(item) for item in value] if isinstance(value, list) else value
 
 
-def compact(value: Any) -> str:
-    """What nobody knows how to show, as JSON."""
-    return "" if value is None else msgspec.json.encode(plain(value)).decode()
+def render_unknown(value: Any) -> str:
+    """Render a value of an unknown kind as JSON."""
+    return "" if value is None else msgspec.json.encode(restore_references(value)).decode()

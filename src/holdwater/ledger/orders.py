@@ -1,7 +1,7 @@
-"""What clients of a server ordered, as rows: an order, and the samples that are its rollouts.
+"""The rows of orders from clients of a server: an order, and the samples that are its rollouts.
 
-In the writer's thread and its transaction, as `book.py`. The same key is the same row for ever. Who takes
-orders is `run/desk.py`.
+The functions run in the writer's thread and transaction, like `statements.py`. A key identifies one row
+forever. `run/orders/order_service.py` accepts the orders.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ import sqlite3
 from ..core.errors import HoldwaterError
 from ..core.records import Record
 from .compression import pack, unpack
-from .standing import Standing, standing
+from .resume_state import OpenSample, read_open_sample
 
 PAGE = 64  # orders in memory at a time
 _COLUMNS = "id, key, asked, at, instance, delivered, owner"
 
 
 class KeyTaken(HoldwaterError):
-    """The key belongs to an order that asked for something else."""
+    """The order key is already used by a different request."""
 
 
 class OrderRow(Record, frozen=True):
-    """An order as it was written."""
+    """A stored order."""
 
     id: int
     key: str
     asked: bytes  # the `Order`, as msgpack
     at: float
     instance: int
-    samples: tuple[int, ...]  # of its members, in their order; replacements come last
+    samples: tuple[int, ...]  # of its members, in order; replacements come last
     delivered: bool = False
-    known: bool = False  # it was there before
-    owner: str = ""  # stands for the key of the client that placed it; empty: all clients are one
+    known: bool = False  # it existed before
+    owner: str = ""  # identifies the API key of the client; empty: clients are not distinguished
 
 
-class Closed(Record, frozen=True):
-    """A rollout that is over."""
+class ClosedRollout(Record, frozen=True):
+    """A finished rollout."""
 
     sample: int
     kind: str
     score: float | None
 
 
-def place(connection: sqlite3.Connection, row: OrderRow, size: int) -> OrderRow:
-    """Write an order and its rollouts, or find the one that has its key."""
-    found = find(connection, row.key)
+def place_order(connection: sqlite3.Connection, row: OrderRow, size: int) -> OrderRow:
+    """Write an order and its rollouts, or return the order that has its key."""
+    found = find_order(connection, row.key)
     if found is not None:
         if (found.asked, found.owner) != (row.asked, row.owner):
-            raise KeyTaken(f"the key belongs to an order that asks for something else: `{row.key}`")
+            raise KeyTaken(f"order key `{row.key}` is already used by a different request")
         return found
     order = connection.execute(
         "INSERT INTO orders (key, asked, at, instance, owner) VALUES (?, ?, ?, ?, ?)",
@@ -60,7 +60,7 @@ def place(connection: sqlite3.Connection, row: OrderRow, size: int) -> OrderRow:
 
 
 def add_member(connection: sqlite3.Connection, order: int, instance: int, member: int) -> int:
-    """One more rollout; its sample."""
+    """Add a rollout to an order; return its sample."""
     sample: int = connection.execute(
         "SELECT coalesce(max(sample) + 1, 0) FROM rollout WHERE instance = ?", (instance,)
     ).fetchone()[0]
@@ -71,56 +71,58 @@ def add_member(connection: sqlite3.Connection, order: int, instance: int, member
     return sample
 
 
-def find(connection: sqlite3.Connection, key: str) -> OrderRow | None:
+def find_order(connection: sqlite3.Connection, key: str) -> OrderRow | None:
     row = connection.execute(f"SELECT {_COLUMNS} FROM orders WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _row(connection, row)
+    return None if row is None else _make_row(connection, row)
 
 
 def open_orders(connection: sqlite3.Connection, after: int) -> list[OrderRow]:
-    """The next orders behind `after` of which a rollout has no outcome."""
+    """Return the next orders after `after` that have a rollout without an outcome."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM orders o WHERE id > ? AND EXISTS"
         " (SELECT 1 FROM rollout r LEFT JOIN outcome c ON c.instance = r.instance AND c.sample = r.sample"
         "  WHERE r.orders = o.id AND c.sample IS NULL) ORDER BY id LIMIT ?",
         (after, PAGE),
     ).fetchall()
-    return [_row(connection, row) for row in rows]
+    return [_make_row(connection, row) for row in rows]
 
 
-def closed(connection: sqlite3.Connection, order: int) -> list[Closed]:
-    """Those of its rollouts that are over."""
+def list_closed(connection: sqlite3.Connection, order: int) -> list[ClosedRollout]:
+    """Return the finished rollouts of an order."""
     rows = connection.execute(
         "SELECT r.sample, c.kind, c.score FROM rollout r"
         " JOIN outcome c ON c.instance = r.instance AND c.sample = r.sample WHERE r.orders = ?",
         (order,),
     )
-    return [Closed(*row) for row in rows]
+    return [ClosedRollout(*row) for row in rows]
 
 
-def standings(connection: sqlite3.Connection, row: OrderRow) -> list[Standing]:
-    """Those of its rollouts that are not over, and what each has used up."""
-    over = {one.sample for one in closed(connection, row.id)}
-    return [standing(connection, row.instance, sample) for sample in row.samples if sample not in over]
+def list_open(connection: sqlite3.Connection, row: OrderRow) -> list[OpenSample]:
+    """Return the unfinished rollouts of an order, each with its attempts and retries so far."""
+    over = {one.sample for one in list_closed(connection, row.id)}
+    return [
+        read_open_sample(connection, row.instance, sample) for sample in row.samples if sample not in over
+    ]
 
 
-def outcomes(connection: sqlite3.Connection, order: int) -> list[tuple[int, int, str]]:
-    """Instance, sample and kind of those that are over."""
+def list_outcomes(connection: sqlite3.Connection, order: int) -> list[tuple[int, int, str]]:
+    """Return instance, sample and outcome kind of the finished rollouts."""
     return connection.execute(
         "SELECT instance, sample, kind FROM rollout JOIN outcome USING (instance, sample) WHERE orders = ?",
         (order,),
     ).fetchall()
 
 
-def deliver(connection: sqlite3.Connection, order: int, at: float) -> None:
+def mark_delivered(connection: sqlite3.Connection, order: int, at: float) -> None:
     connection.execute("UPDATE orders SET delivered = coalesce(delivered, ?) WHERE id = ?", (at, order))
 
 
 def withdraw_delivery(connection: sqlite3.Connection, order: int) -> None:
-    """A result that a client had is void: another one follows."""
+    """Mark an order as not delivered: the result that a client has received is void, and another follows."""
     connection.execute("UPDATE orders SET delivered = NULL WHERE id = ?", (order,))
 
 
-def _row(
+def _make_row(
     connection: sqlite3.Connection, row: tuple[int, str, bytes, float, int, float | None, str]
 ) -> OrderRow:
     order, key, asked, at, instance, delivered, owner = row

@@ -1,7 +1,7 @@
-"""A run as others see it: read-only, while a conductor writes or long after, from any process.
+"""Read-only access to a run from any process, while a conductor writes or after the run.
 
-Everything is paged and short: a reader never holds the ledger's write-ahead log open. `audit.py` and
-`export.py` stand on this; the conductor's own reads are in `standing.py`.
+Every query is paged and short, so that a reader never keeps the ledger's write-ahead log from being
+truncated. `audit.py` and `export/formats.py` use this module; the conductor reads through `resume_state.py`.
 """
 
 from __future__ import annotations
@@ -18,89 +18,33 @@ from typing import Any
 import msgspec
 
 from ..core.errors import LedgerCorrupt
-from ..core.pass_rates import PassRate, pass_rates
-from ..core.records import Record, Times, Usage, Verdict, Where
-from ..core.summary import Gauge, Summary
+from ..core.pass_rates import PassRate, compute_pass_rates
+from ..core.records import FailureOrigin, ModelUsage, Verdict
+from ..core.summary import RunGauge, RunSummary
 from .compression import unpack
 from .directory import RunDirectory
-from .refusals import unowned_refusals
-from .regrades import has_regrades, latest_regrade, refusal
-from .schema import check_version, connect, failed
-from .standing import verdict_of
-from .tally import CONDUCTED, TALLY, Counts, counts
+from .refused_requests import summarize_refusals
+from .regrades import explain_refusal, has_regrades, latest_regrade
+from .resume_state import decode_verdict
+from .rows import AttemptRow, EventRow, InstanceRow, OutcomeRow
+from .schema import check_version, connect, to_ledger_error
+from .tally import CONDUCTED_SECONDS, TALLY_QUERY, LedgerCounts, parse_counts
 
-PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one by one
-
-
-class InstanceRow(Record, frozen=True):
-    id: int
-    name: str
-    place: str
-    digest: bytes
+PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one at a time
 
 
-class OutcomeRow(Record, frozen=True):
-    """What became of a sample; usage and times are of the attempt that was chosen, `spent` is of all.
-
-    Where the chosen attempt graded kept work, they are of the attempt in which the agent acted.
-    """
-
-    instance: str
-    row: int  # the instance's row
-    sample: int
-    kind: str
-    score: float | None
-    where: Where | None
-    failure: str  # its message
-    attempts: int
-    attempt: int  # the chosen one
-    usage: Usage
-    times: Times
-    closed: float
-    spent: Usage = Usage()
-    regrade: str = ""  # `not regraded: ` and why, where the last regrade left it as it was
-
-
-class AttemptRow(Record, frozen=True):
-    """An attempt, and its verdict once it is settled."""
-
-    attempt: int
-    instance: str
-    row: int
-    sample: int
-    number: int
-    round: int
-    scale: int
-    alone: bool
-    regrades: int | None
-    token: int
-    started: float
-    settled: float | None
-    kind: str | None
-    verdict: Verdict | None
-    dropped: str | None = None  # its files are not kept: the `--keep` that says so
-
-
-class EventRow(Record, frozen=True):
-    at: float
-    kind: str
-    message: str
-    attempt: int | None
-    token: int
-
-
-class Reader:
-    """Usable from several threads; each call sees what was committed before it."""
+class LedgerReader:
+    """Reads a run. Several threads may share it; each call sees all rows committed before it."""
 
     def __init__(self, run: RunDirectory | Path | str) -> None:
         self.directory = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
         self.config = self.directory.read_config()
         self._mutex = threading.Lock()
-        self._connection = _open(self.directory.database)
-        self.with_dropped = self._with_dropped()
+        self._connection = _open_database(self.directory.database)
+        self.dropped_clause = self._make_dropped_clause()
         self._regraded = has_regrades(self)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> LedgerReader:
         return self
 
     def __exit__(
@@ -111,13 +55,13 @@ class Reader:
     def close(self) -> None:
         self._connection.close()
 
-    def summary(self) -> Summary:
-        """The run in a page; costs the same at any size, but for pass@k of several samples."""
+    def summary(self) -> RunSummary:
+        """Return the summary of the run; the cost is independent of its size, except for pass@k."""
         found, conductors = self.counts(), self._conductors()
         config = self.config
         meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open')"))
         state, reason, exit_status, ended = self._state()
-        return Summary(
+        return RunSummary(
             run=config.id,
             directory=str(self.directory.path),
             suite=config.suite,
@@ -147,42 +91,42 @@ class Reader:
             events=found.events,
             open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
-            refused=unowned_refusals(self),
+            refused=summarize_refusals(self),
         )
 
-    def counts(self) -> Counts:
-        return counts(self.rows(TALLY))
+    def counts(self) -> LedgerCounts:
+        return parse_counts(self.rows(TALLY_QUERY))
 
     def pass_rates(self) -> tuple[PassRate, ...]:
-        """pass@k over the scored samples; none where an instance has one sample."""
+        """Return pass@k over the scored samples; empty if instances have one sample."""
         if self.config.samples == 1 or self.config.recipe is not None:
             return ()
-        return pass_rates({(n, passed): count for n, passed, count in self.rows(_SCORED)})
+        return compute_pass_rates({(n, passed): count for n, passed, count in self.rows(_SCORED)})
 
     def outcomes(self) -> Iterator[OutcomeRow]:
-        """What became of each sample, in the order of planning."""
+        """Yield the outcome of each closed sample, in the order of planning."""
         at = (0, -1)
         while page := self.rows(_OUTCOMES, (*at, PAGE)):
             for row in page:
-                yield self._outcome(row)
+                yield self._make_outcome(row)
             at = page[-1][1], page[-1][2]
 
     def attempts(self, instance: int | None = None) -> Iterator[AttemptRow]:
-        """The attempts at an instance, or all there are, in the order in which they began."""
+        """Yield the attempts at an instance, or all attempts, in the order in which they began."""
         at = 0
         query = _ATTEMPTS if instance is None else _ATTEMPTS_AT
         while page := self.rows(query, {"after": at, "instance": instance, "limit": PAGE}):
             for row in page:
-                yield self._attempt(row)
+                yield self._make_attempt(row)
             at = page[-1][0]
 
-    def failures(self) -> list[tuple[str, Where]]:
-        """The kinds of outcomes that have a failure behind them, each with its place, once."""
+    def failures(self) -> list[tuple[str, FailureOrigin]]:
+        """Return the distinct kinds of outcomes with a failure, each with the failure's origin."""
         rows = self.rows("SELECT DISTINCT kind, place FROM outcome WHERE place IS NOT NULL")
-        return [(kind, Where(place)) for kind, place in rows]
+        return [(kind, FailureOrigin(place)) for kind, place in rows]
 
     def events(self, last: int = 100, attempt: int | None = None) -> list[EventRow]:
-        """The last things that happened, to one attempt or to all, the oldest first."""
+        """Return the last events of one attempt or of the run, oldest first."""
         of = "" if attempt is None else "WHERE attempt = ?"
         given = (last,) if attempt is None else (attempt, last)
         rows = self.rows(
@@ -193,13 +137,13 @@ class Reader:
             for at, kind, message, attempt, token in reversed(rows)
         ]
 
-    def gauge(self) -> Gauge | None:
-        """The latest reading."""
+    def gauge(self) -> RunGauge | None:
+        """Return the latest gauge reading."""
         rows = self.rows("SELECT gauge FROM timeline ORDER BY id DESC LIMIT 1")
         return _gauges.decode(rows[0][0]) if rows else None
 
-    def gauges(self) -> Iterator[Gauge]:
-        """The readings of the run so far; the older, the sparser."""
+    def gauges(self) -> Iterator[RunGauge]:
+        """Yield the gauge readings so far; older readings are sparser."""
         at = 0
         while page := self.rows(
             "SELECT id, gauge FROM timeline WHERE id > ? ORDER BY id LIMIT ?", (at, PAGE)
@@ -208,26 +152,26 @@ class Reader:
                 yield _gauges.decode(content)
             at = page[-1][0]
 
-    def find(self, name: str) -> InstanceRow | None:
+    def find_instance(self, name: str) -> InstanceRow | None:
         rows = self.rows("SELECT id, name, place, digest FROM instance WHERE name = ?", (name,))
-        return _instance(rows[0]) if rows else None
+        return _make_instance(rows[0]) if rows else None
 
     def instances(self, *, tried: bool = False) -> Iterator[InstanceRow]:
-        """All that were planned, or those of which an attempt was begun."""
+        """Yield all planned instances, or only instances with an attempt."""
         at = 0
         query = (
             f"SELECT id, name, place, digest FROM instance WHERE id > ?{_TRIED * tried} ORDER BY id LIMIT ?"
         )
         while page := self.rows(query, (at, PAGE)):
-            yield from map(_instance, page)
+            yield from map(_make_instance, page)
             at = page[-1][0]
 
-    def tried_instances(self) -> int:
-        """How many `instances(tried=True)` gives."""
+    def count_tried_instances(self) -> int:
+        """Return the number of instances that `instances(tried=True)` yields."""
         return int(self.rows(f"SELECT count(*) FROM instance WHERE true{_TRIED}")[0][0])
 
-    def tried(self, name: str, sample: int, round_: int) -> tuple[int, ...]:
-        """The attempts of one round at a sample, regrades left out, in their order."""
+    def find_round_attempts(self, name: str, sample: int, round_: int) -> tuple[int, ...]:
+        """Return the attempts of one round of a sample in order, without regrades."""
         query = (
             "SELECT a.id FROM attempt a JOIN instance i ON i.id = a.instance WHERE i.name = ?"
             " AND a.sample = ? AND a.round = ? AND a.regrades IS NULL ORDER BY a.id"
@@ -245,51 +189,51 @@ class Reader:
         if not rows or rows[0][0] is None:
             return None
         try:
-            return verdict_of(rows[0][0])
-        except Exception as e:  # boundary: whatever the bytes on disk make of the decoders
+            return decode_verdict(rows[0][0])
+        except Exception as e:  # boundary: damaged bytes can make the decoders raise anything
             raise LedgerCorrupt(f"the verdict of attempt {attempt} cannot be read: {e}") from e
 
     def acting_attempt(self, attempt: int) -> int:
-        """The attempt in which the agent acted: one that grades kept work has no exchanges of its own."""
+        """Return the attempt in which the agent acted: an attempt that grades kept work has no exchanges."""
         query = "SELECT regrades FROM attempt WHERE id = ?"
         while (rows := self.rows(query, (attempt,))) and rows[0][0] is not None:
             attempt = rows[0][0]
         return attempt
 
     def whole_verdict(self, attempt: int) -> Verdict:
-        """The verdict of an attempt; over kept work, with what the agent used and took when it acted."""
+        """Return the verdict of an attempt; for kept work, with usage and times of the acting attempt."""
         verdict = self.verdict(attempt) or Verdict(attempt=attempt, token=0)
         acted = self.acting_attempt(attempt)
         acting = self.verdict(acted) if acted != attempt else None
         if acting is None:
             return verdict
-        own = {name: getattr(acting, name) for name in _OF_ACTING}
+        own = {name: getattr(acting, name) for name in _ACTING_FIELDS}
         times = msgspec.structs.replace(acting.times, grading=verdict.times.grading)
         return msgspec.structs.replace(verdict, **own, times=times)
 
-    def dropped(self, attempt: int) -> str | None:
-        """The `--keep` by which the files of an attempt are not kept; None: they are."""
-        rows = self.rows(f"{self.with_dropped}SELECT keep FROM dropped WHERE attempt = ?", (attempt,))
+    def find_drop_policy(self, attempt: int) -> str | None:
+        """Return the `--keep` rule by which an attempt's files were dropped; None if they are kept."""
+        rows = self.rows(f"{self.dropped_clause}SELECT keep FROM dropped WHERE attempt = ?", (attempt,))
         return rows[0][0] if rows else None
 
-    def unrecorded(self, attempts: Iterable[int]) -> str | None:
-        """The `--keep` by which the exchanges that one of these had are not kept; None: all are there."""
+    def find_unrecorded_policy(self, attempts: Iterable[int]) -> str | None:
+        """Return the `--keep` rule that dropped exchanges of one of the attempts; None if all are kept."""
         query = (
-            f"{self.with_dropped}SELECT keep FROM dropped JOIN attempt ON attempt.id = dropped.attempt"
+            f"{self.dropped_clause}SELECT keep FROM dropped JOIN attempt ON attempt.id = dropped.attempt"
             " WHERE dropped.attempt = ? AND exchanges > 0"
         )
         return next((row[0] for attempt in attempts for row in self.rows(query, (attempt,))), None)
 
     def rows(self, query: str, arguments: Any = ()) -> list[tuple[Any, ...]]:
-        """A bounded number of rows; for the modules of this room."""
+        """Run a query that returns a bounded number of rows. Internal to the packages that read ledgers."""
         try:
             with self._mutex:
                 return self._connection.execute(query, arguments).fetchall()
         except sqlite3.Error as e:
             raise LedgerCorrupt(f"the ledger cannot be read: `{self.directory.database}`: {e}") from e
 
-    def _with_dropped(self) -> str:
-        """What stands before a query on `dropped`: an older ledger has no such table and is read as it is."""
+    def _make_dropped_clause(self) -> str:
+        """Return a prefix for queries on `dropped`: in an older ledger, an empty table stands in for it."""
         try:
             found = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'dropped'")
         except LedgerCorrupt:
@@ -297,7 +241,7 @@ class Reader:
             raise
         return "" if found else _NONE_DROPPED
 
-    # How the run stands.
+    # The state of the run.
 
     def _state(self) -> tuple[str, str, int | None, float | None]:
         rows = self.rows(
@@ -306,18 +250,18 @@ class Reader:
         if rows and rows[0][3] is not None:
             state, reason, exit_status, ended = rows[0]
             return state, reason, exit_status, ended
-        return ("running" if self.directory.holder() else "unfinished"), "", None, None
+        return ("running" if self.directory.find_holder() else "unfinished"), "", None, None
 
     def _conductors(self) -> tuple[float | None, float]:
-        """When the first began, and the seconds that all of them spent."""
-        row = self.rows(f"SELECT min(started), {CONDUCTED} FROM conductor")[0]
+        """Return when the first conductor started, and the seconds that all conductors ran."""
+        row = self.rows(f"SELECT min(started), {CONDUCTED_SECONDS} FROM conductor")[0]
         return row[0], row[1]
 
     def _since_seen(self) -> float:
         seen: float | None = self.rows("SELECT max(seen) FROM conductor")[0][0]
-        return 0.0 if seen is None else max(0.0, time.time() - seen)  # None: created, not conducted yet
+        return 0.0 if seen is None else max(0.0, time.time() - seen)  # None: created, no conductor yet
 
-    def _outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
+    def _make_outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
         name, id_, sample, kind, score, place, closed, attempt, attempts = row
         verdict = self.whole_verdict(attempt)
         return OutcomeRow(
@@ -326,34 +270,34 @@ class Reader:
             sample=sample,
             kind=kind,
             score=score,
-            where=Where(place) if place else None,
+            where=FailureOrigin(place) if place else None,
             failure=verdict.failure.message if verdict.failure else "",
             attempts=attempts,
             attempt=attempt,
             usage=verdict.usage,
             times=verdict.times,
             closed=closed,
-            spent=self._spent(id_, sample) if attempts > 1 else verdict.usage,
-            regrade=refusal(self, id_, sample) if self._regraded else "",
+            spent=self._sum_usage(id_, sample) if attempts > 1 else verdict.usage,
+            regrade=explain_refusal(self, id_, sample) if self._regraded else "",
         )
 
-    def _spent(self, instance: int, sample: int) -> Usage:
-        """What all attempts at a sample used."""
+    def _sum_usage(self, instance: int, sample: int) -> ModelUsage:
+        """Return the usage of all attempts at a sample."""
         query = "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND settled IS NOT NULL"
-        total = Usage()
+        total = ModelUsage()
         for (attempt,) in self.rows(query, (instance, sample)):
             verdict = self.verdict(attempt)
             total = total.plus(verdict.usage) if verdict else total
         return total
 
-    def _attempt(self, row: tuple[Any, ...]) -> AttemptRow:
+    def _make_attempt(self, row: tuple[Any, ...]) -> AttemptRow:
         fields = AttemptRow.__struct_fields__[:-2]
         values = dict(zip(fields, row, strict=True))
         values["alone"] = bool(values["alone"])
-        return AttemptRow(**values, verdict=self.verdict(row[0]), dropped=self.dropped(row[0]))
+        return AttemptRow(**values, verdict=self.verdict(row[0]), dropped=self.find_drop_policy(row[0]))
 
 
-_OF_ACTING = ("usage", "saved", "exchanges", "peak_memory", "children")
+_ACTING_FIELDS = ("usage", "replayed_usage", "exchanges", "peak_memory", "children")
 _NONE_DROPPED = "WITH dropped (attempt, at, keep, bytes) AS (SELECT 0, 0, '', 0 WHERE false) "
 _TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
 _SCORED = """
@@ -374,17 +318,17 @@ _ATTEMPTS = """
     FROM attempt a JOIN instance i ON i.id = a.instance
     WHERE a.id > :after ORDER BY a.id LIMIT :limit
 """
-# by the index over instances: the plus keeps SQLite from walking through all attempts in the order of ids
+# The plus makes SQLite use the index over instances instead of scanning all attempts in the order of ids.
 _ATTEMPTS_AT = _ATTEMPTS.replace("a.id > :after", "a.instance = :instance AND +a.id > :after").replace(
     "BY a.id", "BY +a.id"
 )
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open_database(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        raise LedgerCorrupt(f"the ledger is gone: `{path}`")
+        raise LedgerCorrupt(f"the ledger is missing: `{path}`")
     log = path.with_name(path.name + "-wal")
-    archived = not log.exists() and not os.access(path.parent, os.W_OK)  # SQLite cannot make its index there
+    archived = not log.exists() and not os.access(path.parent, os.W_OK)  # SQLite cannot create its index
     connection = connect(path, "ro&immutable=1" if archived else "ro")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -392,15 +336,15 @@ def _open(path: Path) -> sqlite3.Connection:
         return connection
     except sqlite3.Error as e:
         connection.close()
-        raise failed(path, e) from e
-    except BaseException:  # boundary: given back, then raised again
+        raise to_ledger_error(path, e) from e
+    except BaseException:  # boundary: close the connection, then raise again
         connection.close()
         raise
 
 
-def _instance(row: tuple[Any, ...]) -> InstanceRow:
+def _make_instance(row: tuple[Any, ...]) -> InstanceRow:
     id_, name, place, digest = row
     return InstanceRow(id=id_, name=name, place=place, digest=digest)
 
 
-_gauges = msgspec.msgpack.Decoder(Gauge)
+_gauges = msgspec.msgpack.Decoder(RunGauge)

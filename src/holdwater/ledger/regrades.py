@@ -1,7 +1,7 @@
-"""The regrades of a run: new grades lie beside the outcomes, and take their place together at the end.
+"""The regrades of a run: new grades are stored beside the outcomes and replace them together at the end.
 
-`book.py` calls the statements in its transactions, readers ask `latest_regrade`. Which work a regrade grades
-is decided in `run/regrade.py`.
+`statements.py` runs the writing functions in its transactions; readers call `latest_regrade`.
+`run/conductor/regrade.py` decides which work is regraded.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core.kept_work import refuse_grade
-from ..core.records import Outcome, Verdict, Where
+from ..core.records import FailureOrigin, Outcome, Verdict
 from ..core.summary import RegradeState
 from ..core.text import clean_text
 
 if TYPE_CHECKING:
-    from .reader import Reader
+    from .reader import LedgerReader
 
-NOT_REGRADED = "not regraded: "  # what the row of an outcome that stays begins with
+NOT_REGRADED = "not regraded: "  # the prefix of the reason in the row of an outcome that stays
 
 
 def begin_regrade(connection: sqlite3.Connection, grader: str, only: tuple[str, ...], now: float) -> int:
-    """A new regrade. An open one is given up: its grades never become outcomes."""
+    """Begin a regrade; return its id. An open regrade is abandoned: its grades never become outcomes."""
     connection.execute("UPDATE regrade SET ended = ?, switched = 0 WHERE ended IS NULL", (now,))
     cursor = connection.execute(
         "INSERT INTO regrade (grader, patterns, started) VALUES (?, ?, ?)",
@@ -34,7 +34,7 @@ def begin_regrade(connection: sqlite3.Connection, grader: str, only: tuple[str, 
 
 
 def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, verdict: Verdict) -> None:
-    """Write what a sample becomes at the end; one that could not be graded stays as it is."""
+    """Store the new outcome of a sample; the outcome of a sample without a grade stays."""
     failure = verdict.failure
     if verdict.grade is None:
         why = f"{failure.where}: {failure.message}" if failure else "there is no grade"
@@ -54,9 +54,13 @@ def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, ve
 
 
 def keep_outcome(
-    connection: sqlite3.Connection, regrade: int, sample: tuple[int, int], why: str, where: Where | None
+    connection: sqlite3.Connection,
+    regrade: int,
+    sample: tuple[int, int],
+    why: str,
+    where: FailureOrigin | None,
 ) -> None:
-    """Write why the outcome of a sample stays; `where` is the failure that kept it from a grade."""
+    """Write why the outcome of a sample stays; `where` is the failure origin that prevented a grade."""
     connection.execute(
         "INSERT OR REPLACE INTO regraded (regrade, instance, sample, refused, place) VALUES (?, ?, ?, ?, ?)",
         (regrade, *sample, clean_text(why), where and where.value),
@@ -64,14 +68,14 @@ def keep_outcome(
 
 
 def new_outcomes(connection: sqlite3.Connection, regrade: int) -> Iterator[Outcome]:
-    """The outcomes that take the place of the old ones."""
+    """Yield the outcomes that replace the old ones."""
     rows = connection.execute(
         "SELECT instance, sample, attempt, kind, score, place FROM regraded"
         " WHERE regrade = ? AND attempt IS NOT NULL ORDER BY instance, sample",
         (regrade,),
     ).fetchall()
     for instance, sample, attempt, kind, score, place in rows:
-        where = Where(place) if place else None
+        where = FailureOrigin(place) if place else None
         yield Outcome(instance=instance, sample=sample, attempt=attempt, kind=kind, score=score, where=where)
 
 
@@ -79,8 +83,11 @@ def end_regrade(connection: sqlite3.Connection, regrade: int, now: float) -> Non
     connection.execute("UPDATE regrade SET ended = ?, switched = 1 WHERE id = ?", (now, regrade))
 
 
-def state_before(connection: sqlite3.Connection, token: int) -> tuple[str, str, int] | None:
-    """How the run itself was left, where it was left unfinished: a regrade does not finish it."""
+def find_state_before(connection: sqlite3.Connection, token: int) -> tuple[str, str, int] | None:
+    """Return state, reason and exit status of the run before the regrade; None if it was finished.
+
+    A regrade does not finish an unfinished run.
+    """
     row = connection.execute(
         "SELECT state, reason, exit_status FROM conductor WHERE token < ? AND regrade IS NULL"
         " ORDER BY token DESC LIMIT 1",
@@ -92,8 +99,8 @@ def state_before(connection: sqlite3.Connection, token: int) -> tuple[str, str, 
     return (state, reason, status) if state else ("interrupted", "`holdwater resume` continues the run", 3)
 
 
-def latest_regrade(reader: Reader) -> RegradeState | None:
-    """The regrade that is open, or else the one that made the outcomes what they are."""
+def latest_regrade(reader: LedgerReader) -> RegradeState | None:
+    """Return the open regrade, or else the last one whose grades became outcomes."""
     if not has_regrades(reader):
         return None
     rows = reader.rows(
@@ -117,8 +124,8 @@ def latest_regrade(reader: Reader) -> RegradeState | None:
     )
 
 
-def refusal(reader: Reader, instance: int, sample: int) -> str:
-    """Why the outcome of a sample is not that of its last regrade; empty: it is, or it was never to be."""
+def explain_refusal(reader: LedgerReader, instance: int, sample: int) -> str:
+    """Return why the last regrade kept a sample's outcome; empty if it replaced it or did not include it."""
     rows = reader.rows(
         "SELECT refused FROM regraded WHERE regrade IN (SELECT id FROM regrade WHERE switched)"
         " AND instance = ? AND sample = ? ORDER BY regrade DESC LIMIT 1",
@@ -127,18 +134,18 @@ def refusal(reader: Reader, instance: int, sample: int) -> str:
     return f"{NOT_REGRADED}{rows[0][0]}" if rows and rows[0][0] else ""
 
 
-def refusals(reader: Reader, regrade: int) -> list[Where]:
-    """Where the failures lie that kept outcomes of a regrade as they were, each once."""
+def list_refusals(reader: LedgerReader, regrade: int) -> list[FailureOrigin]:
+    """Return the distinct origins of failures that prevented grades in a regrade."""
     query = "SELECT DISTINCT place FROM regraded WHERE regrade = ? AND attempt IS NULL AND place IS NOT NULL"
-    return [Where(place) for (place,) in reader.rows(query, (regrade,))]
+    return [FailureOrigin(place) for (place,) in reader.rows(query, (regrade,))]
 
 
-def is_graded(reader: Reader, regrade: int, instance: int, sample: int) -> bool:
-    """Whether the regrade is over for a sample."""
+def is_graded(reader: LedgerReader, regrade: int, instance: int, sample: int) -> bool:
+    """Return whether a regrade has a result for a sample, graded or refused."""
     query = "SELECT 1 FROM regraded WHERE regrade = ? AND instance = ? AND sample = ?"
     return bool(reader.rows(query, (regrade, instance, sample)))
 
 
-def has_regrades(reader: Reader) -> bool:
-    """An older ledger has no such table and is read as it is."""
+def has_regrades(reader: LedgerReader) -> bool:
+    """Return whether the ledger has regrade tables: an older one has none and is read without migration."""
     return bool(reader.rows("SELECT 1 FROM sqlite_master WHERE name = 'regrade'"))

@@ -1,7 +1,7 @@
-"""What a run does not keep: which attempts were dropped, written down before their files go.
+"""Records which attempts a run drops, before their files are deleted.
 
-A row without `bytes` is on its way: whoever was stopped in between, another goes on. During a run that is
-`run/retention.py`, for old runs `prune.py`; what the files are is in `files.py`.
+In a row without `bytes` the deletion is pending: if a process is stopped in between, the next one continues.
+During a run `run/resources/retention.py` deletes, for old runs `pruning.py`; `files.py` names the files.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from ..core.config import Keep
+from ..core.config import KeepRule
 from ..core.records import Record
 from .directory import RunDirectory
 from .files import attempt_files, remove
 
 
-class Removed(Record, frozen=True):
-    """What came of removing the files of some attempts."""
+class RemovalResult(Record, frozen=True):
+    """The result of deleting the files of some attempts."""
 
     freed: dict[int, int]  # attempt -> bytes
-    failed: dict[int, str]  # attempt -> why something of it is still there
+    failed: dict[int, str]  # attempt -> why some of its files remain
 
 
-def drop_sample(connection: sqlite3.Connection, sample: tuple[int, int], keep: Keep, now: float) -> None:
-    """Write that nothing of a sample's attempts is kept but what the ledger has."""
+def drop_sample(connection: sqlite3.Connection, sample: tuple[int, int], keep: KeepRule, now: float) -> None:
+    """Write that the files of a sample's settled attempts are dropped; the ledger keeps their rows."""
     connection.execute(
         "INSERT OR IGNORE INTO dropped (attempt, at, keep)"
         " SELECT id, ?, ? FROM attempt WHERE instance = ? AND sample = ? AND settled IS NOT NULL",
@@ -31,8 +31,10 @@ def drop_sample(connection: sqlite3.Connection, sample: tuple[int, int], keep: K
     )
 
 
-def drop(connection: sqlite3.Connection, attempts: Iterable[int], keep: Keep, now: float) -> None:
-    """The same for attempts, in a transaction of its own."""
+def drop_attempts(
+    connection: sqlite3.Connection, attempts: Iterable[int], keep: KeepRule, now: float
+) -> None:
+    """Write that the files of attempts are dropped, in a transaction of its own."""
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany(
         "INSERT OR IGNORE INTO dropped (attempt, at, keep) VALUES (?, ?, ?)",
@@ -41,8 +43,8 @@ def drop(connection: sqlite3.Connection, attempts: Iterable[int], keep: Keep, no
     connection.execute("COMMIT")
 
 
-def going(connection: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
-    """Attempts that were dropped and whose files may still be there, each with its instance's name."""
+def pending_deletions(connection: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
+    """Return dropped attempts whose files may still exist, each with the name of its instance."""
     return connection.execute(
         "SELECT d.attempt, i.name FROM dropped d JOIN attempt a ON a.id = d.attempt"
         " JOIN instance i ON i.id = a.instance WHERE d.bytes IS NULL ORDER BY d.attempt LIMIT ?",
@@ -50,16 +52,16 @@ def going(connection: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
     ).fetchall()
 
 
-def gone(connection: sqlite3.Connection, freed: Mapping[int, int]) -> None:
-    """Write that the files of attempts are gone."""
+def record_deleted(connection: sqlite3.Connection, freed: Mapping[int, int]) -> None:
+    """Write that the files of attempts are deleted."""
     connection.executemany(
         "UPDATE dropped SET bytes = ? WHERE attempt = ?",
         ((bytes_, attempt) for attempt, bytes_ in freed.items()),
     )
 
 
-def remove_files(directory: RunDirectory, attempts: Iterable[tuple[int, str]]) -> Removed:
-    """Remove what there is of attempts that were dropped. Blocks for as long as the disk takes."""
+def remove_files(directory: RunDirectory, attempts: Iterable[tuple[int, str]]) -> RemovalResult:
+    """Remove the files of dropped attempts. Blocks on the disk."""
     freed: dict[int, int] = {}
     failed: dict[int, str] = {}
     for attempt, name in attempts:
@@ -67,4 +69,4 @@ def remove_files(directory: RunDirectory, attempts: Iterable[tuple[int, str]]) -
             freed[attempt] = sum(remove(path) for path in attempt_files(directory, attempt, name))
         except OSError as error:
             failed[attempt] = f"cannot remove `{error.filename}`: {error.strerror}"
-    return Removed(freed=freed, failed=failed)
+    return RemovalResult(freed=freed, failed=failed)

@@ -1,6 +1,6 @@
-"""The tables of a ledger, as numbered migrations, and how a connection is opened.
+"""Defines the tables of a ledger as numbered migrations, and opens connections.
 
-A migration that has shipped is never edited: append another. What is written into the tables: `book.py`.
+Never edit a migration that has shipped: append another. `statements.py` writes the rows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sqlite3
 from pathlib import Path
 
 from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
-from .disk import cannot_write
-from .private import open_private
+from .durable_files import cannot_write
+from .private_files import open_private
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -140,14 +140,14 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE orders ADD COLUMN owner TEXT NOT NULL DEFAULT '';  -- whose key it came with; empty: no one's
     """,
 )
-BUSY = 10.0  # seconds that a writer waits for another process, for example a checkpoint
+BUSY_TIMEOUT = 10.0  # seconds that a writer waits for another process, for example for its checkpoint
 
 
-def create(path: Path) -> None:
-    """A new, empty ledger."""
+def create_database(path: Path) -> None:
+    """Create an empty ledger."""
     if path.exists():
-        raise BadInput(f"there is a ledger already: `{path}`")
-    try:  # SQLite gives the files beside it the same mode
+        raise BadInput(f"the ledger already exists: `{path}`")
+    try:  # SQLite creates its other files with the same mode
         os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except OSError as e:
         raise cannot_write(path, e) from e
@@ -156,35 +156,35 @@ def create(path: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection)
     except sqlite3.Error as e:
-        raise failed(path, e) from e
+        raise to_ledger_error(path, e) from e
     finally:
         connection.close()
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection with our settings; `mode` is SQLite's: `rwc`, `rw` or `ro`."""
+    """Open a connection with the ledger's settings; `mode` is an SQLite open mode: `rwc`, `rw` or `ro`."""
     try:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
             isolation_level=None,
-            timeout=BUSY,
+            timeout=BUSY_TIMEOUT,
             check_same_thread=False,
         )
     except sqlite3.Error as e:
-        raise failed(path, e) from e
+        raise to_ledger_error(path, e) from e
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
     except sqlite3.Error as e:
         connection.close()
-        raise failed(path, e) from e
+        raise to_ledger_error(path, e) from e
     return connection
 
 
 def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
-    """Bring the tables up to date; each migration is whole or not at all."""
+    """Apply the missing migrations, each in one transaction."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     check_version(version, len(migrations))
     for number in range(version, len(migrations)):
@@ -200,17 +200,17 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
 def check_version(version: int, known: int = len(MIGRATIONS)) -> None:
     if version > known:
         raise BadInput(
-            f"the run was written by a newer holdwater: ledger version {version}, this one knows {known}",
+            f"the run was written by a newer holdwater: ledger version {version}, supported up to {known}",
             hint="upgrade holdwater",
         )
 
 
-def failed(path: Path, error: sqlite3.Error) -> LedgerFailed | LedgerCorrupt:
-    """What an SQLite error means to the run."""
+def to_ledger_error(path: Path, error: sqlite3.Error) -> LedgerFailed | LedgerCorrupt:
+    """Convert an SQLite error to an error of the ledger."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return LedgerCorrupt(f"the ledger is damaged: `{path}`: {error}", hint="restore the file from a copy")
     message = f"cannot write the ledger: `{path}`: {error}"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):  # a quota that is used up is told as the latter
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):  # an exceeded quota is reported as IOERR
         return DiskFull(message, hint="make space, then `holdwater resume` the run")
     return LedgerFailed(message)

@@ -1,6 +1,6 @@
-"""Group commit: one thread owns the book, takes all that waits into one transaction, commits, then answers.
+"""Group commit: one thread owns the database and runs all queued operations in one transaction.
 
-It does not know what the work is: that is `book.py`. An answer is given after the commit, never before.
+Callers get their results after the commit, never before. The operations themselves are in `statements.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.errors import DiskFull, HoldwaterError, LedgerFailed
-from .book import Book
-from .schema import failed
+from .schema import to_ledger_error
+from .statements import LedgerStatements
 
-MOST_WAITING = 2048  # operations in the queue; further callers wait before they enter it
+MOST_WAITING = 2048  # operations in the queue; further callers wait before they enqueue
 LARGEST_BATCH = 1024
-STOPPING = 60.0  # seconds for the last commit and the checkpoint
+STOP_TIMEOUT = 60.0  # seconds for the last commit and the checkpoint
 
 T = TypeVar("T")
-Work = tuple[Callable[..., Any], tuple[Any, ...], asyncio.Future[Any]]
-Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+QueuedWork = tuple[Callable[..., Any], tuple[Any, ...], asyncio.Future[Any]]
+WorkAnswer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
-class Writer:
-    """The thread, and the queue that leads to it. Belongs to one event loop."""
+class LedgerWriter:
+    """The writer's thread and its queue. Belongs to one event loop."""
 
-    def __init__(self, book: Book, relieve: Callable[[int], bool]) -> None:
-        self._book = book
+    def __init__(self, book: LedgerStatements, relieve: Callable[[int], bool]) -> None:
+        self._statements = book
         self._relieve = relieve
         self._path: Path = book.path
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # bound: MOST_WAITING, by `_room`
+        # bound: MOST_WAITING, by `_room`
+        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._room = asyncio.Semaphore(MOST_WAITING)
         self._failure: LedgerFailed | None = None
         self._closed = False
@@ -41,38 +42,40 @@ class Writer:
         self._stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the thread and let it open the book."""
+        """Start the thread and wait until it has opened the database."""
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
         try:
             await self._opened
-        except BaseException:  # boundary: given back, then raised again
+        except BaseException:  # boundary: stop the thread, then raise again
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Commit what waits, close the book, end the thread."""
+        """Commit queued operations, close the database and end the thread."""
         self._closed = True
         self._queue.put(None)
         cancelled: asyncio.CancelledError | None = None
         while not self._stopped.is_set():
             try:
-                async with asyncio.timeout(STOPPING):
+                async with asyncio.timeout(STOP_TIMEOUT):
                     await self._stopped.wait()
             except TimeoutError:
-                raise LedgerFailed(f"the disk did not answer for {STOPPING:.0f} s: `{self._path}`") from None
+                raise LedgerFailed(
+                    f"the disk did not respond for {STOP_TIMEOUT:.0f} s: `{self._path}`"
+                ) from None
             except asyncio.CancelledError as e:
-                cancelled = e  # what was acknowledged is safe; what waits is committed before anyone leaves
+                cancelled = e  # queued operations are committed before the cancellation takes effect
         if cancelled is not None:
             raise cancelled
 
     async def do(self, work: Callable[..., T], *args: Any) -> T:
-        """Have it done in the next transaction; returns when that is committed."""
+        """Run `work` in the next transaction; return its result after the commit."""
         await self._room.acquire()
         if self._failure is not None or self._closed:
             self._room.release()
-            raise again(self._failure or LedgerFailed("the ledger is closed"))
+            raise copy_failure(self._failure or LedgerFailed("the ledger is closed"))
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put((work, args, future))
         return await future
@@ -81,25 +84,25 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._book.open()
-        except BaseException as e:  # boundary: whoever starts the writer gets it  # noqa: BLE001
-            self._tell(_settle, self._opened, None, e)
-            self._tell(self._stopped.set)
+            self._statements.open()
+        except BaseException as e:  # boundary: `start` raises it  # noqa: BLE001
+            self._call_on_loop(_settle_future, self._opened, None, e)
+            self._call_on_loop(self._stopped.set)
             return
-        self._tell(_settle, self._opened, None, None)
+        self._call_on_loop(_settle_future, self._opened, None, None)
         going = True
         while going:
-            batch, going = self._take()
+            batch, going = self._take_batch()
             if batch:
-                self._tell(self._answer, self._commit(batch))
+                self._call_on_loop(self._send_answers, self._commit(batch))
         try:
-            self._book.close()
+            self._statements.close()
         finally:
-            self._tell(self._stopped.set)
+            self._call_on_loop(self._stopped.set)
 
-    def _take(self) -> tuple[list[Work], bool]:
-        """Wait for work, then take all there is, to a bound; False when it was the last."""
-        batch: list[Work] = []
+    def _take_batch(self) -> tuple[list[QueuedWork], bool]:
+        """Wait for work, then take at most `LARGEST_BATCH` operations; False if no more will follow."""
+        batch: list[QueuedWork] = []
         item = self._queue.get()
         while item is not None:
             batch.append(item)
@@ -111,48 +114,48 @@ class Writer:
                 return batch, True
         return batch, False
 
-    def _commit(self, batch: list[Work]) -> list[Answer]:
-        """All of it or nothing. Without room it is tried again from the start, as long as relief is given."""
+    def _commit(self, batch: list[QueuedWork]) -> list[WorkAnswer]:
+        """Commit all operations or none. On a full disk, retry the batch while `relieve` returns True."""
         tries = 0
         while self._failure is None:
             try:
-                self._book.begin()
-                answers = [_attempt(*item) for item in batch]
-                self._book.commit()
+                self._statements.begin()
+                answers = [_run_work(*item) for item in batch]
+                self._statements.commit()
                 return answers
             except sqlite3.Error as e:
-                failure = _as_failed(self._path, e)
+                failure = _to_ledger_failure(self._path, e)
             except LedgerFailed as e:
                 failure = e
             except Exception as e:  # boundary: a thread that died would leave its callers waiting  # noqa: BLE001
                 failure = LedgerFailed(f"cannot write the ledger: `{self._path}`: {e!r}")
-            self._book.rollback()
+            self._statements.rollback()
             tries += 1
             if not (isinstance(failure, DiskFull) and self._relieve(tries)):
                 self._failure = failure
-        return [(future, None, again(self._failure)) for _, _, future in batch]
+        return [(future, None, copy_failure(self._failure)) for _, _, future in batch]
 
-    def _tell(self, callback: Callable[..., object], *args: Any) -> None:
+    def _call_on_loop(self, callback: Callable[..., object], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            pass  # the loop is closed: nobody is left who could be told
+            pass  # the loop is closed: no caller is left to notify
 
-    # Back on the loop.
+    # The methods below run on the event loop.
 
-    def _answer(self, answers: list[Answer]) -> None:
+    def _send_answers(self, answers: list[WorkAnswer]) -> None:
         for future, value, error in answers:
             self._room.release()
-            _settle(future, value, error)
+            _settle_future(future, value, error)
 
 
-def again(failure: LedgerFailed) -> LedgerFailed:
-    """The same failure for another caller: a raised error keeps its caller's frames alive."""
+def copy_failure(failure: LedgerFailed) -> LedgerFailed:
+    """Copy a failure for another caller: a raised error keeps its caller's frames alive."""
     return LedgerFailed(failure.message, failure.hint)
 
 
-def _attempt(work: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> Answer:
-    """Do one operation. One that fails by its own fault fails alone; a disk that fails is everybody's."""
+def _run_work(work: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> WorkAnswer:
+    """Run one operation. An error of the operation fails only its caller; a disk error fails the batch."""
     try:
         return future, work(*args), None
     except sqlite3.IntegrityError as e:
@@ -161,19 +164,19 @@ def _attempt(work: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Fu
         return future, None, e
     except sqlite3.Error:
         raise
-    except Exception as e:  # boundary: its caller gets it  # noqa: BLE001
+    except Exception as e:  # boundary: the caller of `do` gets it  # noqa: BLE001
         return future, None, e
 
 
-def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+def _settle_future(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     if future.done():
-        return  # its caller was cancelled
+        return  # the caller was cancelled
     if error is not None:
         future.set_exception(error)
     else:
         future.set_result(value)
 
 
-def _as_failed(path: Path, error: sqlite3.Error) -> LedgerFailed:
-    failure: HoldwaterError = failed(path, error)
+def _to_ledger_failure(path: Path, error: sqlite3.Error) -> LedgerFailed:
+    failure: HoldwaterError = to_ledger_error(path, error)
     return failure if isinstance(failure, LedgerFailed) else LedgerFailed(failure.message, failure.hint)

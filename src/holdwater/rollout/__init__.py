@@ -1,1 +1,1 @@
-"""The life of one attempt, and the process that hosts many of them."""
+"""Runs attempts: `attempt.py` runs one, `host.py` many on one loop, `worker.py` a host in its own process."""

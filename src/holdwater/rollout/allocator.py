@@ -1,6 +1,6 @@
-"""The allocator of this process: which one it is, how large it has become, how it gives memory back.
+"""The memory allocator of this process: detects it, measures its memory, gives memory back to the kernel.
 
-Which one a worker is started with is decided in `run/allocator.py`; when it gives back, in `trim.py`.
+`run/fleet/allocator.py` chooses the allocator of a worker; `memory_trimmer.py` decides when to give back.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from pathlib import Path
 
 JEMALLOC = "jemalloc"
 GLIBC = "glibc"
-OTHER = "other"  # musl's, for one
+OTHER = "other"  # for example musl's
 
-_ALL_ARENAS = b"arena.4096.purge"  # jemalloc's number for all of them
+_ALL_ARENAS = b"arena.4096.purge"  # jemalloc's number for all arenas
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MiB = 1024 * 1024
 _GLIBC_BOUNDS = {-1: _MiB, -3: _MiB, -8: 2}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
 
 
-def in_force() -> str:
-    """The allocator that this process really has, whatever it was started with."""
+def detect_allocator() -> str:
+    """Return the allocator that this process really uses, independent of its environment."""
     if f"lib{JEMALLOC}" in Path("/proc/self/maps").read_text(errors="replace"):
         return JEMALLOC
     return GLIBC if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else OTHER
 
 
 def give_back() -> None:
-    """Return to the kernel what is not used. Raises where the allocator has no way.
+    """Return unused memory to the kernel. Raises if the allocator does not support that.
 
-    It takes as long as there is memory to look through, and stalls whatever allocates meanwhile.
+    The time grows with the memory of the process. Threads that allocate meanwhile stall.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallctl"):
@@ -39,9 +39,10 @@ def give_back() -> None:
 
 
 def keep_bounded() -> None:
-    """What is large and freed goes back to the kernel at once, in a process that was started by someone else.
+    """Make freed large blocks return to the kernel at once, in a process that we did not start.
 
-    glibc raises its threshold with every large block that is freed, and keeps the next ones: here it stays.
+    By default glibc raises its threshold with every large block that is freed, and keeps the next ones. This
+    fixes the threshold.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallctl") and hasattr(library, "mallopt"):
@@ -49,8 +50,8 @@ def keep_bounded() -> None:
             library.mallopt(parameter, value)
 
 
-def resident() -> int:
-    """Bytes of this process in memory. It is asked many times a second."""
+def measure_resident() -> int:
+    """Return the resident bytes of this process. Cheap: it is called many times a second."""
     fd = os.open("/proc/self/statm", os.O_RDONLY)
     try:
         return int(os.read(fd, 128).split()[1]) * _PAGE

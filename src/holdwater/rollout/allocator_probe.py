@@ -1,7 +1,8 @@
-"""What some work leaves in a process: `python -m holdwater.rollout.allocator_probe [trim]`, in one JSON line.
+"""Measures the memory that a typical workload leaves in a process, and prints it as one JSON line.
 
-Threads make and free what a worker does: many blocks of text, some large ones, and a few that stay.
-`run/allocator.py` starts it with and without settings.
+Run `python -m holdwater.rollout.allocator_probe [trim]`. Like a worker, its threads allocate and free many
+blocks of text and some large ones, and keep a few. `run/fleet/allocator.py` starts it with and without
+allocator settings.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import sys
 import threading
 import time
 
-from .allocator import give_back, in_force, resident
+from .allocator import detect_allocator, give_back, measure_resident
 
 THREADS = 6
 ROUNDS = 2
 TEXTS = 400  # of up to 64 KB
 BODIES = 8  # of up to 3 MB
-LITTLE = 10 * 1024 * 1024  # bytes
-SECONDS = 3.0
+LITTLE = 10 * 1024 * 1024  # bytes above the start, at which giving back is done
+SECONDS = 3.0  # to give back at most
 
 
 def main() -> None:
-    base = resident()
+    base = measure_resident()
     stays: list[bytes] = []  # bound: a few a round
     sizes: list[int] = []  # bound: one a round
     threads = [threading.Thread(target=_work, args=(seed, stays, sizes)) for seed in range(THREADS)]
@@ -32,18 +33,20 @@ def main() -> None:
         thread.join()
     if "trim" in sys.argv[1:]:
         _give_back_all(base)
-    found = f'"allocator":"{in_force()}","base":{base},"peak":{max(sizes)},"rest":{resident()}'
+    found = (
+        f'"allocator":"{detect_allocator()}","base":{base},"peak":{max(sizes)},"rest":{measure_resident()}'
+    )
     sys.stdout.write(f"{{{found}}}\n")
 
 
 def _give_back_all(base: int) -> None:
-    """Give back until little is left, as workers do again and again.
+    """Give memory back until little is left, repeatedly, as workers do.
 
-    jemalloc skips a purge while its own thread is at one, which a busy machine may hold up.
+    jemalloc skips a purge while its own thread runs one, which a busy machine may delay.
     """
     until = time.monotonic() + SECONDS
     give_back()
-    while resident() > base + LITTLE and time.monotonic() < until:
+    while measure_resident() > base + LITTLE and time.monotonic() < until:
         time.sleep(0.05)
         give_back()
 
@@ -53,7 +56,7 @@ def _work(seed: int, stays: list[bytes], sizes: list[int]) -> None:
     for _ in range(ROUNDS):
         held = [b"x" * numbers.randrange(600, 64_000) for _ in range(TEXTS)]
         held += [b"x" * numbers.randrange(200_000, 3_000_000) for _ in range(BODIES)]
-        sizes.append(resident())
+        sizes.append(measure_resident())
         stays += held[: TEXTS : TEXTS // 4]
 
 

@@ -1,7 +1,7 @@
 """Children of an attempt: other agents that borrow its sandbox and its model, and end before it does.
 
-They spend their parent's lease and its budget and ask nobody for anything, so that none waits for another.
-A model session is lent by `gateway/sessions.py`; what became of them is in their parent's verdict.
+Children use their parent's lease and budget and request no resources of their own, so they never wait for
+each other. `gateway/sessions.py` lends the model session; the parent's verdict records the results.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..agent.load import load
+from ..agent.loader import load
 from ..agent.python import python, takes_attempt
-from ..core.authoring import Act, Agent, Born, Session
-from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, let_go
-from ..core.groups import cancelled
-from ..core.records import NO_USAGE, Failure, Instance
+from ..core.authoring import Agent, AgentFunction, ChildResult, SessionStatus
+from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, drop_tracebacks
+from ..core.groups import make_cancel_failure
+from ..core.records import NO_USAGE, AttemptFailure, Instance
 from ..core.text import clean_text
-from .calls import being_cancelled
-from .ends import model_first
-from .life import Life
+from .attempt_rules import prefer_model_failure
+from .attempt_services import AttemptServices
+from .attempt_state import AttemptState
 from .limit import PhaseLimit
-from .place import Place
-from .views import ModelView, SandboxView, View, for_caller, wait_for
+from .user_calls import being_cancelled
+from .views import AttemptView, ModelView, SandboxView, adapt_arguments, wait_for
 
-MOST_CHILDREN = 64  # of an attempt at once, its children's own included
-DEEPEST = 4  # a child of a child of a child of a child
+MOST_CHILDREN = 64  # of an attempt at once, including children of children
+DEEPEST = 4  # levels of children
 LONGEST_NAME = 200
 
 
-class Lender(Protocol):
-    """An attempt, as far as its children need it."""
+class ResourceLender(Protocol):
+    """The parts of an attempt that its children need."""
 
-    life: Life
-    place: Place
+    state: AttemptState
+    services: AttemptServices
 
-    def seen(self) -> SandboxView:
-        """Another view of its sandbox."""
+    def view_sandbox(self) -> SandboxView:
+        """Return another view of its sandbox."""
 
-    def modelled(self, session: Session | None, instance: Instance, child: int) -> ModelView:
-        """A view of its model by a session; no two children have the same seed."""
+    def view_model(self, session: SessionStatus | None, instance: Instance, child: int) -> ModelView:
+        """Return a view of its model through a session; each child gets a different seed."""
 
 
-class Means(NamedTuple):
-    """What an attempt or a child has, and can lend."""
+class LentResources(NamedTuple):
+    """The resources that an attempt or a child has and can lend."""
 
     instance: Instance
-    session: Session | None
+    session: SessionStatus | None
     sandbox: bool = True
     model: bool = True
-    name: str = ""  # by which its calls are recorded
+    name: str = ""  # under which its model calls are recorded
     depth: int = 0
 
 
-class Children(View):
-    """Implements `core.authoring.Parent` for one owner, whose children the end of this block ends."""
+class ChildSpawner(AttemptView):
+    """Implements `core.authoring.AttemptHandle` for one owner. Leaving `async with` ends the children."""
 
-    def __init__(self, lender: Lender, means: Means) -> None:
+    def __init__(self, lender: ResourceLender, means: LentResources) -> None:
         super().__init__()
-        self._owner: tuple[Lender, Means] | None = lender, means
-        self._tasks: set[asyncio.Task[Born]] = set()  # bound: MOST_CHILDREN, and who is being refused
+        self._owner: tuple[ResourceLender, LentResources] | None = lender, means
+        self._tasks: set[asyncio.Task[ChildResult]] = set()  # bound: MOST_CHILDREN, and refused ones
 
-    async def __aenter__(self) -> Children:
+    async def __aenter__(self) -> ChildSpawner:
         return self
 
     async def __aexit__(
@@ -74,50 +74,50 @@ class Children(View):
         for task in self._tasks:
             _cancel(task)
         if self._tasks:
-            await asyncio.wait(set(self._tasks))  # soon: `Calls` gives up on what ignores its cancellation
+            await asyncio.wait(set(self._tasks))  # soon: `UserCalls` abandons code that ignores it
         self._owner = None
 
-    async def child(
+    async def spawn(
         self,
-        agent: str | Act | Agent,
+        agent: str | AgentFunction | Agent,
         instruction: str | None = None,
         *,
         name: str = "",
         sandbox: bool = True,
         model: bool = True,
         timeout: float | None = None,
-    ) -> Born:
-        """See `core.authoring.Parent`."""
-        made = await self._found(agent)
-        lender, has = self._alive()
+    ) -> ChildResult:
+        """See `core.authoring.AttemptHandle`."""
+        made = await self._load_agent(agent)
+        lender, has = self._require_owner()
         instance = has.instance
         if instruction is not None:
             instance = msgspec.structs.replace(instance, instruction=instruction)
-        means = Means(
+        means = LentResources(
             instance=instance,
             session=has.session,
             sandbox=sandbox and has.sandbox,
             model=model and has.model,
-            name=_named(has.name, name or made.name),
+            name=_join_name(has.name, name or made.name),
             depth=has.depth + 1,
         )
-        return await self._awaited(self._live(made, lender, means, timeout))
+        return await self._await_child(self._run_child(made, lender, means, timeout))
 
-    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingParent:
-        return BlockingParent(self, loop)
+    def as_blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingHandle:
+        return BlockingHandle(self, loop)
 
-    async def _found(self, agent: str | Act | Agent) -> Agent:
+    async def _load_agent(self, agent: str | AgentFunction | Agent) -> Agent:
         if isinstance(agent, Agent):
             return agent
         if not isinstance(agent, str):
             return python(agent)
-        lender, _ = self._alive()
-        found: Agent = await lender.life.calls.call(load, agent)  # it may have to be read from disk
+        lender, _ = self._require_owner()
+        found: Agent = await lender.state.calls.call(load, agent)  # in a thread: it may read from disk
         return found
 
-    async def _awaited(self, work: Any) -> Born:
-        """What a child comes to. It ends with whoever waits for it."""
-        task: asyncio.Task[Born] = asyncio.get_running_loop().create_task(work)
+    async def _await_child(self, work: Any) -> ChildResult:
+        """Run a child and return its result. Cancelling the caller cancels the child."""
+        task: asyncio.Task[ChildResult] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -129,88 +129,92 @@ class Children(View):
             await asyncio.wait({task})
             raise
 
-    async def _live(self, agent: Agent, lender: Lender, means: Means, timeout: float | None) -> Born:
-        """From its birth to its end; how it ended is in the record, whatever that was."""
-        life, loop = lender.life, asyncio.get_running_loop()
+    async def _run_child(
+        self, agent: Agent, lender: ResourceLender, means: LentResources, timeout: float | None
+    ) -> ChildResult:
+        """Run a child from start to end. Its result is recorded however it ends."""
+        life, loop = lender.state, asyncio.get_running_loop()
         phase, begun = life.phase, loop.time()
-        if (refusal := _refused(life, means)) is not None:
-            return Born(failure=refusal)
-        number, answer, session = life.brood.begin(), None, None
-        failure: Failure | None = cancelled("parent", "nobody waited for it any longer")
+        if (refusal := _find_refusal(life, means)) is not None:
+            return ChildResult(failure=refusal)
+        number, answer, session = life.child_tracker.begin(), None, None
+        failure: AttemptFailure | None = make_cancel_failure("parent", "its parent stopped waiting for it")
         try:
             async with AsyncExitStack() as stack:
                 if means.model and means.session is not None:
-                    session = await stack.enter_async_context(lender.place.lend(means.session, means.name))
+                    session = await stack.enter_async_context(lender.services.lend(means.session, means.name))
                 means = means._replace(session=session)
                 async with PhaseLimit(lambda: timeout, phase) if timeout is not None else nullcontext():
                     answer = await self._act(agent, lender, means, number, stack)
-            failure = model_first(None, session)
-        except Exception as error:  # boundary: a child's failure is its parent's to judge  # noqa: BLE001
-            failure = model_first(as_failure(error, AgentFailed, phase), session)
-            let_go(error)
+            failure = prefer_model_failure(None, session)
+        except Exception as error:  # boundary: the parent decides about a child's failure  # noqa: BLE001
+            failure = prefer_model_failure(as_failure(error, AgentFailed, phase), session)
+            drop_tracebacks(error)
         finally:
-            born = Born(answer=answer, failure=failure, usage=session.usage if session else NO_USAGE)
+            born = ChildResult(answer=answer, failure=failure, usage=session.usage if session else NO_USAGE)
             count = session.exchanges if session else 0
-            life.brood.end(means.name, born, count, loop.time() - begun)
+            life.child_tracker.end(means.name, born, count, loop.time() - begun)
         return born
 
     async def _act(
-        self, agent: Agent, lender: Lender, means: Means, number: int, stack: AsyncExitStack
+        self, agent: Agent, lender: ResourceLender, means: LentResources, number: int, stack: AsyncExitStack
     ) -> Any:
-        """Act with views that end with the child; what was not lent raises."""
-        sandbox, model = lender.seen(), lender.modelled(means.session, means.instance, number)
+        """Call the agent with views that end with the child; using a resource that was not lent raises."""
+        sandbox, model = lender.view_sandbox(), lender.view_model(means.session, means.instance, number)
         if not means.sandbox:
-            none: Any = _Withheld("sandbox")
-            sandbox = SandboxView(none, none, lender.life.hurt, none)
+            none: Any = _WithheldResource("sandbox")
+            sandbox = SandboxView(none, none, lender.state.disk_faults, none)
         if not means.model:
-            model = ModelView(_Withheld("model"), model.seed)
+            model = ModelView(_WithheldResource("model"), model.seed)
         for view in (sandbox, model):
             stack.callback(view.end)
         own = None
         if takes_attempt(agent.act):
-            own = await stack.enter_async_context(Children(lender, means))
-        return await act(lender.life, agent, means.instance, (sandbox, model), own)
+            own = await stack.enter_async_context(ChildSpawner(lender, means))
+        return await call_agent(lender.state, agent, means.instance, (sandbox, model), own)
 
-    def _alive(self) -> tuple[Lender, Means]:
+    def _require_owner(self) -> tuple[ResourceLender, LentResources]:
         if self._over or self._owner is None:
             raise AttemptOver("the attempt is over, and has no children any more")
         return self._owner
 
 
-class BlockingParent:
-    """A `Parent` for a thread."""
+class BlockingHandle:
+    """An `AttemptHandle` for a thread."""
 
-    def __init__(self, view: Children, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, view: ChildSpawner, loop: asyncio.AbstractEventLoop) -> None:
         self._view = view
         self._loop = loop
 
-    def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
-        return wait_for(self._view, self._view.child(agent, instruction, **terms), self._loop)
+    def spawn(
+        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
+    ) -> ChildResult:
+        return wait_for(self._view, self._view.spawn(agent, instruction, **terms), self._loop)
 
 
-async def act(
-    life: Life,
+async def call_agent(
+    life: AttemptState,
     agent: Agent,
     instance: Instance,
     views: tuple[SandboxView | None, ModelView | None],
-    parent: Children | None,
+    parent: ChildSpawner | None,
 ) -> Any:
-    """What the agent answers; `parent` is for one that has a parameter `attempt`."""
-    arguments = for_caller(agent.act, instance, *views)
+    """Call the agent and return its answer; `parent` is passed to an agent with a parameter `attempt`."""
+    arguments = adapt_arguments(agent.act, instance, *views)
     if parent is None:
         return await life.calls.call(agent.act, *arguments)
-    (own,) = for_caller(agent.act, parent)
+    (own,) = adapt_arguments(agent.act, parent)
     return await life.calls.call(agent.act, *arguments, attempt=own)
 
 
-def _cancel(task: asyncio.Task[Born]) -> None:
-    """Once: a second time would break off how it ends."""
+def _cancel(task: asyncio.Task[ChildResult]) -> None:
+    """Cancel a child once: a second cancellation would interrupt its clean-up."""
     if not task.cancelling():
         task.cancel()
 
 
-class _Withheld:
-    """In the place of what was not lent."""
+class _WithheldResource:
+    """Stands in for a resource that was not lent: any use raises `AgentFailed`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -222,16 +226,16 @@ class _Withheld:
         raise AgentFailed(f"no {self._what} was lent to this child", kind="withheld")
 
 
-def _named(parent: str, name: str) -> str:
-    """Names are data; a child's child carries both."""
+def _join_name(parent: str, name: str) -> str:
+    """Return a child's name as clean text, with the name of a parent that is a child itself in front."""
     return clean_text(f"{parent}/{name}" if parent else name)[:LONGEST_NAME]
 
 
-def _refused(life: Life, means: Means) -> Failure | None:
+def _find_refusal(life: AttemptState, means: LentResources) -> AttemptFailure | None:
     if means.depth > DEEPEST:
-        error = LimitReached(f"children are at most {DEEPEST} deep", kind="depth")
-    elif life.brood.living >= MOST_CHILDREN:
-        error = LimitReached(f"an attempt has at most {MOST_CHILDREN} children at once", kind="children")
+        error = LimitReached(f"children can be nested at most {DEEPEST} levels deep", kind="depth")
+    elif life.child_tracker.living >= MOST_CHILDREN:
+        error = LimitReached(f"an attempt can have at most {MOST_CHILDREN} children at once", kind="children")
     else:
         return None
     return as_failure(error, LimitReached, life.phase)

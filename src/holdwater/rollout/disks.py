@@ -1,6 +1,6 @@
-"""Whether a disk was full while an attempt lived: what went wrong then may not be its own fault.
+"""Detects a full disk during an attempt, because a failure at that time may not be the attempt's fault.
 
-The conductor's watch, which pauses and stops runs, is `run/space.py`.
+`run/resources/disk_space.py` is the conductor's watch, which pauses and stops runs.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..governor.disks import is_full
-from ..ledger.disk import no_space
-from ..ledger.reserve import Reserve
+from ..ledger.disk_reserve import DiskReserve
+from ..ledger.durable_files import is_disk_full
 
-JUST_NOW = 0.01  # seconds: a look that is no older will do; quick attempts would look thousands of times
+FRESH_SECONDS = 0.01  # a result this old is reused: quick attempts would check thousands of times
 
 
-class Hurt:
-    """Whether a write of an attempt's failed on a full disk of the run's, whoever caught that."""
+class DiskFaults:
+    """Records whether a write of an attempt failed on a full disk, even if other code caught the error."""
 
     def __init__(self) -> None:
-        self.by_disk = False
+        self.occurred = False
 
     @contextmanager
-    def noticed(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # boundary: raised again
-            self.by_disk = self.by_disk or no_space(error)
+            self.occurred = self.occurred or is_disk_full(error)
             raise
 
 
 class DiskWatch:
-    """One process's: looks each second and when it is asked, and at what is gone of the reserve."""
+    """Checks the disks of one process, each second and on demand, and whether the reserve was used."""
 
-    def __init__(self, reserve: Reserve, places: set[Path]) -> None:
+    def __init__(self, reserve: DiskReserve, places: set[Path]) -> None:
         self._reserve = reserve
         self._places = [place for place in places if not places & set(place.parents)]
         self._full_at = self._looked = 0.0
-        self._first = reserve.first
+        self._first = reserve.oldest_piece
 
     def look(self) -> None:
         now = time.monotonic()
-        if now - self._looked < JUST_NOW:
+        if now - self._looked < FRESH_SECONDS:
             return
-        self._looked, self._first = now, self._reserve.first
+        self._looked, self._first = now, self._reserve.oldest_piece
         if any(is_full(place) for place in self._places):
             self._full_at = now
 
     def since(self) -> Callable[[], bool]:
-        """Whether, from now on, one of the disks was full."""
+        """Return a check whether one of the disks has been full since this call."""
         self.look()
         began, first = time.monotonic(), self._first
 

@@ -1,34 +1,37 @@
-"""Says where the requests of a replay differ from the recorded ones; `ledger/drift.py` compares them."""
+"""Describes how the requests of a replay differ from the recorded ones; `conversation/drift.py` compares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.authoring import DriftedCall
+from ..conversation.drift import RequestComparison
+from ..conversation.trajectory import ExchangeTree
 from ..core.errors import HoldwaterError
-from ..gateway.identity import PASSING
+from ..core.exchange import DriftedCall
+from ..gateway.request_identity import VOLATILE_KEYS
 from ..gateway.routes import DIALECTS
 from ..ledger.directory import RunDirectory
-from ..ledger.drift import RequestReader
-from ..ledger.trajectory import Tree
 
 
 def describe_drift(
     directory: RunDirectory, recorded: RunDirectory, attempt: int, drifts: Sequence[DriftedCall]
 ) -> str:
-    """Where the requests of an attempt differ from those in the run that it replays. Reads both."""
+    """Describe how an attempt's requests differ from those of the run that it replays. Reads both runs."""
     try:
-        reader = RequestReader(
-            Tree(directory, attempt), lambda before: Tree(recorded, before), _steady_message, PASSING
+        reader = RequestComparison(
+            ExchangeTree(directory, attempt),
+            lambda before: ExchangeTree(recorded, before),
+            _steady_message,
+            VOLATILE_KEYS,
         )
         return reader.describe(drifts)
     except HoldwaterError as error:
-        return f"they cannot be compared: {error.message}"
+        return f"the requests cannot be compared: {error.message}"
 
 
 def _steady_message(dialect: str, message: bytes) -> bytes:
-    """A message as its identity has it."""
+    """Return a message without its volatile parts, as used for a request's identity."""
     form = DIALECTS[dialect].form
-    for part in (form.lasting, form.steady):
+    for part in (form.strip_transient, form.strip_generated):
         message = message if part is None else part(message)
     return message

@@ -1,7 +1,7 @@
-"""Groups in a worker: members that have been graded wait here, alive, and are scored together.
+"""Groups in a worker: graded members wait here with open sandboxes until they are scored together.
 
-When a group is scored is said by the conductor; who belongs to it and how it is settled is `core/groups.py`.
-After it is scored nothing of it is left here.
+The conductor decides when to score a group; `core/groups.py` decides its members and how it is settled. No
+state of a group remains here after its scoring.
 """
 
 from __future__ import annotations
@@ -13,44 +13,53 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.authoring import Act, Agent, Born
-from ..core.errors import AttemptOver, GradeFailed, as_failure, let_go
-from ..core.records import Exchange, Failure, Grade, Instance, Phase, Usage, Where
-from .calls import Calls
-from .children import Children
-from .foreign import as_grades
-from .life import Life
+from ..core.authoring import Agent, AgentFunction, ChildResult
+from ..core.errors import AttemptOver, GradeFailed, as_failure, drop_tracebacks
+from ..core.exchange import Exchange
+from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, ModelUsage
+from .attempt_state import AttemptState
+from .children import ChildSpawner
 from .limit import PhaseLimit
-from .views import BlockingModel, BlockingSandbox, ModelView, SandboxView, View, for_caller, wait_for
+from .user_calls import UserCalls
+from .user_results import as_grades
+from .views import (
+    AttemptView,
+    BlockingModel,
+    BlockingSandbox,
+    ModelView,
+    SandboxView,
+    adapt_arguments,
+    wait_for,
+)
 
-Hook = Callable[..., Any]  # a suite's `group`
+GroupHook = Callable[..., Any]  # a suite's `group`
 
 
-class Settled(NamedTuple):
-    """What scoring its group came to for a member."""
+class ScoringResult(NamedTuple):
+    """The result of a group's scoring for one member."""
 
-    together: bool = False  # the suite's hook was asked
-    grade: Grade | None = None  # in the place of its own
-    failure: Failure | None = None
+    group_scored: bool = False  # the suite's hook was called
+    grade: Grade | None = None  # replaces the member's own
+    failure: AttemptFailure | None = None
 
 
-class Groups:
-    """The members that wait in one host, by group. One leaves by its scope, whatever ends its wait."""
+class WaitingGroups:
+    """The members that wait in one host, by group. A member's scope removes it, however its wait ends."""
 
-    def __init__(self, hook: Hook | None, arrived: Callable[[int], None]) -> None:
+    def __init__(self, hook: GroupHook | None, arrived: Callable[[int], None]) -> None:
         self._hook = hook
-        self._arrived = arrived
-        self._waiting: dict[int, list[Member]] = {}  # bound: the run's concurrency
+        self._on_arrived = arrived
+        self._waiting: dict[int, list[WaitingMember]] = {}  # bound: the run's concurrency
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def joined(self, member: Member) -> AsyncIterator[None]:
-        """A place for `member` in its group, which is open while anyone has one."""
+    async def join_group(self, member: WaitingMember) -> AsyncIterator[None]:
+        """Add `member` to its group until the block ends; the group exists while it has members."""
         waiting = self._waiting.setdefault(member.group, [])
         waiting.append(member)
-        self._arrived(member.attempt)
+        self._on_arrived(member.attempt)
         try:
             yield
         finally:
@@ -61,92 +70,94 @@ class Groups:
             await member.leave()
 
     def score(self, group: int, *, together: bool) -> None:
-        """Nobody else will come: score those who wait, or let each keep its own grade."""
+        """Score the waiting members together, or let each keep its own grade: no other member will come."""
         waiting = self._waiting.pop(group, [])
         members = sorted(waiting, key=lambda member: (member.sample, member.attempt))
         waiting.clear()
-        scoring = Scoring(group, members, self._hook if together else None)
+        scoring = GroupScoring(group, members, self._hook if together else None)
         for member in members:
-            member.summon(scoring)
+            member.begin_scoring(scoring)
 
 
-class Scoring:
-    """One scoring of a group: begun by the first that comes to it, ended with the last that leaves."""
+class GroupScoring:
+    """One scoring of a group: the first member to wait for it starts it, the last member to leave ends it."""
 
-    def __init__(self, group: int, members: list[Member], hook: Hook | None) -> None:
-        self.calls = Calls(f"group-{group}")
-        self._members = members  # those who are still here
+    def __init__(self, group: int, members: list[WaitingMember], hook: GroupHook | None) -> None:
+        self.calls = UserCalls(f"group-{group}")
+        self._members = members  # the members that have not left
         self._hook = hook
-        self._task: asyncio.Task[dict[int, Grade | None] | Failure] | None = None
+        self._task: asyncio.Task[dict[int, Grade | None] | AttemptFailure] | None = None
 
-    async def settled(self, member: Member) -> Settled:
-        """What it came to for `member`, who has to be one of those who were summoned."""
+    async def wait_scored(self, member: WaitingMember) -> ScoringResult:
+        """Wait for the scoring and return its result for `member`, which must be one of its members."""
         if self._hook is None:
-            return Settled()
-        if self._task is None:  # in the context of whoever is first, so that it logs somewhere
+            return ScoringResult()
+        if self._task is None:  # in the context of the first member, for its log file
             work = self._score(self._hook, member.instance, member.seconds)
-            self._task = asyncio.get_running_loop().create_task(work)  # awaited by all, ended by `leave`
+            self._task = asyncio.get_running_loop().create_task(
+                work
+            )  # awaited by all members, ended by `leave`
         scored = await asyncio.shield(self._task)
-        if isinstance(scored, Failure):
-            return Settled(together=True, failure=scored)
-        return Settled(together=True, grade=scored[member.attempt])
+        if isinstance(scored, AttemptFailure):
+            return ScoringResult(group_scored=True, failure=scored)
+        return ScoringResult(group_scored=True, grade=scored[member.attempt])
 
-    async def leave(self, member: Member) -> bool:
-        """`member` is scored or gone; the last one ends what is left. Whether it was the last."""
+    async def leave(self, member: WaitingMember) -> bool:
+        """Remove `member`; the last one ends a scoring that still runs. Return whether it was the last."""
         self._members.remove(member)
         if self._members:
             return False
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait({self._task})  # `Calls` gives up on what ignores its cancellation
+            await asyncio.wait({self._task})  # `UserCalls` abandons code that ignores its cancellation
         return True
 
     async def _score(
-        self, hook: Hook, instance: Instance, seconds: float
-    ) -> dict[int, Grade | None] | Failure:
+        self, hook: GroupHook, instance: Instance, seconds: float
+    ) -> dict[int, Grade | None] | AttemptFailure:
         try:
-            async with PhaseLimit(lambda: seconds, Phase.SCORING):
-                return await self._ask(hook, instance)
+            async with PhaseLimit(lambda: seconds, AttemptPhase.SCORING):
+                return await self._call_hook(hook, instance)
         except Exception as error:  # boundary: the suite's code  # noqa: BLE001
-            failure = as_failure(error, GradeFailed, Phase.SCORING)
-            let_go(error)
-        # Whatever a hook raises is its own failure, and must never become a member's zero.
-        if failure.where is Where.RUN:
+            failure = as_failure(error, GradeFailed, AttemptPhase.SCORING)
+            drop_tracebacks(error)
+        # An error in the hook is a failure of the suite, and must never become a member's zero.
+        if failure.where is FailureOrigin.RUN:
             return failure
         return msgspec.structs.replace(failure, where=GradeFailed.where)
 
-    async def _ask(self, hook: Hook, instance: Instance) -> dict[int, Grade | None]:
-        """Ask the hook; once more over the others, where it failed because a member had left it."""
+    async def _call_hook(self, hook: GroupHook, instance: Instance) -> dict[int, Grade | None]:
+        """Call the hook. If it failed after a member had left, call it again with the remaining members."""
         while True:
             members = tuple(self._members)
             for number, member in enumerate(members):
                 member.number = number
             try:
-                views = for_caller(hook, *members)
+                views = adapt_arguments(hook, *members)
                 result = await self.calls.call(hook, instance, views)
                 return dict(zip((m.attempt for m in members), as_grades(result, len(members)), strict=True))
             except Exception as error:  # boundary: the suite's code
                 if len(self._members) == len(members):
                     raise
-                let_go(error)
+                drop_tracebacks(error)
 
 
-class Reach(NamedTuple):
-    """What of an attempt can be reached while it waits."""
+class MemberAccess(NamedTuple):
+    """The parts of an attempt that a group hook can use while it waits."""
 
-    life: Life
-    children: Children
+    state: AttemptState
+    children: ChildSpawner
     exchanges: Callable[[], Iterable[Exchange]]
 
 
-class Member(View):
-    """Implements `core.authoring.GroupMember` for as long as its attempt waits."""
+class WaitingMember(AttemptView):
+    """Implements `core.authoring.GroupMember` while its attempt waits."""
 
     number = 0
 
-    def __init__(self, reach: Reach, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
+    def __init__(self, reach: MemberAccess, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
         super().__init__()
-        life = reach.life
+        life = reach.state
         attempt = life.job.attempt
         assert attempt.group is not None
         self.group = attempt.group
@@ -158,67 +169,71 @@ class Member(View):
         self.failure = life.failure
         self.sandbox = sandbox
         self.model = model
-        self.seconds = seconds  # what the hook may take
-        self._reach: Reach | None = reach
-        self._scoring: Scoring | None = None
-        self._summoned = asyncio.Event()
+        self.seconds = seconds  # time limit of the hook
+        self._access: MemberAccess | None = reach
+        self._scoring: GroupScoring | None = None
+        self._scoring_begun = asyncio.Event()
 
     @property
-    def usage(self) -> Usage:
-        return self._alive().life.used_by_agent
+    def usage(self) -> ModelUsage:
+        return self._require_access().state.agent_usage
 
     def exchanges(self) -> Iterable[Exchange]:
-        """What is in its record, from disk, one at a time."""
-        return self._alive().exchanges()
+        """Yield the recorded exchanges from disk, one at a time."""
+        return self._require_access().exchanges()
 
-    async def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
-        """See `core.authoring.Parent`."""
-        return await self._alive().children.child(agent, instruction, **terms)
+    async def spawn(
+        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
+    ) -> ChildResult:
+        """See `core.authoring.AttemptHandle`."""
+        return await self._require_access().children.spawn(agent, instruction, **terms)
 
-    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingMember:
+    def as_blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingMember:
         return BlockingMember(self, loop)
 
-    async def settled(self) -> Settled:
-        """Wait until its group is scored."""
-        await self._summoned.wait()
+    async def wait_scored(self) -> ScoringResult:
+        """Wait until the group is scored; return the result for this member."""
+        await self._scoring_begun.wait()
         assert self._scoring is not None
-        return await self._scoring.settled(self)
+        return await self._scoring.wait_scored(self)
 
-    def summon(self, scoring: Scoring) -> None:
+    def begin_scoring(self, scoring: GroupScoring) -> None:
         self._scoring = scoring
-        self._summoned.set()
+        self._scoring_begun.set()
 
     async def leave(self) -> None:
-        """Nothing of the attempt can be reached through this any more."""
-        life, scoring = self._alive().life, self._scoring
+        """Leave the group and drop every reference to the attempt."""
+        life, scoring = self._require_access().state, self._scoring
         self.end()
-        self._reach = self._scoring = None
+        self._access = self._scoring = None
         if scoring is not None and await scoring.leave(self):
-            life.shared = scoring.calls
+            life.scoring_calls = scoring.calls
 
-    def _alive(self) -> Reach:
-        if self._reach is None:
-            raise AttemptOver("the attempt is over, and not in its group any more")
-        return self._reach
+    def _require_access(self) -> MemberAccess:
+        if self._access is None:
+            raise AttemptOver("the attempt is over and has left its group")
+        return self._access
 
 
 class BlockingMember:
-    """A `Member` for a thread."""
+    """A `WaitingMember` for a thread."""
 
-    def __init__(self, view: Member, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, view: WaitingMember, loop: asyncio.AbstractEventLoop) -> None:
         self._view = view
         self._loop = loop
 
     @property
     def sandbox(self) -> BlockingSandbox:
-        return self._view.sandbox.blocking(self._loop)
+        return self._view.sandbox.as_blocking(self._loop)
 
     @property
     def model(self) -> BlockingModel:
-        return self._view.model.blocking(self._loop)
+        return self._view.model.as_blocking(self._loop)
 
-    def child(self, agent: str | Act | Agent, instruction: str | None = None, **terms: Any) -> Born:
-        return wait_for(self._view, self._view.child(agent, instruction, **terms), self._loop)
+    def spawn(
+        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
+    ) -> ChildResult:
+        return wait_for(self._view, self._view.spawn(agent, instruction, **terms), self._loop)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

@@ -1,4 +1,4 @@
-"""Waits until a sandbox says that it is ready, by the command that its instance gives."""
+"""Waits until a sandbox is ready, by running the health command of its instance."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ..core.errors import SandboxFailed
 from ..core.records import Health
 
 
-async def healthy(sandbox: Sandbox, health: Health) -> None:
-    """Try until it succeeds; `retries` failures in a row after the start period are too many."""
+async def wait_healthy(sandbox: Sandbox, health: Health) -> None:
+    """Run the health command until it succeeds.
+
+    Raise `SandboxFailed` after `retries` failures past the start period.
+    """
     begun = asyncio.get_running_loop().time()
     failures = 0
     while True:

@@ -1,6 +1,7 @@
-"""How late an event loop is, and how busy: a timer that looks at the clock each time it fires.
+"""Measures how late and how busy an event loop is, with a timer that reads the clock each time it fires.
 
-The longest lag is kept until someone takes it: beats carry it to the conductor, which writes the timeline.
+The longest lag is kept until `take` is called. Heartbeats carry it to the conductor, which writes the
+timeline.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-TICK = 0.05  # seconds: a stall is seen but for this much of it
+TICK = 0.05  # seconds between two readings: a stall may be measured too short by this much
 
 
-def _nothing(busy: float) -> None:
-    """What a tick does by default."""
+def _do_nothing(busy: float) -> None:
+    """Ignore a tick."""
 
 
-class Lag:
-    """`with Lag() as lag`, on the loop that is measured. `each` is told at every tick how busy it was."""
+class LoopLag:
+    """Measures the running loop inside of `with`. Each tick calls `each` with the busy share of its time."""
 
-    def __init__(self, each: Callable[[float], None] = _nothing) -> None:
+    def __init__(self, each: Callable[[float], None] = _do_nothing) -> None:
         self._loop = asyncio.get_running_loop()
         self._each = each
         self._longest = 0.0
@@ -36,12 +37,12 @@ class Lag:
         self._timer.cancel()
 
     def take(self) -> float:
-        """The longest lag since this was last asked, in seconds; one that lasts still counts."""
+        """Return the longest lag since the last call, in seconds, including one that still lasts."""
         longest, self._longest = max(self._longest, time.monotonic() - self._due), 0.0
         return longest
 
     def _arm(self) -> None:
-        # By the clock and not by the loop's own time, which stands still while a callback runs.
+        # Reads the clock, not the loop's own time, which stands still while a callback runs.
         self._armed, self._worked = time.monotonic(), time.thread_time()
         self._due = self._armed + TICK
         self._timer = self._loop.call_later(TICK, self._tick)
@@ -51,4 +52,4 @@ class Lag:
         self._longest = max(self._longest, now - self._due)
         busy = (time.thread_time() - self._worked) / max(now - self._armed, TICK)
         self._arm()
-        self._each(busy)  # armed before it: what this takes is lag as well
+        self._each(busy)  # after arming the timer: the time that this takes is lag as well

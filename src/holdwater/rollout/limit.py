@@ -1,4 +1,4 @@
-"""The time that a phase of an attempt may take. What is done when it is over is in `attempt.py`."""
+"""Limits the time of a phase of an attempt. `attempt.py` handles the failure when the time is over."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ..core.errors import LimitReached
-from ..core.records import Phase
+from ..core.records import AttemptPhase
 
 
 class PhaseLimit:
-    """Like `asyncio.timeout`, but what is allowed may grow while it runs.
+    """Like `asyncio.timeout`, but the allowed time may grow while it runs.
 
-    `suspended` says for how many seconds the process did not run: they do not count.
-    A class: a function inside another that arms itself again holds itself, and with it the attempt.
+    `suspended` returns for how many seconds the process did not run: they do not count.
+    It is a class because a nested function that arms itself again would be a reference cycle, which would
+    keep the attempt alive.
     """
 
     def __init__(
-        self, allowed: Callable[[], float], phase: Phase, suspended: Callable[[], float] = lambda: 0.0
+        self, allowed: Callable[[], float], phase: AttemptPhase, suspended: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._allowed = allowed
         self._phase = phase

@@ -1,6 +1,6 @@
-"""One log file an attempt: log records and prints go where the current context belongs, threads included.
+"""Routes log records and prints to one log file per attempt, by the current context, in threads too.
 
-A record of no attempt goes to `elsewhere`. A thread that writes after its attempt closed writes nowhere.
+A record outside of all attempts goes to `elsewhere`. Output of a thread whose attempt is closed is dropped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..core.masking import mask_text
-from ..ledger.private import open_private
+from ..ledger.private_files import open_private
 
 LONGEST_LOG = 64 * 1024 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class Sink:
-    """An attempt's log file, made when the first line arrives."""
+class LogSink:
+    """An attempt's log file, created with the first line."""
 
     def __init__(self, path: Callable[[], Path]) -> None:
         self._path = path
@@ -32,7 +32,7 @@ class Sink:
         self._lock = threading.Lock()
         self._closed = False
         self._written = 0
-        self.error: OSError | None = None  # why it could not be written; what printed does not hear of it
+        self.error: OSError | None = None  # a failed write; the code that prints does not get it
 
     def write(self, text: str) -> None:
         data = mask_text(text).encode("utf-8", "backslashreplace")
@@ -57,13 +57,13 @@ class Sink:
                 self._file = None
 
 
-_sink: contextvars.ContextVar[Sink | None] = contextvars.ContextVar("holdwater_attempt_log", default=None)
+_sink: contextvars.ContextVar[LogSink | None] = contextvars.ContextVar("holdwater_attempt_log", default=None)
 
 
 @contextmanager
-def attempt_log(path: Callable[[], Path]) -> Iterator[Sink]:
-    """What this context and its threads say goes to the file at `path` until the block ends."""
-    sink = Sink(path)
+def open_attempt_log(path: Callable[[], Path]) -> Iterator[LogSink]:
+    """Send the output of this context and its threads to the file at `path` until the block ends."""
+    sink = LogSink(path)
     token = _sink.set(sink)
     try:
         yield sink
@@ -73,15 +73,15 @@ def attempt_log(path: Callable[[], Path]) -> Iterator[Sink]:
 
 
 @contextmanager
-def routed(elsewhere: Callable[[str], None]) -> Iterator[None]:
-    """Route log records and prints by context; lines that belong to no attempt go to `elsewhere`."""
-    handler = _Handler(elsewhere)
+def route_output(elsewhere: Callable[[str], None]) -> Iterator[None]:
+    """Route log records and prints by context; lines outside of all attempts go to `elsewhere`."""
+    handler = _SinkHandler(elsewhere)
     handler.setFormatter(logging.Formatter(FORMAT))
     root = logging.getLogger()
     before = root.level, sys.stdout, sys.stderr, threading.Thread.start, ThreadPoolExecutor.submit
     root.addHandler(handler)
     root.setLevel(min(root.level, logging.INFO))
-    sys.stdout, sys.stderr = _Stream(sys.stdout), _Stream(sys.stderr)
+    sys.stdout, sys.stderr = _RoutedStream(sys.stdout), _RoutedStream(sys.stderr)
     threading.Thread.start = _start_in_context(before[3])  # type: ignore[method-assign, assignment]
     ThreadPoolExecutor.submit = _submit_in_context(before[4])  # type: ignore[method-assign]
     try:
@@ -94,7 +94,7 @@ def routed(elsewhere: Callable[[str], None]) -> Iterator[None]:
         ThreadPoolExecutor.submit = before[4]  # type: ignore[method-assign]
 
 
-class _Handler(logging.Handler):
+class _SinkHandler(logging.Handler):
     def __init__(self, elsewhere: Callable[[str], None]) -> None:
         super().__init__()
         self._elsewhere = elsewhere
@@ -102,14 +102,14 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception as error:  # boundary: a record that cannot be formatted is still a fact  # noqa: BLE001
+        except Exception as error:  # boundary: an unformattable record is logged too  # noqa: BLE001
             line = f"{record.levelname} {record.name} unformattable record: {error}\n"
         sink = _sink.get()
         (sink.write if sink is not None else self._elsewhere)(line)
 
 
-class _Stream(io.TextIOBase):
-    """Takes the place of `sys.stdout` and `sys.stderr`."""
+class _RoutedStream(io.TextIOBase):
+    """Replaces `sys.stdout` and `sys.stderr`."""
 
     def __init__(self, original: TextIO) -> None:
         self._original = original
@@ -127,7 +127,7 @@ class _Stream(io.TextIOBase):
             self._original.flush()
 
     def close(self) -> None:
-        """What is below is not ours to close; the garbage collector asks for it, too."""
+        """Do nothing: the original stream is not ours to close. The garbage collector calls this, too."""
 
     def writable(self) -> bool:
         return True
@@ -141,13 +141,13 @@ class _Stream(io.TextIOBase):
 
     @property
     def buffer(self) -> io.RawIOBase:
-        return _Bytes(self)
+        return _RoutedBytes(self)
 
 
-class _Bytes(io.RawIOBase):
-    """The bytes below a `_Stream`, for code that writes to `sys.stdout.buffer`."""
+class _RoutedBytes(io.RawIOBase):
+    """The bytes below a `_RoutedStream`, for code that writes to `sys.stdout.buffer`."""
 
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: _RoutedStream) -> None:
         self._stream = stream
 
     def write(self, data: Any) -> int:
@@ -159,35 +159,35 @@ class _Bytes(io.RawIOBase):
         self._stream.flush()
 
     def close(self) -> None:
-        """As its stream: nothing here is ours to close."""
+        """Do nothing: the original stream is not ours to close."""
 
     def writable(self) -> bool:
         return True
 
 
 def _start_in_context(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    def started(self: threading.Thread) -> None:
+    def start_thread(self: threading.Thread) -> None:
         if _sink.get() is not None:
             context = contextvars.copy_context()
             own = {name: value for name, value in self.__dict__.items() if name == "run"}
 
             def run() -> None:
-                del self.__dict__["run"]  # else the thread and this function hold each other
+                del self.__dict__["run"]  # else the thread and this function are a reference cycle
                 self.__dict__.update(own)
                 context.run(self.run)
 
             self.run = run  # type: ignore[method-assign]
         start(self)
 
-    return started
+    return start_thread
 
 
 def _submit_in_context(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    def submitted(
+    def submit_call(
         self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         if _sink.get() is None:
             return submit(self, function, *args, **kwargs)
         return submit(self, contextvars.copy_context().run, function, *args, **kwargs)
 
-    return submitted
+    return submit_call

@@ -1,4 +1,4 @@
-"""Where one attempt keeps what it leaves, in the run directory: a `place.Paths`."""
+"""The paths of one attempt's files in the run directory: implements `attempt_services.ArtifactPaths`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..ledger.files import answer_path, log_path, output_path, patch_path, salva
 
 
 class AttemptPaths:
-    """Paths are put together when they are asked for: most attempts of a quiet agent leave nothing."""
+    """Builds each path on demand: most attempts of a quiet agent leave no files."""
 
     def __init__(self, directory: RunDirectory, attempt: int, name: str) -> None:
         self._directory = directory
@@ -31,7 +31,7 @@ class AttemptPaths:
     def answer(self) -> Path:
         return answer_path(self._directory, self._attempt)
 
-    def kept(self, name: str) -> Path:
+    def kept_file(self, name: str) -> Path:
         return self._directory.artifacts / name
 
     def artifacts(self) -> Path:

@@ -1,6 +1,6 @@
-"""A scope: an exit stack whose closes are bounded, shielded and never change what happened inside.
+"""A scope: an exit stack whose closes are bounded, shielded, and never change the result of the block.
 
-A close that fails or hangs is noted and counted. One that cannot even be cancelled taints its worker.
+A close that fails or hangs is recorded as an event. A close that cannot even be cancelled taints its worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..core.errors import let_go
+from ..core.errors import drop_tracebacks
 
 T = TypeVar("T")
 
@@ -21,24 +21,22 @@ Note = Callable[[str, str], None]  # kind, message
 
 
 class Scope:
-    """Everything that is kept for an attempt, a worker or a run is entered into one of these."""
+    """Closes the resources of an attempt, a worker or a run; each resource is opened in one."""
 
     def __init__(self, note: Note, close_seconds: float, outer: Scope | None = None) -> None:
         self._note = note
         self._outer = outer
-        self._put_off = False  # a cancellation, until all is closed
+        self._cancel_deferred = False  # a cancellation waits until everything is closed
         self._close_seconds = close_seconds
-        self._entered: list[
-            tuple[str, AbstractAsyncContextManager[Any]]
-        ] = []  # bound: what `open` is called for
-        self.stuck = 0  # closes that are still running, here or in a scope inside this one
+        self._entered: list[tuple[str, AbstractAsyncContextManager[Any]]] = []  # bound: the calls of `open`
+        self.stuck = 0  # closes that still run, of this scope or of a scope inside it
 
     def inner(self) -> Scope:
-        """A scope that is closed earlier, by whoever asks for it."""
+        """Return a scope inside this one, which the caller closes earlier."""
         return Scope(self._note, self._close_seconds, self)
 
     async def open(self, name: str, manager: AbstractAsyncContextManager[T]) -> T:
-        """Enter `manager`; it is closed when the scope is, in reverse order."""
+        """Enter `manager` and return its value; closing the scope closes it, in reverse order."""
         value = await manager.__aenter__()
         self._entered.append((name, manager))
         return value
@@ -51,28 +49,28 @@ class Scope:
     ) -> None:
         while self._entered:
             await self._close(*self._entered.pop())
-        if self._put_off and self._outer is not None:
-            await asyncio.sleep(0)  # what was put off comes here, inside the limit that is around this scope
+        if self._cancel_deferred and self._outer is not None:
+            await asyncio.sleep(0)  # a deferred cancellation arrives here, inside the limit around the scope
 
     async def _close(self, name: str, manager: AbstractAsyncContextManager[Any]) -> None:
         task = asyncio.ensure_future(manager.__aexit__(None, None, None))
-        if not await self._settled(task, self._close_seconds):
+        if not await self._wait_closed(task, self._close_seconds):
             task.cancel()
-            if not await self._settled(task, CANCEL_SECONDS):
-                self._stick()
+            if not await self._wait_closed(task, CANCEL_SECONDS):
+                self._count_stuck()
                 abandon(task)
             self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._note("close.failed", f"{name}: {type(error).__name__}: {error}")
-            let_go(error)
+            drop_tracebacks(error)
 
-    def _stick(self) -> None:
+    def _count_stuck(self) -> None:
         self.stuck += 1
         if self._outer is not None:
-            self._outer._stick()
+            self._outer._count_stuck()
 
-    async def _settled(self, task: asyncio.Future[Any], seconds: float) -> bool:
-        """Wait for the task, come what may: a cancellation of ours is put off until it is closed."""
+    async def _wait_closed(self, task: asyncio.Future[Any], seconds: float) -> bool:
+        """Wait for the task; return whether it is done. A cancellation of the caller waits until then."""
         loop = asyncio.get_running_loop()
         owner: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         until = loop.time() + seconds
@@ -83,21 +81,21 @@ class Scope:
             except asyncio.CancelledError:
                 put_off = owner.cancelling()
         if put_off:
-            self._put_off = True
-            # Once again, as if it came now: the count stays, which a deadline around this scope goes by.
+            self._cancel_deferred = True
+            # Cancel again, as if it came now. The count stays the same: a timeout around this scope needs it.
             owner.uncancel()
             loop.call_soon(owner.cancel)
         return task.done()
 
 
 def abandon(task: asyncio.Task[Any]) -> None:
-    """Nobody waits any more for a task that ignores its cancellation, not even the end of its loop."""
+    """Stop tracking a task that ignores its cancellation: even the end of its loop does not wait for it."""
     asyncio.tasks._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     task.add_done_callback(_retrieve)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """It ended late: it has been noted as a hang already."""
+    """Retrieve the exception of a task that ended late: it has been recorded as hung already."""
     if not task.cancelled():
         task.exception()

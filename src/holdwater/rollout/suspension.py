@@ -1,7 +1,7 @@
-"""How long this process has been suspended: time that no limit of an attempt counts.
+"""Measures how long this process has been suspended: the limits of attempts do not count this time.
 
-A thread looks at the clock. A long gap between two looks in which the process used no CPU is a suspension
-(`SIGSTOP`, `docker pause`, a batch system); a blocked event loop does not hold the thread up.
+A thread reads the clock. A long gap between two readings in which the process used no CPU is a suspension
+(`SIGSTOP`, `docker pause`, a batch system); a blocked event loop does not delay the thread.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 LOOK_SECONDS = 0.5
-LONGEST_LOOK = 3.0  # seconds: a longer gap is a suspension ...
-BUSY = 0.5  # ... unless the process used this share of it: C code holds the interpreter
+LONGEST_LOOK = 3.0  # seconds: a longer gap between two readings is a suspension ...
+BUSY = 0.5  # ... unless the process used this share of the gap: then C code held the interpreter
 
 
 class SuspensionWatch:
-    """`with SuspensionWatch() as watch`, once in a process that hosts attempts."""
+    """Measures suspensions inside of `with`; a process that hosts attempts has one."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -35,7 +35,7 @@ class SuspensionWatch:
         self._ended.set()
 
     def seconds(self) -> float:
-        """All suspensions so far; one that has just ended counts before the thread has seen it."""
+        """Return the time of all suspensions so far, including one that the thread has not seen yet."""
         looked, worked = self._looked
         gap = time.monotonic() - looked
         idle = time.process_time() - worked < gap * BUSY

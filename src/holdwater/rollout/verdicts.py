@@ -1,6 +1,6 @@
-"""Makes a verdict last before its host reports it: in the worker's journal, and synced in a thread.
+"""Makes a verdict durable before its host reports it: appends it to the worker's journal and syncs that.
 
-The journal's file is `ledger/journal.py`; the fleet and `ledger/recovery.py` read it.
+`ledger/journal.py` defines the file; the fleet and `ledger/recovery.py` read it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from types import TracebackType
 from ..core.errors import DiskFull
 from ..core.records import Verdict
 from ..ledger.directory import RunDirectory
+from ..ledger.disk_reserve import DiskReserve
 from ..ledger.journal import Journal
-from ..ledger.reserve import Reserve
 
 
 class VerdictJournal:
-    """The journal of one host. Verdicts that come together share one fsync."""
+    """The journal of one host. Verdicts that arrive together share one fsync, which runs in a thread."""
 
-    def __init__(self, directory: RunDirectory, reserve: Reserve, worker: int, token: int) -> None:
+    def __init__(self, directory: RunDirectory, reserve: DiskReserve, worker: int, token: int) -> None:
         self._journal = Journal(directory, worker, token)
         self._reserve = reserve
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdwater-journal")
@@ -34,12 +34,12 @@ class VerdictJournal:
         self._journal.close()
 
     async def write(self, verdict: Verdict) -> None:
-        """Return when the verdict survives power loss; the reserve is used up before `DiskFull` is raised."""
+        """Return when the verdict survives a power loss. Uses up the reserve before raising `DiskFull`."""
         while True:
             try:
                 self._journal.append(verdict)
                 break
             except DiskFull:
-                if not self._reserve.give():
+                if not self._reserve.release_piece():
                     raise
         await asyncio.get_running_loop().run_in_executor(self._thread, self._journal.sync)

@@ -1,6 +1,6 @@
-"""What suites and agents are handed: the attempt's sandbox and model, as long as the attempt lives.
+"""The views of an attempt's sandbox and model that suites and agents get, valid until the attempt ends.
 
-`async def` code gets the views; `def` code, in its own thread, the same methods without `await`.
+`async def` code gets the views; `def` code, in its own thread, gets the same methods without `await`.
 """
 
 from __future__ import annotations
@@ -15,65 +15,66 @@ from typing import Any, TypeVar
 
 from ..core.authoring import Model, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed, SandboxFailed
-from ..core.records import CommandResult, Health, LeftOut, Network, Start
-from .disks import Hurt
-from .health import healthy
-from .place import Paths
+from ..core.records import CommandResult, Health, Network, SandboxSpec, SkippedEntry
+from .attempt_services import ArtifactPaths
+from .disks import DiskFaults
+from .health import wait_healthy
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 1.0  # how often a waiting thread looks whether its loop is still there
-QUIET_SECONDS = 5.0  # what calls that were ended get to be over
+LOOK_SECONDS = 1.0  # how often a waiting thread checks that its loop is still open
+QUIET_SECONDS = 5.0  # for cancelled calls to end
 
 
-class View:
-    """What all views have: an end, at which the calls of threads end too, as a cancelled task's would."""
+class AttemptView:
+    """The base of all views. Its end cancels the calls of threads, like those of a cancelled task."""
 
     def __init__(self) -> None:
         self._over = False
-        self._calls: set[asyncio.Task[Any]] = set()  # bound: one for each thread of the attempt
+        self._calls: set[asyncio.Task[Any]] = set()  # bound: one per thread of the attempt
 
-    async def on_behalf(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do what a thread waits for, unless the attempt is over."""
+    async def run_for_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` for a thread; raise `AttemptOver` if the attempt is over."""
         if self._over:
             work.close()
             raise AttemptOver("the attempt is over")
-        self._calls.add(_current())  # not kept here: a frame that an error goes through is held by its task
+        # Not in a local: an error keeps the frames that it passes through, and with them their task.
+        self._calls.add(_current_task())
         try:
             return await work
         finally:
-            self._calls.discard(_current())
+            self._calls.discard(_current_task())
 
     def end(self) -> None:
-        """From now on every call raises `AttemptOver`: late threads touch nothing."""
+        """Make every later call raise `AttemptOver`, so that late threads change nothing."""
         self._over = True
         for task in self._calls:
             task.cancel()
 
-    async def quiet(self) -> None:
-        """Wait, for a while, until the calls that `end` has ended are over."""
+    async def wait_quiet(self) -> None:
+        """Wait up to `QUIET_SECONDS` for the calls that `end` has cancelled."""
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=QUIET_SECONDS)
 
-    def blocking(self, loop: asyncio.AbstractEventLoop) -> Any:
-        """The same for a thread: its methods without `await`."""
+    def as_blocking(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """Return the view for a thread: the same methods without `await`."""
         raise NotImplementedError
 
 
-Renew = Callable[[Start | None, "SandboxView"], Awaitable[None]]
+Renew = Callable[[SandboxSpec | None, "SandboxView"], Awaitable[None]]
 
 
-class SandboxView(View):
-    """The sandbox of a living attempt; its commands' whole output goes to the attempt's own files."""
+class SandboxView(AttemptView):
+    """The sandbox of a running attempt. The whole output of its commands goes to the attempt's files."""
 
     def __init__(
         self,
         sandbox: WholeSandbox,
-        paths: Paths,
-        hurt: Hurt,
+        paths: ArtifactPaths,
+        hurt: DiskFaults,
         renew: Renew,
         variables: Mapping[str, str] = MappingProxyType({}),
-        env: Mapping[str, str] = MappingProxyType({}),  # of every command that says nothing else
+        env: Mapping[str, str] = MappingProxyType({}),  # default variables of every command
         health: Health | None = None,
     ) -> None:
         super().__init__()
@@ -82,16 +83,16 @@ class SandboxView(View):
         self._health = health
         self.variables = variables
         self._paths = paths
-        self._hurt = hurt
+        self._disk_faults = hurt
         self._renew = renew
 
     @property
     def workdir(self) -> str:
-        return self._alive().workdir
+        return self._require_sandbox().workdir
 
     @property
     def private(self) -> str:
-        return self._alive().private
+        return self._require_sandbox().private
 
     async def run(
         self,
@@ -104,64 +105,65 @@ class SandboxView(View):
         log: Path | None = None,
     ) -> CommandResult:
         env, log = {**self._env, **(env or {})}, log or self._paths.output()
-        with self._hurt.noticed():
-            return await self._alive().run(
+        with self._disk_faults.watch():
+            return await self._require_sandbox().run(
                 command, env=env, timeout=timeout, user=user, workdir=workdir, log=log
             )
 
     async def read(self, path: str) -> bytes:
-        return await self._alive().read(path)
+        return await self._require_sandbox().read(path)
 
     async def write(self, path: str, content: str | bytes) -> None:
-        with self._hurt.noticed():
-            await self._alive().write(path, content)
+        with self._disk_faults.watch():
+            await self._require_sandbox().write(path, content)
 
     async def put(self, source: Path, path: str) -> None:
-        with self._hurt.noticed():
-            await self._alive().put(source, path)
+        with self._disk_faults.watch():
+            await self._require_sandbox().put(source, path)
 
-    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
-        with self._hurt.noticed():
-            return await self._alive().take(path, into, exclude)
+    async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[SkippedEntry, ...]:
+        with self._disk_faults.watch():
+            return await self._require_sandbox().take(path, into, exclude)
 
-    async def renew(self, start: Start | None = None) -> None:
-        self._alive()
-        with self._hurt.noticed():
+    async def renew(self, start: SandboxSpec | None = None) -> None:
+        self._require_sandbox()
+        with self._disk_faults.watch():
             await self._renew(start, self)
 
-    async def reach(self, network: Network | None) -> None:
-        await self._alive().reach(network)
+    async def set_network(self, network: Network | None) -> None:
+        await self._require_sandbox().set_network(network)
 
     async def end_processes(self) -> bool:
-        ended = await self._alive().end_processes()
-        if self._health is not None:  # services of the image start again
+        ended = await self._require_sandbox().end_processes()
+        if self._health is not None:  # the image's services start again
             try:
-                await healthy(self, self._health)
+                await wait_healthy(self, self._health)
             except SandboxFailed:
-                return ended  # the agent may have broken it: that is for the suite to judge
+                return ended  # the agent may have broken the service: the suite decides
         return ended
 
     @property
     def artifacts(self) -> Path:
-        self._alive()
+        self._require_sandbox()
         return self._paths.artifacts()
 
     def end(self) -> None:
         super().end()
-        self._sandbox = None  # whoever keeps this keeps nothing of the attempt
-        self._renew = _over  # what renews it knows this view: a cycle, which only a collection would free
+        self._sandbox = None  # code that keeps this view keeps nothing of the attempt
+        # The callback refers to this view: a cycle, which only a collection would free.
+        self._renew = _refuse_renewal
 
-    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingSandbox:
+    def as_blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingSandbox:
         return BlockingSandbox(self, loop)
 
-    def _alive(self) -> WholeSandbox:
+    def _require_sandbox(self) -> WholeSandbox:
         if self._sandbox is None:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
 
 
-class ModelView(View):
-    """The model of a living attempt; `seed` differs from one attempt of a sample to the next."""
+class ModelView(AttemptView):
+    """The model of a running attempt; `seed` differs between the attempts of a sample."""
 
     def __init__(self, model: Model | None, seed: int) -> None:
         super().__init__()
@@ -170,35 +172,35 @@ class ModelView(View):
 
     @property
     def name(self) -> str:
-        return self._present().name
+        return self._require_model().name
 
     @property
     def url(self) -> str:
-        return self._present().url
+        return self._require_model().url
 
     @property
     def sandbox_url(self) -> str:
-        return self._present().sandbox_url
+        return self._require_model().sandbox_url
 
     @property
     def key(self) -> str:
-        return self._present().key
+        return self._require_model().key
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         if self._over:
             raise AttemptOver("the attempt is over, its model is closed")
-        return await self._present().chat(messages, **options)
+        return await self._require_model().chat(messages, **options)
 
-    def blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingModel:
+    def as_blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingModel:
         return BlockingModel(self, loop)
 
-    def _present(self) -> Model:
+    def _require_model(self) -> Model:
         if self._model is None:
             raise ModelFailed("this run has no model", "give one with `--model`", kind="none", again=False)
         return self._model
 
 
-async def _over(start: Start | None, view: SandboxView) -> None:
+async def _refuse_renewal(start: SandboxSpec | None, view: SandboxView) -> None:
     raise AttemptOver("the attempt is over, its sandbox is closed")
 
 
@@ -238,14 +240,14 @@ class BlockingSandbox:
     def put(self, source: Path, path: str) -> None:
         wait_for(self._view, self._view.put(source, path), self._loop)
 
-    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[LeftOut, ...]:
+    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[SkippedEntry, ...]:
         return wait_for(self._view, self._view.take(path, into, exclude), self._loop)
 
-    def renew(self, start: Start | None = None) -> None:
+    def renew(self, start: SandboxSpec | None = None) -> None:
         wait_for(self._view, self._view.renew(start), self._loop)
 
-    def reach(self, network: Network | None) -> None:
-        wait_for(self._view, self._view.reach(network), self._loop)
+    def set_network(self, network: Network | None) -> None:
+        wait_for(self._view, self._view.set_network(network), self._loop)
 
     def end_processes(self) -> bool:
         return wait_for(self._view, self._view.end_processes(), self._loop)
@@ -273,34 +275,34 @@ class BlockingModel:
         return getattr(self._view, name)
 
 
-def _current() -> asyncio.Task[Any]:
+def _current_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None
     return task
 
 
-def for_caller(function: Callable[..., Any], *views: Any) -> list[Any]:
-    """The arguments as `function` wants them: views for `async def`, blocking ones for `def`."""
+def adapt_arguments(function: Callable[..., Any], *views: Any) -> list[Any]:
+    """Return the arguments for `function`: views for `async def`, blocking views for `def`."""
     if is_async(function):
         return list(views)
     loop = asyncio.get_running_loop()
-    return [view.blocking(loop) if isinstance(view, View) else view for view in views]
+    return [view.as_blocking(loop) if isinstance(view, AttemptView) else view for view in views]
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; an object with an `async` `__call__` counts."""
+    """Return whether calling `function` gives a coroutine; an object with an `async` `__call__` counts."""
     call = getattr(function, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def wait_for(view: View, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Have the loop do a view's `work`, and wait for it in this thread."""
-    if asyncio._get_running_loop() is loop:  # waiting here would stop the loop, and every attempt on it
+def wait_for(view: AttemptView, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Run a view's `work` on the loop and wait for its result in this thread."""
+    if asyncio._get_running_loop() is loop:  # waiting here would block the loop and every attempt on it
         work.close()
         raise RuntimeError("a blocking call on the event loop; a function that awaits has to be `async def`")
-    call = view.on_behalf(work)
+    call = view.run_for_thread(work)
     try:
-        return _result(asyncio.run_coroutine_threadsafe(call, loop), loop)
+        return _wait_result(asyncio.run_coroutine_threadsafe(call, loop), loop)
     except CancelledError:
         raise AttemptOver("the attempt is over") from None
     except RuntimeError:
@@ -310,11 +312,11 @@ def wait_for(view: View, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEve
     finally:
         for coroutine in (call, work):
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                coroutine.close()  # the loop never came to it
+                coroutine.close()  # the loop never started it
 
 
-def _result(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
-    """What the loop makes of the call; a loop that was closed before it came to it will never say."""
+def _wait_result(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
+    """Wait for the result; raise `AttemptOver` if the loop is closed, because it then never sets one."""
     while True:
         try:
             return future.result(LOOK_SECONDS)

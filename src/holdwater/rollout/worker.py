@@ -1,6 +1,7 @@
-"""The process that hosts attempts: `python -m holdwater.rollout.worker FD PID`, started by `run/local.py`.
+"""The worker process, which hosts attempts: `python -m holdwater.rollout.worker FD PID`.
 
-It says that it is alive each second, dies with its conductor, and exits when told to, whatever hangs in it.
+It sends a heartbeat each second, dies with its conductor, and exits on request even if its threads hang.
+`run/fleet/local.py` starts it; `host.py` runs the attempts.
 """
 
 from __future__ import annotations
@@ -20,169 +21,171 @@ import uvloop
 from ..core.errors import HoldwaterError
 from ..core.records import MiB
 from ..sandbox.kernel_files import protect_devices
-from .allocator import give_back, in_force, resident
-from .collect import Collector
-from .duty import Duty
-from .host import Host
-from .lag import Lag
-from .logs import routed
+from .allocator import detect_allocator, give_back, measure_resident
+from .garbage_collector import GarbageCollector
+from .host import AttemptHost
+from .lag import LoopLag
+from .logs import route_output
+from .memory_trimmer import LOOK_SECONDS, GiveBack, MemoryTrimmer
 from .open_files import allow_files
-from .trim import LOOK_SECONDS, GiveBack, Trimmer
-from .wire import (
-    Allow,
-    Answered,
-    Beat,
-    Cancel,
-    Inbox,
-    Job,
-    Leave,
-    Noted,
-    Ready,
-    Said,
-    Score,
-    Steered,
-    Take,
+from .periodic_task import PeriodicTask
+from .worker_protocol import (
+    AnswerHeldCall,
+    AttemptJob,
+    CancelAttempt,
+    EventNoted,
+    ExitWorker,
+    ExtendLease,
+    FetchHeldCall,
+    LineLogged,
+    MessageReader,
+    ScoreMembers,
+    SteerWorker,
     ToConductor,
     ToWorker,
-    Trim,
-    Unfit,
-    Welcome,
-    frame,
+    TrimMemory,
+    WorkerHeartbeat,
+    WorkerReady,
+    WorkerSetup,
+    WorkerUnfit,
+    encode_frame,
 )
 
-BEAT_SECONDS = 0.05  # when there is news for the governor; else each second
+BEAT_SECONDS = 0.05  # when memory use has changed, for the governor; else each second
 BEATS_SKIPPED = 20
-DISK_EVERY = 10  # beats, skipped or not
-NEWS = 1 * MiB  # by which the use of memory has changed
+DISK_EVERY = 10  # heartbeats, skipped or not
+MEMORY_CHANGE = 1 * MiB  # bytes of change that cause a heartbeat
 _PR_SET_PDEATHSIG = 1
 
 
 def main(give_back: GiveBack | None = give_back) -> None:
-    """Serve the conductor at the other end. `give_back`: how memory is given back; None: not at all."""
+    """Run the worker until the conductor ends it. `give_back` returns memory to the kernel; None: never."""
     faulthandler.enable()
     allow_files()
     _die_with(conductor=int(sys.argv[2]))
-    # The conductor answers a Ctrl-C and a closed terminal. Not `SIG_IGN`: sandboxes would inherit that.
+    # The conductor handles Ctrl-C and a closed terminal. Not `SIG_IGN`: sandboxes would inherit it.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     uvloop.run(_serve(connection, give_back))
-    # Threads of attempts that were given up on may hang for ever: nothing waits for them.
+    # Threads of abandoned attempts may hang for ever: do not wait for them.
     os._exit(0)
 
 
 async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=2**20)
-    inbox = Inbox[ToWorker](ToWorker)  # type: ignore[arg-type]
+    inbox = MessageReader[ToWorker](ToWorker)  # type: ignore[arg-type]
     messages = inbox.messages(reader)
     welcome = await anext(messages)
-    assert isinstance(welcome, Welcome)
-    _return(welcome.lent)
+    assert isinstance(welcome, WorkerSetup)
+    _restore_environment(welcome.lent)
     if welcome.containers is None:
-        protect_devices()  # before there is a thread: each has a view of its own
+        protect_devices()  # before any thread starts: each thread has a view of its own
 
     def emit(message: ToConductor) -> None:
-        writer.write(frame(message))
+        writer.write(encode_frame(message))
 
     loop = asyncio.get_running_loop()
 
     def say(line: str) -> None:
-        loop.call_soon_threadsafe(emit, Said(line=line))  # it may come from any thread
+        loop.call_soon_threadsafe(emit, LineLogged(line=line))  # called from any thread
 
-    with routed(say):
+    with route_output(say):
         async with AsyncExitStack() as stack:
             try:
-                host = await stack.enter_async_context(Host(welcome, emit, None, None).opened())
+                host = await stack.enter_async_context(AttemptHost(welcome, emit, None, None).open())
             except HoldwaterError as error:
-                emit(Unfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
+                emit(WorkerUnfit(message=error.message, hint=error.hint, exit_status=error.exit_status))
                 await writer.drain()
                 return
-            upkeep = Upkeep(host, emit, give_back)
+            upkeep = WorkerUpkeep(host, emit, give_back)
             async with asyncio.TaskGroup() as group:
-                emit(Ready(allocator=in_force()))
-                async with upkeep.kept(group):
-                    await _attend(host, messages, upkeep, group, emit)
+                emit(WorkerReady(allocator=detect_allocator()))
+                async with upkeep.start(group):
+                    await _handle_messages(host, messages, upkeep, group, emit)
 
 
-async def _attend(
-    host: Host,
+async def _handle_messages(
+    host: AttemptHost,
     messages: AsyncIterator[ToWorker],
-    upkeep: Upkeep,
+    upkeep: WorkerUpkeep,
     group: asyncio.TaskGroup,
     emit: Callable[[ToConductor], None],
 ) -> None:
-    """Do what the conductor says, until it says that this is all."""
+    """Handle the conductor's messages until `ExitWorker`."""
     async for message in messages:
         match message:
-            case Job():
+            case AttemptJob():
                 host.start(message, group)
-            case Cancel(attempt=attempt, failure=failure):
+            case CancelAttempt(attempt=attempt, failure=failure):
                 host.interrupt(attempt, failure)
-            case Allow(attempt=attempt, memory=memory):
+            case ExtendLease(attempt=attempt, memory=memory):
                 host.allow(attempt, memory)
-            case Score():
+            case ScoreMembers():
                 host.score(message)
-            case Take():
+            case FetchHeldCall():
                 host.take(message, emit)
-            case Answered():
+            case AnswerHeldCall():
                 host.answer(message)
-            case Steered():
+            case SteerWorker():
                 await host.steer(message)
-            case Trim():
+            case TrimMemory():
                 upkeep.trim()
-            case Leave():
+            case ExitWorker():
                 return
-    os._exit(0)  # the conductor is gone: what runs here has nobody to report to
+    os._exit(0)  # the conductor is gone: no process would receive the results
 
 
-class Upkeep:
-    """What goes on beside the attempts: beats, and a worker that does not keep what it does not use."""
+class WorkerUpkeep:
+    """The worker's periodic tasks beside its attempts: heartbeats, garbage collection, trimming of memory."""
 
-    def __init__(self, host: Host, emit: Callable[[ToConductor], None], give_back: GiveBack | None) -> None:
+    def __init__(
+        self, host: AttemptHost, emit: Callable[[ToConductor], None], give_back: GiveBack | None
+    ) -> None:
         self._host = host
         self._emit = emit
         self._skipped = 0
-        self._told = 0  # bytes in use at the last beat
-        self._collector = Collector()
-        self._trimmer = Trimmer(host.traffic, self._collector.collect, give_back, self._note)
-        host.on_end = self._collector.ended
+        self._reported = 0  # bytes in use at the last heartbeat
+        self._collector = GarbageCollector()
+        self._trimmer = MemoryTrimmer(host.traffic, self._collector.collect, give_back, self._note)
+        host.on_end = self._collector.on_attempt_ended
 
     @asynccontextmanager
-    async def kept(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
-        """Until the end of this block."""
+    async def start(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Run the periodic tasks until the block ends."""
         duties = (
-            Duty("beat", BEAT_SECONDS, self._beat),
-            Duty("trim", LOOK_SECONDS, self._trimmer.look),
+            PeriodicTask("beat", BEAT_SECONDS, self._beat),
+            PeriodicTask("trim", LOOK_SECONDS, self._trimmer.look),
         )
-        with Lag(self._collector.tick) as self._lag:
+        with LoopLag(self._collector.tick) as self._lag:
             tasks = [group.create_task(duty.perform(self._note)) for duty in duties]
             yield
             for task in tasks:
                 task.cancel()
 
     def trim(self) -> None:
-        """Memory is short."""
-        self._trimmer.ask()
+        """Request a trim: memory is short."""
+        self._trimmer.request_trim()
 
     async def _beat(self) -> None:
-        """Say what is alive here, and how late the loop was."""
+        """Send a heartbeat if it is due: the running attempts, the memory in use, and the loop's lag."""
         self._skipped += 1
         if self._skipped % DISK_EVERY == 0:
-            self._host.look()
-        rss = resident()
+            self._host.check_disks()
+        rss = measure_resident()
         memory = rss + self._host.memory
-        if self._skipped < BEATS_SKIPPED and abs(memory - self._told) < NEWS:
+        if self._skipped < BEATS_SKIPPED and abs(memory - self._reported) < MEMORY_CHANGE:
             return
-        self._skipped, self._told = 0, memory
-        self._emit(Beat(rss=rss, lag=self._lag.take(), living=self._host.living()))
+        self._skipped, self._reported = 0, memory
+        self._emit(WorkerHeartbeat(rss=rss, lag=self._lag.take(), living=self._host.list_living()))
 
     def _note(self, kind: str, message: str) -> None:
-        self._emit(Noted(kind=kind, message=f"worker {self._host.worker}: {message}"))
+        self._emit(EventNoted(kind=kind, message=f"worker {self._host.worker}: {message}"))
 
 
-def _return(lent: Mapping[str, str | None]) -> None:
-    """What this process starts gets the environment that the user has, without what its allocator needed."""
+def _restore_environment(lent: Mapping[str, str | None]) -> None:
+    """Restore the user's environment for child processes: remove the settings of this process's allocator."""
     for name, before in lent.items():
         if before is None:
             os.environ.pop(name, None)
@@ -191,7 +194,7 @@ def _return(lent: Mapping[str, str | None]) -> None:
 
 
 def _die_with(conductor: int) -> None:
-    """Ask the kernel to kill this process when its conductor dies, by kill -9 too."""
+    """Make the kernel kill this process when its conductor dies, even by `kill -9`."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != conductor:

@@ -1,1 +1,1 @@
-"""The conductor's side of a run. `execute.py` is the way in; `scheduler.py` does what the planner decides."""
+"""The conductor's side of a run. `execute.py` is the entry; `conductor/scheduler.py` carries out the plan."""

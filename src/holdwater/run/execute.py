@@ -1,6 +1,6 @@
-"""From a run directory to its end: lock, recover, compare, conduct, and a summary whatever happened.
+"""Conducts a run from its directory to its end: lock, recover, compare the suite, conduct, summarize.
 
-`create` makes the directory, `conduct` runs or resumes what is in it.
+`create_run` makes the directory; `conduct_run` runs or resumes it. A failed run has a summary too.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
     closing,
-    contextmanager,
     nullcontext,
 )
 from pathlib import Path
@@ -24,98 +23,100 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..core.authoring import Agent, Critique, Enclose, Suite
-from ..core.config import Critic, RunConfig, SandboxKind, SandboxRoot
+from ..core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
+from ..core.config import CriticKind, RunConfig, SandboxKind, SandboxRoot
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
-from ..core.summary import Summary
+from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
-from ..governor.meter import Meter
+from ..governor.meter import ResourceMeter
 from ..ledger.directory import RunDirectory
 from ..ledger.ledger import Ledger
-from ..ledger.reader import Reader
+from ..ledger.reader import LedgerReader
 from ..ledger.recovery import recover
-from ..ledger.regrades import latest_regrade, refusals
-from ..rollout.duty import Duty
-from ..rollout.lag import Lag
-from ..rollout.logs import routed
-from ..rollout.wire import Upstream, Welcome
+from ..ledger.regrades import latest_regrade, list_refusals
+from ..rollout.lag import LoopLag
+from ..rollout.logs import route_output
+from ..rollout.periodic_task import PeriodicTask
+from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
 from ..sandbox.isolation import describe_missing_isolation
 from ..sandbox.probe import probe
-from ..sandbox.scratch import bury, claim, temporary_places, temporary_prefix
+from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, temporary_prefix
 from ..sandbox.sweep import sweep
-from ..sandbox.visibility import HOST_SHOWN
-from .budget import BudgetWatch
-from .catalogue import Catalogue
-from .config import Environment, passed_variables
-from .desk import Desk
-from .feed import Feed, NoFeed, RunFeed, compare
-from .fleet import Emit, Governed
-from .governor import Governor
-from .inline import InlineFleet
-from .local import LocalFleet
-from .log import RunLog
-from .observers import Observer, Observers
-from .provision import Provision
-from .regrade import RegradeFeed, RegradeRequest
-from .replay import earlier_in
-from .resumption import change_settings, reopen_samples
-from .retention import Retention
-from .scheduler import Scheduler, interruption
-from .service import Service
-from .signals import Signals
-from .source import Source
-from .space import Levers, Space
-from .timeline import Timeline
+from ..sandbox.visibility import HOST_WARNING
+from .builds.container_provision import ContainerProvision
+from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
+from .conductor.instance_source import InstanceSource
+from .conductor.interruption import convert_cancellation, current_task
+from .conductor.observers import Observer, VerdictObservers
+from .conductor.regrade import RegradeFeed, RegradeRequest
+from .conductor.replay import make_earlier_lookup
+from .conductor.run_log import RunLog
+from .conductor.scheduler import AttemptScheduler
+from .conductor.signals import CommandSignals
+from .conductor.timeline import TimelineWriter
+from .fleet.inline import InlineFleet
+from .fleet.interface import Emit, GovernedFleet
+from .fleet.local import LocalFleet
+from .orders.catalogue import InstanceCatalogue
+from .orders.order_service import OrderService
+from .orders.server_status import ServerStatus
+from .resources.budget import BudgetWatch
+from .resources.disk_space import DiskControls, DiskSpace
+from .resources.governor import Governor
+from .resources.retention import FileRetention
+from .setup.config import ProcessEnvironment, select_passed_variables
+from .setup.resumption import change_settings, reopen_samples
 
 BUDGET_SECONDS = 1.0
 
 
-class Conduct(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conductor is given beside the run itself."""
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a conductor needs beside the run directory."""
 
     suite: Suite
     agent: Agent
-    environment: Environment
-    upstream: Upstream | None = None  # where model calls go
+    environment: ProcessEnvironment
+    upstream: UpstreamConfig | None = None  # where model calls go
     resumed: bool = False
     accept_changes: bool = False
     importable: bool = True  # workers can load the suite and the agent by their names
     observers: Sequence[Observer] = ()
-    say: Callable[[str], None] = lambda line: None  # lines that belong to no attempt
-    signals: Signals | None = None  # of the command, where there is one
-    regrade: RegradeRequest | None = None  # kept work is graded in the place of running agents
-    duties: Sequence[Duty] = ()
-    enclose: Enclose | None = None  # for attempts that live in this process
-    policy: Policy | None = None  # what answers model calls, in the place of an upstream
-    critic: Critique | None = None  # a function, in the place of what the run names
-    retry: Sequence[str] = ()  # closed samples that are opened again: words of `Retry`, or patterns
-    works: Works | None = None  # in the place of suite, agent and workers: a build of images
-    config: RunConfig | None = None  # in the place of the run's own, where it goes on
-    door: Callable[[Desk], AbstractAsyncContextManager[Any]] | None = None  # where a server's clients come in
+    say: Callable[[str], None] = lambda line: None  # for lines that belong to no attempt
+    signals: CommandSignals | None = None  # of the command, if there is one
+    regrade: RegradeRequest | None = None  # grade kept work instead of running agents
+    periodic_tasks: Sequence[PeriodicTask] = ()
+    enclose: ResourceWrapper | None = None  # for attempts that run in this process
+    policy: Policy | None = None  # answers model calls instead of an upstream
+    critic: CriticFunction | None = None  # a function, instead of the critic that the run names
+    retry: Sequence[str] = ()  # closed samples to reopen: words of `RetryChoice`, or patterns
+    build_run: BuildRun | None = None  # a build of images, instead of suite, agent and workers
+    config: RunConfig | None = None  # replaces the run's own on a resume
+    # Opens the server for clients.
+    open_server: Callable[[OrderService], AbstractAsyncContextManager[Any]] | None = None
 
 
-class Works(Protocol):
-    """What is conducted in the place of agents; opened and closed around it with `async with`."""
+class BuildRun(Protocol):
+    """A run without agents, such as a build of images; opened and closed around it with `async with`."""
 
-    async def set_up(self, run: str, space: Space) -> None:
-        """What has to be there before the first attempt; measured, and a signal ends it."""
+    async def set_up(self, run: str, space: DiskSpace) -> None:
+        """Prepare everything for the first attempt. It is measured, and a signal ends it."""
 
-    async def feed(self, ledger: Ledger, resumed: bool) -> Feed: ...
+    async def feed(self, ledger: Ledger, resumed: bool) -> SampleFeed: ...
 
-    def fleet(self, token: int, emit: Emit) -> AbstractAsyncContextManager[Governed]: ...
+    def fleet(self, token: int, emit: Emit) -> AbstractAsyncContextManager[GovernedFleet]: ...
 
-    def duties(self, governor: Governor) -> Sequence[Duty]: ...
+    def periodic_tasks(self, governor: Governor) -> Sequence[PeriodicTask]: ...
 
-    async def __aenter__(self) -> Works: ...
+    async def __aenter__(self) -> BuildRun: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
-def create(path: Path, config: RunConfig) -> RunDirectory:
-    """A run directory that can be conducted. A kill on the way leaves one that can be created again."""
+def create_run(path: Path, config: RunConfig) -> RunDirectory:
+    """Create a run directory that can be conducted. After a kill on the way it can be created again."""
     directory = RunDirectory.create(path)
     with directory.lock():
         Ledger.create(directory)
@@ -123,23 +124,24 @@ def create(path: Path, config: RunConfig) -> RunDirectory:
     return directory
 
 
-async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
-    """Run, or resume, until everything is settled or something stops it. The summary says which."""
+async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
+    """Run or resume until everything is settled or an error stops the run; the summary says which."""
     config = given.config or directory.read_config()
     if given.regrade is not None:
-        config = msgspec.structs.replace(config, critic=Critic.GRADE)  # no critic is asked about a regrade
-    signals = given.signals or Signals()
+        # A regrade calls no critic.
+        config = msgspec.structs.replace(config, critic=CriticKind.GRADE)
+    signals = given.signals or CommandSignals()
     with ExitStack() as stack:
         stack.enter_context(directory.lock())
         config = msgspec.structs.replace(config, id=directory.identify(config.id))
-        stack.enter_context(signals.heard(asyncio.get_running_loop()))
+        stack.enter_context(signals.attach_loop(asyncio.get_running_loop()))
         log = stack.enter_context(closing(RunLog(directory.path / "run.log", given.say)))
-        stack.enter_context(routed(log.say))
-        stack.enter_context(claim(directory.sandboxes(config)))
-        for place in {directory.sandboxes(config).parent, *temporary_places()}:
-            bury(place)
+        stack.enter_context(route_output(log.say))
+        stack.enter_context(claim(directory.sandbox_root(config)))
+        for place in {directory.sandbox_root(config).parent, *list_temporary_places()}:
+            remove_dead_runs(place)
         _sweep(directory, config)
-        space = Space(config, directory, _places(directory, config))
+        space = DiskSpace(config, directory, _list_places(directory, config))
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             await _tell_isolation(ledger, config, given, log.say)
@@ -148,8 +150,8 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
             if (asked := given.regrade) is not None:
                 await ledger.begin_regrade(asked.grader, asked.only, asked.continues)
             try:
-                with _interruptible(signals):
-                    async with given.works or nullcontext():
+                with convert_cancellation(signals):
+                    async with given.build_run or nullcontext():
                         await _conduct(config, ledger, space, given, log.say, signals)
                     log.check()
             except HoldwaterError as error:
@@ -159,92 +161,99 @@ async def conduct(directory: RunDirectory, given: Conduct) -> Summary:
             finally:
                 _sweep(directory, config)
                 space.close()
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         return reader.summary()
 
 
 async def _conduct(
     config: RunConfig,
     ledger: Ledger,
-    space: Space,
-    given: Conduct,
+    space: DiskSpace,
+    given: RunSetup,
     say: Callable[[str], None],
-    signals: Signals,
+    signals: CommandSignals,
 ) -> None:
-    if given.works is None and config.serving is None:  # the first line of a server says where it listens
+    if given.build_run is None and config.serving is None:  # the first line of a server says where it listens
         say(f"network: `{config.network}`, unless an instance names another\n")
         for note in given.agent.notes if given.regrade is None else ():
             say(f"note: {note}\n")
-    meter = Meter(_places(ledger.directory, config), config.memory, given.environment.memory_request)
-    timeline = Timeline(ledger, space)
+    meter = ResourceMeter(
+        _list_places(ledger.directory, config), config.memory, given.environment.memory_request
+    )
+    timeline = TimelineWriter(ledger, space)
     async with AsyncExitStack() as stack:
-        with signals.answered(current().cancel):
-            provision = await timeline.during(meter, _provision(config, ledger, given, stack))
+        with signals.answer_with(current_task().cancel):
+            provision = await timeline.measure_setup(meter, _open_provision(config, ledger, given, stack))
             if provision is not None:
-                space.keep_in(provision.supply)
-            feed = await timeline.during(meter, _feed(config, ledger, space, given, say))
+                space.use_store(provision.supply)
+            feed = await timeline.measure_setup(meter, _make_feed(config, ledger, space, given, say))
         loop = asyncio.get_running_loop()
-        observers = Observers(
+        observers = VerdictObservers(
             given.observers,
             lambda kind, message: asyncio.run_coroutine_threadsafe(ledger.note(kind, message), loop),
         )
-        earlier = earlier_in(config, ledger)
-        scheduler = Scheduler(config, ledger, feed, observers, earlier, await ledger.next_attempt(), say)
+        earlier = make_earlier_lookup(config, ledger)
+        scheduler = AttemptScheduler(
+            config, ledger, feed, observers, earlier, await ledger.next_attempt(), say
+        )
         governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
         scheduler.govern(governor, space, provision)
         try:
-            await _schedule(config, scheduler, governor, _Around(given, space, timeline, provision), signals)
+            await _schedule(
+                config, scheduler, governor, _RunServices(given, space, timeline, provision), signals
+            )
         finally:
             for missed in await asyncio.to_thread(observers.close):
                 await ledger.note("observer.behind", missed)
 
 
-class _Around(NamedTuple):
-    """What surrounds the schedule of a run."""
+class _RunServices(NamedTuple):
+    """The services around the schedule of a run."""
 
-    given: Conduct
-    space: Space
-    timeline: Timeline
-    provision: Provision | None
+    given: RunSetup
+    space: DiskSpace
+    timeline: TimelineWriter
+    provision: ContainerProvision | None
 
 
 async def _schedule(
-    config: RunConfig, scheduler: Scheduler, governor: Governor, around: _Around, signals: Signals
+    config: RunConfig,
+    scheduler: AttemptScheduler,
+    governor: Governor,
+    around: _RunServices,
+    signals: CommandSignals,
 ) -> None:
-    """Run until everything is settled, with all that has to be done beside it."""
+    """Run until everything is settled, with all periodic tasks beside it."""
     given, space, ledger, provision = around.given, around.space, scheduler.ledger, around.provision
-    welcome = Welcome(
-        config=config,
-        directory=str(ledger.directory.path.absolute()),
-        worker=0,
-        token=ledger.token,
-        upstream=given.upstream,
-        path=given.environment.path,
-        variables=passed_variables(config, given.environment),
-        containers=provision.containers if provision else None,
-    )
-    levers = Levers(
+    welcome = _make_worker_setup(config, ledger, given, provision)
+    levers = DiskControls(
         governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
     )
     watch = BudgetWatch(config, ledger)
-    retention = Retention(config, ledger.directory, ledger)
+    retention = FileRetention(config, ledger.directory, ledger)
     if given.regrade is None:
         await watch.begin()
     async with (
-        _fleet(welcome, scheduler.hear, given) as fleet,
-        _served(config, scheduler, governor, fleet, around) as service,
+        _open_fleet(welcome, scheduler.handle_update, given) as fleet,
+        _open_orders(config, scheduler, governor, fleet, around) as service,
     ):
-        lag = Lag()
-        budget = Duty("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        further = given.works.duties(governor) if given.works else ()
+        lag = LoopLag()
+        budget = PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
+        further = given.build_run.periodic_tasks(governor) if given.build_run else ()
         if provision is not None:
-            further = provision.duties(scheduler, governor)
-        regular = (governor.duty(fleet), around.timeline.duty(scheduler, governor, lag), budget)
+            further = provision.periodic_tasks(scheduler, governor)
+        regular = (
+            governor.periodic_task(fleet),
+            around.timeline.periodic_task(scheduler, governor, lag),
+            budget,
+        )
         duties = (*regular, *further, *service)
-        answered = signals.answered(scheduler.drain, scheduler.leave)
-        with lag, answered, space.begun(levers) as watches:
+        answered = signals.answer_with(scheduler.drain, scheduler.leave)
+        with lag, answered, space.watch_run(levers) as watches:
             try:
-                await scheduler.run(fleet, (*duties, *given.duties, *watches, *retention.duties))
+                await scheduler.run(
+                    fleet, (*duties, *given.periodic_tasks, *watches, *retention.periodic_tasks)
+                )
                 if ledger.regrade is not None:
                     await ledger.switch_outcomes(config.keep)
                 await retention.finish()
@@ -252,55 +261,70 @@ async def _schedule(
                 await retention.close()
 
 
+def _make_worker_setup(
+    config: RunConfig, ledger: Ledger, given: RunSetup, provision: ContainerProvision | None
+) -> WorkerSetup:
+    return WorkerSetup(
+        config=config,
+        directory=str(ledger.directory.path.absolute()),
+        worker=0,
+        token=ledger.token,
+        upstream=given.upstream,
+        path=given.environment.path,
+        variables=select_passed_variables(config, given.environment),
+        containers=provision.containers if provision else None,
+    )
+
+
 async def _tell_isolation(
-    ledger: Ledger, config: RunConfig, given: Conduct, say: Callable[[str], None]
+    ledger: Ledger, config: RunConfig, given: RunSetup, say: Callable[[str], None]
 ) -> None:
-    """Say once, before anything runs, what sandboxes are not kept from."""
-    if config.sandbox is not SandboxKind.PROCESS or given.works is not None:
+    """Report once, before anything runs, which isolation the sandboxes lack."""
+    if config.sandbox is not SandboxKind.PROCESS or given.build_run is not None:
         return
     if missing := describe_missing_isolation(probe()):
         await ledger.note("sandbox.open", missing)
         await ledger.remember("open", missing.encode())
         say(f"warning: {missing}\n")
     elif config.sandbox_root is SandboxRoot.HOST:
-        await ledger.note("sandbox.root", HOST_SHOWN)
-        say(f"note: {HOST_SHOWN}\n")
+        await ledger.note("sandbox.root", HOST_WARNING)
+        say(f"note: {HOST_WARNING}\n")
 
 
-async def _provision(
-    config: RunConfig, ledger: Ledger, given: Conduct, stack: AsyncExitStack
-) -> Provision | None:
-    """What containers need, where sandboxes are containers."""
-    if config.sandbox is not SandboxKind.DOCKER or given.works is not None:
+async def _open_provision(
+    config: RunConfig, ledger: Ledger, given: RunSetup, stack: AsyncExitStack
+) -> ContainerProvision | None:
+    """Open the networks and images for containers, if sandboxes are containers."""
+    if config.sandbox is not SandboxKind.DOCKER or given.build_run is not None:
         return None
     logs = ledger.directory.logs
-    return await stack.enter_async_context(Provision(config, given.environment, ledger, logs))
+    return await stack.enter_async_context(ContainerProvision(config, given.environment, ledger, logs))
 
 
-async def _feed(
-    config: RunConfig, ledger: Ledger, space: Space, given: Conduct, say: Callable[[str], None]
-) -> Feed:
-    """Where the samples come from; a resume looks first whether the suite is still what was planned."""
-    if given.works is not None:
-        await given.works.set_up(config.id, space)
+async def _make_feed(
+    config: RunConfig, ledger: Ledger, space: DiskSpace, given: RunSetup, say: Callable[[str], None]
+) -> SampleFeed:
+    """Return the source of samples; a resume first checks that the suite still matches the plan."""
+    if given.build_run is not None:
+        await given.build_run.set_up(config.id, space)
         await reopen_samples(ledger, given.retry)
-        return await given.works.feed(ledger, given.resumed)
+        return await given.build_run.feed(ledger, given.resumed)
     if given.regrade is not None:
         return RegradeFeed(ledger, given.regrade.only)
     if config.serving is not None:
-        return NoFeed()
+        return EmptyFeed()
     if given.resumed:
-        await compare(ledger, Source(given.suite, config), accept=given.accept_changes)
+        await compare_suite(ledger, InstanceSource(given.suite, config), accept=given.accept_changes)
         await reopen_samples(ledger, given.retry)
-    source = Source(given.suite, config)
-    await ledger.expect(None if source.total is None else source.total * config.samples)
+    source = InstanceSource(given.suite, config)
+    await ledger.set_total(None if source.total is None else source.total * config.samples)
     return RunFeed(config, ledger, source, resumed=given.resumed, say=say)
 
 
 @asynccontextmanager
-async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[Governed]:
-    if given.works is not None:
-        async with given.works.fleet(welcome.token, emit) as fleet:
+async def _open_fleet(welcome: WorkerSetup, emit: Emit, given: RunSetup) -> AsyncIterator[GovernedFleet]:
+    if given.build_run is not None:
+        async with given.build_run.fleet(welcome.token, emit) as fleet:
             yield fleet
     elif welcome.config.workers == 0 or not given.importable:
         async with InlineFleet(
@@ -313,49 +337,35 @@ async def _fleet(welcome: Welcome, emit: Emit, given: Conduct) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _served(
-    config: RunConfig, scheduler: Scheduler, governor: Governor, fleet: Governed, around: _Around
-) -> AsyncIterator[Sequence[Duty]]:
-    """Orders are taken, where the run is a server's; what has to be done beside that."""
-    door = around.given.door
+async def _open_orders(
+    config: RunConfig,
+    scheduler: AttemptScheduler,
+    governor: Governor,
+    fleet: GovernedFleet,
+    around: _RunServices,
+) -> AsyncIterator[Sequence[PeriodicTask]]:
+    """Accept orders if the run is a server's; yield the periodic tasks of the server."""
+    door = around.given.open_server
     if config.serving is None or door is None:
         yield ()
         return
     assert isinstance(fleet, LocalFleet | InlineFleet)
-    service = Service(fleet, scheduler, governor, around.timeline)
-    catalogue = Catalogue(around.given.suite, around.given.agent, config, scheduler.ledger)
-    desk = Desk(config, catalogue, scheduler, fleet, service)
+    service = ServerStatus(fleet, scheduler, governor, around.timeline)
+    catalogue = InstanceCatalogue(around.given.suite, around.given.agent, config, scheduler.ledger)
+    desk = OrderService(config, catalogue, scheduler, fleet, service)
     scheduler.serve(desk)
-    async with desk.opened(), door(desk):
-        yield service.duties()
-
-
-@contextmanager
-def _interruptible(signals: Signals) -> Iterator[None]:
-    """A signal that came before anything ran has cancelled us: the run ends as `interrupted`."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not signals.count:
-            raise
-        current().uncancel()
-        raise interruption() from None
-
-
-def current() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
+    async with desk.accept_orders(), door(desk):
+        yield service.periodic_tasks()
 
 
 async def _end(
     ledger: Ledger, directory: RunDirectory, config: RunConfig, error: HoldwaterError | None
 ) -> None:
-    """Settle what is left over, and write down how it ended."""
+    """Settle leftovers and record how the run ended."""
     await recover(ledger, directory)
     if error is None:
-        with Reader(directory) as reader:
-            status = _status(reader)
+        with LedgerReader(directory) as reader:
+            status = _find_status(reader)
         await ledger.finish("finished", "", status)
         return
     state = {3: "interrupted"}.get(error.exit_status, "stopped")
@@ -363,27 +373,27 @@ async def _end(
     await ledger.finish(state, f"{error.message}{hint}", error.exit_status)
 
 
-def _status(reader: Reader) -> int:
-    """0 when everything is settled, 1 when infrastructure failures are left, also of the last regrade."""
+def _find_status(reader: LedgerReader) -> int:
+    """Return 0 if everything is settled, 1 if infrastructure failures are left, also of the last regrade."""
     regrade = latest_regrade(reader)
-    failed = refusals(reader, regrade.id) if regrade is not None else ()
+    failed = list_refusals(reader, regrade.id) if regrade is not None else ()
     left = [*reader.failures(), *((str(where), where) for where in failed)]
     return max((exit_status(kind, where) for kind, where in left), default=0)
 
 
 def _sweep(directory: RunDirectory, config: RunConfig) -> None:
-    """Remove what conductors of this run left: processes, sandboxes, sockets."""
-    places = _places(directory, config)
+    """Remove leftovers of this run's conductors: processes, sandboxes, sockets."""
+    places = _list_places(directory, config)
     sweep(config.id, places["scratch"])
-    for place in temporary_places():
+    for place in list_temporary_places():
         for left in place.glob(f"{temporary_prefix(config.id)}*"):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
-    """Where a run writes."""
+def _list_places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
+    """Return the directories that a run writes to."""
     return {
         "run": directory.path,
-        "scratch": directory.sandboxes(config),
+        "scratch": directory.sandbox_root(config),
         "temp": Path(tempfile.gettempdir()),
     }

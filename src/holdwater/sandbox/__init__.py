@@ -1,1 +1,1 @@
-"""Where the agent acts. `process.py` is the embedded sandbox: a process tree, in bubblewrap if it works."""
+"""Sandboxes for agents. Start with `process.py`: a process tree, in bubblewrap where that works."""

@@ -1,6 +1,6 @@
-"""The command line of bubblewrap: what a command sees of the machine.
+"""Builds the command line of bubblewrap, which defines what a command sees of the machine.
 
-It builds arguments and starts nothing: `command.py` does. Whether bubblewrap works here is `probe.py`'s.
+This module starts nothing: `command.py` does. `probe.py` finds out whether bubblewrap works here.
 """
 
 from __future__ import annotations
@@ -15,39 +15,42 @@ from msgspec import field
 
 from ..core.records import Record
 from .kernel_files import protect_kernel_files
-from .root import Root, is_below
+from .root import RootMounts, is_below
 
 PORT = 4141
 INSIDE = "/run/holdwater"
-WORK = f"{INSIDE}/work"  # the same in every sandbox: agents quote it, and a retry must ask what was asked
+WORK = f"{INSIDE}/work"  # same in every sandbox: agents quote it, and a retry must send the same request
 HOME = f"{INSIDE}/home"
 PRIVATE = f"{INSIDE}/private"
-REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # have nothing of the host's left to hide
+REPLACED = ("/tmp", "/var/tmp", "/run", "/proc", "/dev")  # nothing of the host is left in these to hide
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before it is tried again, after a mount was in its way
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each retry after a mount blocked bubblewrap
 FORWARDER = Path(__file__).with_name("forwarder.py")
 
 
-class View(Record, frozen=True, dict=True):
-    """What a command can see and reach."""
+class CommandView(Record, frozen=True, dict=True):
+    """The files and networks that a command can see and reach."""
 
     work: str
     home: str
     private: str  # read-only
     tmp: str
-    root: Root = Root()
+    root: RootMounts = RootMounts()
     show: dict[str, str] = field(
         default_factory=dict
-    )  # read-only, beside what the root shows: path inside -> of this machine
-    links: dict[str, str] = field(default_factory=dict)  # path inside -> where it leads
+    )  # read-only, in addition to the root: path inside -> path on this machine
+    links: dict[str, str] = field(default_factory=dict)  # path inside -> target
     shares_network: bool = False
     gateway: str | None = None
-    own: dict[str, str] = field(default_factory=dict)  # further directories: path inside -> of this machine
-    workdir: str = WORK  # where the command is started
+    own: dict[str, str] = field(default_factory=dict)  # more directories: path inside -> path on this machine
+    workdir: str = WORK  # directory in which the command starts
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """What `show` adds: the rest can be read anyway, and what is ours stays as it is."""
+        """The mounts that `show` adds.
+
+        Paths that the root shows anyway, and paths that the sandbox provides itself, are not among them.
+        """
         return {
             inside: path
             for inside, path in self.show.items()
@@ -56,7 +59,7 @@ class View(Record, frozen=True, dict=True):
 
     @cached_property
     def linked(self) -> dict[str, str]:
-        """The links that have to be made."""
+        """The links that have to be created."""
         there = {*self.shown, *self.root.links}
         return {
             path: target
@@ -66,30 +69,30 @@ class View(Record, frozen=True, dict=True):
 
     @cached_property
     def mounts(self) -> dict[str, str]:
-        """Where inside the directories of this machine are."""
+        """Path inside -> directory of this machine, for all mounts."""
         temporary = {"/tmp": self.tmp, "/var/tmp": self.tmp}
         ours = {WORK: self.work, HOME: self.home, PRIVATE: self.private, **self.own}
         return {**self.root.binds, **temporary, **ours, **self.shown}
 
     def is_in_root(self, path: str) -> bool:
-        """Whether the root shows this machine's file of this path."""
+        """Whether the root shows this machine's file at this path."""
         return is_below(path, self.root.binds) and not is_replaced(path)
 
 
-def confine(view: View, hide: tuple[str, ...]) -> list[str]:
-    """The arguments for a sandbox of its own."""
+def build_arguments(view: CommandView, hide: tuple[str, ...]) -> list[str]:
+    """Return bubblewrap's arguments for a sandbox that shows `view` and hides the paths in `hide`."""
     shown = {inside: path for inside, path in view.shown.items() if not is_below(path, hide)}
     masks = find_masks(view.root, shown, hide)
-    made = _places_to_make_in([*view.own, *shown], view)
-    covers = _covers([*view.own, *shown, *view.linked], view)
-    arguments = base(view.shares_network, view.root, made)
+    made = _find_incomplete([*view.own, *shown], view)
+    covers = _find_covers([*view.own, *shown, *view.linked], view)
+    arguments = build_base(view.shares_network, view.root, made)
     arguments += ["--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
     steps = [(path, ["--tmpfs", path]) for path in covers]
     steps += [(inside, ["--ro-bind", path, inside]) for inside, path in shown.items()]
     steps += [(path, ["--symlink", target, path]) for path, target in view.linked.items()]
     steps += [(path, _mask(path, whole)) for path, whole in masks.items()]
     steps += [(inside, ["--bind", path, inside]) for inside, path in view.own.items()]
-    for _, words in sorted(steps, key=lambda step: step[0]):  # outer ones first
+    for _, words in sorted(steps, key=lambda step: step[0]):  # outer paths first
         arguments += words
     arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME, "--ro-bind", view.private, PRIVATE]
     if view.gateway:
@@ -98,17 +101,18 @@ def confine(view: View, hide: tuple[str, ...]) -> list[str]:
             "--ro-bind",
             view.gateway,
             f"{INSIDE}/gateway.sock",
-        ]  # its mode is that of all sandboxes
+        ]  # read-only: all sandboxes share the socket's mode
     closed = [*(path for path in masks if masks[path]), *covers, "/run", *reversed(made)]
     for path in closed if view.root.shows_host else [*closed, "/"]:
         arguments += ["--remount-ro", path]
     return [*arguments, "--chdir", view.workdir]
 
 
-def base(shares_network: bool, root: Root = Root(), made: Sequence[str] = ()) -> list[str]:  # noqa: B008 - frozen
-    """A read-only root without the host's processes, devices, run-time sockets and capabilities.
+def build_base(shares_network: bool, root: RootMounts = RootMounts(), made: Sequence[str] = ()) -> list[str]:  # noqa: B008 - frozen
+    """Return arguments for a read-only root.
 
-    `made`: directories of it in which others can be made, outer ones first.
+    It shows no processes, devices or run-time sockets of the host and gives no capabilities. `made`:
+    directories of the root that are rebuilt so that mount points can be created in them, outer ones first.
     """
     arguments = ["--die-with-parent", "--new-session", *NAMESPACES, "--cap-drop", "ALL"]
     for inside, path in root.binds.items():
@@ -117,14 +121,14 @@ def base(shares_network: bool, root: Root = Root(), made: Sequence[str] = ()) ->
     for path, target in root.links.items():
         arguments += ["--symlink", target, path]
     for path in made:
-        arguments += _in_pieces(path, root)
+        arguments += _rebuild_directory(path, root)
     arguments += ["--proc", "/proc", *protect_kernel_files()]
     arguments += ["--dev", "/dev", "--tmpfs", "/run"]
     if not shares_network:
         return [*arguments, "--unshare-net"]
-    resolver = "/run/systemd/resolve"  # where `/etc/resolv.conf` often leads
+    resolver = "/run/systemd/resolve"  # `/etc/resolv.conf` often links here
     arguments += ["--ro-bind-try", resolver, resolver]
-    names = "/etc/resolv.conf"  # as it is now, where `/etc` is a copy
+    names = "/etc/resolv.conf"  # the current file, where `/etc` is a copy
     if not root.shows_host and not Path(names).is_symlink():
         arguments += ["--ro-bind-try", names, names]
     return arguments
@@ -134,8 +138,8 @@ def _mask(path: str, whole: bool) -> list[str]:
     return ["--tmpfs", path] if whole else ["--ro-bind", "/dev/null", path]
 
 
-def find_masks(root: Root, shown: Mapping[str, str], hide: Iterable[str]) -> dict[str, bool]:
-    """Where inside a hidden path of this machine would be seen, and whether it is a directory."""
+def find_masks(root: RootMounts, shown: Mapping[str, str], hide: Iterable[str]) -> dict[str, bool]:
+    """Return where inside a hidden path of this machine would be visible, and whether it is a directory."""
     binds = [(path, inside) for inside, path in (*root.binds.items(), *shown.items())]
     masks = {}
     for hidden in hide:
@@ -147,8 +151,8 @@ def find_masks(root: Root, shown: Mapping[str, str], hide: Iterable[str]) -> dic
     return masks
 
 
-def _places_to_make_in(paths: Iterable[str], view: View) -> list[str]:
-    """The directories of the root that lack a directory on the way to one of `paths`, outer ones first."""
+def _find_incomplete(paths: Iterable[str], view: CommandView) -> list[str]:
+    """Return the root's directories that lack a directory on the way to one of `paths`, outer ones first."""
     found = set()
     for path in paths:
         above = Path(path)
@@ -159,10 +163,11 @@ def _places_to_make_in(paths: Iterable[str], view: View) -> list[str]:
     return sorted(found)
 
 
-def _covers(paths: Iterable[str], view: View) -> list[str]:
-    """Directories that stand before `paths` in places that a command may write.
+def _find_covers(paths: Iterable[str], view: CommandView) -> list[str]:
+    """Return directories to mount over the parents of `paths` that a command could write.
 
-    A command could put a link there, and bubblewrap would make the next one's directories where it leads.
+    Without the cover, a command could put a link there, and bubblewrap would create the directories of the
+    next command at the link's target.
     """
     places = sorted({"/tmp", "/var/tmp", *view.own}, key=len, reverse=True)
     found = set()
@@ -174,8 +179,8 @@ def _covers(paths: Iterable[str], view: View) -> list[str]:
     return sorted(found)
 
 
-def _in_pieces(place: str, root: Root) -> list[str]:
-    """An empty directory in the place of one of the root's, with what that has in it."""
+def _rebuild_directory(place: str, root: RootMounts) -> list[str]:
+    """Return arguments that replace a directory of the root by an empty one with the same entries mounted."""
     arguments = ["--tmpfs", place]
     for path in sorted((root.locate(place) or Path(place)).iterdir()):
         inside = f"{place.rstrip('/')}/{path.name}"
@@ -187,33 +192,33 @@ def _in_pieces(place: str, root: Root) -> list[str]:
 
 
 def is_mount_trouble(stderr: str) -> bool:
-    """Whether a mount was in its way: one of the host's, say docker's, may have come or gone meanwhile."""
+    """Whether a mount stopped bubblewrap: a mount of the host, such as docker's, may have come or gone."""
     line, _, _ = stderr.partition("\n")
     return line.startswith("bwrap: ") and ("mount" in line or "source path" in line)
 
 
-def forwarder() -> list[str]:
-    python = os.path.realpath(sys.executable)  # not the virtual environment's link: it may be hidden
+def build_forwarder_argv() -> list[str]:
+    python = os.path.realpath(sys.executable)  # not the virtual environment's link: that may be hidden
     return [python, "-I", "-S", f"{INSIDE}/forwarder.py", f"{INSIDE}/gateway.sock", str(PORT), "--"]
 
 
-def hidden(paths: Iterable[Path]) -> tuple[str, ...]:
-    """These paths as far as they exist, without those in others."""
+def find_outermost(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Return the paths that exist, without paths inside other ones."""
     found = sorted({os.path.realpath(path) for path in paths if path.exists()})
     return tuple(path for path in found if not any(path.startswith(f"{outer}/") for outer in found))
 
 
 def is_ours(path: str) -> bool:
-    """Whether this path inside is what a sandbox has of its own, and nothing can take its place."""
-    return path in REPLACED or is_kept(path)
+    """Whether the sandbox provides this path inside itself, so that no mount can replace it."""
+    return path in REPLACED or is_reserved(path)
 
 
-def is_kept(path: str) -> bool:
-    """Whether this path inside belongs to the sandbox itself, as its root and its processes do."""
+def is_reserved(path: str) -> bool:
+    """Whether this path inside is reserved for the sandbox itself, such as its root and `/proc`."""
     path = os.path.normpath("/" + path.lstrip("/"))
     return path == "/" or is_below(path, [INSIDE, "/proc", "/dev"])
 
 
 def is_replaced(path: str) -> bool:
-    """Whether the host's file of this path is not seen inside, unless it is shown."""
+    """Whether the host's file at this path is invisible inside, unless `show` adds it."""
     return is_below(path, REPLACED)

@@ -1,6 +1,6 @@
-"""What a command prints, in bounded memory: its beginning, its end, and a file of it up to a limit.
+"""Captures a command's output in bounded memory: its beginning, its end, and a log file up to a limit.
 
-Reading the pipes is `command.py`'s part.
+`command.py` reads the pipes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Protocol
 
 from ..core.masking import KeyMask
 from ..core.records import CommandResult
-from ..ledger.private import make_directory, open_private
+from ..ledger.private_files import make_directory, open_private
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
-KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of all that an attempt's commands print
+KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of output of all commands of an attempt
 
 
-class Capture:
-    """One stream: its first and its last `KEPT` bytes."""
+class StreamCapture:
+    """Keeps the first and the last `KEPT` bytes of one stream."""
 
-    def __init__(self, log: Log | None = None) -> None:
+    def __init__(self, log: CommandLog | None = None) -> None:
         self.total = 0
         self._head = bytearray()
-        self._tail = bytearray()  # at most 4 x KEPT, cut as it grows
+        self._tail = bytearray()  # bound: 4 x KEPT, cut as it grows
         self._log = log
         self._mask = log.add_mask() if log is not None else None
 
@@ -50,17 +50,17 @@ class Capture:
         return self._head.decode(errors="replace") + left_out + self._tail[-KEPT:].decode(errors="replace")
 
 
-class Captured(Protocol):
+class FinishedCommand(Protocol):
     """A command that has ended."""
 
-    stdout: Capture
-    stderr: Capture
+    stdout: StreamCapture
+    stderr: StreamCapture
     seconds: float
     timed_out: bool
 
 
-def result_of(command: Captured, code: int) -> CommandResult:
-    """How a command ended, with what is kept of its output."""
+def build_result(command: FinishedCommand, code: int) -> CommandResult:
+    """Return a command's exit status, times and captured output as a result."""
     return CommandResult(
         exit_code=code,
         stdout=command.stdout.text(),
@@ -71,10 +71,10 @@ def result_of(command: Captured, code: int) -> CommandResult:
     )
 
 
-class Log:
-    """A file that takes a command's output up to `limit` bytes; beyond it a note, and nothing more.
+class CommandLog:
+    """A log file that takes a command's output up to `limit` bytes, then one note, then nothing more.
 
-    Two streams write to it, each through a mask of its own: a key may come in pieces.
+    Two streams write to the file, each through its own mask: a key may arrive in pieces.
     """
 
     def __init__(self, path: Path, limit: int = KEPT_IN_LOG) -> None:
@@ -84,7 +84,7 @@ class Log:
         self._room = limit - self._file.tell()
         self._limit = limit
         self._masks: list[KeyMask] = []  # bound: the streams of a command
-        self._full = self._room < 0  # an earlier command has filled it, and the note is there
+        self._full = self._room < 0  # an earlier command has filled the file and written the note
 
     def write(self, chunk: bytes) -> None:
         if self._full or self.error is not None:
@@ -99,13 +99,13 @@ class Log:
         self._room -= len(chunk)
 
     def add_mask(self) -> KeyMask:
-        """What another stream goes through before it is written."""
+        """Return a new mask, through which one more stream goes before it is written."""
         self._masks.append(KeyMask())
         return self._masks[-1]
 
     def close(self) -> None:
         for mask in self._masks:
-            self.write(mask.rest())
+            self.write(mask.flush())
         self._file.close()
 
     def _put(self, chunk: bytes) -> None:

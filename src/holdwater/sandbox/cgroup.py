@@ -1,6 +1,7 @@
-"""Control groups: where this process may make one, one for each attempt, and what the kernel says of it.
+"""Control groups: finds where this process may create them, creates one per attempt, and reads its counters.
 
-Version 1 (each controller apart) and version 2. Whoever may make none gets rlimits: see `entrance.py`.
+Supports version 1 (separate controllers) and version 2. Where no group can be created, `launcher.py` sets
+rlimits.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ import blake3
 
 from ..core.errors import SandboxFailed
 from ..core.records import Record
-from . import marks
+from . import process_marks
 
 ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 OURS = "holdwater-"
-PERIOD = 100_000  # microseconds over which a quota of CPU is kept
-SLACK = 1.25  # times what a group uses: a lower limit than this is not set
-UNLIMITED = 1 << 62  # version 1 says so with a number beyond this
+PERIOD = 100_000  # microseconds of one CPU quota period
+SLACK = 1.25  # lowest limit that is set, as a multiple of the memory in use
+UNLIMITED = 1 << 62  # version 1 reports a number beyond this for "no limit"
 
 
 class CgroupHome(Record, frozen=True):
-    """Where groups can be made; empty where they cannot."""
+    """The directories in which groups can be created; empty strings where they cannot."""
 
     kind: str  # `v1`, `v2`, `none`
     memory: str = ""
     pids: str = ""
-    cpu: str = ""  # where a quota of CPU can be set
-    cpuacct: str = ""  # where CPU time is counted
-    why: str = ""  # why not
+    cpu: str = ""  # for a CPU quota
+    cpuacct: str = ""  # for counting CPU time
+    why: str = ""  # reason if no group can be created
 
     @property
     def usable(self) -> bool:
         return bool(self.memory)
 
 
-class Cgroup:
-    """The group of one attempt."""
+class ControlGroup:
+    """The control group of one attempt."""
 
     def __init__(self, home: CgroupHome, name: str, cpu: bool = False) -> None:
         self._v2 = home.kind == "v2"
@@ -63,8 +64,8 @@ class Cgroup:
         pids: int | None,
         cpus: float | None = None,
         cpu: bool = False,
-    ) -> Cgroup:
-        """A group with these limits; with `cpu` it also has a fair share of its own and counts CPU time."""
+    ) -> ControlGroup:
+        """Create a group with these limits; with `cpu` it has its own fair share and counts CPU time."""
         group = cls(home, name, cpu)
         try:
             for directory in group.directories:
@@ -73,7 +74,7 @@ class Cgroup:
             group._limit_cpu(cpus)
         except OSError as e:
             group.remove()
-            raise SandboxFailed(f"cannot make a control group: {e}") from e
+            raise SandboxFailed(f"cannot create a control group: {e}") from e
         return group
 
     @property
@@ -85,45 +86,45 @@ class Cgroup:
         return self._cpuacct is not None
 
     @property
-    def entrances(self) -> list[Path]:
-        """The files that a process writes itself into."""
+    def procs_files(self) -> list[Path]:
+        """The files to which a process writes its pid to enter the group."""
         return [directory / "cgroup.procs" for directory in self.directories]
 
     def processes(self) -> set[int]:
         found: set[int] = set()
-        for entrance in self.entrances:
+        for entrance in self.procs_files:
             found |= {int(pid) for pid in _read(entrance).split()}
         return found - {0, os.getpid()}
 
     def oom_kills(self) -> int:
-        """How many processes the kernel killed at this group's memory limit so far."""
-        return _field(self._memory / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill")
+        """Return how many processes the kernel has killed at this group's memory limit so far."""
+        return _read_field(self._memory / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill")
 
     def pids_hits(self) -> int:
-        """How often a process could not be made because there were as many as there may be."""
-        return _field(self._pids / "pids.events", "max") if self._pids else 0
+        """Return how often a fork failed because the group was at its limit of processes."""
+        return _read_field(self._pids / "pids.events", "max") if self._pids else 0
 
     def population(self) -> int:
-        """How many processes and threads are in it."""
-        return _number(self._pids / "pids.current") if self._pids else len(self.processes())
+        """Return the number of processes and threads in the group."""
+        return _read_number(self._pids / "pids.current") if self._pids else len(self.processes())
 
     def cpu_seconds(self) -> float:
-        """CPU time that it has used so far."""
+        """Return the CPU time used so far."""
         if self._cpuacct is None:
             return 0.0
         if self._v2:
-            return _field(self._cpuacct / "cpu.stat", "usage_usec") / 1e6
-        return _number(self._cpuacct / "cpuacct.usage") / 1e9
+            return _read_field(self._cpuacct / "cpu.stat", "usage_usec") / 1e6
+        return _read_number(self._cpuacct / "cpuacct.usage") / 1e9
 
-    def use(self) -> int:
-        """Bytes of memory in use, without the page cache."""
+    def memory_in_use(self) -> int:
+        """Return the bytes of memory in use, without the page cache."""
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
-        return sum(_fields(self._memory / "memory.stat", names))
+        return sum(_read_fields(self._memory / "memory.stat", names))
 
-    def usage(self) -> int:
-        """The same with the page cache: one number, which is cheap to ask for."""
+    def charged_memory(self) -> int:
+        """Return the bytes in use with the page cache: a single number, which is cheap to read."""
         try:
-            fd = os.open(self._usage, os.O_RDONLY)  # asked five times a second: no more than three calls
+            fd = os.open(self._usage, os.O_RDONLY)  # read five times a second: at most three system calls
         except OSError:
             return 0
         try:
@@ -132,40 +133,40 @@ class Cgroup:
             os.close(fd)
 
     def memory_limit(self) -> int | None:
-        """The limit on memory that the kernel holds it to now."""
-        limit = _number(self._memory / ("memory.max" if self._v2 else "memory.limit_in_bytes"))
+        """Return the memory limit that the kernel enforces now."""
+        limit = _read_number(self._memory / ("memory.max" if self._v2 else "memory.limit_in_bytes"))
         return limit if 0 < limit < UNLIMITED else None
 
     def allow(self, memory: int) -> None:
-        """Change the limit on memory. It is not lowered to where what it uses now would be killed."""
+        """Change the memory limit, but never to a value at which the memory in use would be killed."""
         names = ["memory.max"] if self._v2 else ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
         if memory > (self.memory_limit() or UNLIMITED):
-            names.reverse()  # in version 1 the second is never below the first
+            names.reverse()  # in version 1 the second limit is never below the first
         else:
-            memory = max(memory, int(self.use() * SLACK))
+            memory = max(memory, int(self.memory_in_use() * SLACK))
         try:
             for name in names:
                 self._set_where_present(name, memory)
         except OSError:
-            return  # it keeps what it has
+            return  # the group keeps its limit
 
     def peak(self) -> int:
-        """The most memory at once, page cache included."""
-        return _number(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes"))
+        """Return the peak memory, page cache included."""
+        return _read_number(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes"))
 
     def kill(self) -> int:
-        """Kill all that is in it, once, and let no new one come; how many there were."""
+        """Send one kill to all processes and forbid new ones; return how many processes there were."""
         found = self.processes()
         if found and self._v2 and (self._memory / "cgroup.kill").exists():
             (self._memory / "cgroup.kill").write_text("1")
         else:
             for directory in self.directories:
-                close(directory)
-            marks.end(found, signal.SIGKILL)
+                forbid_forks(directory)
+            process_marks.signal_pids(found, signal.SIGKILL)
         return len(found)
 
     def end_all(self, seconds: float, pids: int | None) -> bool:
-        """Kill until nothing is in it; whether that took at most `seconds`. It stays usable. Blocks."""
+        """Kill until the group is empty; return False if `seconds` pass. The group stays usable. Blocks."""
         if not self.processes():
             return True
         until = time.monotonic() + seconds
@@ -178,8 +179,8 @@ class Cgroup:
         return True
 
     def remove(self) -> bool:
-        """Remove it if it is empty; whether it is gone."""
-        left = [directory for directory in self.directories if not remove(directory)]
+        """Remove the group if it is empty; return whether it is gone."""
+        left = [directory for directory in self.directories if not remove_group(directory)]
         return not left
 
     def _limit(self, memory: int | None, pids: int | None) -> None:
@@ -197,7 +198,7 @@ class Cgroup:
     def _limit_cpu(self, cpus: float | None) -> None:
         if cpus is None or self._cpu is None:
             return
-        quota = max(1000, int(cpus * PERIOD))  # the kernel takes no less
+        quota = max(1000, int(cpus * PERIOD))  # the kernel accepts no less
         if self._v2:
             (self._cpu / "cpu.max").write_text(f"{quota} {PERIOD}")
         else:
@@ -212,21 +213,21 @@ class Cgroup:
             self._set(name, value)
 
 
-def prefix(run: str) -> str:
-    """What the names of a run's groups begin with; a run's id may hold what a path may not."""
+def group_prefix(run: str) -> str:
+    """Return the prefix of a run's group names: a hash, as a run's id may be invalid in a path."""
     return f"{OURS}{blake3.blake3(run.encode()).hexdigest(16)}-"
 
 
-def left_by(run: str, root: Path = ROOT) -> list[Path]:
-    """The groups of a run, wherever its processes had been started."""
-    wanted = prefix(run)
+def find_leftovers(run: str, root: Path = ROOT) -> list[Path]:
+    """Return the groups of a run, wherever its processes were started."""
+    wanted = group_prefix(run)
     found = [
         Path(top, d) for top, directories, _ in os.walk(root) for d in directories if d.startswith(wanted)
     ]
     return sorted(found, reverse=True)
 
 
-def remove(directory: Path) -> bool:
+def remove_group(directory: Path) -> bool:
     try:
         directory.rmdir()
     except FileNotFoundError:
@@ -238,18 +239,18 @@ def remove(directory: Path) -> bool:
     return True
 
 
-def close(directory: Path) -> None:
-    """Let no process in it make another, where it limits their number: what forks is then killed for good."""
+def forbid_forks(directory: Path) -> None:
+    """Forbid forks in a group that limits pids: then even a process that forks without end can be killed."""
     try:
         with (directory / "pids.max").open("r+") as file:
             file.write("0")
     except OSError:
-        return  # another controller's, or gone
+        return  # another controller's directory, or already gone
 
 
-def locate(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
-    """Where this process may make groups below its own, so that its own limits go on holding for them."""
-    groups = own_groups(proc)
+def locate_home(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
+    """Find where this process may create groups below its own, so that its own limits still apply to them."""
+    groups = find_own_groups(proc)
     if "memory" in groups:
         return _locate_v1(root, groups)
     if "" in groups and (root / "cgroup.controllers").exists():
@@ -257,8 +258,8 @@ def locate(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
     return CgroupHome(kind="none", why="no memory controller is mounted")
 
 
-def own_groups(proc: Path = PROC) -> dict[str, str]:
-    """Controller -> the path of this process's group; version 2 has the empty name."""
+def find_own_groups(proc: Path = PROC) -> dict[str, str]:
+    """Return controller -> path of this process's group; version 2 has the empty name."""
     found = {}
     for line in _read(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -268,27 +269,27 @@ def own_groups(proc: Path = PROC) -> dict[str, str]:
 
 
 def _locate_v1(root: Path, groups: dict[str, str]) -> CgroupHome:
-    memory = _own_directory(root / "memory", groups["memory"])
+    memory = _find_own_directory(root / "memory", groups["memory"])
     if why := _why_not(memory, "memory.limit_in_bytes"):
         return CgroupHome(kind="v1", why=why)
 
-    def found(controller: str, needed: str) -> str:
-        directory = _own_directory(root / controller, groups.get(controller, "/"))
-        return "" if _why_not(directory, needed) else os.path.realpath(directory)  # some share a hierarchy
+    def locate_controller(controller: str, needed: str) -> str:
+        directory = _find_own_directory(root / controller, groups.get(controller, "/"))
+        return "" if _why_not(directory, needed) else os.path.realpath(directory)  # may be a shared hierarchy
 
     return CgroupHome(
         kind="v1",
         memory=str(memory),
-        pids=found("pids", "pids.max"),
-        cpu=found("cpu", "cpu.cfs_quota_us"),
-        cpuacct=found("cpuacct", "cpuacct.usage"),
+        pids=locate_controller("pids", "pids.max"),
+        cpu=locate_controller("cpu", "cpu.cfs_quota_us"),
+        cpuacct=locate_controller("cpuacct", "cpuacct.usage"),
     )
 
 
 def _locate_v2(root: Path, own: str) -> CgroupHome:
-    """In version 2 a group with processes hands on no controllers: go up, but never past a limit."""
+    """Go up, but not past a limit: in version 2 a group with processes gives its children no controllers."""
     why = ""
-    for group in _upwards(root, _own_directory(root, own)):
+    for group in _walk_upwards(root, _find_own_directory(root, own)):
         why = _why_not(group, "memory.max")
         if not why:
             place = str(group)
@@ -300,10 +301,11 @@ def _locate_v2(root: Path, own: str) -> CgroupHome:
     return CgroupHome(kind="v2", why=why)
 
 
-def _own_directory(root: Path, own: str) -> Path:
-    """In a container the hierarchy may be mounted from its own group, and the path be the host's.
+def _find_own_directory(root: Path, own: str) -> Path:
+    """Return the directory of this process's group.
 
-    A worker may be in a group that was made for it alone: then it is the one around that.
+    In a container the hierarchy may be mounted from the container's own group while the path is the host's:
+    then it is `root`. For a worker in a group created for it alone, it is the parent of that group.
     """
     directory = root / own.lstrip("/")
     if ".." in directory.parts or not directory.is_dir():
@@ -313,7 +315,7 @@ def _own_directory(root: Path, own: str) -> Path:
     return directory
 
 
-def _upwards(root: Path, group: Path) -> Iterator[Path]:
+def _walk_upwards(root: Path, group: Path) -> Iterator[Path]:
     while group != root:
         yield group
         group = group.parent
@@ -321,12 +323,12 @@ def _upwards(root: Path, group: Path) -> Iterator[Path]:
 
 
 def _why_not(parent: Path, needed: str) -> str:
-    """Why no group with the file `needed` can be made in `parent`; empty if it can."""
+    """Return why no group with the file `needed` can be created in `parent`; empty if it can."""
     trial = parent / f"{OURS}probe-{os.getpid()}"
     try:
         trial.mkdir()
     except OSError as e:
-        return f"cannot make a group in `{parent}`: {e.strerror}"
+        return f"cannot create a group in `{parent}`: {e.strerror}"
     try:
         if not (trial / needed).exists():
             return f"a group in `{parent}` gets no `{needed}`"
@@ -338,11 +340,11 @@ def _why_not(parent: Path, needed: str) -> str:
 
 
 def _read(path: Path) -> str:
-    """Some of these are read five times a second: no more calls than it takes."""
+    """Read a file with as few system calls as possible: some are read five times a second."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""  # gone, or not given to us: the same as nothing in it
+        return ""  # gone, or not accessible: treated as empty
     try:
         return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode()
     except OSError:
@@ -351,15 +353,15 @@ def _read(path: Path) -> str:
         os.close(fd)
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     text = _read(path).strip()
     return int(text) if text.isdigit() else 0
 
 
-def _field(path: Path, name: str) -> int:
-    return sum(_fields(path, (name,)))
+def _read_field(path: Path, name: str) -> int:
+    return sum(_read_fields(path, (name,)))
 
 
-def _fields(path: Path, names: Collection[str]) -> list[int]:
+def _read_fields(path: Path, names: Collection[str]) -> list[int]:
     rows = (line.partition(" ") for line in _read(path).splitlines())
     return [int(value) for name, _, value in rows if name in names]

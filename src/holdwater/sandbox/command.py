@@ -1,7 +1,7 @@
-"""One command in a sandbox, from its start to the end of its whole tree.
+"""Runs one command in a sandbox, from its start to the end of its whole process tree.
 
-Waits on a pidfd and reads the pipes on the event loop: no thread for each child, nothing that a child can
-hold up by keeping a pipe open. What it may see and use is decided in `process.py`.
+The event loop waits on a pidfd and reads the pipes: there is no thread per child, and a child cannot block it
+by keeping a pipe open. `process.py` decides what the command may see and use.
 """
 
 from __future__ import annotations
@@ -21,69 +21,77 @@ import msgspec
 
 from ..core.errors import AttemptError, SandboxFailed
 from ..core.helper_environment import build_environment
-from . import marks
+from . import process_marks
 from .bubblewrap import PAUSES, is_mount_trouble
-from .capture import Capture, Log
-from .entrance import NOT_ENTERED
-from .handover import Handover
+from .capture import CommandLog, StreamCapture
+from .handover import DescriptorHandover
+from .launcher import ENTRY_FAILED
 
-CHUNK = 64 * 1024  # bytes of one stream that are read in one turn of the event loop, whatever is printed
+CHUNK = 64 * 1024  # bytes read from one stream per turn of the event loop, however much is printed
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-LINGER = 1.0  # seconds that the last output of an ended command may take
-GONE = 5.0  # seconds for killed processes to be gone
-PR_SET_CHILD_SUBREAPER = 36  # of `linux/prctl.h`
+LINGER = 1.0  # seconds for the last output of an ended command
+GONE = 5.0  # seconds for killed processes to disappear
+PR_SET_CHILD_SUBREAPER = 36  # from `linux/prctl.h`
 
 
-class Launch(msgspec.Struct, frozen=True):
-    """How a command is started: `argv` puts what the launcher reads by a descriptor into the handover."""
+class ProcessLaunch(msgspec.Struct, frozen=True):
+    """How a command is started.
 
-    argv: Callable[[Handover], list[str]]
-    marks: Mapping[str, str]  # in the launcher's environment, which is clean otherwise
-    confined: bool  # in bubblewrap: its tree ends with it
-    printed: Callable[[int], AttemptError | None]  # takes how many bytes more, and says when that is too much
-    population: Callable[[], int]  # how many processes there are in its sandbox
+    `argv` puts content that the launcher reads from a descriptor into the handover.
+    """
+
+    argv: Callable[[DescriptorHandover], list[str]]
+    marks: Mapping[str, str]  # in the launcher's environment, which is otherwise clean
+    confined: bool  # in bubblewrap: the tree ends with it
+    count_output: Callable[
+        [int], AttemptError | None
+    ]  # takes a number of new bytes; returns an error above the limit
+    population: Callable[[], int]  # returns the number of processes in the sandbox
 
 
 def adopt_orphans() -> None:
-    """Have this process reap what bubblewrap leaves: until then it counts as a process of its sandbox.
+    """Make this process reap the orphans of bubblewrap, which count as processes of the sandbox until then.
 
-    Otherwise that is the first process of the machine or container, and many a one is slow or never does.
+    Otherwise the init process of the machine or container has to reap them, and many do so late or never.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Command:
-    def __init__(self, launch: Launch, log: Log | None, threads: Executor) -> None:
-        self.stdout = Capture(log)
-        self.stderr = Capture(log)
+class ProcessCommand:
+    def __init__(self, launch: ProcessLaunch, log: CommandLog | None, threads: Executor) -> None:
+        self.stdout = StreamCapture(log)
+        self.stderr = StreamCapture(log)
         self.timed_out = False
-        self.stopped: AttemptError | None = None  # why it was stopped before its end
-        self.left = 0  # processes of the sandbox when it had exited, unless the kernel was faster
+        self.stopped: AttemptError | None = None  # why the command was stopped early
+        self.left = 0  # processes in the sandbox when the command exited, unless the kernel was faster
         self.seconds = 0.0
         self._launch = launch
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
-        self._over = asyncio.Event()  # it has exited, or was stopped
-        self._silent = asyncio.Event()  # both pipes have ended
-        self._gone = asyncio.Event()  # the pid namespace has ended; set from the start where there is none
-        self._open: set[int] = set()  # descriptors that are watched: two pipes, two pidfds, the status
+        self._over = asyncio.Event()  # the command exited or was stopped
+        self._silent = asyncio.Event()  # both pipes are closed
+        self._gone = asyncio.Event()  # the pid namespace has ended; set from the start if there is none
+        self._open: set[int] = set()  # watched descriptors: two pipes, two pidfds, the status
         self._pipes: set[int] = set()
-        self._ended = False  # nothing of it is watched any more
-        self._init: int | None = None  # a pidfd of the first process of the namespace
-        self._report = -1  # where bubblewrap reports
+        self._ended = False  # no descriptor is watched any more
+        self._init: int | None = None  # pidfd of the namespace's first process
+        self._report = -1  # pipe on which bubblewrap reports
         self._status = b""  # bubblewrap's report, a few hundred bytes
         self._started = time.monotonic()
         self._process = self._start()
 
     async def finish(self, timeout: float | None) -> int:
-        """Wait for its end, at most `timeout` seconds; its exit status. Nothing of it runs on afterwards."""
+        """Wait for the end, at most `timeout` seconds; return the exit status.
+
+        The whole process tree has ended when this returns.
+        """
         try:
-            if not await _within(timeout, self._over):
+            if not await _wait_within(timeout, self._over):
                 self.timed_out = True
                 await self._terminate()
             elif self.stopped is None:
-                await _within(LINGER, self._silent)
+                await _wait_within(LINGER, self._silent)
         finally:
             await finish_anyway(self.kill())
         return self._exit_code()
@@ -93,44 +101,44 @@ class Command:
         return self._process.pid
 
     def stop(self, error: AttemptError) -> None:
-        """Have `finish` kill it at once; `error` says why."""
+        """Make `finish` kill the command at once; `error` says why."""
         self.stopped = self.stopped or error
         self._over.set()
 
     async def kill(self) -> None:
-        """End the whole tree, whatever it does."""
+        """Kill the whole process tree."""
         if self._process.returncode is not None:
             return
         if not self._launch.confined:
             self._signal_group(signal.SIGKILL)
-            await self._in_thread(marks.kill_all, self._launch.marks)
+            await self._in_thread(process_marks.kill_all, self._launch.marks)
         self._process.kill()
         self._kill_namespace()
         for event in (self._exited, self._silent, self._gone):
-            await _within(GONE, event)
+            await _wait_within(GONE, event)
         if self._ended:
-            return  # someone else killed it meanwhile
+            return  # another task has killed it meanwhile
         self._ended = True
         self.seconds = time.monotonic() - self._started
         self._reap_orphan()
         for fd in list(self._open):
             self._close(fd)
-        self._process.poll()  # reaped last: until here its pid and its process group are its own
+        self._process.poll()  # reaped last: until now its pid and its process group cannot be reused
 
     @property
-    def stumbled(self) -> bool:
-        """Whether a mount kept bubblewrap from starting the program: another try may not meet it."""
+    def blocked_by_mount(self) -> bool:
+        """Whether a mount kept bubblewrap from starting the program; a retry may succeed."""
         return self.stopped is None and not self.started() and is_mount_trouble(self.stderr.text())
 
     def started(self) -> bool:
-        """Whether the program itself was started, as far as one can tell from outside."""
+        """Whether the program itself was started, as far as this can be seen from outside."""
         if self._launch.confined:
             return b'"exit-code"' in self._status or self.timed_out or self._killed()
-        return self._process.returncode != NOT_ENTERED or not self.stderr.text().startswith("holdwater: ")
+        return self._process.returncode != ENTRY_FAILED or not self.stderr.text().startswith("holdwater: ")
 
     def _start(self) -> subprocess.Popen[bytes]:
         report, status = os.pipe2(os.O_CLOEXEC)
-        handover = Handover(status)
+        handover = DescriptorHandover(status)
         try:
             process = subprocess.Popen(
                 self._launch.argv(handover),
@@ -143,7 +151,7 @@ class Command:
                 pass_fds=handover.fds if self._launch.confined else (),
                 bufsize=0,
             )
-        except (OSError, ValueError) as e:  # ValueError: a NUL, or what no encoding can write
+        except (OSError, ValueError) as e:  # ValueError: a NUL, or text that cannot be encoded
             os.close(report)
             raise SandboxFailed(f"cannot start a process: {e}", kind="spawn") from e
         finally:
@@ -179,14 +187,14 @@ class Command:
         self._open.add(fd)
         self._loop.add_reader(fd, on_readable, fd, *arguments)
 
-    def _read(self, fd: int, capture: Capture) -> None:
+    def _read(self, fd: int, capture: StreamCapture) -> None:
         try:
             chunk = os.read(fd, CHUNK)
         except BlockingIOError:
             return
         if chunk:
             capture.feed(chunk)
-            if error := self._launch.printed(len(chunk)):
+            if error := self._launch.count_output(len(chunk)):
                 self.stop(error)
             return
         self._close(fd)
@@ -212,11 +220,11 @@ class Command:
             return
         told = b"\n" in self._status
         self._status += chunk
-        if not told and b"\n" in self._status:  # it writes the first line in pieces
+        if not told and b"\n" in self._status:  # bubblewrap writes the first line in pieces
             self._watch_namespace()
 
     def _watch_namespace(self) -> None:
-        """The first process of the namespace outlives bubblewrap for a moment: know when it is gone."""
+        """Watch the namespace's first process: it outlives bubblewrap for a moment."""
         try:
             init = msgspec.json.decode(self._status.splitlines()[0])["child-pid"]
             self._init = os.pidfd_open(init)
@@ -225,9 +233,12 @@ class Command:
             self._gone.set()
 
     def _kill_namespace(self) -> None:
-        """Kill its first process, and so all of it: that this one dies with bubblewrap is its own setting."""
+        """Kill the namespace's first process, which ends the namespace.
+
+        That process dies with bubblewrap anyway, but only by a setting that it can change itself.
+        """
         if self._report in self._open:
-            self._on_report(self._report)  # it may just have come
+            self._on_report(self._report)  # the report may just have arrived
         if self._init is None or self._gone.is_set():
             return
         try:
@@ -236,17 +247,17 @@ class Command:
             return
 
     def _on_gone(self, fd: int) -> None:
-        self._loop.remove_reader(fd)  # kept open: it is to be reaped
+        self._loop.remove_reader(fd)  # kept open: the process is still to be reaped
         self._gone.set()
 
     def _reap_orphan(self) -> None:
-        init, self._init = self._init, None  # closed in a moment: its number may be another's then
+        init, self._init = self._init, None  # closed in a moment: then the descriptor may be reused
         if init is None:
             return
         try:
             os.waitid(os.P_PIDFD, init, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
-            return  # another adopted it
+            return  # another process adopted it
 
     def _close(self, fd: int) -> None:
         if fd in self._open:
@@ -256,19 +267,19 @@ class Command:
 
     async def _terminate(self) -> None:
         if self._launch.confined:
-            # Not bubblewrap itself: it would go at once, and take the tree with it.
-            marks.end(marks.descendants(self._process.pid), signal.SIGTERM)
+            # Bubblewrap gets no signal: it would exit at once and take the tree with it.
+            process_marks.signal_pids(process_marks.list_descendants(self._process.pid), signal.SIGTERM)
         else:
             self._signal_group(signal.SIGTERM)
-            await self._in_thread(marks.signal_all, self._launch.marks, signal.SIGTERM)
-        await _within(GRACE, self._exited)
+            await self._in_thread(process_marks.signal_all, self._launch.marks, signal.SIGTERM)
+        await _wait_within(GRACE, self._exited)
 
     async def _in_thread(self, function: Callable[..., object], *arguments: object) -> None:
         await self._loop.run_in_executor(self._threads, function, *arguments)
 
     def _signal_group(self, number: int) -> None:
         if self._process.returncode is not None:
-            return  # reaped: its number may be another's by now
+            return  # reaped: the pid may be reused by now
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -285,25 +296,25 @@ class Command:
 
 
 async def run_command(
-    launch: Launch,
-    log: Log | None,
+    launch: ProcessLaunch,
+    log: CommandLog | None,
     threads: Executor,
-    watch: Callable[[Command], AbstractAsyncContextManager[None]],
+    watch: Callable[[ProcessCommand], AbstractAsyncContextManager[None]],
     timeout: float | None,
-) -> tuple[Command, int]:
-    """Run a command to its end; it and its exit status. Mounts of the host that come and go cost nothing."""
+) -> tuple[ProcessCommand, int]:
+    """Run a command to its end; return it and its exit status. Retry if a mount of the host came or went."""
     for pause in (*PAUSES, 0.0):
-        command = Command(launch, log, threads)
+        command = ProcessCommand(launch, log, threads)
         async with watch(command):
             code = await command.finish(timeout)
-        if not command.stumbled or not pause:
+        if not command.blocked_by_mount or not pause:
             break
         await asyncio.sleep(pause)
     return command, code
 
 
 async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end, also when the caller is cancelled meanwhile; the cancellation follows."""
+    """Await `work` to its end even if the caller is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
@@ -319,8 +330,8 @@ async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-async def _within(seconds: float | None, event: asyncio.Event) -> bool:
-    """Whether `event` came within `seconds`."""
+async def _wait_within(seconds: float | None, event: asyncio.Event) -> bool:
+    """Return whether `event` was set within `seconds`."""
     if event.is_set():
         return True
     try:

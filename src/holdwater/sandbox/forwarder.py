@@ -1,7 +1,7 @@
-"""Inside a sandbox: forwards 127.0.0.1:PORT to the gateway's unix socket, and becomes the command.
+"""Runs inside a sandbox: forwards 127.0.0.1:PORT to the gateway's unix socket, then execs the command.
 
-Run alone as `python -I -S forwarder.py SOCKET PORT -- argv...`; it must import nothing of holdwater.
-It uses `_socket` and `_signal`: `socket` and `signal` import `enum`, and take twice as long to start.
+Runs as a script: `python -I -S forwarder.py SOCKET PORT -- argv...`; it must not import holdwater. It uses
+`_socket` and `_signal`: `socket` and `signal` import `enum`, which doubles the start-up time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import select
 import sys
 
-CHUNK = 64 * 1024  # the most that is held for each direction of a connection
+CHUNK = 64 * 1024  # bytes held for each direction of a connection, at most
 BACKLOG = 128
 CONNECT = 10.0  # seconds
-MISSING = 127  # what a shell says of a program that is not there
+MISSING = 127  # a shell's exit status for a missing program
 
 
 def main(socket: str, port: int, argv: list[str]) -> None:
@@ -23,8 +23,8 @@ def main(socket: str, port: int, argv: list[str]) -> None:
     listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(BACKLOG)
-    leave_behind(listener, socket)
-    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)  # Python ignores it, and exec would hand that on
+    serve_detached(listener, socket)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     try:
         os.execvp(argv[0], argv)
     except OSError as e:
@@ -32,8 +32,8 @@ def main(socket: str, port: int, argv: list[str]) -> None:
         os._exit(MISSING)
 
 
-def leave_behind(listener: _socket.socket, socket: str) -> None:
-    """Serve in a grandchild: the command must not find a child that it never started."""
+def serve_detached(listener: _socket.socket, socket: str) -> None:
+    """Serve in a grandchild: the command must not see a child that it never started."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -44,13 +44,13 @@ def leave_behind(listener: _socket.socket, socket: str) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     try:
-        Forwarder(listener, socket).serve()
+        GatewayForwarder(listener, socket).serve()
     finally:
         os._exit(1)
 
 
-class Flow:
-    """One direction of a connection: bytes read from `source` that `target` has not taken yet."""
+class SocketFlow:
+    """One direction of a connection: holds bytes read from `source` that `target` has not accepted yet."""
 
     __slots__ = ("done", "held", "source", "target")
 
@@ -74,22 +74,24 @@ class Flow:
         try:
             self.held = self.held[os.write(self.target.fileno(), self.held) :]
         except BlockingIOError:
-            pass  # the target says when it can take more
+            pass  # epoll reports when the target can take more
 
     def finish(self) -> None:
         self.done = True
         try:
             self.target.shutdown(_socket.SHUT_WR)
         except OSError:
-            pass  # the other side has gone already
+            pass  # the peer is gone already
 
 
-class Forwarder:
+class GatewayForwarder:
     def __init__(self, listener: _socket.socket, socket: str) -> None:
         self.listener = listener
         self.socket = socket
         self.epoll = select.epoll()
-        self.flows: dict[int, tuple[Flow, Flow]] = {}  # fd -> (out of it, into it); bounded by open files
+        self.flows: dict[
+            int, tuple[SocketFlow, SocketFlow]
+        ] = {}  # fd -> (out of it, into it); bound: open files
         self.paused = False
         listener.setblocking(False)
         self.epoll.register(listener.fileno(), select.EPOLLIN)
@@ -107,7 +109,7 @@ class Forwarder:
             fd, _ = self.listener._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors: the next connections wait until one closes
+        except OSError:  # out of descriptors: new connections wait until one closes
             self.epoll.modify(self.listener.fileno(), 0)
             self.paused = True
             return
@@ -117,9 +119,9 @@ class Forwarder:
             far.settimeout(CONNECT)
             far.connect(self.socket)
         except OSError:
-            near.close()  # no gateway: the client sees its connection closed
+            near.close()  # no gateway: the client's connection is closed
             return
-        out, back = Flow(near, far), Flow(far, near)
+        out, back = SocketFlow(near, far), SocketFlow(far, near)
         for end, flows in ((near, (out, back)), (far, (back, out))):
             end.setblocking(False)
             self.flows[end.fileno()] = flows
@@ -140,10 +142,11 @@ class Forwarder:
         else:
             self.watch(outgoing, incoming)
 
-    def watch(self, outgoing: Flow, incoming: Flow) -> None:
-        """Each end is read while what it sent last is delivered, and written while something is held for it.
+    def watch(self, outgoing: SocketFlow, incoming: SocketFlow) -> None:
+        """Read an end once its last data is delivered; write to it while data for it is held.
 
-        An end that waits for neither stays disarmed (ONESHOT), or its hang-up would be reported without end.
+        An end that waits for neither stays disarmed (ONESHOT): otherwise its hang-up would be reported
+        endlessly.
         """
         for end, out, into in ((outgoing.source, outgoing, incoming), (outgoing.target, incoming, outgoing)):
             reads = 0 if out.held or out.done else select.EPOLLIN
@@ -151,7 +154,7 @@ class Forwarder:
             if reads or writes:
                 self.epoll.modify(end.fileno(), reads | writes | select.EPOLLONESHOT)
 
-    def close(self, flow: Flow) -> None:
+    def close(self, flow: SocketFlow) -> None:
         for end in (flow.source, flow.target):
             del self.flows[end.fileno()]
             self.epoll.unregister(end.fileno())

@@ -1,6 +1,6 @@
-"""Where the directories of one process sandbox lie on this machine, and what is called how inside.
+"""Maps the directories of one process sandbox: their paths on this machine and inside.
 
-It makes nothing. Another start or another network is another layout of the same directory.
+This module creates nothing. Another spec or another network gives another layout of the same directory.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from pathlib import Path
 from msgspec import field
 
 from ..core.errors import SandboxFailed
-from ..core.records import Network, Record, Start
-from ..core.start_paths import find_bad_paths
+from ..core.records import Network, Record, SandboxSpec
+from ..core.spec_paths import find_bad_paths
 from . import bubblewrap
-from .places import Places
-from .root import Root
+from .path_mapping import PathMapping
+from .root import RootMounts
 
 
-class Shown(Record, frozen=True):
-    """What of this machine all sandboxes of a run show, read-only."""
+class SharedMounts(Record, frozen=True):
+    """The paths of this machine that all sandboxes of a run show, read-only."""
 
-    root: Root
-    show: dict[str, str] = field(default_factory=dict)  # path inside -> of this machine
-    links: dict[str, str] = field(default_factory=dict)  # path inside -> where it leads
+    root: RootMounts
+    show: dict[str, str] = field(default_factory=dict)  # path inside -> path on this machine
+    links: dict[str, str] = field(default_factory=dict)  # path inside -> target
 
 
-class Layout:
-    """The directories below `directory`; in bubblewrap, which `shown` is for, they have other names."""
+class DirectoryLayout:
+    """The directories below `directory`; with `shown`, for bubblewrap, they have other paths inside."""
 
-    def __init__(self, directory: Path, start: Start, network: Network, shown: Shown | None) -> None:
+    def __init__(
+        self, directory: Path, start: SandboxSpec, network: Network, shown: SharedMounts | None
+    ) -> None:
         self.directory = directory
         self.start = start
         self.network = network
         self._shown = shown
-        self.work = str(directory / "work")  # of this machine, as all directories here
+        self.work = str(directory / "work")  # on this machine, like all directories here
         self.home = str(directory / "home")
         self.tmp = str(directory / "tmp")
         self._private = str(directory / "private")
@@ -47,8 +49,8 @@ class Layout:
     def private(self) -> str:
         return bubblewrap.PRIVATE if self._confined else self._private
 
-    def private_place(self, name: str) -> tuple[str, list[str]]:
-        """A directory that no command can replace, and the steps from it to this file of `private`."""
+    def locate_private(self, name: str) -> tuple[str, list[str]]:
+        """Return a directory that no command can replace, and the steps from it to this file of `private`."""
         return str(self.directory), [Path(self._private).name, name]
 
     @property
@@ -56,54 +58,56 @@ class Layout:
         return self.start.workdir or bubblewrap.WORK if self._confined else self.work
 
     @property
-    def inside(self) -> dict[str, str]:
-        """Variables that say where a command finds its own."""
+    def variables(self) -> dict[str, str]:
+        """The variables that name a command's own directories."""
         if self._confined:
             return {"HOME": bubblewrap.HOME, "TMPDIR": "/tmp"}
         return {"HOME": self.home, "TMPDIR": self.tmp}
 
     @property
     def own(self) -> dict[str, str]:
-        """The directories of its own that the instance asks for: path inside -> of this machine."""
-        return ({self.start.workdir: self.work} if self.start.workdir else {}) | self.asked
+        """The instance's own directories: path inside -> path on this machine."""
+        return ({self.start.workdir: self.work} if self.start.workdir else {}) | self.requested
 
     @property
-    def asked(self) -> dict[str, str]:
-        """The same without the working directory."""
+    def requested(self) -> dict[str, str]:
+        """The directories that the instance requests, without the working directory."""
         own = self.directory / "own"
         return {path: str(own / str(n)) for n, path in enumerate(self.start.directories)}
 
     @property
-    def all(self) -> list[str]:
-        """What has to be made."""
+    def directories(self) -> list[str]:
+        """All directories to create."""
         return list(dict.fromkeys((self.work, self.home, self.tmp, self._private, *self.own.values())))
 
     @property
     def beside(self) -> list[str]:
-        """What a sandbox has beside its working directory and what the instance asks for."""
+        """The directories besides the working directory and the ones that the instance requests."""
         return [self.home, self.tmp, self._private]
 
     @cached_property
-    def places(self) -> Places:
+    def path_mapping(self) -> PathMapping:
         roots = {self.workdir: self.work, self.private: self._private, **self.own}
         if self._shown is None:
-            return Places(self.workdir, {"/": "/"}, roots)
-        view = self.view()
-        return Places(self.workdir, view.mounts, roots, {**view.root.links, **view.linked})
+            return PathMapping(self.workdir, {"/": "/"}, roots)
+        view = self.make_view()
+        return PathMapping(self.workdir, view.mounts, roots, {**view.root.links, **view.linked})
 
-    def started_in(self, workdir: str | None) -> str:
-        """Where a command is started, as it is called where it is started."""
+    def resolve_inside(self, workdir: str | None) -> str:
+        """Return the directory in which a command starts, as the command sees it."""
         if workdir is None:
             return self.workdir
-        root, steps = self.places.place(workdir)
+        root, steps = self.path_mapping.locate(workdir)
         if self._confined:
-            root = next(path for path, host in self.places.roots.items() if host == root)
+            root = next(path for path, host in self.path_mapping.roots.items() if host == root)
         return "/".join([root, *steps])
 
-    def view(self, gateway: Path | None = None, workdir: str = bubblewrap.WORK) -> bubblewrap.View:
-        """What a command in bubblewrap sees and reaches."""
-        shown = self._shown or Shown(Root())
-        return bubblewrap.View(
+    def make_view(
+        self, gateway: Path | None = None, workdir: str = bubblewrap.WORK
+    ) -> bubblewrap.CommandView:
+        """Return what a command in bubblewrap sees and reaches."""
+        shown = self._shown or SharedMounts(RootMounts())
+        return bubblewrap.CommandView(
             work=self.work,
             home=self.home,
             private=self._private,
@@ -118,13 +122,15 @@ class Layout:
         )
 
 
-def check(start: Start, confined: bool) -> None:
-    """Refuse what only a container can give, and paths that lead out of it."""
+def check_start(start: SandboxSpec, confined: bool) -> None:
+    """Refuse a spec that only a container can satisfy, and invalid paths."""
     for name, problem in find_bad_paths(start):
         raise SandboxFailed(f"`{name}` {problem}", kind="start", again=False)
     for path in (start.workdir or bubblewrap.WORK, *start.directories):
-        if path != bubblewrap.WORK and bubblewrap.is_kept(path):
-            raise SandboxFailed(f"a process sandbox has its own: `{path}`", kind="start", again=False)
+        if path != bubblewrap.WORK and bubblewrap.is_reserved(path):
+            raise SandboxFailed(
+                f"this path is reserved in a process sandbox: `{path}`", kind="start", again=False
+            )
     unmet = [
         (not start.processes, "its own image"),
         (bool(start.user), f"the user `{start.user}`"),

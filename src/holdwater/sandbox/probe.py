@@ -1,6 +1,7 @@
-"""What this machine gives a sandbox, and what is weaker without the rest. `holdwater doctor` prints it.
+"""Detects which sandbox features this machine has, and describes the effects of missing ones.
 
-It tries each thing once in a process's life; nothing here decides: `process.py` takes the record.
+`holdwater doctor` prints the findings. Each feature is tested once per process. Nothing is decided here:
+`process.py` uses the record.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from pathlib import Path
 from ..core.config import SandboxRoot
 from ..core.helper_environment import SYSTEM_PATH, build_environment
 from ..core.records import Record
-from .bubblewrap import PAUSES, base, is_mount_trouble
-from .cgroup import CgroupHome, locate
-from .handover import Handover, start_bubblewrap
+from .bubblewrap import PAUSES, build_base, is_mount_trouble
+from .cgroup import CgroupHome, locate_home
+from .handover import DescriptorHandover, build_bwrap_argv
 from .root import make_root
 from .seccomp import build_filter
 
 PATIENCE = 10.0  # seconds
 
 
-class Machine(Record, frozen=True):
-    """What this machine gives a sandbox."""
+class MachineFeatures(Record, frozen=True):
+    """The sandbox features of this machine."""
 
-    bubblewrap: str | None = None  # where it is
+    bubblewrap: str | None = None  # path of the program
     version: str = ""
     works: bool = False
     why_not: str = ""
-    filter: bytes = b""  # the system call filter that works here; empty: none
+    filter: bytes = b""  # the system call filter that works here; empty if none does
     why_no_filter: str = ""
     user_namespaces: bool = False
     cgroup: CgroupHome = CgroupHome(kind="none")
@@ -39,56 +40,56 @@ class Machine(Record, frozen=True):
 
     @property
     def bwrap(self) -> str | None:
-        """The bubblewrap to use, if it works."""
+        """The path of bubblewrap, if it works."""
         return self.bubblewrap if self.works else None
 
 
-class Finding(Record, frozen=True):
+class DoctorFinding(Record, frozen=True):
     """One line of `holdwater doctor`."""
 
     what: str
     value: str
-    note: str = ""  # what is weaker, and what to do about it
+    note: str = ""  # the weakness, and a hint
 
 
 @functools.cache
-def probe() -> Machine:
+def probe() -> MachineFeatures:
     path = shutil.which("bwrap", path=SYSTEM_PATH)
     machine = os.uname().machine
     found = build_filter(machine)
-    why_no_filter = "" if found else f"there is none for {machine}"
+    why_no_filter = "" if found else f"not available for {machine}"
     why_not = _why_not(path, found)
     if why_not and found and not (without := _why_not(path, b"")):  # a kernel without filters
         found, why_no_filter, why_not = b"", why_not, without
-    return Machine(
+    return MachineFeatures(
         filter=found,
         why_no_filter=why_no_filter,
         bubblewrap=path,
-        version=_version(path) if path else "",
+        version=_read_version(path) if path else "",
         works=not why_not,
         why_not=why_not,
-        user_namespaces=_user_namespaces(),
-        cgroup=locate(),
+        user_namespaces=_allows_user_namespaces(),
+        cgroup=locate_home(),
         root=os.geteuid() == 0,
     )
 
 
-def findings(machine: Machine | None = None) -> list[Finding]:
-    """What `machine` gives, in plain words."""
+def list_findings(machine: MachineFeatures | None = None) -> list[DoctorFinding]:
+    """Return the findings about `machine` for a reader."""
     machine = machine or probe()
     return [
-        _on_bubblewrap(machine),
-        _on_network(machine),
-        _on_cgroup(machine),
-        *_on_limits(machine),
-        _on_user(machine),
+        _describe_bubblewrap(machine),
+        _describe_network(machine),
+        _describe_cgroup(machine),
+        *_describe_limits(machine),
+        _describe_user(machine),
     ]
 
 
-def _on_bubblewrap(machine: Machine) -> Finding:
+def _describe_bubblewrap(machine: MachineFeatures) -> DoctorFinding:
     if machine.works:
-        return Finding(what="bubblewrap", value=f"{machine.version} works")
-    return Finding(
+        return DoctorFinding(what="bubblewrap", value=f"{machine.version} works")
+    return DoctorFinding(
         what="bubblewrap",
         value=f"not used: {machine.why_not}",
         note="commands see the host's files and processes and can write what this user can write; "
@@ -97,88 +98,90 @@ def _on_bubblewrap(machine: Machine) -> Finding:
     )
 
 
-def _on_network(machine: Machine) -> Finding:
+def _describe_network(machine: MachineFeatures) -> DoctorFinding:
     if machine.works:
-        return Finding(what="network", value="`gateway`, `none` and `open`")
-    return Finding(
+        return DoctorFinding(what="network", value="`gateway`, `none` and `open`")
+    return DoctorFinding(
         what="network",
         value="`open` only",
         note="`gateway` does not keep commands from the network, and `none` is refused: both need bubblewrap",
     )
 
 
-def _on_cgroup(machine: Machine) -> Finding:
+def _describe_cgroup(machine: MachineFeatures) -> DoctorFinding:
     home = machine.cgroup
     if home.usable:
-        return Finding(what="control groups", value=f"{home.kind}, one for each attempt")
-    return Finding(
+        return DoctorFinding(what="control groups", value=f"{home.kind}, one for each attempt")
+    return DoctorFinding(
         what="control groups",
         value=f"not used: {home.why}",
-        note="the limits on sandboxes are weaker, as said below. "
+        note="the limits on sandboxes are weaker, as described below. "
         "hint: run as root, or in a delegated group, such as `systemd-run --user --scope -p Delegate=yes`",
     )
 
 
-def _on_limits(machine: Machine) -> list[Finding]:
-    """Which limits on a sandbox hold here, and how."""
+def _describe_limits(machine: MachineFeatures) -> list[DoctorFinding]:
+    """Describe which limits on a sandbox apply here, and how."""
     return [
-        _on_memory(machine.cgroup.usable),
-        _on_cpu(machine.cgroup),
-        _on_pids(machine),
-        Finding(what="sandbox disk", value="watched; a single file by rlimit"),
-        Finding(what="sandbox output", value="counted as it is read"),
+        _describe_memory(machine.cgroup.usable),
+        _describe_cpu(machine.cgroup),
+        _describe_pids(machine),
+        DoctorFinding(what="sandbox disk", value="watched; a single file by rlimit"),
+        DoctorFinding(what="sandbox output", value="counted as it is read"),
     ]
 
 
-def _on_memory(grouped: bool) -> Finding:
+def _describe_memory(grouped: bool) -> DoctorFinding:
     if grouped:
-        return Finding(what="sandbox memory", value="enforced by a control group")
-    return Finding(
+        return DoctorFinding(what="sandbox memory", value="enforced by a control group")
+    return DoctorFinding(
         what="sandbox memory",
         value="watched each second; each process by rlimit",
-        note="what many processes take within a second is seen only then",
+        note="memory that many processes take within a second is detected late",
     )
 
 
-def _on_cpu(home: CgroupHome) -> Finding:
+def _describe_cpu(home: CgroupHome) -> DoctorFinding:
     cores = "cores enforced by a control group" if home.cpu else "cores not limited"
     seconds = "watched in a control group" if home.cpuacct else "for each process by rlimit"
     note = "" if home.cpu else "a sandbox can use every core: there is no cpu controller"
-    return Finding(what="sandbox cpu", value=f"{cores}; CPU time {seconds}", note=note)
+    return DoctorFinding(what="sandbox cpu", value=f"{cores}; CPU time {seconds}", note=note)
 
 
-def _on_pids(machine: Machine) -> Finding:
+def _describe_pids(machine: MachineFeatures) -> DoctorFinding:
     if machine.cgroup.pids:
-        return Finding(what="sandbox pids", value="enforced by a control group")
+        return DoctorFinding(what="sandbox pids", value="enforced by a control group")
     if machine.root:
-        return Finding(
+        return DoctorFinding(
             what="sandbox pids",
             value="not limited",
             note="there is no pids controller, and no rlimit holds for root. hint: run as an ordinary user",
         )
-    return Finding(
+    return DoctorFinding(
         what="sandbox pids",
-        value="by rlimit, with all that this user runs",
-        note="there is no pids controller: that the limit was hit is not known, the command just fails",
+        value="by rlimit, which counts all processes of this user",
+        note="there is no pids controller: hitting the limit is not detected, the command just fails",
     )
 
 
-def _on_user(machine: Machine) -> Finding:
+def _describe_user(machine: MachineFeatures) -> DoctorFinding:
     if not machine.root:
         value = "an ordinary user" + ("" if machine.user_namespaces else ", without user namespaces")
-        return Finding(what="user", value=value)
+        return DoctorFinding(what="user", value=value)
     note = "" if machine.works else "commands run as root on the host itself: use a container or bubblewrap"
-    return Finding(what="user", value="root", note=note)
+    return DoctorFinding(what="user", value="root", note=note)
 
 
 def _why_not(bwrap: str | None, filter_: bytes) -> str:
-    """Why bubblewrap cannot be used as sandboxes use it; empty if it can."""
+    """Return why bubblewrap cannot run as sandboxes need it; empty if it can."""
     if bwrap is None:
         return "it is not installed"
     for pause in (*PAUSES, 0.0):
-        handover = Handover()
+        handover = DescriptorHandover()
         try:
-            words = start_bubblewrap(handover, bwrap, base(False, make_root(SandboxRoot.SYSTEM)), filter_)
+            words = build_bwrap_argv(
+                handover, bwrap, build_base(False, make_root(SandboxRoot.SYSTEM)), filter_
+            )
             tried = subprocess.run(
                 [*words, "/bin/sh", "-c", ":"],
                 stdin=subprocess.DEVNULL,
@@ -198,10 +201,10 @@ def _why_not(bwrap: str | None, filter_: bytes) -> str:
         if not is_mount_trouble(told):
             break
         time.sleep(pause)
-    return told[:300] or f"it ended with {tried.returncode}"
+    return told[:300] or f"it exited with status {tried.returncode}"
 
 
-def _version(bwrap: str) -> str:
+def _read_version(bwrap: str) -> str:
     try:
         told = subprocess.run(
             [bwrap, "--version"], capture_output=True, timeout=PATIENCE, env=build_environment(), check=False
@@ -211,15 +214,15 @@ def _version(bwrap: str) -> str:
     return told.stdout.decode(errors="replace").strip().removeprefix("bubblewrap ")[:40]
 
 
-def _user_namespaces() -> bool:
-    """Whether the kernel's switches allow them to an ordinary user; a missing switch forbids nothing."""
-    most = _switch("user/max_user_namespaces", otherwise=1)
-    allowed = _switch("kernel/unprivileged_userns_clone", otherwise=1)
-    restricted = _switch("kernel/apparmor_restrict_unprivileged_userns", otherwise=0)
+def _allows_user_namespaces() -> bool:
+    """Whether the kernel's settings allow them to an ordinary user; a missing setting forbids nothing."""
+    most = _read_switch("user/max_user_namespaces", otherwise=1)
+    allowed = _read_switch("kernel/unprivileged_userns_clone", otherwise=1)
+    restricted = _read_switch("kernel/apparmor_restrict_unprivileged_userns", otherwise=0)
     return most > 0 and allowed == 1 and restricted == 0
 
 
-def _switch(name: str, otherwise: int) -> int:
+def _read_switch(name: str, otherwise: int) -> int:
     try:
         return int(Path("/proc/sys", name).read_text())
     except (OSError, ValueError):

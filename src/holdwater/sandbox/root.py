@@ -1,6 +1,6 @@
-"""What of this machine the root of a process sandbox shows: the system's programs, or the whole host.
+"""Selects what the root of a process sandbox shows of this machine: the system's programs, or the whole host.
 
-It says which paths those are. `bubblewrap.py` turns them into mounts and hides what must not be seen in them.
+This module lists the paths. `bubblewrap.py` turns them into mounts and hides secrets in them.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from msgspec import field
 
 from ..core.config import SandboxRoot
 from ..core.records import MiB, Record
-from .beneath import FULL
+from .confined_paths import FULL
 
-# Programs and what they read: no home, no project, no state and no socket of the machine.
+# Programs and the files that they read: no homes, projects, state or sockets of the machine.
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
-    *("/nix/store", "/gnu/store"),  # where whole systems keep their programs
-    "/sys/devices/system",  # how many processors there are
+    *("/nix/store", "/gnu/store"),  # where some systems keep all programs
+    "/sys/devices/system",  # the number of processors
 )
 ETC = "/etc"
-LARGEST = 16 * MiB  # of a file in `/etc`
+LARGEST = 16 * MiB  # bytes of a file in `/etc`
 HOST = "/"
 SECRETS = (".ssh", ".aws", ".config/gcloud", ".netrc", ".docker", ".kube", ".gnupg", ".git-credentials")
-PACKAGE = Path(__file__).parents[1]  # holdwater's own, with the solutions of the demo
+PACKAGE = Path(__file__).parents[1]  # holdwater itself, with the solutions of the demo
 
 
-class Root(Record, frozen=True):
-    """What is shown, read-only."""
+class RootMounts(Record, frozen=True):
+    """The paths and links that the root shows, read-only."""
 
-    binds: dict[str, str] = field(default_factory=lambda: {HOST: HOST})  # path inside -> of this machine
-    links: dict[str, str] = field(default_factory=dict)  # path inside -> where it leads
+    binds: dict[str, str] = field(default_factory=lambda: {HOST: HOST})  # path inside -> path on this machine
+    links: dict[str, str] = field(default_factory=dict)  # path inside -> target
 
     @property
     def shows_host(self) -> bool:
         return HOST in self.binds
 
     def locate(self, path: str) -> Path | None:
-        """The file of this machine that the root shows at `path`, be it there or not."""
+        """Return the path on this machine that the root shows at `path`, whether it exists or not."""
         for inside, host in self.binds.items():
             if is_below(path, [inside]):
                 return Path(host + path[len(inside) :]) if inside != HOST else Path(path)
         return None
 
 
-def make_root(kind: SandboxRoot, settings: str = ETC) -> Root:
-    """`settings`: what is shown as `/etc`, a copy of it without its secrets."""
+def make_root(kind: SandboxRoot, settings: str = ETC) -> RootMounts:
+    """Return the root of this kind. `settings`: shown as `/etc`, a copy of it without its secrets."""
     if kind is SandboxRoot.HOST:
-        return Root()
+        return RootMounts()
     binds, links = {ETC: settings}, {"/var/run": "../run"}
-    for path in (*SYSTEM, *_interpreter()):
+    for path in (*SYSTEM, *_find_interpreter()):
         if Path(path).is_symlink():
             links[path] = os.readlink(path)  # noqa: PTH115 - as it stands
         elif Path(path).exists() and not is_below(path, binds):
             binds[path] = path
-    return Root(binds=binds, links=links)
+    return RootMounts(binds=binds, links=links)
 
 
 def copy_settings(into: Path) -> None:
-    """Copy the files of `/etc` that every user may read: they stay the same while a run lasts. Blocks.
+    """Copy the files of `/etc` that every user may read, so that they stay the same during a run. Blocks.
 
-    Hiding its secrets by mounts would cost each command more, and a file that is replaced loses its mount.
+    Hiding the secrets by mounts would cost each command more, and a file that is replaced loses its mount.
     """
     into.mkdir()
     left = [(ETC, str(into))]  # bound: the directories of `/etc`
@@ -80,11 +80,11 @@ def copy_settings(into: Path) -> None:
                 except OSError as e:
                     if e.errno in FULL:
                         raise
-                    continue  # it went meanwhile, or is closed to this user as well
+                    continue  # removed meanwhile, or not readable for this user either
 
 
 def _copy_setting(entry: os.DirEntry[str], target: str) -> bool:
-    """Whether it is a directory, which was made empty."""
+    """Copy one entry, directories as empty ones; return whether it is a directory."""
     if entry.is_symlink():
         os.symlink(os.readlink(entry.path), target)  # noqa: PTH115, PTH211 - as it stands
         return False
@@ -99,7 +99,7 @@ def _copy_setting(entry: os.DirEntry[str], target: str) -> bool:
 
 
 def find_secrets(kind: SandboxRoot) -> Iterator[Path]:
-    """What nothing in a sandbox may see, wherever it would be shown."""
+    """Yield the paths that must be hidden in every sandbox."""
     try:
         home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -110,13 +110,13 @@ def find_secrets(kind: SandboxRoot) -> Iterator[Path]:
 
 
 def is_below(path: str, places: Iterable[str]) -> bool:
-    for place in places:  # a plain loop: it is asked hundreds of times for each command
+    for place in places:  # a plain loop: called hundreds of times per command
         if path == place or path.startswith(place if place.endswith("/") else place + "/"):
             return True
     return False
 
 
-def _interpreter() -> Iterator[str]:
-    """The Python that the way to the gateway runs on, without a virtual environment's packages."""
+def _find_interpreter() -> Iterator[str]:
+    """Yield the paths of the Python that runs the forwarder, without a virtual environment's packages."""
     yield os.path.realpath(Path(sys.executable).resolve().parent)
     yield os.path.realpath(Path(sys.base_prefix, "lib"))

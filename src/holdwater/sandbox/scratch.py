@@ -1,6 +1,7 @@
-"""The directory in which a run keeps its sandboxes: marked as ours, and locked while the run has a conductor.
+"""The directory with a run's sandboxes: marked as ours, and locked while the run has a conductor.
 
-It may lie in a place that others use too (`--scratch`). Nothing is ever removed there but such directories.
+It may be in a directory that others use too (`--scratch`). Only directories with our marker are ever removed
+there.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.errors import BadInput, RunLocked
-from ..ledger.disk import cannot_write
-from .remove import remove_tree
+from ..ledger.durable_files import cannot_write
+from .tree_removal import remove_tree
 
 PREFIX = "holdwater-"
-MARKER = ".holdwater"  # in each directory of ours; a lock on it says that its run lives
-TICK = 0.02  # seconds between two looks at a lock
-PATIENCE = 600.0  # seconds for another run that removes what this one had left
+MARKER = ".holdwater"  # in each of our directories; a lock on it means that its run is alive
+TICK = 0.02  # seconds between two tries to lock
+PATIENCE = 600.0  # seconds to wait for another run that removes this run's leftovers
 
 
-def temporary_places() -> list[Path]:
-    """Directories for a run's small temporary files, the fastest first: memory where there is some."""
+def list_temporary_places() -> list[Path]:
+    """Return directories for a run's small temporary files, fastest first: memory if available."""
     memory = Path("/dev/shm")
     usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
     return [*([memory] if usable else []), Path(tempfile.gettempdir())]
 
 
 def temporary_prefix(run: str) -> str:
-    """The beginning of the name of a run's temporary directories: a later conductor sweeps them."""
+    """Return the name prefix of a run's temporary directories; a later conductor sweeps them."""
     return f"{PREFIX}{run}-"
 
 
 @contextmanager
 def claim(place: Path) -> Iterator[None]:
-    """Make and hold the directory `place`. At the end it is removed, if nothing is left in it."""
+    """Create and lock the directory `place`; at the end remove it if it is empty."""
     try:
         fd = _take(place)
     except OSError as e:
@@ -45,48 +46,48 @@ def claim(place: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # it stays for the next sweep
+        with suppress(OSError):  # left for the next sweep
             _leave(place)
         os.close(fd)
 
 
 def claim_temporary(directory: Path) -> int:
-    """Mark a temporary directory as that of a living process, as long as the descriptor is open."""
-    new = _marker(directory).with_suffix(".new")
+    """Mark a temporary directory as in use; return the descriptor that keeps the mark while it is open."""
+    new = _marker_path(directory).with_suffix(".new")
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    new.replace(_marker(directory))  # never there without its lock
+    new.replace(_marker_path(directory))  # the marker never exists without its lock
     return fd
 
 
-def bury(scratch: Path) -> int:
-    """Remove the directories of dead runs in `scratch`; how many. Blocks.
+def remove_dead_runs(scratch: Path) -> int:
+    """Remove the directories of dead runs in `scratch`; return how many. Blocks.
 
-    Dead is a run whose marker is there and not locked. A directory without a marker is not ours.
+    A run is dead if its marker exists and is not locked. A directory without a marker is not ours.
     """
-    places = [entry for entry in _entries(scratch) if entry.name.startswith(PREFIX)]
+    places = [entry for entry in _list_entries(scratch) if entry.name.startswith(PREFIX)]
     return sum(_remove_dead(place) for place in places)
 
 
-def empty(place: Path) -> int:
-    """Remove all sandboxes of the run that holds `place`; how many are gone. Blocks."""
-    return sum(not remove_tree(entry) for entry in _entries(place) if entry.name != MARKER)
+def remove_sandboxes(place: Path) -> int:
+    """Remove all sandboxes of the run that holds `place`; return how many are gone. Blocks."""
+    return sum(not remove_tree(entry) for entry in _list_entries(place) if entry.name != MARKER)
 
 
 def _take(place: Path) -> int:
-    """The marker, locked. Another run may be removing what a dead conductor of this one had left."""
+    """Return the locked marker. Wait if another run is removing leftovers of a dead conductor of this one."""
     until = time.monotonic() + PATIENCE
     while True:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _marker(place).exists() and _entries(place):
+        if not _marker_path(place).exists() and _list_entries(place):
             raise BadInput(
-                f"the directory for sandboxes holds files of others, it has no `{MARKER}`: `{place}`",
-                hint="give another `--scratch`",
+                f"the directory for sandboxes holds other files and has no `{MARKER}`: `{place}`",
+                hint="use another `--scratch`",
             )
         try:
-            fd = os.open(_marker(place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fd = os.open(_marker_path(place), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            continue  # it was removed a moment ago
+            continue  # removed a moment ago
         if _lock(fd, place):
             return fd
         os.close(fd)
@@ -96,9 +97,9 @@ def _take(place: Path) -> int:
 
 
 def _leave(place: Path) -> None:
-    """What could not be removed keeps its marker: a later sweep tries again."""
-    if [entry.name for entry in _entries(place)] == [MARKER]:
-        _marker(place).unlink(missing_ok=True)
+    """Remove `place` if it is empty; otherwise its marker stays, and a later sweep tries again."""
+    if [entry.name for entry in _list_entries(place)] == [MARKER]:
+        _marker_path(place).unlink(missing_ok=True)
         place.rmdir()
 
 
@@ -106,33 +107,33 @@ def _remove_dead(place: Path) -> bool:
     if place.is_symlink():
         return False
     try:
-        fd = os.open(_marker(place), os.O_RDWR | os.O_NOFOLLOW)
+        fd = os.open(_marker_path(place), os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
-        return False  # not ours, or another user's
+        return False  # not ours, or owned by another user
     try:
         if not _lock(fd, place):
             return False
-        empty(place)
+        remove_sandboxes(place)
         _leave(place)
         return not place.exists()
     except OSError:
-        return False  # it stays for the next sweep
+        return False  # left for the next sweep
     finally:
         os.close(fd)
 
 
 def _lock(fd: int, place: Path) -> bool:
-    """Whether the lock was free, is held now, and is still that of the marker in `place`."""
+    """Lock the marker; return whether the lock was free and the marker is still the one in `place`."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(fd), _marker(place).lstat())
+        return os.path.samestat(os.fstat(fd), _marker_path(place).lstat())
     except (BlockingIOError, FileNotFoundError):
         return False
 
 
-def _marker(place: Path) -> Path:
+def _marker_path(place: Path) -> Path:
     return place / MARKER
 
 
-def _entries(place: Path) -> list[Path]:
+def _list_entries(place: Path) -> list[Path]:
     return list(place.iterdir()) if place.is_dir() else []

@@ -1,8 +1,9 @@
-"""A filter of system calls for sandboxes: a classic BPF program, as the kernel and bubblewrap take it.
+"""Builds the system call filter of sandboxes: a classic BPF program for the kernel and bubblewrap.
 
-It refuses calls that reach beyond a sandbox (keyrings, kernel modules, mounts, namespaces), open much of the
-kernel (bpf, io_uring, userfaultfd) or change the sandbox's first process. `ptrace` of others is allowed: in a
-pid namespace a debugger finds processes of its own sandbox alone. It builds bytes, bubblewrap installs them.
+The filter refuses calls that reach beyond a sandbox (keyrings, kernel modules, mounts, namespaces), expose
+much of the kernel (bpf, io_uring, userfaultfd) or change the sandbox's first process. `ptrace` of other
+processes is allowed: in a pid namespace a debugger finds only processes of its own sandbox. Bubblewrap
+installs the filter.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Sequence
 # Offsets into `struct seccomp_data`, and codes of `linux/filter.h` and `linux/seccomp.h`.
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # the error's number is in the lower half of REFUSE
-X32 = 0x40000000  # numbers from here on are of the x32 ABI
-SKIPPED = 0xFFFFFFFF  # a tracer has the kernel skip the call
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # the lower half of REFUSE holds the error number
+X32 = 0x40000000  # numbers from here on belong to the x32 ABI
+SKIPPED = 0xFFFFFFFF  # set by a tracer that makes the kernel skip the call
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -71,34 +72,37 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-UNKNOWN = {"clone3": (435, 435)}  # its flags lie in memory, where no filter can look: libc takes `clone` then
-NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* but CLONE_NEWTIME
-NEW_TIME = 0x80  # CLONE_NEWTIME, where it is no signal
-# Calls of which some are allowed, by their first argument: name -> numbers.
+UNKNOWN = {"clone3": (435, 435)}  # its flags are in memory, invisible to a filter: libc falls back to `clone`
+NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* except CLONE_NEWTIME
+NEW_TIME = 0x80  # CLONE_NEWTIME, where it is not a signal number
+# Calls that are allowed depending on an argument: name -> numbers.
 CLONE, UNSHARE = (56, 220), (272, 97)
 PTRACE, READ_MEMORY, WRITE_MEMORY = (101, 117), (310, 270), (311, 271)
 PERSONALITY, SOCKET, SOCKETPAIR = (135, 92), (41, 198), (53, 199)
-PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)  # Linux, 32 bits, old names of kernels; a question
+PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)  # Linux, 32 bits, old kernel names; a query
 # Unspecified, unix, IPv4, IPv6, netlink, packet. Others, such as vsock, belong to no network namespace.
 FAMILIES = (0, 1, 2, 10, 16, 17)
 
-FEW = 3  # calls that are compared one by one
+FEW = 3  # calls compared one by one
 Instruction = tuple[int, int, int, int]  # code, steps to skip if true, if false, operand
 
 
 @functools.cache
 def build_filter(machine: str) -> bytes:
-    """The program for an architecture as `uname -m` names it; empty where there is none."""
+    """Return the program for an architecture as named by `uname -m`; empty if there is none."""
     if machine not in ARCHITECTURES:
         return b""
     at = list(ARCHITECTURES).index(machine)
     blocks = {numbers[at]: [_refuse()] for numbers in REFUSED.values()}
     blocks |= {numbers[at]: [_refuse(errno.ENOSYS)] for numbers in UNKNOWN.values()}
-    blocks |= {CLONE[at]: _unless_any(NEW_NAMESPACES), UNSHARE[at]: _unless_any(NEW_NAMESPACES | NEW_TIME)}
-    blocks[PTRACE[at]] = _unless_first_process(SECOND_ARGUMENT)
-    blocks |= {numbers[at]: _unless_first_process(FIRST_ARGUMENT) for numbers in (READ_MEMORY, WRITE_MEMORY)}
-    blocks[PERSONALITY[at]] = _only(PERSONALITIES, errno.EPERM)
-    blocks |= {numbers[at]: _only(FAMILIES, errno.EAFNOSUPPORT) for numbers in (SOCKET, SOCKETPAIR)}
+    blocks |= {
+        CLONE[at]: _refuse_any_bit(NEW_NAMESPACES),
+        UNSHARE[at]: _refuse_any_bit(NEW_NAMESPACES | NEW_TIME),
+    }
+    blocks[PTRACE[at]] = _refuse_first_process(SECOND_ARGUMENT)
+    blocks |= {numbers[at]: _refuse_first_process(FIRST_ARGUMENT) for numbers in (READ_MEMORY, WRITE_MEMORY)}
+    blocks[PERSONALITY[at]] = _allow_only(PERSONALITIES, errno.EPERM)
+    blocks |= {numbers[at]: _allow_only(FAMILIES, errno.EAFNOSUPPORT) for numbers in (SOCKET, SOCKETPAIR)}
     known = sorted((number, block) for number, block in blocks.items() if number is not None)
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, ARCHITECTURES[machine]), _refuse()]
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 1, SKIPPED), _allow(), (AT_LEAST, 0, 1, X32), _refuse()]
@@ -107,7 +111,7 @@ def build_filter(machine: str) -> bytes:
 
 
 def _search(blocks: Sequence[tuple[int, Sequence[Instruction]]]) -> list[Instruction]:
-    """Find the block of a call by halving: the kernel plays the program for every call when it takes it."""
+    """Find a call's block by binary search: at load the kernel runs the program for every call number."""
     if len(blocks) <= FEW:
         tests = [((EQUAL, 0, len(block), number), *block) for number, block in blocks]
         return [*(instruction for test in tests for instruction in test), _allow()]
@@ -116,16 +120,16 @@ def _search(blocks: Sequence[tuple[int, Sequence[Instruction]]]) -> list[Instruc
     return [(AT_LEAST, len(below), 0, blocks[half][0]), *below, *above]
 
 
-def _unless_any(bits: int) -> list[Instruction]:
+def _refuse_any_bit(bits: int) -> list[Instruction]:
     return [(LOAD, 0, 0, FIRST_ARGUMENT), (ANY_BIT, 0, 1, bits), _refuse(), _allow()]
 
 
-def _unless_first_process(argument: int) -> list[Instruction]:
-    """The first process of a sandbox is bubblewrap's: who changes it can outlive the sandbox."""
+def _refuse_first_process(argument: int) -> list[Instruction]:
+    """Refuse access to the first process, bubblewrap's: by changing it, code could outlive the sandbox."""
     return [(LOAD, 0, 0, argument), (EQUAL, 0, 1, 1), _refuse(), _allow()]
 
 
-def _only(values: Sequence[int], error: int) -> list[Instruction]:
+def _allow_only(values: Sequence[int], error: int) -> list[Instruction]:
     tests = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(LOAD, 0, 0, FIRST_ARGUMENT), *tests, _refuse(error), _allow()]
 

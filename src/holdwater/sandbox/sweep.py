@@ -1,7 +1,7 @@
-"""Ends and removes what a killed run left: processes, control groups and directories.
+"""Ends and removes the processes, control groups and directories that a killed run left.
 
-Called at the next start, when the run's lock is held and none of its sandboxes can be alive. Directories of
-other runs are `scratch.py`'s.
+It runs at the next start, when the run's lock is held and none of its sandboxes can be alive. `scratch.py`
+removes directories of other runs.
 """
 
 from __future__ import annotations
@@ -12,59 +12,65 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.records import Record
-from . import cgroup, marks
+from . import cgroup, process_marks
 from .probe import probe
-from .remove import remove_tree
-from .scratch import empty
+from .scratch import remove_sandboxes
+from .tree_removal import remove_tree
 
 SECONDS = 5.0
 
 
-class Swept(Record, frozen=True):
-    """How much was left."""
+class SweepReport(Record, frozen=True):
+    """The number of leftovers that were removed."""
 
     processes: int = 0
     directories: int = 0
     cgroups: int = 0
 
 
-def sweep(run: str, place: Path) -> Swept:
-    """Kill every process that carries the mark of `run`; remove its groups and its sandboxes. Blocks."""
-    processes = marks.kill_all({marks.RUN: run}, SECONDS)
-    groups = cgroup.left_by(run)
-    processes += sum(_empty(group) for group in groups)
-    return Swept(
+def sweep(run: str, place: Path) -> SweepReport:
+    """Kill every process with the mark of `run`; remove its groups and its sandboxes. Blocks."""
+    processes = process_marks.kill_all({process_marks.RUN: run}, SECONDS)
+    groups = cgroup.find_leftovers(run)
+    processes += sum(_empty_group(group) for group in groups)
+    return SweepReport(
         processes=processes,
         cgroups=sum(not group.exists() for group in groups),
-        directories=empty(place),
+        directories=remove_sandboxes(place),
     )
 
 
-def sweep_attempts(run: str, place: Path, attempts: Iterable[int]) -> Swept:
-    """The same for single attempts of a run that goes on: their worker is dead. Blocks."""
+def sweep_attempts(run: str, place: Path, attempts: Iterable[int]) -> SweepReport:
+    """Sweep single attempts of a run that goes on, whose worker is dead. Blocks."""
     home, found = probe().cgroup, list(attempts)
-    processes = sum(marks.kill_all({marks.RUN: run, marks.ATTEMPT: str(n)}, SECONDS) for n in found)
-    names = [f"{cgroup.prefix(run)}{number}" for number in found] if home.usable else []
+    processes = sum(
+        process_marks.kill_all({process_marks.RUN: run, process_marks.ATTEMPT: str(n)}, SECONDS)
+        for n in found
+    )
+    names = [f"{cgroup.group_prefix(run)}{number}" for number in found] if home.usable else []
     groups = [
-        group for name in names for group in cgroup.Cgroup(home, name, cpu=True).directories if group.exists()
+        group
+        for name in names
+        for group in cgroup.ControlGroup(home, name, cpu=True).directories
+        if group.exists()
     ]
-    processes += sum(_empty(group) for group in groups)
+    processes += sum(_empty_group(group) for group in groups)
     directories = [place / str(number) for number in found if (place / str(number)).exists()]
-    return Swept(
+    return SweepReport(
         processes=processes,
         cgroups=sum(not group.exists() for group in groups),
         directories=sum(not remove_tree(directory) for directory in directories),
     )
 
 
-def _empty(group: Path) -> int:
-    """Kill those that hid their marks; how many there were."""
+def _empty_group(group: Path) -> int:
+    """Kill processes that hid their marks and remove the group; return how many were killed."""
     until = time.monotonic() + SECONDS
-    cgroup.close(group)
+    cgroup.forbid_forks(group)
     killed: set[int] = set()
-    while not cgroup.remove(group) and time.monotonic() < until:
+    while not cgroup.remove_group(group) and time.monotonic() < until:
         found = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
-        marks.end(found, signal.SIGKILL)
+        process_marks.signal_pids(found, signal.SIGKILL)
         killed |= found
-        time.sleep(marks.LOOK_AGAIN)
+        time.sleep(process_marks.LOOK_AGAIN)
     return len(killed)

@@ -1,6 +1,6 @@
-"""What of this machine process sandboxes show, and whether that is enough for an agent's command.
+"""Decides what process sandboxes show of this machine, and checks that it suffices for an agent's command.
 
-The mounts themselves are made by `bubblewrap.py`; containers have mounts of their own.
+`bubblewrap.py` creates the mounts; containers have mounts of their own.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from ..core.config import SandboxRoot
 from ..core.errors import BadInput
 from ..core.records import Record
 from .bubblewrap import REPLACED, is_ours
-from .layout import Shown
-from .probe import Machine
+from .layout import SharedMounts
+from .probe import MachineFeatures
 from .root import copy_settings, is_below, make_root
-from .scratch import claim_temporary, temporary_places
+from .scratch import claim_temporary, list_temporary_places
 
-HOST_SHOWN = (
+HOST_WARNING = (
     "`--sandbox-root host`: commands can read every file of this machine that this user can, "
     "but for the run's own and some secrets, and can connect to its unix sockets"
 )
 Mounts = Sequence[tuple[str, str]]  # (here, there), read-only
 
 
-class Visible(Record, frozen=True):
-    """What is shown beside a sandbox's own directories, all of it read-only."""
+class VisibilitySpec(Record, frozen=True):
+    """The paths shown besides a sandbox's own directories, all read-only."""
 
     root: SandboxRoot = SandboxRoot.SYSTEM
     mounts: tuple[tuple[str, str], ...] = ()  # (here, there)
-    links: dict[str, str] = field(default_factory=dict)  # path inside -> where it leads
+    links: dict[str, str] = field(default_factory=dict)  # path inside -> target
 
 
 class SharedView:
-    """What all sandboxes of a process show: with the system's root, a copy of `/etc` that they share."""
+    """The view that all sandboxes of a process share; with the system's root it has a copy of `/etc`."""
 
-    def __init__(self, visible: Visible, prefix: str) -> None:
+    def __init__(self, visible: VisibilitySpec, prefix: str) -> None:
         self.root = visible.root
         self._visible = visible
-        self._prefix = prefix  # of the copy's directory
+        self._prefix = prefix  # name prefix of the copy's directory
         self._remove: weakref.finalize[..., SharedView] | None = None
 
     @cached_property
-    def shown(self) -> Shown:
+    def shown(self) -> SharedMounts:
         visible = self._visible
         mounts = {there: os.path.realpath(here) for here, there in visible.mounts}
         if visible.root is SandboxRoot.HOST:
-            return Shown(make_root(visible.root), mounts, visible.links)
-        return Shown(make_root(visible.root, self._copy_settings()), mounts, visible.links)
+            return SharedMounts(make_root(visible.root), mounts, visible.links)
+        return SharedMounts(make_root(visible.root, self._copy_settings()), mounts, visible.links)
 
     def _copy_settings(self) -> str:
-        """The copy of `/etc`, in memory where there is room: its many small files are slow on a disk."""
-        *others, last = temporary_places()
+        """Copy `/etc`, into memory if there is room: its many small files are slow on a disk."""
+        *others, last = list_temporary_places()
         for place in others:
             with suppress(OSError):
                 return self._copy_settings_below(place)
@@ -85,36 +85,38 @@ class SharedView:
 
 def find_visible(
     root: SandboxRoot, mounts: Mounts, trees: Iterable[str] = (), links: Mapping[str, str] | None = None
-) -> Visible:
-    """A run's mounts, and what the agent's programs need, where it is on this machine.
+) -> VisibilitySpec:
+    """Return a run's mounts, and the paths of this machine that the agent's programs need.
 
-    With the host's root that is the current directory too: it may lie in a place that sandboxes replace.
+    With the host's root the current directory is included: it may be in a directory that sandboxes replace.
     """
     here = [os.path.realpath(Path.cwd())] if root is SandboxRoot.HOST else []
     needed = tuple((path, path) for path in [*here, *sorted(trees)])
     asked = tuple(mounts)
-    return Visible(root, (*needed, *asked), dict(links or {}))
+    return VisibilitySpec(root, (*needed, *asked), dict(links or {}))
 
 
-def search_path(mounts: Mounts) -> list[str]:
-    """The directories that come first on PATH."""
+def build_search_path(mounts: Mounts) -> list[str]:
+    """Return the directories to put first on PATH."""
     return [f"{there}/bin" for here, there in mounts if Path(here, "bin").is_dir()]
 
 
-def check_mounts(mounts: Mounts, machine: Machine) -> None:
+def check_mounts(mounts: Mounts, machine: MachineFeatures) -> None:
     """Refuse mounts that no process sandbox of this machine can have."""
     for here, there in mounts:
         if here == there:
             continue
         if not machine.bwrap:
-            why = machine.why_not or "it is not there"
+            why = machine.why_not or "not available"
             raise BadInput(f"`--mount` needs bubblewrap or containers: {why}", "add `--sandbox docker`")
         if is_ours(there):
-            raise BadInput(f"invalid place for `--mount` in a process sandbox, which has its own: `{there}`")
+            raise BadInput(f"invalid target for `--mount`, reserved in a process sandbox: `{there}`")
 
 
-def check_directories(paths: Iterable[str], root: SandboxRoot, mounts: Mounts, machine: Machine) -> None:
-    """Refuse a command that names a directory which no sandbox shows; a file that it names is shown."""
+def check_directories(
+    paths: Iterable[str], root: SandboxRoot, mounts: Mounts, machine: MachineFeatures
+) -> None:
+    """Refuse a command that names a directory that no sandbox shows; files that it names are shown anyway."""
     if not machine.bwrap:
         return
     system = make_root(root)

@@ -1,7 +1,7 @@
-"""The front door for trainers: HTTP in front of `run/desk.py`. It decides nothing and keeps nothing.
+"""The HTTP server for trainers, in front of `run/orders/order_service.py`. It decides and stores nothing.
 
-`door.py` listens, `orders.py` is what is asked of it, `follow.py` what is told on the way.
+`rollout_server.py` listens, `orders.py` handles requests about orders, and `event_stream.py` streams events.
 """
 
-from .door import Door as Door
-from .terms import DoorTerms as DoorTerms
+from .rollout_server import RolloutServer as RolloutServer
+from .settings import ServerSettings as ServerSettings

@@ -1,6 +1,7 @@
-"""What clients do with orders: place, follow, ask after, answer and cancel them.
+"""Handles the requests about orders: place, follow, query, answer and cancel them.
 
-The desk decides; here is only how that is told. Routes and keys are in `door.py`.
+The `ServerBackend` makes the decisions; this module turns them into responses. Routes and API keys are in
+`rollout_server.py`.
 """
 
 from __future__ import annotations
@@ -11,187 +12,195 @@ from pathlib import Path
 
 from aiohttp import web
 
-from ..core.errors import Refused
-from ..core.serving import Accepted, Answer, Order, Problem
-from .asked import check
-from .body import Bodies
-from .desk import Desk, Ticket
-from .follow import Follower
-from .speech import Speech
-from .written import SERVER, Stream, send
+from ..core.errors import RequestRefused
+from ..core.serving_protocol import Accepted, CallAnswer, Order, ProblemDetails
+from .backend import OrderHandle, ServerBackend
+from .event_stream import OrderFollower
+from .request_bodies import BoundedBodies
+from .responses import SERVER_HEADERS, EventWriter, send_body
+from .validation import check_order
+from .wire_format import WireFormat
 
 MODEL_KEY = "X-Holdwater-Model-Key"
 HAVE = "X-Holdwater-Have"
-OWNER = web.RequestKey("owner", str)  # stands for the key of a request's client
-ANSWERS = Answer | tuple[Answer, ...]
+OWNER = web.RequestKey("owner", str)  # a hash that stands for the client's API key
+ANSWERS = CallAnswer | tuple[CallAnswer, ...]
 
 
-class Orders:
-    """Of one desk. `tasks` is the scope of what goes on when its client is gone."""
+class OrderRoutes:
+    """The order requests to one backend. `tasks` owns the work that continues after its client is gone."""
 
     def __init__(
         self,
-        desk: Desk,
-        bodies: Bodies,
+        desk: ServerBackend,
+        bodies: BoundedBodies,
         tasks: asyncio.TaskGroup,
         note: Callable[[str, str], None],
         spool: Path | None,
     ) -> None:
-        self._desk = desk
+        self._backend = desk
         self._spool = spool
         self._bodies = bodies
         self._tasks = tasks
         self._note = note
-        self._followers: dict[int, set[Follower]] = {}  # by ticket; bound: open connections
+        self._followers: dict[int, set[OrderFollower]] = {}  # by order; bound: open connections
 
-    async def place(self, request: web.BaseRequest, speech: Speech) -> web.StreamResponse:
-        """Take an order and tell what becomes of it: as a stream, or its result when it is over."""
+    async def place(self, request: web.BaseRequest, speech: WireFormat) -> web.StreamResponse:
+        """Place an order; respond with a stream of its events, or with its result when it is over."""
         async with self._bodies.read(request) as body:
             order = speech.decode_order(body)
         del body
-        check(order)
-        ticket = await self._placed(order, model_key(request), owner_of(request))
-        order = ticket.order  # without the instance that it brought
+        check_order(order)
+        ticket = await self._await_placement(order, model_key(request), owner_of(request))
+        order = ticket.order  # without the instance that the client sent
         if speech.streamed:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
-            return status(ticket, speech)
-        async with ticket.attended():
+            return render_status(ticket, speech)
+        async with ticket.follow():
             seen = ticket.version
             while not ticket.finished:
-                seen = await ticket.changed(seen)
+                seen = await ticket.wait_for_change(seen)
             return await self._deliver(request, speech, ticket)
 
-    async def show(self, request: web.BaseRequest, speech: Speech, key: str) -> web.StreamResponse:
-        """The result of an order, or that it is not over."""
+    async def show(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
+        """Respond with the result of an order, or with 202 if it is not over."""
         ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
-            return status(ticket, speech)
+            return render_status(ticket, speech)
         return await self._deliver(request, speech, ticket)
 
-    async def cancel(self, request: web.BaseRequest, speech: Speech, key: str) -> web.StreamResponse:
+    async def cancel(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
         ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
             ticket.cancel("its client cancelled it")
-        return status(ticket, speech)
+        return render_status(ticket, speech)
 
-    async def answer(self, request: web.BaseRequest, speech: Speech, key: str) -> web.StreamResponse:
-        """Hand answers to the calls that wait for them; of several, say for each why it was not taken."""
+    async def answer(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
+        """Answer held calls. For a list of answers, respond with the problem of each answer, or null."""
         async with self._bodies.read(request) as body:
-            answers: Answer | tuple[Answer, ...] = speech.decode(body, ANSWERS)
+            answers: CallAnswer | tuple[CallAnswer, ...] = speech.decode(body, ANSWERS)
         ticket = await self._find(key, owner_of(request))
-        if isinstance(answers, Answer):
-            self._take(ticket, answers)
-            return web.Response(status=204, headers=SERVER)
-        problems = [self._tried(ticket, answer) for answer in answers]
-        return document(problems, speech)
+        if isinstance(answers, CallAnswer):
+            self._take_answer(ticket, answers)
+            return web.Response(status=204, headers=SERVER_HEADERS)
+        problems = [self._try_answer(ticket, answer) for answer in answers]
+        return render_record(problems, speech)
 
-    async def _placed(self, order: Order, key: str | None, owner: str) -> Ticket:
-        """The order's ticket. A client that hangs up meanwhile is one that is gone: the desk is told that."""
-        placing: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+    async def _await_placement(self, order: Order, key: str | None, owner: str) -> OrderHandle:
+        """Place the order; return its handle. A client that disconnects meanwhile starts the grace period."""
+        placing: asyncio.Future[OrderHandle] = asyncio.get_running_loop().create_future()
         self._tasks.create_task(self._place(order, key, owner, placing))
         try:
             return await placing
         except asyncio.CancelledError:
             if not placing.cancelled() and placing.exception() is None:
-                await _leave(placing.result())
+                await _start_grace(placing.result())
             raise
 
     async def _place(
-        self, order: Order, key: str | None, owner: str, placing: asyncio.Future[Ticket]
+        self, order: Order, key: str | None, owner: str, placing: asyncio.Future[OrderHandle]
     ) -> None:
         try:
-            ticket = await self._desk.place(order, key, owner)
+            ticket = await self._backend.place(order, key, owner)
             if placing.cancelled():
-                await _leave(ticket)
+                await _start_grace(ticket)
             else:
                 placing.set_result(ticket)
-        except Exception as error:  # boundary: raised again where it is awaited  # noqa: BLE001
+        except Exception as error:  # boundary: raised again where `placing` is awaited  # noqa: BLE001
             if not placing.cancelled():
                 placing.set_exception(error)
 
-    async def _find(self, key: str, owner: str) -> Ticket:
-        ticket = await self._desk.find(key, owner)
+    async def _find(self, key: str, owner: str) -> OrderHandle:
+        ticket = await self._backend.find(key, owner)
         if ticket is None:
-            raise Refused("unknown", f"no such order: {key[:200]!r}")
+            raise RequestRefused("unknown", f"no such order: {key[:200]!r}")
         return ticket
 
-    def _take(self, ticket: Ticket, answer: Answer) -> None:
+    def _take_answer(self, ticket: OrderHandle, answer: CallAnswer) -> None:
         ticket.answer(answer)
         for follower in self._followers.get(ticket.id, ()):
-            follower.answered(answer.call)
+            follower.mark_answered(answer.call)
 
-    def _tried(self, ticket: Ticket, answer: Answer) -> Problem | None:
+    def _try_answer(self, ticket: OrderHandle, answer: CallAnswer) -> ProblemDetails | None:
         try:
-            self._take(ticket, answer)
-        except Refused as error:
+            self._take_answer(ticket, answer)
+        except RequestRefused as error:
             return problem_of(error)
         return None
 
-    async def _stream(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        stream = Stream(request, speech, self._spool)
+    async def _stream(
+        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderHandle
+    ) -> web.StreamResponse:
+        stream = EventWriter(request, speech, self._spool)
         have = (call.strip() for call in request.headers.get(HAVE, "").split(","))
-        follower = Follower(ticket, stream, have)
+        follower = OrderFollower(ticket, stream, have)
         following = self._followers.setdefault(ticket.id, set())
         following.add(follower)
         try:
-            async with ticket.attended():
+            async with ticket.follow():
                 await stream.begin()
                 await follower.follow()
                 response = await stream.end()
-                await self._delivered(ticket)
+                await self._confirm_delivery(ticket)
                 return response
         finally:
             following.discard(follower)
             if not following:
                 self._followers.pop(ticket.id, None)
 
-    async def _deliver(self, request: web.BaseRequest, speech: Speech, ticket: Ticket) -> web.StreamResponse:
-        response = await send(request, speech.encode(await ticket.result()), speech.kind, self._spool)
-        await self._delivered(ticket)
+    async def _deliver(
+        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderHandle
+    ) -> web.StreamResponse:
+        response = await send_body(
+            request, speech.encode(await ticket.read_result()), speech.content_type, self._spool
+        )
+        await self._confirm_delivery(ticket)
         return response
 
-    async def _delivered(self, ticket: Ticket) -> None:
-        """Its bytes are on their way: a client that hangs up now does not make it undelivered."""
-        await asyncio.shield(self._tasks.create_task(self._mark(ticket)))
+    async def _confirm_delivery(self, ticket: OrderHandle) -> None:
+        """Mark the result as delivered: its bytes are sent, even if the client disconnects now."""
+        await asyncio.shield(self._tasks.create_task(self._mark_delivered(ticket)))
 
-    async def _mark(self, ticket: Ticket) -> None:
+    async def _mark_delivered(self, ticket: OrderHandle) -> None:
         try:
-            await ticket.delivered()
-        except Exception as error:  # boundary: it would be sent as new again, no more  # noqa: BLE001
+            await ticket.mark_delivered()
+        except Exception as error:  # boundary: at worst the result is sent again  # noqa: BLE001
             self._note("serve.undelivered", f"order {ticket.id}: {type(error).__name__}: {error}")
 
 
-async def _leave(ticket: Ticket) -> None:
-    """Nobody waits for it: from now on the desk counts the seconds."""
-    async with ticket.attended():
+async def _start_grace(ticket: OrderHandle) -> None:
+    """Start the grace period of an order that no client follows: it starts when a follower leaves."""
+    async with ticket.follow():
         pass
 
 
 def owner_of(request: web.BaseRequest) -> str:
-    """Whose orders the request may see: the door has set it."""
+    """Return the owner whose orders the request may see, as set by `RolloutServer`."""
     return request[OWNER]
 
 
 def model_key(request: web.BaseRequest) -> str | None:
-    """The key of an endpoint, which is passed on in a header: what cannot stand in one is refused."""
+    """Return the API key for a model endpoint; refuse one that cannot be forwarded in a header."""
     key = request.headers.get(MODEL_KEY)
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise Refused("invalid", f"`{MODEL_KEY}` must be printable ASCII")
+        raise RequestRefused("invalid", f"`{MODEL_KEY}` must be printable ASCII")
     return key
 
 
-def problem_of(error: Refused) -> Problem:
-    return Problem(code=error.code, message=error.message, hint=error.hint, after=error.after)
+def problem_of(error: RequestRefused) -> ProblemDetails:
+    return ProblemDetails(code=error.code, message=error.message, hint=error.hint, after=error.after)
 
 
-def document(record: object, speech: Speech, code: int = 200) -> web.Response:
-    """A small record as an answer."""
+def render_record(record: object, speech: WireFormat, code: int = 200) -> web.Response:
+    """Return a response with a small record."""
     return web.Response(
-        status=code, body=speech.encode(record), headers={**SERVER, "Content-Type": speech.kind}
+        status=code,
+        body=speech.encode(record),
+        headers={**SERVER_HEADERS, "Content-Type": speech.content_type},
     )
 
 
-def status(ticket: Ticket, speech: Speech) -> web.Response:
-    """That an order is known: 202 while it is not over."""
-    return document(Accepted(order=ticket.id, new=ticket.new), speech, 200 if ticket.finished else 202)
+def render_status(ticket: OrderHandle, speech: WireFormat) -> web.Response:
+    """Return a response that says that the order is known; its status is 202 while the order is not over."""
+    return render_record(Accepted(order=ticket.id, new=ticket.new), speech, 200 if ticket.finished else 202)

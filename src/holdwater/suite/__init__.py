@@ -1,1 +1,1 @@
-"""Suites: what yields instances and grades. `load.py` finds one by name; others come by entry points."""
+"""Suites yield instances and grade them. `loader.py` finds a suite by name; entry points add others."""

@@ -1,6 +1,7 @@
-"""Says whether a path that a suite names stays in the suite's own directory, all links followed.
+"""Checks whether a path named by a suite stays in the suite's own directory, with all links followed.
 
-A suite may come from a stranger: it brings its own files into a sandbox, and no others of this machine.
+A suite may come from an untrusted source: it may copy its own files into a sandbox, but no other file of this
+machine.
 """
 
 from __future__ import annotations
@@ -10,5 +11,5 @@ from pathlib import Path
 
 
 def leads_out(path: Path, root: Path) -> bool:
-    """Whether `path`, which need not be there, is neither `root` nor below it; a loop of links stays."""
+    """Return whether `path` (which need not exist) lies outside `root`; a loop of links counts as inside."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))

@@ -1,4 +1,4 @@
-"""Grades by a command: what suites use whose instances carry one."""
+"""Grades an instance by its grade command, for suites whose instances carry one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..core.errors import GradeFailed
 from ..core.records import CommandResult, Grade, Instance
 from .programs import TESTS, find_missing, find_programs
 
-EXPECTED = "holdwater.expected"  # in an instance's data: what its grade command has to print
+EXPECTED = "holdwater.expected"  # key in an instance's data: the output that the grade command must print
 LONGEST_DETAIL = 4000  # characters of output that a grade keeps
-CANNOT_RUN = (126, 127)  # what a shell says of a command that is missing or no program
+CANNOT_RUN = (126, 127)  # exit statuses of a shell for a command that is not executable or not found
 
 
 async def command_grade(instance: Instance, sandbox: Sandbox, answer: object = None) -> Grade:
-    """Run the instance's `grade` command in the sandbox: status 0 is a pass, if it prints what it has to."""
+    """Run the instance's `grade` command: it passes with status 0 and the expected output, if any."""
     if not instance.grade:
         raise GradeFailed(f"instance `{instance.id}` has no grade command", again=False)
     directory = await put_tests(instance.tests, sandbox) if instance.tests else ""
@@ -27,13 +27,13 @@ async def command_grade(instance: Instance, sandbox: Sandbox, answer: object = N
     expected = instance.data.get(EXPECTED)
     if not grade.passed or expected is None or result.stdout.strip() == expected.strip():
         return grade
-    return Grade(passed=False, score=0.0, detail=f"not what is expected: {tail(result.output, 1000)}")
+    return Grade(passed=False, score=0.0, detail=f"unexpected output: {tail(result.output, 1000)}")
 
 
 async def put_tests(tests: Mapping[str, str | bytes], sandbox: Sandbox) -> str:
-    """Write files for grading to a directory outside the working directory; the directory's path.
+    """Write test files to a directory outside the working directory; return the directory's path.
 
-    Its name differs each time: a link that an agent leaves cannot lead there.
+    The name is random, so a link that the agent leaves cannot point there.
     """
     directory = f"{sandbox.private}/tests-{secrets.token_hex(8)}"
     for path, content in tests.items():
@@ -42,9 +42,9 @@ async def put_tests(tests: Mapping[str, str | bytes], sandbox: Sandbox) -> str:
 
 
 async def check_started(result: CommandResult, programs: Sequence[str], sandbox: Sandbox) -> None:
-    """Raise GradeFailed if a command ended as one does whose program is missing, and one of these is.
+    """Raise GradeFailed if the shell could not start the command and one of `programs` is missing.
 
-    If none is, the status comes from the work that the command ran, and is a grade.
+    If no program is missing, the exit status comes from the agent's work and counts as a grade.
     """
     if result.timed_out or result.exit_code not in CANNOT_RUN:
         return
@@ -57,13 +57,13 @@ async def check_started(result: CommandResult, programs: Sequence[str], sandbox:
 
 
 def as_grade(result: CommandResult) -> Grade:
-    """The grade that a command's end stands for; GradeFailed if it did not end by itself."""
+    """Return the grade for a finished command; raise GradeFailed if it timed out."""
     if result.timed_out:
         raise GradeFailed(f"the grade command timed out after {result.seconds:.0f} s", kind="timeout")
     return Grade(passed=result.ok, score=float(result.ok), detail=tail(result.output))
 
 
 def tail(text: str, characters: int = LONGEST_DETAIL) -> str:
-    """The end of `text`: where programs say what went wrong."""
+    """Return the end of `text`, where programs print their errors."""
     text = text.strip()
     return text if len(text) <= characters else "..." + text[-characters:]

@@ -1,6 +1,6 @@
-"""A suite in a file: one instance a line, graded by its own command.
+"""Reads a suite from a JSON Lines file: one instance per line, graded by its own command.
 
-Rows are decoded one at a time; `check` goes over the whole file first, in 8 bytes of memory a row.
+Rows are decoded one at a time. `check` first validates the whole file, with 8 bytes of memory per row.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from msgspec import Meta
 
 from ..core.authoring import Suite
 from ..core.errors import BadInput
-from ..core.records import Ask, GiB, Instance, MiB, Record
+from ..core.records import GiB, Instance, LimitOverrides, MiB, Record
 from .confinement import leads_out
 from .grading import EXPECTED, command_grade
 
 LONGEST_LINE = 64 * MiB
 BOM = b"\xef\xbb\xbf"
-BUCKETS = 256  # hashes are sorted a bucket at a time, so that sorting needs no second copy of them all
-MOST_SUSPECTS = 1000  # repeated hashes that the second pass looks at
+BUCKETS = 256  # hashes are sorted bucket by bucket, so sorting never copies all of them at once
+MOST_SUSPECTS = 1000  # maximum number of repeated hashes that the second pass compares
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0)]
@@ -33,7 +33,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class RowLimits(Record, frozen=True):
-    """`limits` as people write them: sizes also as `512MiB`."""
+    """The `limits` object of a row; sizes may be written as `512MiB`."""
 
     setup: Seconds | None = None
     acting: Seconds | None = None
@@ -47,34 +47,34 @@ class RowLimits(Record, frozen=True):
     cpu_seconds: Seconds | None = None
 
 
-class Row(Record, frozen=True):
-    """A line of the file."""
+class SuiteRow(Record, frozen=True):
+    """One decoded line of the file."""
 
     id: str
     grade: Text
     instruction: str = ""
     files: dict[str, str] = msgspec.field(default_factory=dict)
-    tests: dict[str, str] = msgspec.field(default_factory=dict)  # for `grade` alone
-    expected: str | None = None  # what `grade` has to print; it never enters the sandbox
-    directory: Text | None = None  # beside the file, or below
+    tests: dict[str, str] = msgspec.field(default_factory=dict)  # visible to `grade` only
+    expected: str | None = None  # the output that `grade` must print; it never enters the sandbox
+    directory: Text | None = None  # relative to the file's directory, at or below it
     setup: Text | None = None
     solution: Text | None = None
     limits: RowLimits = RowLimits()
     data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-_ROWS = msgspec.json.Decoder(Row)  # made at import: msgspec crashes when two threads do it at once
+_ROWS = msgspec.json.Decoder(SuiteRow)  # made at import: msgspec crashes when two threads make one at once
 
 
 class WrongField(ValueError):
-    """A value that has the right type and no meaning."""
+    """A field's value has the right type but is not valid."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"field `{field}`: {problem}")
 
 
 def jsonl(path: Path | str) -> Suite:
-    """The suite in the file `path`. Its size is known once its `check` has run."""
+    """Return the suite in the file `path`. Its `size` is known after `check` has run."""
     path = Path(path).absolute()
     if not path.is_file():
         raise BadInput(f"no such file: `{path}`")
@@ -84,7 +84,7 @@ def jsonl(path: Path | str) -> Suite:
 
     suite = Suite(
         name=path.stem,
-        instances=lambda: (instance for _, instance in _rows(path)),
+        instances=lambda: (instance for _, instance in _read_rows(path)),
         grade=command_grade,
         check=check,
         description=f"the rows of `{path.name}`",
@@ -93,19 +93,19 @@ def jsonl(path: Path | str) -> Suite:
 
 
 def _check(path: Path) -> int:
-    """Every row is valid and no id is there twice; how many rows there are."""
+    """Check that every row is valid and every id is unique; return the number of rows."""
     hashes = [array("q") for _ in range(BUCKETS)]
-    for _, instance in _rows(path):
+    for _, instance in _read_rows(path):
         number = hash(instance.id)
         hashes[number % BUCKETS].append(number)
-    suspects = _repeated(hashes)
+    suspects = _find_repeated(hashes)
     if suspects:
         _refuse_duplicates(path, suspects)
     return sum(len(bucket) for bucket in hashes)
 
 
-def _repeated(hashes: list[array[int]]) -> set[int]:
-    repeated: set[int] = set()  # at most MOST_SUSPECTS, and a bucket's worth
+def _find_repeated(hashes: list[array[int]]) -> set[int]:
+    repeated: set[int] = set()  # bounded by MOST_SUSPECTS plus one bucket
     for bucket in hashes:
         ordered = sorted(bucket)
         repeated.update(a for a, b in pairwise(ordered) if a == b)
@@ -115,9 +115,9 @@ def _repeated(hashes: list[array[int]]) -> set[int]:
 
 
 def _refuse_duplicates(path: Path, suspects: set[int]) -> None:
-    """Hashes may collide, so look at the ids themselves; name both places of the first that repeats."""
-    first: dict[str, int] = {}  # an id for each suspect, and for each that collides with one
-    for line, instance in _rows(path):
+    """Compare the ids themselves, because hashes may collide; name both lines of the first duplicate."""
+    first: dict[str, int] = {}  # one id per suspect hash, plus ids that collide with one
+    for line, instance in _read_rows(path):
         if hash(instance.id) not in suspects:
             continue
         if instance.id in first:
@@ -126,39 +126,39 @@ def _refuse_duplicates(path: Path, suspects: set[int]) -> None:
         first[instance.id] = line
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Instance]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, Instance]]:
     decode = _ROWS.decode
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         try:
-            instance = _instance(decode(line), path.parent)
+            instance = _make_instance(decode(line), path.parent)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            message, hint = _explained(error)
+            message, hint = _explain_error(error)
             raise BadInput(f"{path.name}:{number}: {message}", hint=hint) from None
         yield number, instance
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers; a line is never read beyond its bound."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the non-blank lines with their line numbers; read no more than LONGEST_LINE bytes of a line."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     raise BadInput(f"{path.name}:{number}: the line is longer than {LONGEST_LINE // MiB} MiB")
-                text = _decoded(line.removeprefix(BOM) if number == 1 else line, f"{path.name}:{number}")
+                text = _decode_line(line.removeprefix(BOM) if number == 1 else line, f"{path.name}:{number}")
                 if text:
                     yield number, text
     except OSError as error:
         raise BadInput(f"cannot read `{path}`: {error.strerror}") from None
 
 
-def _decoded(line: bytes, place: str) -> str:
+def _decode_line(line: bytes, place: str) -> str:
     try:
         return line.strip().decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"{place}: not valid UTF-8: byte {error.start + 1}") from None
 
 
-def _instance(row: Row, base: Path) -> Instance:
+def _make_instance(row: SuiteRow, base: Path) -> Instance:
     for field, place in (("files", "working directory"), ("tests", "tests' directory")):
         for path in getattr(row, field):
             if not _inside(path):
@@ -178,7 +178,7 @@ def _instance(row: Row, base: Path) -> Instance:
         grade=row.grade,
         solution=row.solution,
         data=row.data if row.expected is None else {**row.data, EXPECTED: row.expected},
-        limits=_ask(row.limits),
+        limits=_make_overrides(row.limits),
     )
 
 
@@ -187,12 +187,14 @@ def _inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
-def _ask(limits: RowLimits) -> Ask:
+def _make_overrides(limits: RowLimits) -> LimitOverrides:
     given = {f: v for f in limits.__struct_fields__ if (v := getattr(limits, f)) is not None}
-    return Ask(**{field: _bytes(field, v) if isinstance(v, str) else v for field, v in given.items()})
+    return LimitOverrides(
+        **{field: _parse_bytes(field, v) if isinstance(v, str) else v for field, v in given.items()}
+    )
 
 
-def _bytes(field: str, text: str) -> int:
+def _parse_bytes(field: str, text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text.strip(), re.ASCII | re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if size < 1:
@@ -204,8 +206,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1024, "mi": MiB, "gi": GiB, "ti": 1024 * GiB}
 
 
-def _explained(error: Exception) -> tuple[str, str]:
-    """msgspec's message in our words: ``field `limits.acting`: expected float, got str``; and a hint."""
+def _explain_error(error: Exception) -> tuple[str, str]:
+    """Return msgspec's message in our format, ``field `limits.pids`: expected int, got str``, and a hint."""
     if isinstance(error, RecursionError):
         return "not valid JSON: nested too deeply", ""
     text = str(error).removeprefix("JSON is malformed: ")
@@ -213,7 +215,7 @@ def _explained(error: Exception) -> tuple[str, str]:
         return (f"not valid JSON: {text}" if isinstance(error, msgspec.DecodeError) else text), ""
     what, _, place = text.partition(" - at `$")
     path = place.rstrip("`").lstrip(".").replace("[...]", "").replace("[", ".").replace("]", "")
-    for pattern, explain in _EXPLAINED:
+    for pattern, explain in _EXPLAINERS:
         if match := re.fullmatch(pattern, what):
             return explain(path, match[1])
     what = what.replace(" | null`", "`").replace("`", "")
@@ -221,26 +223,26 @@ def _explained(error: Exception) -> tuple[str, str]:
     return (f"field `{path}`: {what}" if path else what), ""
 
 
-def _missing(path: str, field: str) -> tuple[str, str]:
-    return f"field `{_joined(path, field)}`: missing", ""
+def _explain_missing(path: str, field: str) -> tuple[str, str]:
+    return f"field `{_join_path(path, field)}`: missing", ""
 
 
-def _unknown(path: str, field: str) -> tuple[str, str]:
-    fields = (RowLimits if path else Row).__struct_fields__
+def _explain_unknown(path: str, field: str) -> tuple[str, str]:
+    fields = (RowLimits if path else SuiteRow).__struct_fields__
     near = difflib.get_close_matches(field, fields, n=1)
     known = ", ".join(f"`{f}`" for f in fields)
     return (
-        f"field `{_joined(path, field)}`: unknown",
-        f"did you mean `{near[0]}`?" if near else f"known are {known}",
+        f"field `{_join_path(path, field)}`: unknown",
+        f"did you mean `{near[0]}`?" if near else f"known fields: {known}",
     )
 
 
-def _joined(path: str, field: str) -> str:
+def _join_path(path: str, field: str) -> str:
     return f"{path}.{field}" if path else field
 
 
-_Explain = Callable[[str, str], tuple[str, str]]
-_EXPLAINED: tuple[tuple[str, _Explain], ...] = (
-    (r"Object missing required field `(.*)`", _missing),
-    (r"Object contains unknown field `(.*)`", _unknown),
+_Explainer = Callable[[str, str], tuple[str, str]]
+_EXPLAINERS: tuple[tuple[str, _Explainer], ...] = (
+    (r"Object missing required field `(.*)`", _explain_missing),
+    (r"Object contains unknown field `(.*)`", _explain_unknown),
 )

@@ -1,7 +1,8 @@
-"""Finds the programs that a grade command names, and tells which of them a sandbox lacks.
+"""Finds the programs that a grade command names, and reports which of them a sandbox lacks.
 
-An agent's work can end with any status, so status 127 alone does not show that a program is missing. Only the
-suite's own text is read here: nothing that an agent leaves makes a program of the suite look missing.
+An agent's work can end with any status, so status 127 alone does not show that a program is missing. This
+module reads only the suite's own text: no file that an agent leaves can make a program of the suite look
+missing.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.authoring import Sandbox
 from ..core.errors import GradeFailed
-from ..core.variables import GRADING
+from ..core.variables import GRADING_VARIABLES
 
-PROBING = 60.0  # seconds
-LONGEST = 100_000  # characters of a command that is looked at
-TESTS = "HOLDWATER_TESTS"  # where a grade command finds the files that its instance has for it
-# Prints the names that no program has. Where PATH leads into the working directory, the agent may have
-# removed one, so none counts as missing.
+PROBE_SECONDS = 60.0
+LONGEST = 100_000  # characters; longer commands are not analysed
+TESTS = "HOLDWATER_TESTS"  # environment variable: the directory of the instance's test files
+# Prints the names for which there is no program. If PATH contains the working directory, the agent may have
+# removed a program, so none counts as missing.
 PROBE = r"""
 case ":$PATH:" in *:[!/]* | *:"$PWD":* | *:"$PWD"/*) exit 0 ;; esac
 for name; do
@@ -38,15 +39,15 @@ _TOKEN = re.compile(
     | (?P<word>(?:[^\s;|&()<>'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)""",
     re.VERBOSE | re.DOTALL,
 )
-_OWN_NAMES = re.compile(r"\(\s*\)|\bPATH=")  # functions, or programs found elsewhere
-_UNCLEAR = re.compile(r"\(\(|<<|;;")  # a word behind an operator may be no program
-_CHANGES = frozenset({".", "source", "eval", "alias", "function", "case"})  # so it may behind these
+_OWN_NAMES = re.compile(r"\(\s*\)|\bPATH=")  # the text defines functions or changes PATH
+_UNCLEAR = re.compile(r"\(\(|<<|;;")  # after these operators a word may not be a program
+_CHANGES = frozenset({".", "source", "eval", "alias", "function", "case"})  # nor after these commands
 _NAME = re.compile(r"[A-Za-z_][\w.+-]*|\[\[")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _PREFIXES = frozenset({"!", "{", "if", "then", "elif", "else", "while", "until", "do"})
-_WRAPPERS = frozenset({"env", "exec", "nice", "nohup", "time", "timeout"})  # they start what follows
+_WRAPPERS = frozenset({"env", "exec", "nice", "nohup", "time", "timeout"})  # each starts the next word
 _DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
-_WITH_VALUE = frozenset({"-a", "-C", "-k", "-n", "-s", "-u"})  # options of wrappers
+_WITH_VALUE = frozenset({"-a", "-C", "-k", "-n", "-s", "-u"})  # options of wrappers that take a value
 _SHELLS = frozenset({"bash", "dash", "sh"})
 _SCRIPT = re.compile(
     rf"""(?:^|[\s;&|(/])(?:{"|".join(_SHELLS)})(?:\ +-\w+)*\ +  # `sh -e`
@@ -56,19 +57,20 @@ _SCRIPT = re.compile(
 
 
 async def find_missing(names: Sequence[str], sandbox: Sandbox) -> list[str]:
-    """The programs of these names, or absolute paths, that are not in the sandbox."""
+    """Return the names (or absolute paths) of programs that are not in the sandbox."""
     if not names:
         return []
-    probe = await sandbox.run(["sh", "-c", PROBE, "sh", *names], env=GRADING, timeout=PROBING)
+    probe = await sandbox.run(["sh", "-c", PROBE, "sh", *names], env=GRADING_VARIABLES, timeout=PROBE_SECONDS)
     if not probe.ok:
-        raise GradeFailed(f"the grade command cannot be run, nor `sh`: {probe.output.strip()[-300:]}")
+        raise GradeFailed(f"the grade command and `sh` cannot be run: {probe.output.strip()[-300:]}")
     return probe.stdout.splitlines()
 
 
 def find_programs(line: str, tests: Mapping[str, str | bytes], directory: str, workdir: str) -> list[str]:
-    """The programs that a grade command, and shell scripts of `tests` that it runs, start by their names.
+    """Return the programs that a grade command, and the shell scripts of `tests` that it runs, start by name.
 
-    Only those that can be told and are not in the working directory; `directory` has the tests.
+    Only programs that can be identified and are outside the working directory are returned. `directory` holds
+    the tests.
     """
     scripts = [tests.get(found["path"], "") for found in _SCRIPT.finditer(line)]
     texts = [line, *(script for script in scripts if isinstance(script, str))]
@@ -79,7 +81,7 @@ def find_programs(line: str, tests: Mapping[str, str | bytes], directory: str, w
 
 
 def _find_certain(text: str) -> list[str]:
-    """The commands of a text that name a program, with little doubt."""
+    """Return the commands of a text that almost certainly name a program."""
     if _OWN_NAMES.search(text):
         return []
     commands = list(_find_commands(text))
@@ -87,7 +89,7 @@ def _find_certain(text: str) -> list[str]:
 
 
 def _find_commands(text: str) -> Iterator[str]:
-    """The words of a text that stand where a shell expects a command."""
+    """Yield the words of a text that stand where a shell expects a command."""
     for words in _split(text):
         rest = iter(words)
         is_wrapped = False
@@ -107,22 +109,22 @@ def _find_commands(text: str) -> Iterator[str]:
 
 
 def _find_inner(words: Sequence[str]) -> Iterator[str]:
-    """The commands of the line in `sh -c LINE`."""
+    """Yield the commands of the line in `sh -c LINE`."""
     if len(words) > 1 and re.fullmatch(r"-\w*c", words[0]):
         try:
             yield from _find_commands(shlex.split(words[1])[0])
         except (ValueError, IndexError):
-            return  # no line that a shell would take
+            return  # a shell would reject this line
 
 
 def _split(text: str) -> Iterator[list[str]]:
-    """The simple commands of a text, each as its words, still quoted, without redirections."""
+    """Yield each simple command of a text as a list of words, still quoted and without redirections."""
     words: list[str] = []
     is_target = False
     for token in _TOKEN.finditer(text):
         if token["operator"]:
             yield words
-            words = [")"] if token["operator"] == ")" else []  # words behind `$(...)` are no command
+            words = [")"] if token["operator"] == ")" else []  # words after `$(...)` are not commands
         elif token["word"] and not is_target:
             words.append(token["word"])
         is_target = bool(token["redirect"]) or (is_target and bool(token["space"]))
@@ -130,7 +132,7 @@ def _split(text: str) -> Iterator[list[str]]:
 
 
 def _expand(word: str, directory: str) -> str:
-    """A name or an absolute path; empty for all else."""
+    """Return a program name or an absolute path; an empty string for anything else."""
     plain = word.replace('"', "").replace("'", "")
     for variable in (f"${TESTS}/", f"${{{TESTS}}}/"):
         if directory and plain.startswith(variable):

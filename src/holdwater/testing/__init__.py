@@ -1,1 +1,1 @@
-"""The fakes and faults that we ship: a scripted model, and what tests of suites and agents need beside it."""
+"""Test support for suites and agents: a scripted model, fault injection, leak checks and fakes."""

@@ -1,6 +1,6 @@
-"""A leak check: after a run in this process nothing of it is left, neither objects nor threads nor fds.
+"""A leak check: a run in this process must leave no objects, threads or file descriptors behind.
 
-What belongs to which scope is said in `rollout/scope.py`; this only looks at what outlived it.
+`rollout/scope.py` defines the scopes; this module only finds what outlived them.
 """
 
 from __future__ import annotations
@@ -16,68 +16,68 @@ from typing import Any
 
 SCOPED = frozenset(
     {
-        "holdwater.rollout.children.Children",
-        "holdwater.rollout.group.Member",
-        "holdwater.rollout.group.Scoring",
-        "holdwater.rollout.life.Life",
-        "holdwater.rollout.host.Host",
-        "holdwater.rollout.logs.Sink",
+        "holdwater.rollout.children.ChildSpawner",
+        "holdwater.rollout.group.WaitingMember",
+        "holdwater.rollout.group.GroupScoring",
+        "holdwater.rollout.attempt_state.AttemptState",
+        "holdwater.rollout.host.AttemptHost",
+        "holdwater.rollout.logs.LogSink",
         "holdwater.rollout.scope.Scope",
         "holdwater.gateway.sessions.Session",
-        "holdwater.gateway.upstreams.held._HeldCall",
+        "holdwater.gateway.upstreams.held_calls._HeldCall",
         "holdwater.ledger.exchanges.AttemptLog",
-        "holdwater.run.scheduler.Scheduler",
-        "holdwater.run.ticket.Ticket",
+        "holdwater.run.conductor.scheduler.AttemptScheduler",
+        "holdwater.run.orders.active_order.ActiveOrder",
         "holdwater.sandbox.docker.sandbox.DockerSandbox",
         "holdwater.sandbox.process.ProcessSandbox",
-        "holdwater.serve.follow.Follower",
+        "holdwater.serve.event_stream.OrderFollower",
     }
 )
-PATIENCE = 5.0  # seconds: a thread that was told to end is not gone at once
+PATIENCE = 5.0  # seconds: a thread needs some time to end after it is stopped
 
 
-class Leaked(AssertionError):
-    """Something outlived its scope."""
+class LeakDetected(AssertionError):
+    """An object, thread or file outlived its scope."""
 
 
 @contextmanager
 def no_leaks(patience: float = PATIENCE) -> Iterator[None]:
-    """Raise `Leaked` if the block leaves objects of ended scopes, threads or open files behind."""
+    """Raise `LeakDetected` if the block leaves objects of ended scopes, threads or open files behind."""
     gc.collect()
-    objects, threads, files = living(), set(threading.enumerate()), _open_files()
+    objects, threads, files = count_objects(), set(threading.enumerate()), _count_open_files()
     yield
     until = time.monotonic() + patience
-    while found := _left(objects, threads, files):
+    while found := _find_leaks(objects, threads, files):
         if time.monotonic() > until:
-            raise Leaked("; ".join(found))
+            raise LeakDetected("; ".join(found))
         time.sleep(0.02)
 
 
-def _left(objects: Counter[str], threads: set[threading.Thread], files: Counter[str]) -> list[str]:
-    """What is there now and was not there before, in words."""
+def _find_leaks(objects: Counter[str], threads: set[threading.Thread], files: Counter[str]) -> list[str]:
+    """Describe the objects, threads and files that exist now and did not exist before."""
     gc.collect()
     new_threads = [thread.name for thread in threading.enumerate() if thread not in threads]
-    found = [f"{count} x {name}" for name, count in (living() - objects).items()]
+    found = [f"{count} x {name}" for name, count in (count_objects() - objects).items()]
     found += [f"thread `{name}`" for name in new_threads]
-    found += [f"{count} x open `{name}`" for name, count in (_open_files() - files).items()]
+    found += [f"{count} x open `{name}`" for name, count in (_count_open_files() - files).items()]
     return found
 
 
-def living() -> Counter[str]:
-    """How many objects of each scoped kind there are."""
-    return Counter(name for thing in gc.get_objects() if (name := _name(type(thing))) in SCOPED)
+def count_objects() -> Counter[str]:
+    """Return the number of live objects by scoped class."""
+    return Counter(name for thing in gc.get_objects() if (name := _qualify_name(type(thing))) in SCOPED)
 
 
-def _name(kind: type[Any]) -> str:
+def _qualify_name(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _open_files() -> Counter[str]:
-    """What this process's descriptors lead to; numbers of sockets and pipes are left out."""
+def _count_open_files() -> Counter[str]:
+    """Count open descriptors by target, without the numbers of sockets and pipes."""
     found: Counter[str] = Counter()
     for fd in Path("/proc/self/fd").iterdir():
         try:
             found[str(fd.readlink()).split(":[")[0]] += 1
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor of this listing is closed already
     return found

@@ -1,1 +1,1 @@
-"""What people look at: the live display and the report. Reads the ledger, nothing else."""
+"""Pages for people: the live display and the reports. This package reads only the ledger."""

@@ -1,4 +1,4 @@
-"""The pages of a build: what would be made, and what became of it. Reads the ledger and what it is given."""
+"""Renders the pages of a build: the plan, the results, the audit. Reads the ledger and its arguments."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..core.image import How, ImagesAudit, Plan, Unforeseen
-from ..core.summary import Summary
-from ..image.docker.janitor import Left
-from ..ledger.images import FAILED, BuildReport, ImageRow, images
-from ..ledger.images import report as report_of
-from ..ledger.reader import Reader
-from .figures import duration, line, size
+from ..core.image import FailedForecast, ImageOutcome, ImagesAudit, ImagesPlan
+from ..core.summary import RunSummary
+from ..image.docker.janitor import DaemonLeftover
+from ..ledger.images import FAILED, BuildReport, ImageRow, read_images
+from ..ledger.images import report_build as report_of
+from ..ledger.reader import LedgerReader
+from .formatting import duration, line, size
 
 MOST_ROWS = 20
 STYLES = {"made": "green", "present": "cyan", "failed": "red"}
 
 
-def render_plan(plan: Plan) -> RenderableType:
+def render_plan(plan: ImagesPlan) -> RenderableType:
     table = _table("image", "base", "would be", "tag", "up", "down")
     for one in plan.images[:MOST_ROWS]:
-        if isinstance(one, Unforeseen):
+        if isinstance(one, FailedForecast):
             table.add_row(_name(one.name), _name(one.base), Text("unknown", "red"), line(one.failure), "", "")
             continue
-        how = "present" if one.how is How.PRESENT else "made"
+        how = "present" if one.how is ImageOutcome.PRESENT else "made"
         tag = one.reference.rpartition(":")[2][:12]
         table.add_row(
             _name(one.name),
@@ -46,8 +46,8 @@ def render_plan(plan: Plan) -> RenderableType:
     facts.add_row(
         "layer", f"{size(plan.layer_bytes)}: {', '.join(plan.layers)[:26]}" if plan.layers else "none"
     )
-    unknown = f", {plan.unknown} cannot be told" if plan.unknown else ""
-    facts.add_row("images", f"{plan.total}: {plan.make} would be made, {plan.present} are there{unknown}")
+    unknown = f", {plan.unknown} unknown" if plan.unknown else ""
+    facts.add_row("images", f"{plan.total}: {plan.make} would be made, {plan.present} exist{unknown}")
     facts.add_row("traffic", f"{size(plan.upload)} up, {size(plan.download)} down")
     disk = (
         f"{size(plan.disk)} at most for one image, {size(plan.disk_free)} are free" if plan.disk else "none"
@@ -56,13 +56,13 @@ def render_plan(plan: Plan) -> RenderableType:
     return Group(table, Text(), facts)
 
 
-def render_build(reader: Reader, summary: Summary) -> RenderableType:
-    """The page of a build; where there are too many images, problems first."""
+def render_build(reader: LedgerReader, summary: RunSummary) -> RenderableType:
+    """Render the results of a build; with too many images, problems come first."""
     report = report_of(reader, summary)
     settled = report.made + report.present + report.failed
-    rows = list(islice(_problems_first(reader) if settled > MOST_ROWS else images(reader), MOST_ROWS))
+    rows = list(islice(_problems_first(reader) if settled > MOST_ROWS else read_images(reader), MOST_ROWS))
     hidden = settled - len(rows)
-    table = _table("image", "outcome", "tries", "time", "up", "down", "reference, or what went wrong")
+    table = _table("image", "outcome", "tries", "time", "up", "down", "reference or failure")
     for row in rows:
         made = row.made
         table.add_row(
@@ -87,7 +87,7 @@ def render_build(reader: Reader, summary: Summary) -> RenderableType:
     if report.reason:
         title.append(f": {line(report.reason)}", "yellow")
     rest: list[RenderableType] = [table, Text()] if rows else []
-    return Group(title, *rest, _totals(report), Text(), _next(report))
+    return Group(title, *rest, _totals(report), Text(), _next_commands(report))
 
 
 def render_audit(found: ImagesAudit) -> Text:
@@ -100,20 +100,24 @@ def render_audit(found: ImagesAudit) -> Text:
     return text
 
 
-def render_left(found: Sequence[Left], *, done: bool) -> RenderableType:
-    """What is ours on a daemon."""
+def render_left(found: Sequence[DaemonLeftover], *, done: bool) -> RenderableType:
+    """Render the data of holdwater on a docker daemon."""
     table = _table("kind", "size", "name")
     for one in found[:MOST_ROWS]:
         table.add_row(one.kind, _size(one.size), _name(one.name))
     if len(found) > MOST_ROWS:
         table.add_row(Text(f"... and {len(found) - MOST_ROWS} more", "dim"))
     end = "removed" if done else "`--yes` removes them"
-    return Group(table, Text(), f"{len(found)} of ours on the daemon; {end}") if found else Text("nothing")
+    return (
+        Group(table, Text(), f"{len(found)} items of holdwater on the daemon; {end}")
+        if found
+        else Text("nothing")
+    )
 
 
-def _problems_first(reader: Reader) -> Iterator[ImageRow]:
-    yield from (row for row in images(reader) if row.outcome == FAILED)
-    yield from (row for row in images(reader) if row.outcome != FAILED)
+def _problems_first(reader: LedgerReader) -> Iterator[ImageRow]:
+    yield from (row for row in read_images(reader) if row.outcome == FAILED)
+    yield from (row for row in read_images(reader) if row.outcome != FAILED)
 
 
 def _totals(report: BuildReport) -> Table:
@@ -139,7 +143,7 @@ def _totals(report: BuildReport) -> Table:
     return facts
 
 
-def _next(report: BuildReport) -> Table:
+def _next_commands(report: BuildReport) -> Table:
     directory = shlex.quote(report.directory)
     said = [] if report.state in ("finished", "running") else [f"holdwater resume {directory}"]
     if report.failures:

@@ -1,6 +1,7 @@
-"""The closing table of a run: what became of each instance, the totals, and what to type next.
+"""Renders the report of a run: the outcomes of instances, the totals, and suggested commands.
 
-`holdwater run` prints it at its end and `holdwater show` begins with it; one instance is in `story.py`.
+`holdwater run` prints it at the end, and `holdwater show` prints it too. `instance_report.py` reports one
+instance.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.pass_rates import PassRate
-from ..core.summary import Gauge, RegradeState, Summary
-from ..ledger.reader import OutcomeRow, Reader
-from .figures import (
-    called,
+from ..core.summary import RegradeState, RunGauge, RunSummary
+from ..ledger.reader import LedgerReader
+from ..ledger.rows import OutcomeRow
+from .formatting import (
     cost,
     count,
     duration,
     format_count,
     line,
-    saved,
-    spec,
+    outcome_count,
+    outcome_name,
+    saved_usage,
+    short_spec,
     style_of,
-    tallied,
     tally,
     tokens,
 )
-from .survey import Survey, seconds, survey
-from .terminal import running, waiting
-from .timeline import memory_over_time, what_bound
+from .live_display import render_running, render_waiting
+from .outcome_overview import OutcomeOverview, make_overview, total_seconds
+from .timeline import memory_over_time, summarize_limits
 
 SCORED = ("passed", "failed")
 INSTANCE, WHAT = "instance", "what happened"
 COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
-ROOMY = ("tokens", WHAT)  # left out below WIDE columns
+WIDE_COLUMNS = ("tokens", WHAT)  # left out on terminals narrower than WIDE
 WIDE = 76
 MOST_RATES = 8  # rows of pass@k
-LATE = 0.1  # seconds of lag of an event loop: a call that came meanwhile may have felt it
+NOTABLE_LAG = 0.1  # seconds of event-loop lag that may have delayed a call
 
 
-def render_report(summary: Summary, reader: Reader) -> RenderableType:
-    """The report of a run, finished or not."""
-    seen = survey(reader.outcomes(), summary)
+def render_report(summary: RunSummary, reader: LedgerReader) -> RenderableType:
+    """Render the report of a run, finished or not."""
+    seen = make_overview(reader.outcomes(), summary)
     rows: list[RenderableType] = [OutcomeTable(seen, reader), Text()] if seen.rows else []
     return Group(
         heading(summary),
@@ -54,12 +56,12 @@ def render_report(summary: Summary, reader: Reader) -> RenderableType:
         totals(summary, seen, list(reader.gauges())),
         *failures(seen, summary),
         Text(),
-        commands(summary, seen),
+        render_commands(summary, seen),
     )
 
 
-def heading(summary: Summary) -> Text:
-    named = " · ".join(spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
+def heading(summary: RunSummary) -> Text:
+    named = " · ".join(short_spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
     styles = {"finished": "green", "running": "cyan"}
     title = Text(named, "bold").append("  ").append(summary.state, styles.get(summary.state, "yellow"))
     if summary.reason:
@@ -68,17 +70,17 @@ def heading(summary: Summary) -> Text:
 
 
 class OutcomeTable:
-    """What became of each instance; on a narrow terminal without the columns that need room."""
+    """The outcomes of instances; a narrow terminal shows fewer columns."""
 
-    def __init__(self, seen: Survey, reader: Reader) -> None:
+    def __init__(self, seen: OutcomeOverview, reader: LedgerReader) -> None:
         self._hidden = seen.hidden
         self._rows = [cells(row, reader) for row in seen.rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names = [name for name in COLUMNS if options.max_width >= WIDE or name not in ROOMY]
+        names = [name for name in COLUMNS if options.max_width >= WIDE or name not in WIDE_COLUMNS]
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
         for name in names:
-            if name in (INSTANCE, WHAT):  # the columns that give way
+            if name in (INSTANCE, WHAT):  # these columns shrink
                 table.add_column(name, max_width=40 if name == INSTANCE else None)
             else:
                 table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
@@ -89,25 +91,25 @@ class OutcomeTable:
         yield table
 
 
-def cells(row: OutcomeRow, reader: Reader) -> dict[str, Text]:
+def cells(row: OutcomeRow, reader: LedgerReader) -> dict[str, Text]:
     used = row.usage.input_tokens + row.usage.output_tokens
     return {
-        INSTANCE: Text(named(row, reader.config.samples > 1), no_wrap=True, overflow="ellipsis"),
-        "outcome": Text(called(row.kind), style_of(row.kind)),
+        INSTANCE: Text(row_name(row, reader.config.samples > 1), no_wrap=True, overflow="ellipsis"),
+        "outcome": Text(outcome_name(row.kind), style_of(row.kind)),
         "score": Text("" if row.score is None else f"{row.score:.2f}"),
         "tries": Text(str(row.attempts)),
-        "time": Text(duration(seconds(row))),
+        "time": Text(duration(total_seconds(row))),
         "tokens": Text(count(used) if used else ""),
-        WHAT: Text(line(what_happened(row, reader)), "dim", no_wrap=True, overflow="ellipsis"),
+        WHAT: Text(line(explain_outcome(row, reader)), "dim", no_wrap=True, overflow="ellipsis"),
     }
 
 
-def named(row: OutcomeRow, samples: bool) -> str:
+def row_name(row: OutcomeRow, samples: bool) -> str:
     return f"{line(row.instance)} #{row.sample}" if samples else line(row.instance)
 
 
-def what_happened(row: OutcomeRow, reader: Reader) -> str:
-    """The failure, or the last line of what the grade says of work that did not pass: tests sum up there."""
+def explain_outcome(row: OutcomeRow, reader: LedgerReader) -> str:
+    """Return the failure, or the last line of a failed grade's detail, where tests print a summary."""
     if row.regrade or row.failure or row.kind == "passed":
         return row.regrade or row.failure
     verdict = reader.verdict(row.attempt)
@@ -115,7 +117,7 @@ def what_happened(row: OutcomeRow, reader: Reader) -> str:
     return detail.rpartition("\n")[2]
 
 
-def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
+def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge]) -> Table:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
@@ -124,7 +126,7 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
     if summary.score is not None:
         scored = sum(summary.outcomes.get(kind, 0) for kind in SCORED)
         facts.add_row("score", Text(f"{summary.score:.3f}, the mean over {scored} scored"))
-    for rate in chosen_rates(summary.pass_at):
+    for rate in choose_rates(summary.pass_at):
         facts.add_row(f"pass@{rate.k}", Text(pass_rate(rate)))
     if summary.regrade is not None:
         facts.add_row(*grader(summary.regrade, summary.settled))
@@ -133,30 +135,30 @@ def totals(summary: Summary, seen: Survey, gauges: Sequence[Gauge]) -> Table:
         facts.add_row("tokens", Text(tokens(summary.usage)))
         facts.add_row("cost", Text(cost(summary.usage)))
     if summary.saved.requests:
-        facts.add_row("saved", Text(saved(summary.saved)))
-    slowest = ", ".join(f"{line(row.instance, 40)} {duration(seconds(row))}" for row in seen.slowest)
+        facts.add_row("saved", Text(saved_usage(summary.saved)))
+    slowest = ", ".join(f"{line(row.instance, 40)} {duration(total_seconds(row))}" for row in seen.slowest)
     facts.add_row("time", Text(duration(summary.seconds) + (f"; slowest: {slowest}" if slowest else "")))
     if summary.state == "running" and summary.gauge is not None:
-        facts.add_row("running", running(summary.gauge))
-        facts.add_row("waiting", waiting(summary.gauge))
+        facts.add_row("running", render_running(summary.gauge))
+        facts.add_row("waiting", render_waiting(summary.gauge))
     if gauges:
         facts.add_row("memory", Text(memory_over_time(gauges)))
-        facts.add_row("limited by", Text(what_bound(gauges) or "nothing"))
-    if summary.lag_max > LATE:
-        facts.add_row("lag", Text(f"{summary.lag_max:.2f} s, the longest that an event loop was late"))
+        facts.add_row("limited by", Text(summarize_limits(gauges) or "nothing"))
+    if summary.lag_max > NOTABLE_LAG:
+        facts.add_row("lag", Text(f"{summary.lag_max:.2f} s, the longest delay of an event loop"))
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         facts.add_row("events", Text(events))
     for told in summary.refused.last if summary.refused is not None else ():
-        facts.add_row("refused", Text(f"{line(told, 300)} (of no attempt)", "yellow"))
+        facts.add_row("refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow"))
     if summary.replays is not None:
         facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
 
 
-def chosen_rates(rates: Sequence[PassRate]) -> list[PassRate]:
-    """All, or of many the powers of two and the last: `--json` and `export --what pass-at-k` have all."""
+def choose_rates(rates: Sequence[PassRate]) -> list[PassRate]:
+    """Return all rates, or if there are many, powers of two and the last. `--json` and `export` list all."""
     if len(rates) <= MOST_RATES:
         return list(rates)
     return [rate for rate in rates if rate.k.bit_count() == 1 or rate is rates[-1]]
@@ -168,12 +170,13 @@ def pass_rate(rate: PassRate) -> str:
 
 
 def grader(regrade: RegradeState, settled: int) -> tuple[str, Text]:
-    """Whose grades the outcomes are; of a regrade that is open, that they are not its own yet."""
+    """Return the grader of the outcomes; for an open regrade, note that its grades do not apply yet."""
     over = regrade.graded + regrade.refused
     if regrade.ended is None:
         of = "" if regrade.only else f" of {settled}"
         told = (
-            f"{over}{of} samples are graded by {line(regrade.grader)}; the outcomes are still those of before"
+            f"{over}{of} samples are graded by {line(regrade.grader)}; "
+            "the outcomes are still the previous ones"
         )
         return "regrade", Text(told, "yellow")
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(regrade.ended))
@@ -182,8 +185,8 @@ def grader(regrade: RegradeState, settled: int) -> tuple[str, Text]:
     return "grader", Text(f"{line(regrade.grader)}, since {since}{some}{kept}")
 
 
-def failures(seen: Survey, summary: Summary) -> list[RenderableType]:
-    """Infrastructure failures by kind, each with the first message: what kept instances from a score."""
+def failures(seen: OutcomeOverview, summary: RunSummary) -> list[RenderableType]:
+    """List infrastructure failures by kind with their first message: they prevented a score."""
     kinds = [kind for kind in summary.outcomes if kind not in SCORED and summary.outcomes[kind]]
     if not kinds:
         return []
@@ -191,22 +194,22 @@ def failures(seen: Survey, summary: Summary) -> list[RenderableType]:
     for kind in sorted(kinds, key=lambda kind: -summary.outcomes[kind]):
         first = seen.first.get(kind)
         example = Text(f"{line(first.instance, 40)}: {line(first.failure)}") if first else Text()
-        table.add_row(Text(tallied(kind, summary.outcomes[kind]), style_of(kind)), example)
+        table.add_row(Text(outcome_count(kind, summary.outcomes[kind]), style_of(kind)), example)
     return [Text("\nnot scored", "bold"), table]
 
 
-def commands(summary: Summary, seen: Survey) -> Table:
-    """What is worth typing next."""
+def render_commands(summary: RunSummary, seen: OutcomeOverview) -> Table:
+    """Render the suggested next commands."""
     directory = shlex.quote(summary.directory)
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for number, command in enumerate(worth_typing(summary, seen, directory)):
+    for number, command in enumerate(suggest_commands(summary, seen, directory)):
         table.add_row("next:" if number == 0 else "", Text(command, "cyan"))
     return table
 
 
-def worth_typing(summary: Summary, seen: Survey, directory: str) -> list[str]:
+def suggest_commands(summary: RunSummary, seen: OutcomeOverview, directory: str) -> list[str]:
     said = []
     if summary.state not in ("finished", "running"):
         said.append(f"holdwater resume {directory}")

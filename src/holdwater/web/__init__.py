@@ -1,4 +1,5 @@
-"""What all servers of ours that speak HTTP share: which requests they obey, and the token that clients find.
+"""Code that all our HTTP servers share: the rules for accepting requests, and the token that clients find.
 
-`visitors.py` has the rules, `tokens.py` the token. Neither listens: a server's own room does that.
+`request_rules.py` has the rules, `tokens.py` the token. Neither listens: each server does so in its own
+package.
 """

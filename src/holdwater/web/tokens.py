@@ -1,7 +1,7 @@
-"""The token of a server: the server makes it at its start, clients of the same user find it by the address.
+"""The token of a server: the server creates it at its start, and clients of the same user find it by address.
 
-The token lies in the server's run directory, with mode 0600. A link to it, named by the address, lies in each
-directory where clients look. The rules that ask for it are in `visitors.py`.
+The token is a file in the server's run directory, with mode 0600. Each directory that clients search has a
+link to it, named by the address. `request_rules.py` checks the token.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-UNIX = "unix:"
-CACHE = "HOLDWATER_CACHE"
-LONGEST = 4096  # bytes of a file that holds a token
-LOOPBACK = ("127.0.0.1", "[::1]")  # what `localhost` stands for
+UNIX_SCHEME = "unix:"
+CACHE_VARIABLE = "HOLDWATER_CACHE"
+LONGEST_TOKEN = 4096  # bytes of a file that holds a token
+LOOPBACK = ("127.0.0.1", "[::1]")  # addresses of `localhost`
 
 
-def link_directories(env: Mapping[str, str]) -> list[Path]:
-    """Where links to tokens lie: the user's runtime directory, and a directory that outlives a logout.
+def list_link_directories(env: Mapping[str, str]) -> list[Path]:
+    """Return the directories of token links: the user's runtime directory, and one that outlives a logout.
 
-    The latter may lie in a home that several machines share, so that each machine has its own.
+    The latter may be in a home that several machines share, so each machine has its own.
     """
     found = [find_cache(env) / "servers" / socket.gethostname()]
     if (runtime := env.get("XDG_RUNTIME_DIR")) and _is_private(Path(runtime)):
@@ -37,20 +37,23 @@ def link_directories(env: Mapping[str, str]) -> list[Path]:
 
 
 def find_cache(env: Mapping[str, str]) -> Path:
-    """The user's cache directory for holdwater, the same with and without `HOME`: a service may have none."""
-    if said := env.get(CACHE):
+    """Return the user's cache directory for holdwater.
+
+    It is the same with and without `HOME`, because a service may have none.
+    """
+    if said := env.get(CACHE_VARIABLE):
         return Path(said).absolute()
     if said := env.get("XDG_CACHE_HOME"):
         return Path(said, "holdwater")
     try:
         return Path(env.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir, ".cache", "holdwater")
-    except KeyError:  # the user has no entry, and so no home
+    except KeyError:  # the user has no passwd entry, and so no home
         return Path(tempfile.gettempdir(), f"holdwater-{os.getuid()}")
 
 
 @contextmanager
-def written_token(file: Path) -> Iterator[str]:
-    """A new token, in `file` while the block lasts."""
+def publish_token(file: Path) -> Iterator[str]:
+    """Create a new token and keep it in `file` during the block."""
     token = secrets.token_urlsafe(32)
     new = file.with_name(file.name + ".new")
     new.unlink(missing_ok=True)
@@ -65,13 +68,13 @@ def written_token(file: Path) -> Iterator[str]:
 
 
 @contextmanager
-def linked_token(file: Path, addresses: Iterable[str], directories: Iterable[Path]) -> Iterator[list[Path]]:
-    """Links from `addresses` to the token in `file` while the block lasts; none in directories of others."""
+def link_token(file: Path, addresses: Iterable[str], directories: Iterable[Path]) -> Iterator[list[Path]]:
+    """Link `addresses` to the token in `file` during the block; skip directories that others can change."""
     target = file.absolute()
     links: list[Path] = []
     for directory in directories:
         if _make_private(directory):
-            links += [directory / name for address in addresses for name in _names(address)]
+            links += [directory / name for address in addresses for name in _list_names(address)]
     try:
         for link in links:
             new = link.with_name(f"{link.name}.{os.getpid()}")
@@ -81,24 +84,24 @@ def linked_token(file: Path, addresses: Iterable[str], directories: Iterable[Pat
         yield links
     finally:
         for link in links:
-            if link.is_symlink() and link.readlink() == target:  # a later server may have the address by now
+            if link.is_symlink() and link.readlink() == target:  # a later server may use the address by now
                 link.unlink(missing_ok=True)
 
 
 def find_token(address: str, directories: Iterable[Path]) -> str | None:
-    """The token of the server of this user at `address`; None: there is no such server on this machine."""
+    """Return the token of this user's server at `address`; None: no such server on this machine."""
     found: list[tuple[float, str]] = []
     for directory in directories:
         if _is_private(directory):
-            reads = (_read(directory / name) for name in _names(address))
+            reads = (_read_link(directory / name) for name in _list_names(address))
             found += [read for read in reads if read is not None]
     return max(found)[1] if found else None
 
 
-def _names(address: str) -> list[str]:
-    """The file names that stand for an address; none for one of another machine."""
-    if address.startswith(UNIX):
-        path = os.path.realpath(address.removeprefix(UNIX))
+def _list_names(address: str) -> list[str]:
+    """Return the link names of an address; none for an address of another machine."""
+    if address.startswith(UNIX_SCHEME):
+        path = os.path.realpath(address.removeprefix(UNIX_SCHEME))
         return ["unix-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:32]]
     url = urlsplit(address)
     port = url.port or {"https": 443}.get(url.scheme, 80)
@@ -114,7 +117,7 @@ def _names(address: str) -> list[str]:
 
 
 def _make_private(directory: Path) -> bool:
-    """Whether the directory is there and ours alone."""
+    """Create the directory if needed; return whether only this user can change it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -123,7 +126,10 @@ def _make_private(directory: Path) -> bool:
 
 
 def _is_private(directory: Path) -> bool:
-    """A link that another user could place here would make a client send any file of ours as its token."""
+    """Whether only this user can place links in the directory.
+
+    Through a link of another user, a client would send any file of ours as its token.
+    """
     try:
         found = directory.lstat()
     except OSError:
@@ -133,20 +139,20 @@ def _is_private(directory: Path) -> bool:
 
 
 def _is_fixed(directory: Path) -> bool:
-    """Whether no other user but root can replace what is in the directory."""
+    """Whether only this user and root can replace entries of the directory."""
     found = directory.stat()
     open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
     return found.st_uid in (0, os.geteuid()) and not open_to_all
 
 
-def _read(link: Path) -> tuple[float, str] | None:
-    """When the link was made, and the token behind it."""
+def _read_link(link: Path) -> tuple[float, str] | None:
+    """Return the time when the link was made, and its token; None if it is not a valid one."""
     try:
         made = link.lstat().st_mtime
         with os.fdopen(os.open(link, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 return None
-            return made, file.read(LONGEST).decode("ascii").strip()
+            return made, file.read(LONGEST_TOKEN).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None

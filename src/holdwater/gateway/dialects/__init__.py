@@ -1,7 +1,7 @@
-"""The languages that clients speak: each knows its requests, errors, replies, streams and where usage stands.
+"""The API dialects of clients: each parses its requests, errors, replies, streams and usage.
 
-A dialect sees bytes and says what they mean; it neither sends nor records. Which path belongs to which is in
-`routes.py`, what is done with a call in `relay.py`.
+A dialect interprets bytes; it neither sends nor records. `routes.py` maps paths to dialects, and `relay.py`
+handles the calls.
 """
 
 from __future__ import annotations
@@ -14,108 +14,108 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import Raw
 
-from ...core.records import Usage
-from ..recorder import Form
+from ...core.records import ModelUsage
+from ..request_parser import RequestForm
 
-COMMENT = b": keep-alive\n\n"
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
 
-class Place(NamedTuple):
-    """Where a call is addressed: the path below the upstream's base URL, and the query without a key."""
+class RequestTarget(NamedTuple):
+    """The address of a call: the path below the upstream's base URL, and the query without a key."""
 
     path: str
     query: str = ""
 
     @property
-    def target(self) -> str:
+    def path_and_query(self) -> str:
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
-class Manner(StrEnum):
-    """How a reply is told."""
+class ReplyFormat(StrEnum):
+    """The form in which a reply is sent."""
 
     WHOLE = "whole"
     EVENTS = "events"
     ARRAY = "array"  # Google's chunks, without server-sent events
 
 
-class Asked(NamedTuple):
-    """What a request asks for, as far as it changes how it is passed on."""
+class AdaptedRequest(NamedTuple):
+    """The parts of a request that decide how it is forwarded."""
 
-    place: Place
-    changes: dict[str, Raw]  # the keys that change on the way up
-    beside: Mapping[str, Raw] = MappingProxyType({})  # what the record has to know and the body does not say
+    place: RequestTarget
+    changes: dict[str, Raw]  # the keys that change on the way upstream
+    recorded_keys: Mapping[str, Raw] = MappingProxyType({})  # keys for the record that the body does not have
     wants_usage: bool = True
 
 
-class Whole(NamedTuple):
-    """A reply that came in one piece."""
+class ParsedReply(NamedTuple):
+    """A reply in one piece."""
 
-    usage: Usage
-    error: Any  # an error inside a 200, if there is one
-    reply: bytes | None = None  # for the record, where it is not the body as it came
-    chunks: bytes | None = None  # the body as it came, where that is a JSON array of chunks
+    usage: ModelUsage
+    error: Any  # an error inside a 200, if any
+    reply: bytes | None = None  # for the record, if it differs from the body
+    chunks: bytes | None = None  # the original body, if it is a JSON array of chunks
 
 
-class Stream(Protocol):
-    """Reads a stream of events and puts the reply together."""
+class ReplyStream(Protocol):
+    """Reads a stream of events and assembles the reply."""
 
-    done: bool  # the end mark came
+    done: bool  # the end mark was received
     error: Any
 
     @property
     def began(self) -> bool:
-        """Was anything said yet?"""
+        """Whether any content was received."""
 
     @property
     def ended(self) -> bool:
-        """From here on, what comes ends the reply."""
+        """Whether all following events belong to the end of the reply."""
 
     def events(self, piece: bytes) -> Iterator[bytes]:
-        """The events that `piece` completes, each as it goes on to the client."""
+        """Yield the events that `piece` completes, each as it is forwarded to the client."""
 
     @property
     def rest(self) -> bytes:
-        """The start of an event whose end has not come."""
+        """The start of an incomplete event."""
 
     def reply(self) -> bytes:
-        """What came, in the shape of a reply that was not streamed."""
+        """Return the content so far, in the form of a reply that was not streamed."""
 
     @property
     def chunks(self) -> bytes | None:
-        """What came, piece by piece, where `told` cannot say it so again: a JSON array."""
+        """The original chunks as a JSON array, if `render_stream` cannot reproduce them; else None."""
 
     @property
-    def usage(self) -> Usage: ...
+    def usage(self) -> ModelUsage: ...
 
 
 class Dialect(Protocol):
-    """One of the four. It is stateless; a `Stream` is not."""
+    """One API dialect. It is stateless; a `ReplyStream` is not."""
 
     @property
-    def form(self) -> Form:
-        """Its name, and where the messages stand."""
+    def form(self) -> RequestForm:
+        """Its name, and where its requests hold the messages."""
 
     @property
     def keep_alive(self) -> bytes:
-        """A sign of life in a stream, without meaning."""
+        """A stream event without meaning that keeps the connection alive."""
 
-    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
-        """What is asked for, with `model` imposed if there is one; raises `msgspec.MsgspecError`."""
+    def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
+        """Return the request as forwarded, with `model` imposed if set; raise `msgspec.MsgspecError`."""
 
     def error_body(self, status: int, message: str, code: str | None = None) -> bytes: ...
 
-    def read_reply(self, body: bytes) -> Whole:
-        """Raises one of `recorder.UNREADABLE` if it is no reply."""
+    def read_reply(self, body: bytes) -> ParsedReply:
+        """Parse a reply; raise one of `request_parser.DECODE_ERRORS` if it is invalid."""
 
-    def stream(self, asked: Asked) -> Stream: ...
+    def stream(self, asked: AdaptedRequest) -> ReplyStream: ...
 
-    def told(self, reply: bytes) -> list[bytes]:
-        """The events of a stream that says what `reply` says; raises one of `recorder.UNREADABLE`."""
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        """Return the events of a stream equal to `reply`; raise one of `request_parser.DECODE_ERRORS`."""
 
 
-def renamed(head: dict[str, Raw], model: str | None) -> dict[str, Raw]:
-    """The change that imposes `model`, if one is needed."""
+def impose_model(head: dict[str, Raw], model: str | None) -> dict[str, Raw]:
+    """Return the change that imposes `model`, if one is needed."""
     if model is None:
         return {}
     name = msgspec.json.encode(model)

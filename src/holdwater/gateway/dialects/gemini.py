@@ -1,6 +1,6 @@
-"""Gemini generateContent and streamGenerateContent: the model is in the path, a stream has no end mark.
+"""Gemini generateContent and streamGenerateContent: the model is in the path, and a stream has no end mark.
 
-A stream that was not asked for as events is one JSON array: it is read as a whole.
+A stream that is not requested as events is one JSON array: it is read as a whole.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw
 
-from ...core.records import Usage
-from ..recorder import UNREADABLE, Form
-from . import COMMENT, Asked, Place, Whole, told
-from .sse import MISSHAPEN, EventStream, joined, mapping
+from ...core.records import ModelUsage
+from ..request_parser import DECODE_ERRORS, RequestForm
+from . import KEEP_ALIVE_COMMENT, AdaptedRequest, ParsedReply, RequestTarget, as_stream
+from .sse import SHAPE_ERRORS, EventStream, decode_object, join_values
 
 _PATH = re.compile(r"(?P<version>[^/]+)/(?P<model>.+):(?P<method>\w+)")
-# It stands in a path of the upstream: no part is `..`, and nothing in it is encoded.
+# The name goes into an upstream path: no part is `..`, and nothing in it is encoded.
 _NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*(?:/[A-Za-z0-9][\w.@+-]*)*", re.ASCII)
 
 
-def steady(content: bytes) -> bytes:
-    """A content without the ids of its calls, which a client makes up where the model gives none."""
+def strip_generated(content: bytes) -> bytes:
+    """Return a content without the ids of its calls, which a client generates if the model gives none."""
     if b'"id"' not in content:
         return content
     try:
         fields = msgspec.json.decode(content, type=dict[str, Any])
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return content
     parts = fields.get("parts")
     for part in parts if isinstance(parts, list) else ():
@@ -39,13 +39,13 @@ def steady(content: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-class Gemini:
+class GeminiDialect:
     """Implements `Dialect`."""
 
-    form = Form("gemini", "contents", steady=steady)
-    keep_alive = COMMENT
+    form = RequestForm("gemini", "contents", strip_generated=strip_generated)
+    keep_alive = KEEP_ALIVE_COMMENT
 
-    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
+    def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
         match = _PATH.fullmatch(place.path)
         asked = match["model"] if match else ""
         if match and model is not None:
@@ -53,35 +53,35 @@ class Gemini:
             path = f"{match['version']}/{quote(asked)}:{match['method']}"
             place = place._replace(path=path)
         elif _NAME.fullmatch(asked) is None:
-            raise msgspec.ValidationError(f"invalid name of a model: `{asked[:200]}`")
-        return Asked(place, {}, {"model": Raw(msgspec.json.encode(asked.removeprefix("models/")))})
+            raise msgspec.ValidationError(f"invalid model name: `{asked[:200]}`")
+        return AdaptedRequest(place, {}, {"model": Raw(msgspec.json.encode(asked.removeprefix("models/")))})
 
     def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
-        word = _WORDS.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
+        word = _STATUS_NAMES.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
         return msgspec.json.encode({"error": {"code": status, "message": message, "status": word}})
 
-    def read_reply(self, body: bytes) -> Whole:
+    def read_reply(self, body: bytes) -> ParsedReply:
         if not body.isascii():
             body.decode()
         if not body.lstrip().startswith(b"["):
-            reply = msgspec.json.decode(body, type=_Reply)
-            return Whole(_counted(reply.usageMetadata), reply.error)
+            reply = msgspec.json.decode(body, type=_GeminiReply)
+            return ParsedReply(_count_usage(reply.usageMetadata), reply.error)
         stream = GeminiStream()
         try:
             for chunk in msgspec.json.decode(body, type=list[dict[str, Any]]):
                 stream.add(chunk)
-        except MISSHAPEN as error:
+        except SHAPE_ERRORS as error:
             raise msgspec.ValidationError(str(error)) from None
-        return Whole(stream.usage, stream.error, stream.reply(), body)
+        return ParsedReply(stream.usage, stream.error, stream.reply(), body)
 
-    def stream(self, asked: Asked) -> GeminiStream:
+    def stream(self, asked: AdaptedRequest) -> GeminiStream:
         return GeminiStream()
 
-    def told(self, reply: bytes) -> list[bytes]:
-        return told.gemini(reply)
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        return as_stream.render_gemini(reply)
 
 
-_WORDS = {
+_STATUS_NAMES = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
@@ -91,12 +91,12 @@ _WORDS = {
 }
 
 
-class _Reply(msgspec.Struct):
+class _GeminiReply(msgspec.Struct):
     usageMetadata: Any = None
     error: Any = None
 
 
-class _Usage(msgspec.Struct):
+class _GeminiUsage(msgspec.Struct):
     promptTokenCount: int | None = None
     toolUsePromptTokenCount: int | None = None
     cachedContentTokenCount: int | None = None
@@ -104,12 +104,12 @@ class _Usage(msgspec.Struct):
     thoughtsTokenCount: int | None = None
 
 
-def _counted(counts: Any) -> Usage:
+def _count_usage(counts: Any) -> ModelUsage:
     try:
-        usage = msgspec.convert(counts, _Usage)
+        usage = msgspec.convert(counts, _GeminiUsage)
     except msgspec.ValidationError:
-        return Usage(requests=1)
-    return Usage(
+        return ModelUsage(requests=1)
+    return ModelUsage(
         requests=1,
         input_tokens=(usage.promptTokenCount or 0) + (usage.toolUsePromptTokenCount or 0),
         cached_tokens=usage.cachedContentTokenCount or 0,
@@ -119,29 +119,29 @@ def _counted(counts: Any) -> Usage:
 
 
 class GeminiStream(EventStream):
-    """Each chunk is a reply of its own, with the parts that are new.
+    """Assembles chunks; each is a complete reply with the new parts.
 
-    Google's own clients send each one back as a content of its own, so the record keeps them apart.
+    Google's own clients send each chunk back as a separate content, so the record keeps them separate.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._envelope: dict[str, Any] = {}
-        self._candidates: dict[int, _Candidate] = {}
-        self._chunks: list[bytes] = []  # bound: the relay's for a reply
+        self._candidates: dict[int, _CandidateAssembly] = {}
+        self._chunks: list[bytes] = []  # bound: `LARGEST_REPLY` of `answer_delivery.py`
 
     @property
     def chunks(self) -> bytes | None:
         return b"[" + b",".join(self._chunks) + b"]"
 
     @property
-    def usage(self) -> Usage:
-        return _counted(self._envelope.get("usageMetadata"))
+    def usage(self) -> ModelUsage:
+        return _count_usage(self._envelope.get("usageMetadata"))
 
     def add(self, chunk: dict[str, Any]) -> None:
         self.error = chunk.pop("error", None) or self.error
         for candidate in chunk.pop("candidates", None) or ():
-            self._candidates.setdefault(int(candidate.get("index", 0)), _Candidate()).take(candidate)
+            self._candidates.setdefault(int(candidate.get("index", 0)), _CandidateAssembly()).take(candidate)
             self.began = True
             self.finished = self.finished or candidate.get("finishReason") is not None
         self._envelope.update({field: value for field, value in chunk.items() if value is not None})
@@ -149,51 +149,51 @@ class GeminiStream(EventStream):
             self.began = self.finished = True
 
     def _take(self, data: bytes) -> bool:
-        if data != b"[DONE]":  # some imitations say it
-            self.add(mapping(data))
+        if data != b"[DONE]":  # some compatible servers send it
+            self.add(decode_object(data))
             self._chunks.append(data)
         return True
 
     def _reply(self) -> dict[str, Any]:
-        candidates = [self._candidates[index].candidate() for index in sorted(self._candidates)]
+        candidates = [self._candidates[index].build_candidate() for index in sorted(self._candidates)]
         error = {"error": self.error} if self.error is not None else {}
         return {"candidates": candidates, **self._envelope, **error}
 
 
-class _Candidate:
+class _CandidateAssembly:
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
         self._content: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
-        self._texts: list[str] = []  # pieces of the last part, which is a text
+        self._texts: list[str] = []  # pieces of the last part, if that is a text
 
     def take(self, candidate: dict[str, Any]) -> None:
         content = dict(candidate.get("content") or {})
         for part in content.pop("parts", None) or ():
-            self._add(dict(part))
+            self._add_part(dict(part))
         self._content.update(content)
         for field, value in candidate.items():
             if field == "content" or value is None:
                 continue
             lists = field in ("logprobsResult", "citationMetadata")
-            self._fields[field] = joined(self._fields.get(field), value) if lists else value
+            self._fields[field] = join_values(self._fields.get(field), value) if lists else value
 
-    def _add(self, part: dict[str, Any]) -> None:
-        """A text goes on in the next part, if that is nothing but text of the same kind."""
+    def _add_part(self, part: dict[str, Any]) -> None:
+        """Add a part; it continues the last one if both are plain text of the same kind."""
         plain = part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
         if plain and self._texts and self._parts[-1].get("thought") == part.get("thought"):
             self._texts.append(part["text"])
             return
-        self._close()
+        self._close_text()
         self._parts.append(part)
         self._texts = [part["text"]] if plain else []
 
-    def _close(self) -> None:
+    def _close_text(self) -> None:
         if self._texts:
             self._parts[-1]["text"] = "".join(self._texts)
             self._texts = [self._parts[-1]["text"]]
 
-    def candidate(self) -> dict[str, Any]:
-        self._close()
+    def build_candidate(self) -> dict[str, Any]:
+        self._close_text()
         content = {"parts": self._parts, **self._content} if self._parts or self._content else {}
         return {**({"content": content} if content else {}), **self._fields}

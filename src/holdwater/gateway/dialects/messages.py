@@ -1,7 +1,7 @@
-"""Anthropic Messages: content in blocks, usage that adds up along the stream, pings at any time.
+"""Anthropic Messages: content in blocks, usage that accumulates along the stream, pings at any time.
 
 Clients move `cache_control` along the conversation: a message is the same with and without it. It needs a
-block to stand in, so a text is a block of text for as long as it has one.
+block as its parent, so clients turn a text into a text block while the hint is on it.
 """
 
 from __future__ import annotations
@@ -12,68 +12,68 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ...core.records import Usage
-from ..recorder import UNREADABLE, Form
-from . import Asked, Place, Whole, renamed, told
-from .sse import MISSHAPEN, EventStream, joined, mapping
+from ...core.records import ModelUsage
+from ..request_parser import DECODE_ERRORS, RequestForm
+from . import AdaptedRequest, ParsedReply, RequestTarget, as_stream, impose_model
+from .sse import SHAPE_ERRORS, EventStream, decode_object, join_values
 
-_WORD = b'"cache_control"'
-# Of one level and short: what is longer is content, whatever it is called.
+_CACHE_CONTROL = b'"cache_control"'
+# One level deep and short: a longer value is content, even under this key.
 _VALUE = re.compile(rb'\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})')
 _COMMA = re.compile(rb"\s{0,9},\s{0,9}")
 _TEXT_FIRST = re.compile(rb'"content"\s{0,9}:\s{0,9}\[\s{0,9}\{\s{0,9}"t')
-_OPENING = 64  # bytes of a message in which its content begins, where it says little else
+_OPENING = 64  # bytes of a message within which its content begins, if it has few other keys
 
 
-def lasting(message: bytes) -> bytes:
-    """What stays of `message` when it is sent again: no hints for a cache, and a single text as such."""
-    message = _without_hints(message)
+def strip_transient(message: bytes) -> bytes:
+    """Return the stable form of `message`: without cache hints, and a single text block as a text."""
+    message = _strip_hints(message)
     if _TEXT_FIRST.search(message, 0, _OPENING) is None:
         return message
     try:
-        content = msgspec.json.decode(message, type=_Content).content
+        content = msgspec.json.decode(message, type=_MessagesContent).content
         [block] = msgspec.json.decode(content, type=list[dict[str, Raw]])
-    except (*UNREADABLE, ValueError):
+    except (*DECODE_ERRORS, ValueError):
         return message
     if block.keys() != {"type", "text"} or bytes(block["type"]) != b'"text"':
         return message
     return message.replace(bytes(content), bytes(block["text"]), 1)
 
 
-def _without_hints(message: bytes) -> bytes:
-    """The bytes of `message` without hints for the upstream's cache; the input of a tool has none."""
-    if _WORD not in message:
+def _strip_hints(message: bytes) -> bytes:
+    """Return the bytes of `message` without cache hints; the inputs of tools are left as they are."""
+    if _CACHE_CONTROL not in message:
         return message
     parts: list[bytes] = []
     done = 0
-    for given in _inputs(message):
+    for given in _find_inputs(message):
         at = message.index(given, done)
-        parts += (without_cache_control(message[done:at]), given)
+        parts += (strip_cache_control(message[done:at]), given)
         done = at + len(given)
-    return b"".join((*parts, without_cache_control(message[done:])))
+    return b"".join((*parts, strip_cache_control(message[done:])))
 
 
-def _inputs(message: bytes) -> list[bytes]:
-    """What the tools of `message` are called with, as far as it says `cache_control`."""
+def _find_inputs(message: bytes) -> list[bytes]:
+    """Return the inputs of the tool calls in `message` that contain `cache_control`."""
     if b'"input"' not in message:
         return []
     try:
-        content = msgspec.json.decode(message, type=_Content).content
+        content = msgspec.json.decode(message, type=_MessagesContent).content
         blocks = msgspec.json.decode(content, type=list[dict[str, Raw]])
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return []
     inputs = [bytes(block["input"]) for block in blocks if "input" in block]
-    return [given for given in inputs if _WORD in given]
+    return [given for given in inputs if _CACHE_CONTROL in given]
 
 
-def without_cache_control(message: bytes) -> bytes:
-    """The bytes of `message` without anything that looks like a hint."""
+def strip_cache_control(message: bytes) -> bytes:
+    """Return the bytes of `message` without anything that looks like a cache hint."""
     parts: list[bytes] = []
     done = at = 0
-    while (at := message.find(_WORD, at)) >= 0:
-        value = _VALUE.match(message, at + len(_WORD))
+    while (at := message.find(_CACHE_CONTROL, at)) >= 0:
+        value = _VALUE.match(message, at + len(_CACHE_CONTROL))
         if value is None:
-            at += len(_WORD)
+            at += len(_CACHE_CONTROL)
             continue
         before = message[done:at].rstrip()
         comma = before.endswith(b",")
@@ -83,34 +83,34 @@ def without_cache_control(message: bytes) -> bytes:
     return b"".join((*parts, message[done:])) if done else message
 
 
-class _Content(msgspec.Struct):
+class _MessagesContent(msgspec.Struct):
     content: Raw
 
 
-class Messages:
+class MessagesDialect:
     """Implements `Dialect`."""
 
-    form = Form("messages", "messages", lasting=lasting)
+    form = RequestForm("messages", "messages", strip_transient=strip_transient)
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
-        return Asked(place, renamed(head, model))
+    def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
+        return AdaptedRequest(place, impose_model(head, model))
 
     def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
         kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
-    def read_reply(self, body: bytes) -> Whole:
+    def read_reply(self, body: bytes) -> ParsedReply:
         if not body.isascii():
             body.decode()
-        reply = msgspec.json.decode(body, type=_Reply)
-        return Whole(_counted(reply.usage), reply.error)
+        reply = msgspec.json.decode(body, type=_MessagesReply)
+        return ParsedReply(_count_usage(reply.usage), reply.error)
 
-    def stream(self, asked: Asked) -> MessagesStream:
+    def stream(self, asked: AdaptedRequest) -> MessagesStream:
         return MessagesStream()
 
-    def told(self, reply: bytes) -> list[bytes]:
-        return told.messages(reply)
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        return as_stream.render_messages(reply)
 
 
 _KINDS = {
@@ -124,32 +124,32 @@ _KINDS = {
 }
 
 
-class _Reply(msgspec.Struct):
+class _MessagesReply(msgspec.Struct):
     usage: Any = None
     error: Any = None
 
 
-class _Details(msgspec.Struct):
+class _MessagesDetails(msgspec.Struct):
     thinking_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _MessagesUsage(msgspec.Struct):
     input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     output_tokens: int | None = None
-    output_tokens_details: _Details | None = None
+    output_tokens_details: _MessagesDetails | None = None
 
 
-def _counted(counts: Any) -> Usage:
-    """Here `input_tokens` are those beside the cache; in our record they are all."""
+def _count_usage(counts: Any) -> ModelUsage:
+    """Return the usage. Anthropic's `input_tokens` exclude cached tokens; in the record they include them."""
     try:
-        usage = msgspec.convert(counts, _Usage)
+        usage = msgspec.convert(counts, _MessagesUsage)
     except msgspec.ValidationError:
-        return Usage(requests=1)
+        return ModelUsage(requests=1)
     spent = usage.output_tokens_details
     cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-    return Usage(
+    return ModelUsage(
         requests=1,
         input_tokens=(usage.input_tokens or 0) + cached + written,
         cached_tokens=cached,
@@ -164,39 +164,39 @@ class MessagesStream(EventStream):
         super().__init__()
         self._message: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _BlockAssembly] = {}
 
     @property
-    def usage(self) -> Usage:
-        return _counted(self._usage)
+    def usage(self) -> ModelUsage:
+        return _count_usage(self._usage)
 
     def _take(self, data: bytes) -> bool:
-        event = mapping(data)
+        event = decode_object(data)
         kind = event.get("type")
         if kind == "message_start":
             self._message = dict(event["message"])
-            self._use(self._message.pop("usage", None))
+            self._add_usage(self._message.pop("usage", None))
             self.began = True
         elif kind == "content_block_start":
-            self._blocks[int(event["index"])] = _Block(event["content_block"])
+            self._blocks[int(event["index"])] = _BlockAssembly(event["content_block"])
         elif kind == "content_block_delta":
             self._blocks[int(event["index"])].take(event["delta"])
         elif kind == "message_delta":
-            self._change(event)
+            self._take_delta(event)
         elif kind == "message_stop":
             self.done = True
         elif kind == "error":
             self.error = event.get("error") or event
         return True
 
-    def _change(self, event: dict[str, Any]) -> None:
-        self._use(event.pop("usage", None))
+    def _take_delta(self, event: dict[str, Any]) -> None:
+        self._add_usage(event.pop("usage", None))
         delta = event.pop("delta", None) or {}
         self._message.update({**event, **delta, "type": "message"})
         self.finished = self.finished or delta.get("stop_reason") is not None
 
-    def _use(self, counts: dict[str, Any] | None) -> None:
-        """Counts are those up to here: they only grow."""
+    def _add_usage(self, counts: dict[str, Any] | None) -> None:
+        """Merge cumulative counts: they only grow."""
         for field, value in (counts or {}).items():
             old = self._usage.get(field)
             both = isinstance(old, int) and isinstance(value, int)
@@ -204,13 +204,13 @@ class MessagesStream(EventStream):
                 self._usage[field] = max(old, value) if both else value
 
     def _reply(self) -> dict[str, Any]:
-        content = [self._blocks[index].content() for index in sorted(self._blocks)]
+        content = [self._blocks[index].build_block() for index in sorted(self._blocks)]
         usage = {"usage": self._usage} if self._usage else {}
         error = {"error": self.error} if self.error is not None else {}
         return {**self._message, "content": content, **usage, **error}
 
 
-class _Block:
+class _BlockAssembly:
     """One block of a reply that came in deltas."""
 
     def __init__(self, block: dict[str, Any]) -> None:
@@ -222,25 +222,25 @@ class _Block:
             if field == "type" or value is None:
                 continue
             if field == "signature":
-                self._fields[field] = value  # said at once, and again rather than on
+                self._fields[field] = value  # sent whole; a later one replaces it
             elif isinstance(value, str):
                 self._texts.setdefault(field, []).append(value)
             elif field == "citation":
                 self._fields["citations"] = [*(self._fields.get("citations") or ()), value]
             else:
-                self._fields[field] = joined(self._fields.get(field), value)
+                self._fields[field] = join_values(self._fields.get(field), value)
 
-    def content(self) -> dict[str, Any]:
+    def build_block(self) -> dict[str, Any]:
         texts = {field: "".join(pieces) for field, pieces in self._texts.items()}
         arguments = texts.pop("partial_json", "")
         for field, text in texts.items():
-            texts[field] = joined(self._fields.get(field), text)
-        return {**self._fields, **texts, **({"input": _parsed(arguments)} if arguments else {})}
+            texts[field] = join_values(self._fields.get(field), text)
+        return {**self._fields, **texts, **({"input": _parse_arguments(arguments)} if arguments else {})}
 
 
-def _parsed(arguments: str) -> Any:
-    """As JSON; as the text it is where the stream was cut inside it."""
+def _parse_arguments(arguments: str) -> Any:
+    """Return the arguments as JSON, or as text if the stream was cut inside them."""
     try:
         return msgspec.json.decode(arguments, type=Raw)
-    except MISSHAPEN:
+    except SHAPE_ERRORS:
         return arguments

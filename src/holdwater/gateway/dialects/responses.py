@@ -1,6 +1,6 @@
-"""OpenAI Responses: items in, items out. The event that ends a stream holds the whole reply.
+"""OpenAI Responses: items in, items out. The event that ends a stream holds the complete reply.
 
-`input` is a list of items or a text. A request may name what it goes on with, a reply or a conversation.
+`input` is a list of items or a text. A request may name the reply or the conversation that it continues.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ...core.records import Usage
-from ..recorder import UNREADABLE, Form
-from ..reply_chain import Chaining, ChainName
-from . import COMMENT, Asked, Place, Whole, renamed, told
-from .chat import Chat
+from ...core.records import ModelUsage
+from ..reply_chain import ChainName, ChainRules
+from ..request_parser import DECODE_ERRORS, RequestForm
+from . import KEEP_ALIVE_COMMENT, AdaptedRequest, ParsedReply, RequestTarget, as_stream, impose_model
+from .chat import ChatDialect
 from .sse import EventStream
 
 _NULL = Raw(b"null")
-# What Codex puts above the output of a command.
-_MADE_UP = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
+# Lines that Codex puts above the output of a command.
+_GENERATED = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
 LONGEST_REFERENCE = 512  # bytes
 _REFERENCE = frozenset({"id", "type"})  # the keys of an `item_reference`
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def steady(item: bytes) -> bytes:
-    """An item without its id, which a client may have made up, and without how long a command took.
+def strip_generated(item: bytes) -> bytes:
+    """Return an item without its id, which a client may have generated, and without a command's duration.
 
-    The id of a reference to an earlier item is all that it says.
+    A reference to an earlier item keeps its id, which is its only content.
     """
     if b'"id"' in item:
         try:
             fields = _OBJECT.decode(item)
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return item
         if fields.keys() <= _REFERENCE:
             return item
         fields.pop("id", None)
         item = msgspec.json.encode(fields)
-    return _MADE_UP.sub(b"", item) if b'"function_call_output"' in item else item
+    return _GENERATED.sub(b"", item) if b'"function_call_output"' in item else item
 
 
-def chain_name(head: Mapping[str, Raw]) -> ChainName | None:
-    """The reply, or else the conversation, that a request goes on with."""
+def read_chain_name(head: Mapping[str, Raw]) -> ChainName | None:
+    """Return the name of the reply, or else of the conversation, that a request continues."""
     for key, stays in (("previous_response_id", False), ("conversation", True)):
         value = msgspec.json.decode(head.get(key, _NULL))
         name = value.get("id") if isinstance(value, dict) else value
@@ -54,103 +54,105 @@ def chain_name(head: Mapping[str, Raw]) -> ChainName | None:
     return None
 
 
-def reply_name(reply: bytes) -> str:
-    """The id of a reply."""
-    name = msgspec.json.decode(reply, type=_Reply).id
+def read_reply_name(reply: bytes) -> str:
+    """Return the id of a reply."""
+    name = msgspec.json.decode(reply, type=_ResponsesReply).id
     return name if isinstance(name, str) else ""
 
 
-def output_items(reply: bytes) -> list[bytes]:
-    """The items of a reply, each as its client would send it back."""
+def read_output_items(reply: bytes) -> list[bytes]:
+    """Return the items of a reply, each as its client would send it back."""
     try:
-        return [bytes(item) for item in msgspec.json.decode(reply, type=_Output).output]
-    except UNREADABLE:
+        return [bytes(item) for item in msgspec.json.decode(reply, type=_ResponsesOutput).output]
+    except DECODE_ERRORS:
         return []
 
 
-def item_name(item: bytes) -> str:
-    """The id of an item."""
+def read_item_name(item: bytes) -> str:
+    """Return the id of an item."""
     try:
-        name = msgspec.json.decode(item, type=_Item).id
-    except UNREADABLE:
+        name = msgspec.json.decode(item, type=_ResponsesItem).id
+    except DECODE_ERRORS:
         return ""
     return name if isinstance(name, str) else ""
 
 
-def reference_name(item: bytes) -> str:
-    """The id of the item that a reference stands for; empty for any other item."""
+def read_reference_name(item: bytes) -> str:
+    """Return the id of the item that a reference refers to; empty for any other item."""
     if len(item) > LONGEST_REFERENCE or b'"id"' not in item:
         return ""
     try:
         fields = _OBJECT.decode(item)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return ""
-    return item_name(item) if fields.keys() <= _REFERENCE else ""
+    return read_item_name(item) if fields.keys() <= _REFERENCE else ""
 
 
-class Responses:
+class ResponsesDialect:
     """Implements `Dialect`."""
 
-    form = Form(
+    form = RequestForm(
         "responses",
         "input",
         optional=True,
-        steady=steady,
-        chaining=Chaining(chain_name, reply_name, output_items, item_name, reference_name),
+        strip_generated=strip_generated,
+        chaining=ChainRules(
+            read_chain_name, read_reply_name, read_output_items, read_item_name, read_reference_name
+        ),
     )
-    keep_alive = COMMENT
-    error_body = Chat.error_body
+    keep_alive = KEEP_ALIVE_COMMENT
+    error_body = ChatDialect.error_body
 
-    def ask(self, head: dict[str, Raw], place: Place, model: str | None) -> Asked:
-        return Asked(place, renamed(head, model))
+    def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
+        return AdaptedRequest(place, impose_model(head, model))
 
-    def read_reply(self, body: bytes) -> Whole:
+    def read_reply(self, body: bytes) -> ParsedReply:
         if not body.isascii():
             body.decode()
-        reply = msgspec.json.decode(body, type=_Reply)
-        return Whole(_counted(reply.usage), reply.error)
+        reply = msgspec.json.decode(body, type=_ResponsesReply)
+        return ParsedReply(_count_usage(reply.usage), reply.error)
 
-    def stream(self, asked: Asked) -> ResponsesStream:
+    def stream(self, asked: AdaptedRequest) -> ResponsesStream:
         return ResponsesStream()
 
-    def told(self, reply: bytes) -> list[bytes]:
-        return told.responses(reply)
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        return as_stream.render_responses(reply)
 
 
-class _Output(msgspec.Struct):
+class _ResponsesOutput(msgspec.Struct):
     output: list[Raw]
 
 
-class _Item(msgspec.Struct):
+class _ResponsesItem(msgspec.Struct):
     id: Any = None
 
 
-class _Reply(msgspec.Struct):
+class _ResponsesReply(msgspec.Struct):
     id: Any = None
     usage: Any = None
     error: Any = None
     output: Any = None
 
 
-class _Details(msgspec.Struct):
+class _ResponsesDetails(msgspec.Struct):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ResponsesUsage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
+    input_tokens_details: _ResponsesDetails | None = None
+    output_tokens_details: _ResponsesDetails | None = None
 
 
-def _counted(counts: Any) -> Usage:
+def _count_usage(counts: Any) -> ModelUsage:
     try:
-        usage = msgspec.convert(counts, _Usage)
+        usage = msgspec.convert(counts, _ResponsesUsage)
     except msgspec.ValidationError:
-        return Usage(requests=1)
+        return ModelUsage(requests=1)
     details, spent = usage.input_tokens_details, usage.output_tokens_details
-    return Usage(
+    return ModelUsage(
         requests=1,
         input_tokens=usage.input_tokens or 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
@@ -159,7 +161,7 @@ def _counted(counts: Any) -> Usage:
     )
 
 
-class _Event(msgspec.Struct):
+class _ResponsesEvent(msgspec.Struct):
     type: str = ""
     response: Raw = _NULL
     item: Raw = _NULL
@@ -170,24 +172,24 @@ class _Event(msgspec.Struct):
     code: Any = None
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_EVENT = msgspec.json.Decoder(_ResponsesEvent)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
 class ResponsesStream(EventStream):
-    """Keeps finished items as they came, and of an unfinished one its pieces: a stream may be cut."""
+    """Keeps finished items as received, and the pieces of unfinished ones: a stream may be cut."""
 
     def __init__(self) -> None:
         super().__init__()
         self._envelope = b"{}"
         self._final: bytes | None = None
         self._usage: Any = None
-        self._items: dict[int, bytes] = {}  # by place in the output
-        self._pieces: dict[int, dict[str, list[str]]] = {}  # of items that are not finished, by kind
+        self._items: dict[int, bytes] = {}  # by position in the output
+        self._pieces: dict[int, dict[str, list[str]]] = {}  # of unfinished items, by kind
 
     @property
-    def usage(self) -> Usage:
-        return _counted(self._usage)
+    def usage(self) -> ModelUsage:
+        return _count_usage(self._usage)
 
     def _take(self, data: bytes) -> bool:
         event = _EVENT.decode(data)
@@ -208,8 +210,8 @@ class ResponsesStream(EventStream):
             self._pieces.setdefault(place, {}).setdefault(kind, []).append(event.delta)
         return True
 
-    def _end(self, event: _Event) -> None:
-        reply = msgspec.json.decode(event.response, type=_Reply)
+    def _end(self, event: _ResponsesEvent) -> None:
+        reply = msgspec.json.decode(event.response, type=_ResponsesReply)
         self._final = bytes(event.response)
         self._usage = reply.usage
         if event.type == "response.failed":
@@ -220,11 +222,11 @@ class ResponsesStream(EventStream):
         reply = _OBJECT.decode(self._envelope if self._final is None else self._final)
         if self._final is not None and (bytes(reply.get("output", b"[]")) != b"[]" or not self._items):
             return Raw(self._final)
-        output = [self._item(place) for place in sorted(self._items)]
+        output = [self._build_item(place) for place in sorted(self._items)]
         error = {"error": self.error} if self.error is not None else {}
         return {**reply, "output": output, **error}
 
-    def _item(self, place: int) -> Any:
+    def _build_item(self, place: int) -> Any:
         pieces = {kind: "".join(texts) for kind, texts in self._pieces.get(place, {}).items()}
         if not pieces:
             return Raw(self._items[place])

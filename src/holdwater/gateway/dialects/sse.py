@@ -1,6 +1,6 @@
-"""Server-sent events: where one ends, what its data are, how one is written.
+"""Server-sent events: splits a stream into events, extracts their data, writes events.
 
-What they mean is for the dialects.
+The dialects interpret the data.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-# What taking foreign JSON apart raises when it is not shaped as promised.
-MISSHAPEN = (
+# Raised by reading untrusted JSON that does not have the expected shape.
+SHAPE_ERRORS = (
     msgspec.MsgspecError,
     ValueError,
     TypeError,
@@ -23,17 +23,17 @@ MISSHAPEN = (
 
 
 class EventStream:
-    """The part of a `Stream` that all dialects share. Each says in `_take` what an event's data mean."""
+    """The part of a `ReplyStream` that all dialects share. Each dialect reads an event's data in `_take`."""
 
     def __init__(self) -> None:
-        self._rest = b""  # the start of an event that has not ended: bounded by the relay
+        self._rest = b""  # the start of an incomplete event; bound: `LARGEST_REPLY` of `answer_delivery.py`
         self.began = False
-        self.finished = False  # the reply is complete but for usage and the end mark
+        self.finished = False  # the reply is complete except for usage and the end mark
         self.done = False
         self.error: Any = None
 
     def events(self, piece: bytes) -> Iterator[bytes]:
-        """The events that `piece` completes, each as it goes on to the client."""
+        """Yield the events that `piece` completes, each as it is forwarded to the client."""
         scanned = max(0, len(self._rest) - 3)  # the blank line may have begun before `piece`
         data = self._rest + piece if self._rest else piece
         start = 0
@@ -45,35 +45,37 @@ class EventStream:
 
     @property
     def rest(self) -> bytes:
-        """The start of an event whose end has not come."""
+        """The start of an incomplete event."""
         return self._rest
 
     @property
     def ended(self) -> bool:
-        """From here on, what comes ends the reply."""
+        """Whether all following events belong to the end of the reply."""
         return self.finished or self.done or self.error is not None
 
     @property
     def chunks(self) -> bytes | None:
-        """What came, piece by piece, where `told` cannot say it so again: a JSON array."""
+        """The original chunks as a JSON array, if `render_stream` cannot reproduce them; else None."""
         return None
 
     def reply(self) -> bytes:
-        """What came, in the shape of a reply that was not streamed."""
+        """Return the content so far, in the form of a reply that was not streamed."""
         try:
             return msgspec.json.encode(self._reply())
-        except MISSHAPEN as error:
-            return msgspec.json.encode({"error": {"message": f"the stream makes no reply: {error}"}})
+        except SHAPE_ERRORS as error:
+            return msgspec.json.encode(
+                {"error": {"message": f"cannot assemble a reply from the stream: {error}"}}
+            )
 
     def _passes(self, event: bytes) -> bool:
-        """Take `event` in; should it go on to the client?"""
-        data = data_of(event)
+        """Process `event`; return whether to forward it to the client."""
+        data = extract_data(event)
         if not data:
             return True  # a comment that keeps the connection alive
         try:
             return self._take(data)
-        except MISSHAPEN as error:
-            self.error = {"message": f"an event of the stream is no chunk: {error}", "type": "stream"}
+        except SHAPE_ERRORS as error:
+            self.error = {"message": f"invalid event in the stream: {error}", "type": "stream"}
             return True
 
     def _take(self, data: bytes) -> bool:
@@ -83,41 +85,41 @@ class EventStream:
         raise NotImplementedError
 
 
-def event(data: Any, name: str = "") -> bytes:
-    """`data` as JSON in an event. A `Raw` among them has to be of one line."""
+def render_event(data: Any, name: str = "") -> bytes:
+    """Return an event with `data` as JSON. A `Raw` in it must be a single line."""
     head = f"event: {name}\n".encode() if name else b""
     return b"".join((head, b"data: ", msgspec.json.encode(data), b"\n\n"))
 
 
-def data_of(event: bytes) -> bytes:
-    """The data of a server-sent event, its lines joined; empty for a comment."""
+def extract_data(event: bytes) -> bytes:
+    """Return the data of a server-sent event, its lines joined; empty for a comment."""
     if event.startswith(b"data: ") and event.count(b"\n") == 2 and b"\r" not in event:
         return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
 
-def mapping(data: bytes) -> dict[str, Any]:
-    """The JSON object in an event's data."""
+def decode_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in an event's data."""
     return msgspec.json.decode(data, type=dict[str, Any])
 
 
-def joined(old: Any, new: Any) -> Any:
-    """What two pieces of a value make: texts and lists follow each other, of others the later stands."""
+def join_values(old: Any, new: Any) -> Any:
+    """Join two pieces of a value: texts and lists are concatenated; of other values the later one wins."""
     if isinstance(old, str) and isinstance(new, str):
         return old + new
     if isinstance(old, list) and isinstance(new, list):
         return old + new
     if isinstance(old, dict) and isinstance(new, dict):
-        return {**old, **{k: v if k in _NAMES else joined(old.get(k), v) for k, v in new.items()}}
+        return {**old, **{k: v if k in _NAMES else join_values(old.get(k), v) for k, v in new.items()}}
     return old if new is None else new
 
 
-_NAMES = frozenset({"id", "type", "name", "role", "index"})  # said again, not continued
+_NAMES = frozenset({"id", "type", "name", "role", "index"})  # repeated, not continued
 
 
 def _event_end(data: bytes, start: int) -> int:
-    """The position after the first blank line from `start` on; 0 while there is none."""
+    """Return the position after the first blank line from `start` on; 0 if there is none."""
     plain = data.find(b"\n\n", start)
     returns = data.find(b"\r\n\r\n", start, plain if plain >= 0 else len(data))
     if returns >= 0:

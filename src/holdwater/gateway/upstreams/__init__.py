@@ -1,4 +1,4 @@
-"""Where calls go: the seam between the gateway and whatever answers. `http.py` is the first upstream."""
+"""The interface between the gateway and the model behind it. Start at `http.py`, the main upstream."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
-from ...core.records import Failure
-from ..body import Body
-from ..dialects import Manner
-from ..recorder import Delta
+from ...core.records import AttemptFailure
+from ..body import RequestBody
+from ..dialects import ReplyFormat
+from ..recorder import RequestDelta
 
 
-class Call(NamedTuple):
-    """One request on its way up."""
+class UpstreamCall(NamedTuple):
+    """One request on its way upstream."""
 
-    path: str  # below the upstream's base URL for the dialect, for example `chat/completions`; with the query
-    headers: Mapping[str, str]  # the client's own, without its key and without those of its connection
-    body: Body
-    waiting: Callable[
-        [], AbstractContextManager[None]
-    ]  # entered while the upstream's rate limit is waited for
+    path: str  # below the dialect's base URL, for example `chat/completions`; with the query
+    headers: Mapping[str, str]  # the client's, without its key and without connection headers
+    body: RequestBody
+    waiting: Callable[[], AbstractContextManager[None]]  # entered while waiting for the upstream's rate limit
     dialect: str = "chat"
     attempt: int = 0
-    manner: Manner = Manner.WHOLE
-    delta: Delta | None = None  # what is new in it; None: it is no turn
+    reply_format: ReplyFormat = ReplyFormat.WHOLE
+    delta: RequestDelta | None = None  # the new part of the request; None: not a turn
 
 
-class Answer(Protocol):
-    """What came back, from its first byte on."""
+class UpstreamAnswer(Protocol):
+    """The answer of an upstream, available from its first byte on."""
 
     status: int
-    headers: CIMultiDict[str]  # those that may go on to the client
-    failure: Failure | None  # what the status means for the attempt
-    version: str | None  # of the policy, where it says so; known when the body is
-    waits: bool  # its body may take long to begin: a client that reads events is kept alive meanwhile
+    headers: CIMultiDict[str]  # headers to forward to the client
+    failure: AttemptFailure | None  # the failure that the status means for the attempt
+    version: str | None  # of the policy, if the answer names it; known once the body is
+    waits: bool  # the body may start late: send keep-alive events to a streaming client
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; raises `ModelFailed` if it breaks off."""
+        """Yield the body as it arrives; raise `ModelFailed` if it breaks off."""
 
 
 class Upstream(Protocol):
@@ -47,11 +45,11 @@ class Upstream(Protocol):
 
     @property
     def dialects(self) -> frozenset[str]:
-        """The names of those that it speaks."""
+        """The names of the supported dialects."""
 
     @property
     def counts(self) -> bool:
-        """Whether it may know how many tokens a request has."""
+        """Whether the upstream may support token counts."""
 
-    def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
-        """Pass `call` on; raises `ModelFailed` if there is no answer. Leaving the context cancels it."""
+    def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        """Send `call`; raise `ModelFailed` if there is no answer. Leaving the context cancels the call."""

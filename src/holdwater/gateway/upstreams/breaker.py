@@ -1,39 +1,40 @@
-"""A failure that all share: when every call of several attempts fails for a while, the run is stopped.
+"""A circuit breaker: when every call of several attempts fails for a while, the run stops.
 
-Each instance that was tried meanwhile would be lost to the same cause. It decides; `http.py` asks it.
+Otherwise every instance attempted meanwhile would be lost to the same cause. This module only decides;
+`http.py` acts on it.
 """
 
 from __future__ import annotations
 
 from ...core.errors import ModelFailed
-from ...core.records import Failure, Where
+from ...core.records import AttemptFailure, FailureOrigin
 
-ATTEMPTS = 5  # different ones whose calls all failed
+ATTEMPTS = 5  # number of different attempts whose calls all failed
 SECONDS = 30.0  # during which no call succeeded
-HINT = "look at the upstream, then `holdwater resume`"
+HINT = "check the upstream, then run `holdwater resume`"
 
 
-class Tripped(ModelFailed):
-    """No upstream for anybody."""
+class BreakerTripped(ModelFailed):
+    """No attempt can reach the upstream."""
 
-    where = Where.RUN
+    where = FailureOrigin.RUN
     kind = "breaker"
     again = False
 
 
-class Breaker:
-    """Closed by any success."""
+class CircuitBreaker:
+    """Trips after failures of several attempts; any success resets it."""
 
     def __init__(self, attempts: int = ATTEMPTS, seconds: float = SECONDS) -> None:
         self._bounds = (attempts, seconds)
         self._failing: set[int] = set()  # bound: `attempts`
         self._since = 0.0
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self._failing.clear()
 
-    def failed(self, attempt: int, now: float) -> bool:
-        """A call of `attempt` has failed for good; is it everybody's failure by now?"""
+    def record_failure(self, attempt: int, now: float) -> bool:
+        """Record that a call of `attempt` has finally failed; return whether the breaker trips."""
         attempts, seconds = self._bounds
         if not self._failing:
             self._since = now
@@ -41,9 +42,11 @@ class Breaker:
             self._failing.add(attempt)
         return len(self._failing) >= attempts and now - self._since >= seconds
 
-    def message(self, now: float, last: str) -> str:
-        return f"every model call has failed for {now - self._since:.0f} s, the last one so: {last}"
+    def describe(self, now: float, last: str) -> str:
+        return f"every model call has failed for {now - self._since:.0f} s; last error: {last}"
 
 
-def tripped(message: str) -> Failure:
-    return Failure(where=Where.RUN, kind=Tripped.kind, message=message, hint=HINT, again=False)
+def make_trip_failure(message: str) -> AttemptFailure:
+    return AttemptFailure(
+        where=FailureOrigin.RUN, kind=BreakerTripped.kind, message=message, hint=HINT, again=False
+    )

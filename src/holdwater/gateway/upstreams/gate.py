@@ -1,7 +1,7 @@
-"""How many calls an upstream is given at once: as many as there are, until it says that it is too much.
+"""Limits the concurrent calls to an upstream: no limit until the upstream reports overload.
 
-Each refusal for overload halves the number, each round of successes adds one. How long a refused call waits
-is in `retry.py`.
+Each refusal for overload halves the limit, each round of successes adds one. `retry.py` decides how long a
+refused call waits.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-Waiting = Callable[[], AbstractContextManager[None]]
+WaitContext = Callable[[], AbstractContextManager[None]]
 
 
-class Gate:
-    """First come, first served. `enter` and `leave` go in pairs; what came of a call is told in between."""
+class UpstreamGate:
+    """First come, first served. Pair `enter` with `leave`, and record the result in between."""
 
     def __init__(self) -> None:
         self.limit = math.inf
         self.inside = 0
-        self._cut_at = -math.inf  # when the limit was last lowered
+        self._cut_at = -math.inf  # time when the limit was last lowered
         self._successes = 0
         self._line: deque[asyncio.Future[None]] = deque()  # bound: the calls in flight
 
-    async def enter(self, waiting: Waiting) -> float:
-        """Wait for a place; when it was taken."""
+    async def enter(self, waiting: WaitContext) -> float:
+        """Wait for admission; return the time of entry."""
         if self._line or self.inside >= self.limit:
             with waiting():
                 await self._wait()
@@ -41,7 +41,7 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self.leave()  # its turn had come
+                self.leave()  # the call was already admitted
             else:
                 self._line.remove(turn)
             raise
@@ -50,15 +50,15 @@ class Gate:
         self.inside -= 1
         self._admit()
 
-    def refused(self, entered: float) -> None:
-        """A call that entered at that time was too much. Those of one burst lower the limit once."""
+    def record_refusal(self, entered: float) -> None:
+        """Record a refusal of a call that entered at `entered`. One burst lowers the limit once."""
         if entered > self._cut_at:
             self._cut_at = asyncio.get_running_loop().time()
             self.limit = max(1, min(self.limit, self.inside) // 2)
             self._successes = 0
 
-    def served(self) -> None:
-        """A call was answered."""
+    def record_success(self) -> None:
+        """Record an answered call."""
         if self.limit is not math.inf:
             self._successes += 1
             if self._successes >= self.limit:

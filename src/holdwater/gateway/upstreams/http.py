@@ -1,6 +1,6 @@
-"""The upstream that is an HTTP server: one connection pool, retries before the first byte, the key kept here.
+"""The upstream for HTTP servers: one connection pool, retries before the first byte; it holds the API key.
 
-What a status means is decided in `retry.py`; what is in the answer is for the dialects.
+`retry.py` decides the meaning of a status; the dialects parse the content.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from ...core.errors import ModelFailed
-from ...core.records import Failure, MiB, Where
-from ..body import Payload
-from . import Call
-from .breaker import HINT, Breaker, Tripped, tripped
-from .gate import Gate
-from .retry import AGAIN, LONGEST_WAIT, RATE_LIMITED, delay, failure_of
+from ...core.records import AttemptFailure, FailureOrigin, MiB
+from ..body import BodyPayload
+from . import UpstreamCall
+from .breaker import HINT, BreakerTripped, CircuitBreaker, make_trip_failure
+from .gate import UpstreamGate
+from .retry import LONGEST_WAIT, RATE_LIMITED, RETRIED_STATUSES, choose_delay, failure_of
 from .scrubbing import ScrubbedStream, SecretScrubber
 
-CONNECT = 30.0  # seconds for a connection
+CONNECT_SECONDS = 30.0  # to open a connection
 LARGEST_ERROR = 1 * MiB
 LONGEST_HEADER = 64 * 1024
-VERSION = "X-Policy-Version"  # the header in which an upstream says which weights answered
-ERROR_SECONDS = 10.0  # for the body of an error
-LEFTOVER = 0.05  # seconds for the end of an answer whose meaning has ended; then its connection is closed
+VERSION_HEADER = "X-Policy-Version"  # names the weights that answered
+ERROR_SECONDS = 10.0  # to read the body of an error
+DRAIN_SECONDS = 0.05  # seconds to read the rest of a complete answer; then the connection is closed
 
-_NOT_RETURNED = frozenset(
+_WITHHELD_HEADERS = frozenset(
     {
         "connection",
         "keep-alive",
@@ -53,25 +53,25 @@ _NOT_RETURNED = frozenset(
 )
 
 
-OPENAI = frozenset({"chat", "responses", "completions", "embeddings"})
-DIALECTS = OPENAI | {"messages", "gemini"}
-_KEY_HEADERS = {"messages": "x-api-key", "gemini": "x-goog-api-key"}  # a bearer's elsewhere
+OPENAI_DIALECTS = frozenset({"chat", "responses", "completions", "embeddings"})
+HTTP_DIALECTS = OPENAI_DIALECTS | {"messages", "gemini"}
+_KEY_HEADERS = {"messages": "x-api-key", "gemini": "x-goog-api-key"}  # other dialects use a bearer token
 _VERSION = re.compile(r"/v\d+(alpha|beta)?\d*/?$")
 
 
-class Address(NamedTuple):
-    """Where a dialect is spoken: the base URL as that provider's own clients take it, and the key for it."""
+class ProviderAddress(NamedTuple):
+    """The address of a dialect: the base URL as the provider's own clients take it, and its key."""
 
     url: str  # with `/v1` for OpenAI's dialects; with or without a version for the others
     key: str | None = None
-    bearer: bool = False  # the key is sent as a bearer's, also where the dialect has a header of its own
+    bearer: bool = False  # send the key as a bearer token even if the dialect has its own header
 
-    def base(self, dialect: str) -> str:
-        """Where the dialect's paths begin."""
-        url = self.url if dialect in OPENAI else _VERSION.sub("", self.url)
+    def build_base(self, dialect: str) -> str:
+        """Return the URL below which the dialect's paths begin."""
+        url = self.url if dialect in OPENAI_DIALECTS else _VERSION.sub("", self.url)
         return url.rstrip("/") + "/"
 
-    def headers(self, dialect: str) -> dict[str, str]:
+    def build_headers(self, dialect: str) -> dict[str, str]:
         if self.key is None:
             return {}
         own = None if self.bearer else _KEY_HEADERS.get(dialect)
@@ -79,34 +79,36 @@ class Address(NamedTuple):
 
 
 class HttpUpstream:
-    """One URL that is asked in every dialect, or an address for each that it speaks; used by `async with`."""
+    """One URL for all dialects, or an address for each supported one; use it with `async with`."""
 
     def __init__(
         self,
-        url: str | Mapping[str, Address],
+        url: str | Mapping[str, ProviderAddress],
         key: str | None = None,
         *,
         retries: int = 4,
         stall: float = 600.0,
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
-        addresses = dict.fromkeys(DIALECTS, Address(url, key)) if isinstance(url, str) else dict(url)
+        addresses = (
+            dict.fromkeys(HTTP_DIALECTS, ProviderAddress(url, key)) if isinstance(url, str) else dict(url)
+        )
         self.dialects = frozenset(addresses)
         self.counts = True
-        self._bases = {dialect: address.base(dialect) for dialect, address in addresses.items()}
-        self._keys = {dialect: address.headers(dialect) for dialect, address in addresses.items()}
+        self._bases = {dialect: address.build_base(dialect) for dialect, address in addresses.items()}
+        self._keys = {dialect: address.build_headers(dialect) for dialect, address in addresses.items()}
         self.scrubber = SecretScrubber(address.key for address in addresses.values() if address.key)
         self._retries = retries
         self._stall = stall
-        self._gate = Gate()
-        self._breaker = breaker or Breaker()
+        self._gate = UpstreamGate()
+        self._breaker = breaker or CircuitBreaker()
         self._client: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=self._stall),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall),
             trust_env=False,
             max_line_size=LONGEST_HEADER,
             max_field_size=LONGEST_HEADER,
@@ -124,103 +126,105 @@ class HttpUpstream:
         """Whether calls are in flight."""
         return self._gate.inside > 0
 
-    def send(self, call: Call) -> Sending:
-        return Sending(self, call)
+    def send(self, call: UpstreamCall) -> HttpCall:
+        return HttpCall(self, call)
 
-    async def opened(self, call: Call) -> tuple[Opened, HttpAnswer]:
-        """An answer from its first byte on; `close` follows."""
-        opened = await self._reached(call)
+    async def open_answer(self, call: UpstreamCall) -> tuple[OpenedResponse, HttpAnswer]:
+        """Return an answer as soon as its first byte is there; the caller must call `close`."""
+        opened = await self._reach(call)
         try:
             call.body.free()
-            judged = self._judged(call, opened)
-            return opened, HttpAnswer(self, opened, self._returned(opened.response), judged)
-        except BaseException:  # boundary: given back, then raised again
+            judged = self._judge(call, opened)
+            return opened, HttpAnswer(self, opened, self._pick_headers(opened.response), judged)
+        except BaseException:  # boundary: releases, then raises again
             self.close(opened)
             raise
 
-    def close(self, opened: Opened) -> None:
-        opened.response.close()  # returns a connection whose answer has ended to the pool, closes any other
+    def close(self, opened: OpenedResponse) -> None:
+        opened.response.close()  # returns the connection to the pool if the answer has ended, else closes it
         self._gate.leave()
 
-    async def _reached(self, call: Call) -> Opened:
+    async def _reach(self, call: UpstreamCall) -> OpenedResponse:
         try:
-            return await self._tried(call)
+            return await self._send_with_retries(call)
         except ModelFailed as error:
             now = asyncio.get_running_loop().time()
-            if self._breaker.failed(call.attempt, now):
-                raise Tripped(self._breaker.message(now, error.message), HINT) from None
+            if self._breaker.record_failure(call.attempt, now):
+                raise BreakerTripped(self._breaker.describe(now, error.message), HINT) from None
             raise
 
-    async def _tried(self, call: Call) -> Opened:
-        """The first answer that is not to be tried again, or the last one; it has a place in the gate."""
+    async def _send_with_retries(self, call: UpstreamCall) -> OpenedResponse:
+        """Return the first answer not to be retried, or the last one; it holds a slot of the gate."""
         tried = 0
         while True:
             tried += 1
             last = tried > self._retries
             try:
-                opened = await self._once(call)
+                opened = await self._send_once(call)
             except aiohttp.SocketTimeoutError:
-                raise self.silent() from None
+                raise self.make_stall_error() from None
             except (aiohttp.ClientError, OSError) as error:
                 if last or not call.body.at_hand:
-                    raise self.failed("unreachable", "the upstream cannot be reached", error) from None
-                await asyncio.sleep(delay(tried, {}))
+                    raise self.make_error("unreachable", "the upstream cannot be reached", error) from None
+                await asyncio.sleep(choose_delay(tried, {}))
                 continue
             if last or not call.body.at_hand or not opened.may_be_tried_again:
                 return opened
             opened.response.close()
             self._gate.leave()
-            await _wait(call, opened, tried)
+            await _wait_to_retry(call, opened, tried)
 
-    async def _once(self, call: Call) -> Opened:
+    async def _send_once(self, call: UpstreamCall) -> OpenedResponse:
         entered = await self._gate.enter(call.waiting)
         try:
             response = await self._post(call)
             try:
                 body = await self._read_error(response) if response.status >= 300 else None
-            except BaseException:  # boundary: given back, then raised again
+            except BaseException:  # boundary: releases, then raises again
                 response.close()
                 raise
-        except BaseException:  # boundary: given back, then raised again
+        except BaseException:  # boundary: releases, then raises again
             self._gate.leave()
             raise
         if response.status in RATE_LIMITED:
-            self._gate.refused(entered)
+            self._gate.record_refusal(entered)
         elif body is None:
-            self._gate.served()
-        return Opened(response, body)
+            self._gate.record_success()
+        return OpenedResponse(response, body)
 
-    async def _post(self, call: Call) -> aiohttp.ClientResponse:
+    async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside `async with`"
         headers = CIMultiDict(call.headers)
         headers["Accept-Encoding"] = "identity"
         headers.update(self._keys[call.dialect])
-        url = _url(self._bases[call.dialect] + call.path)
-        return await self._client.post(url, data=Payload(call.body), headers=headers, allow_redirects=False)
+        url = _parse_url(self._bases[call.dialect] + call.path)
+        return await self._client.post(
+            url, data=BodyPayload(call.body), headers=headers, allow_redirects=False
+        )
 
-    def _returned(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        """The headers that may go on to the client."""
-        given = [item for item in response.headers.items() if item[0].lower() not in _NOT_RETURNED]
+    def _pick_headers(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        """Return the headers to forward to the client."""
+        given = [item for item in response.headers.items() if item[0].lower() not in _WITHHELD_HEADERS]
         values = "\n".join([value for _, value in given])
         if self.scrubber.scrub_text(values) != values:
             given = [item for item in given if self.scrubber.scrub_text(item[1]) == item[1]]
         return CIMultiDict(given)
 
-    def _judged(self, call: Call, opened: Opened) -> Failure | None:
-        """What the answer means for the attempt, or by now for the run."""
+    def _judge(self, call: UpstreamCall, opened: OpenedResponse) -> AttemptFailure | None:
+        """Return the failure that the answer means for the attempt, or for the run if the breaker trips."""
         failure = opened.failure
         if failure is None:
-            self._breaker.succeeded()
-        elif failure.where is Where.MODEL and failure.again:
+            self._breaker.record_success()
+        elif failure.where is FailureOrigin.MODEL and failure.again:
             now = asyncio.get_running_loop().time()
-            if self._breaker.failed(call.attempt, now):
-                return tripped(self._breaker.message(now, failure.message))
+            if self._breaker.record_failure(call.attempt, now):
+                return make_trip_failure(self._breaker.describe(now, failure.message))
         return failure
 
-    def silent(self) -> ModelFailed:
+    def make_stall_error(self) -> ModelFailed:
         return ModelFailed(f"the upstream was silent for {self._stall:g} s", kind="stall")
 
-    def failed(self, kind: str, what: str, error: BaseException) -> ModelFailed:
+    def make_error(self, kind: str, what: str, error: BaseException) -> ModelFailed:
         reason = self.scrubber.scrub_text(str(error)) or type(error).__name__
         return ModelFailed(f"{what}: {reason}", "check the upstream's base URL", kind=kind)
 
@@ -231,29 +235,29 @@ class HttpUpstream:
                 while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
                     body += stream.feed(piece)
                 if response.content.at_eof():
-                    body += stream.rest()
+                    body += stream.flush()
         except (TimeoutError, aiohttp.ClientError, OSError):
             pass  # the status says enough
         return body[:LARGEST_ERROR]
 
 
 @lru_cache(maxsize=256)
-def _url(target: str) -> URL:
-    """Kept, because a URL keeps what it is asked each time."""
+def _parse_url(target: str) -> URL:
+    """Return a cached URL, because a `URL` object caches its computed properties."""
     return URL(target, encoded=True)
 
 
-class Sending:
-    """A call and its answer, as a context. A class: a generator costs more a call."""
+class HttpCall:
+    """A call and its answer, as a context. A class, because a generator costs more per call."""
 
-    def __init__(self, upstream: HttpUpstream, call: Call) -> None:
+    def __init__(self, upstream: HttpUpstream, call: UpstreamCall) -> None:
         self._upstream = upstream
-        self._call: Call | None = call
+        self._call: UpstreamCall | None = call
 
     async def __aenter__(self) -> HttpAnswer:
         call, self._call = self._call, None
         assert call is not None
-        self._opened, answer = await self._upstream.opened(call)
+        self._opened, answer = await self._upstream.open_answer(call)
         return answer
 
     async def __aexit__(
@@ -261,13 +265,13 @@ class Sending:
     ) -> None:
         try:
             if kind is None:
-                await _finish(self._opened.response)
+                await _drain(self._opened.response)
         finally:
             self._upstream.close(self._opened)
 
 
-class Opened:
-    """An answer whose headers are there; that of an error is read whole, to see what it means."""
+class OpenedResponse:
+    """A response whose headers have arrived; the body of an error is read whole to classify it."""
 
     def __init__(self, response: aiohttp.ClientResponse, body: bytes | None) -> None:
         self.response = response
@@ -276,7 +280,7 @@ class Opened:
 
     @property
     def may_be_tried_again(self) -> bool:
-        if self.failure is None or not self.failure.again or self.response.status not in AGAIN:
+        if self.failure is None or not self.failure.again or self.response.status not in RETRIED_STATUSES:
             return False
         if self.response.headers.get("x-should-retry", "").lower() == "false":
             return False
@@ -284,17 +288,21 @@ class Opened:
 
 
 class HttpAnswer:
-    """An answer of an HTTP server on its way to the client."""
+    """A response of an HTTP server that is forwarded to the client."""
 
     waits = False
 
     def __init__(
-        self, upstream: HttpUpstream, opened: Opened, headers: CIMultiDict[str], failure: Failure | None
+        self,
+        upstream: HttpUpstream,
+        opened: OpenedResponse,
+        headers: CIMultiDict[str],
+        failure: AttemptFailure | None,
     ) -> None:
         self.status = opened.response.status
         self.headers = headers
         self.failure = failure
-        version = opened.response.headers.get(VERSION)
+        version = opened.response.headers.get(VERSION_HEADER)
         self.version = upstream.scrubber.scrub_text(version) if version is not None else None
         self._upstream = upstream
         self._content = opened.response.content
@@ -309,16 +317,16 @@ class HttpAnswer:
             while piece := await self._content.readany():
                 if clean := stream.feed(piece):
                     yield clean
-            if rest := stream.rest():
+            if rest := stream.flush():
                 yield rest
         except aiohttp.SocketTimeoutError:
-            raise self._upstream.silent() from None
+            raise self._upstream.make_stall_error() from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._upstream.failed("cut", "the upstream's answer broke off", error) from None
+            raise self._upstream.make_error("cut", "the upstream's answer broke off", error) from None
 
 
-async def _wait(call: Call, opened: Opened, tried: int) -> None:
-    seconds = delay(tried, opened.response.headers, opened.body or b"")
+async def _wait_to_retry(call: UpstreamCall, opened: OpenedResponse, tried: int) -> None:
+    seconds = choose_delay(tried, opened.response.headers, opened.body or b"")
     if opened.response.status in RATE_LIMITED:
         with call.waiting():
             await asyncio.sleep(seconds)
@@ -326,13 +334,13 @@ async def _wait(call: Call, opened: Opened, tried: int) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _finish(response: aiohttp.ClientResponse) -> None:
-    """Read what is left of an answer if it is there already, so that its connection can be used again."""
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read the rest of an answer if it has already arrived, so that its connection can be reused."""
     if response.content.at_eof():
         return
     try:
-        async with asyncio.timeout(LEFTOVER):
+        async with asyncio.timeout(DRAIN_SECONDS):
             while await response.content.readany():
                 pass
     except (TimeoutError, aiohttp.ClientError, OSError):
-        pass  # its connection is closed instead
+        pass  # the connection is closed instead

@@ -1,7 +1,7 @@
-"""The upstream that is a Python function: it is given each request and answers. For training, and for tests.
+"""The upstream that calls a Python function for each request. For training, and for tests.
 
-It is asked in Chat Completions, whatever the agent speaks. What comes back is passed on as it is: token ids
-and log probabilities in it are kept in the record, and its key `policy_version`.
+The function gets Chat Completions requests, for agents of any dialect. Its reply is passed on unchanged: the
+record keeps its token ids, its log probabilities and its key `policy_version`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ModelFailed, RunFailed
-from ..dialects.asking import as_chat
-from ..recorder import Delta
+from ..dialects.to_chat import convert_request
+from ..recorder import RequestDelta
 from ..routes import DIALECTS
-from . import Call
-from .spoken import said, wanted_by
-from .whole import Whole
+from . import UpstreamCall
+from .complete_reply import CompleteReply
+from .policy_reply import read_context, render_reply
 
 Policy = Callable[[dict[str, Any]], Any]
 """Takes a decoded request; returns the text of the reply, its message, or the whole `chat.completion`.
@@ -32,8 +32,8 @@ Policy = Callable[[dict[str, Any]], Any]
 """
 
 
-Conversation = Callable[[int, Delta], list[Any]]
-"""All messages of an attempt's request, decoded. It reads files: not for the event loop."""
+ReadConversation = Callable[[int, RequestDelta], list[Any]]
+"""Returns all messages of an attempt's request, decoded. It reads files: do not call it on the event loop."""
 
 
 class PolicyUpstream:
@@ -42,52 +42,52 @@ class PolicyUpstream:
     dialects = frozenset(DIALECTS)
     counts = False
 
-    def __init__(self, policy: Policy, conversation: Conversation | None = None) -> None:
+    def __init__(self, policy: Policy, conversation: ReadConversation | None = None) -> None:
         self._policy = policy
         self._conversation = conversation
 
     @asynccontextmanager
-    async def send(self, call: Call) -> AsyncIterator[Whole]:
-        assert call.delta is not None, "the policy is asked for turns alone"
-        wanted = wanted_by(call)
-        request = msgspec.json.decode(call.body.taken())
+    async def send(self, call: UpstreamCall) -> AsyncIterator[CompleteReply]:
+        assert call.delta is not None, "the policy answers only turns"
+        wanted = read_context(call)
+        request = msgspec.json.decode(call.body.to_bytes())
         call.body.free()
-        if call.delta.linked and self._conversation is not None:  # the policy keeps no replies
+        if call.delta.linked and self._conversation is not None:  # the policy does not store replies
             read = partial(self._conversation, call.attempt, call.delta)
             loop = asyncio.get_running_loop()
             request[DIALECTS[call.dialect].form.key] = await loop.run_in_executor(None, read)
-        if call.dialect == "gemini":  # whose requests have it in their path
+        if call.dialect == "gemini":  # Gemini requests have the model in their path
             request["model"] = wanted.model
-        answer = await self._answered(as_chat(call.dialect, request))
-        reply = said(answer, call.dialect, wanted)
-        yield Whole(reply, DIALECTS[call.dialect], call.manner, _version(answer))
+        answer = await self._call_policy(convert_request(call.dialect, request))
+        reply = render_reply(answer, call.dialect, wanted)
+        yield CompleteReply(reply, DIALECTS[call.dialect], call.reply_format, _read_version(answer))
 
-    async def _answered(self, request: dict[str, Any]) -> Any:
+    async def _call_policy(self, request: dict[str, Any]) -> Any:
         try:
             if inspect.iscoroutinefunction(self._policy):
                 return await self._policy(request)
-            answer = await _in_thread(self._policy, request)
+            answer = await _run_in_thread(self._policy, request)
             return await answer if inspect.isawaitable(answer) else answer
         except (ModelFailed, RunFailed):
             raise
-        except Exception as error:  # boundary: what the policy's author wrote
+        except Exception as error:  # boundary: user code
             raise ModelFailed(f"the policy raised {type(error).__name__}: {error}", kind="policy") from error
 
 
-def _version(answer: Any) -> str | None:
+def _read_version(answer: Any) -> str | None:
     version = answer.get("policy_version") if isinstance(answer, dict) else None
     return None if version is None else str(version)
 
 
-async def _in_thread(function: Policy, request: dict[str, Any]) -> Any:
-    """A thread of its own: one that hangs takes nobody's place, and nobody waits for it at exit."""
+async def _run_in_thread(function: Policy, request: dict[str, Any]) -> Any:
+    """Run in a separate thread: one that hangs blocks no other call, and exit does not wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
     def tell(result: Any, error: BaseException | None) -> None:
         if done.done():
-            return  # nobody waits any more
+            return  # the call was cancelled
         if error is not None:
             done.set_exception(error)
         else:
@@ -97,12 +97,12 @@ async def _in_thread(function: Policy, request: dict[str, Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(function, request)
-        except BaseException as raised:  # boundary: raised again where it is awaited  # noqa: BLE001
+        except BaseException as raised:  # boundary: raised again in the awaiting task  # noqa: BLE001
             error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
         try:
             loop.call_soon_threadsafe(tell, result, error)
         except RuntimeError:
-            pass  # the loop is gone, and everybody who waited
+            pass  # the loop is closed, so no task waits for the result
 
     threading.Thread(target=body, name="policy", daemon=True).start()
     return await done

@@ -1,6 +1,6 @@
-"""The upstreams that have no answer: of a replay, where what is not in the record gets an error; of no model.
+"""The upstreams without a model: for a replay, where an unrecorded request fails, and for runs without one.
 
-Whose recorded reply answers a request is decided in `ledger/recording.py`, how it is told in `whole.py`.
+`conversation/earlier_replies.py` selects the recorded reply to a request, and `complete_reply.py` sends it.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ from contextlib import AbstractAsyncContextManager
 from msgspec import Raw
 
 from ...core.errors import ModelFailed
-from ..dialects import Manner, Place
-from . import Answer, Call
-from .http import DIALECTS
+from ..dialects import ReplyFormat, RequestTarget
+from . import UpstreamAnswer, UpstreamCall
+from .http import HTTP_DIALECTS
 
 UNRECORDED = "unrecorded"  # the kind of the failure
-_METHOD = ":streamGenerateContent"
+_STREAM_METHOD = ":streamGenerateContent"
 
 
-class Nothing:
-    """Implements `Upstream`: has no answer of its own to any call."""
+class ReplayOnly:
+    """Implements `Upstream`: fails every call, because the record does not have its reply."""
 
-    dialects = DIALECTS
+    dialects = HTTP_DIALECTS
     counts = False
 
-    def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+    def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         raise ModelFailed(
-            "the request is not in the record that is replayed",
+            "the request is not in the record of the replayed run",
             "compare the last turn of both runs with `holdwater transcript`",
             kind=UNRECORDED,
             again=False,
         )
 
 
-class Absent:
-    """Implements `Upstream`: a run has no model of its own, and nobody else is behind a session."""
+class NoModel:
+    """Implements `Upstream`: fails every call of a session without a route in a run without a model."""
 
-    dialects = DIALECTS
+    dialects = HTTP_DIALECTS
     counts = False
 
-    def send(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+    def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         raise ModelFailed(
             "the server has no model of its own",
-            "start it with one, steer it to one, or order with another source",
+            "start it with a model, steer it to one, or use another model source in the order",
             kind="absent",
             again=False,
         )
 
 
-def manner(head: Mapping[str, Raw], place: Place) -> Manner:
-    """How a request wants its reply."""
-    if _METHOD in place.path:
-        return Manner.EVENTS if "alt=sse" in place.query.split("&") else Manner.ARRAY
-    return Manner.EVENTS if bytes(head.get("stream", b"")) == b"true" else Manner.WHOLE
+def read_format(head: Mapping[str, Raw], place: RequestTarget) -> ReplyFormat:
+    """Return the reply format that a request asks for."""
+    if _STREAM_METHOD in place.path:
+        return ReplyFormat.EVENTS if "alt=sse" in place.query.split("&") else ReplyFormat.ARRAY
+    return ReplyFormat.EVENTS if bytes(head.get("stream", b"")) == b"true" else ReplyFormat.WHOLE

@@ -1,4 +1,4 @@
-"""Takes the keys of an upstream out of its answers: as they are, escaped as in JSON, and split between reads.
+"""Removes an upstream's keys from its answers: plain, escaped as in JSON, or split between reads.
 
 A key that is spread over several events of a stream is not found.
 """
@@ -8,37 +8,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-SHORTEST_SECRET = 8  # characters: a shorter key protects nothing, and stands in texts by chance
-PUT_INSTEAD = b"[key]"
-WIDEST = 13  # bytes of a character that is escaped, up to four times
+SHORTEST_SECRET = 8  # characters: a shorter key protects nothing, and occurs in texts by chance
+REPLACEMENT = b"[key]"
+WIDEST = 13  # bytes of a character that is escaped up to four times
 
-_ENDING = b"\\u/0123456789abcdefABCDEF"  # bytes that an escape ends with, also one that is not whole
+_ENDING = b"\\u/0123456789abcdefABCDEF"  # bytes that a complete or incomplete escape ends with
 _ESCAPED = re.compile(rb"\\u00[2-7]")
 _BEGUN = re.compile(rb"\\{1,8}(?:u(?:0(?:0[0-9a-fA-F]?)?)?)?\Z")
 _CHARACTER = re.compile(rb"\\{1,8}u00([0-9a-fA-F]{2})|\\{1,8}(/)|([\s\S])")
 
 
 class SecretScrubber:
-    """Knows the keys that are not to be passed on."""
+    """Replaces known keys in texts."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         known = {secret.encode() for secret in secrets if len(secret) >= SHORTEST_SECRET}
         self._secrets = sorted(known, key=len, reverse=True)
         self._longest = max(map(len, self._secrets), default=0)
         codes = frozenset(b"".join(self._secrets))
-        self._last = codes | frozenset(_ENDING)  # bytes that a begun key ends with
+        self._last = codes | frozenset(_ENDING)  # bytes that an incomplete key ends with
         self._has_slash = ord("/") in codes
-        self._written = re.compile(b"|".join(map(_any_form, self._secrets)))
+        self._pattern = re.compile(b"|".join(map(_make_pattern, self._secrets)))
 
     def scrub(self, text: bytes) -> bytes:
-        """`text` without any key that stands in it whole."""
+        """Return `text` with each complete key replaced."""
         for secret in self._secrets:
             if secret in text:
-                return self._written.sub(PUT_INSTEAD, text)
-        return self._written.sub(PUT_INSTEAD, text) if self._may_escape(text) else text
+                return self._pattern.sub(REPLACEMENT, text)
+        return self._pattern.sub(REPLACEMENT, text) if self._may_escape(text) else text
 
     def _may_escape(self, text: bytes) -> bool:
-        """Whether a character of a key may be escaped in `text`."""
+        """Whether `text` may contain an escaped character of a key."""
         if not self._secrets:
             return False
         return _ESCAPED.search(text) is not None or (self._has_slash and b"\\/" in text)
@@ -47,7 +47,7 @@ class SecretScrubber:
         return self.scrub(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def count_begun(self, text: bytes) -> int:
-        """How many bytes at the end of `text` may be the beginning of a key."""
+        """Return the number of bytes at the end of `text` that may be the start of a key."""
         if not text or text[-1] not in self._last or not self._secrets:
             return 0
         tail = text[-WIDEST * self._longest :]
@@ -68,7 +68,7 @@ class SecretScrubber:
         return longest
 
     def _count_escaped(self, tail: bytes, end: int) -> int:
-        """The same where characters may be escaped; from `end` on there is the beginning of an escape."""
+        """Do the same for escaped characters; an incomplete escape starts at `end`."""
         found = list(_CHARACTER.finditer(tail, 0, end))
         text = b"".join([bytes.fromhex(one[1].decode()) if one[1] else one[2] or one[3] for one in found])
         held = self._count_plain(text)
@@ -76,31 +76,31 @@ class SecretScrubber:
 
 
 class ScrubbedStream:
-    """Bytes that come in pieces; the beginning of a key is held until its next piece is there."""
+    """Scrubs bytes that arrive in pieces; holds the start of a key until the next piece arrives."""
 
     def __init__(self, scrubber: SecretScrubber) -> None:
         self._scrubber = scrubber
         self._held = b""  # bound: the longest key, escaped
 
     def feed(self, piece: bytes) -> bytes:
-        """As much of what came as can be passed on."""
+        """Add a piece; return the bytes that can be passed on."""
         text = self._scrubber.scrub(self._held + piece if self._held else piece)
         cut = len(text) - self._scrubber.count_begun(text)
         self._held = text[cut:]
         return text[:cut] if self._held else text
 
-    def rest(self) -> bytes:
-        """The held bytes, when nothing follows them."""
+    def flush(self) -> bytes:
+        """Return the held bytes, after the last piece."""
         held, self._held = self._held, b""
         return held
 
 
-def _any_form(secret: bytes) -> bytes:
-    """A pattern for a key of which any character may be escaped, once or more often."""
-    return b"".join(map(_any_form_of, secret))
+def _make_pattern(secret: bytes) -> bytes:
+    """Return a pattern for a key in which any character may be escaped, once or several times."""
+    return b"".join(map(_escape_byte, secret))
 
 
-def _any_form_of(code: int) -> bytes:
+def _escape_byte(code: int) -> bytes:
     digits = b"".join([b"[%s%s]" % (digit.encode(), digit.upper().encode()) for digit in f"{code:02x}"])
     slash = b"|/" if code == ord("/") else b""
     return rb"(?:%s|\\{1,8}(?:u00%s%s))" % (re.escape(bytes([code])), digits, slash)

@@ -1,1 +1,1 @@
-"""The engine that builds images with a docker daemon, and the janitor that cleans up behind it."""
+"""The engine that builds images with a docker daemon, and the janitor that removes its leftovers."""

@@ -1,32 +1,32 @@
-"""What the docker engine asks of registries, as a protocol; `registry/lookup.py` asks them."""
+"""The registry lookups that the docker engine needs, as a protocol; `registry/lookup.py` implements it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ...core.image import Platform
+from ...core.image import ImagePlatform
 from ...core.records import Record
 
 
 class BaseLayer(Record, frozen=True):
-    """A layer of a base, as its registry has it."""
+    """A layer of a base image in its registry."""
 
     digest: str
     size: int  # bytes, compressed
     diff_id: str
 
 
-class Base(Record, frozen=True):
-    """An image in a registry."""
+class BaseImage(Record, frozen=True):
+    """A base image in a registry."""
 
-    digest: str  # of what the reference leads to: it goes into the key
-    config: str  # the digest of its configuration
+    digest: str  # of the manifest that the reference resolves to; part of the image key
+    config: str  # digest of the image's configuration
     layers: tuple[BaseLayer, ...] = ()
     unpacked: int = 0  # bytes, estimated
 
     @property
     def size(self) -> int:
-        """Bytes, compressed."""
+        """The compressed size in bytes."""
         return sum(layer.size for layer in self.layers)
 
     @property
@@ -34,30 +34,30 @@ class Base(Record, frozen=True):
         return [layer.diff_id for layer in self.layers]
 
 
-class Bases(Protocol):
-    """What this engine asks of registries. Errors are `AttemptError`s."""
+class BaseLookup(Protocol):
+    """Registry lookups of the docker engine. Errors are `AttemptError`s."""
 
-    async def base(self, reference: str, platform: Platform) -> Base:
-        """What the reference leads to."""
+    async def find_base(self, reference: str, platform: ImagePlatform) -> BaseImage:
+        """Return the image that the reference resolves to."""
 
-    async def found(self, reference: str) -> tuple[str, str] | None:
-        """The digest and the key label of what has this tag; None: nothing has it."""
+    async def find_tag(self, reference: str) -> tuple[str, str] | None:
+        """Return the digest and the key label of the image with this tag; None: no image has the tag."""
 
     async def alias(self, reference: str, tag: str) -> None:
-        """Give what the reference leads to this tag as well, in the same repository."""
+        """Add a tag, in the same repository, to the image that the reference resolves to."""
 
     async def auth(self, host: str) -> str:
-        """The `X-Registry-Auth` header for a registry, which is secret; empty: none."""
+        """Return the `X-Registry-Auth` header for a registry, which is secret; empty: none."""
 
 
-def pinned(reference: str, digest: str) -> str:
-    """`repository@digest`, whatever tag or digest the reference has."""
+def pin_reference(reference: str, digest: str) -> str:
+    """Return `repository@digest`, without the tag or digest of the reference."""
     name = reference.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}@{digest}"
 
 
 def host_of(name: str) -> str:
-    """The registry of a repository's name, as docker reads it."""
+    """Return the registry in a repository's name, by docker's rules."""
     first, slash, _ = name.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"

@@ -1,6 +1,6 @@
-"""A directory with a Dockerfile: what is in it as a hash, and what a build of it will leave in a build cache.
+"""Read a directory with a Dockerfile: the hash of its content, and the trace of its build.
 
-Only read here; it is built in `stock.py`. What a trace is for is told in `traces.py`.
+This module only reads the directory; `image_store.py` builds it. `cache_ownership.py` explains traces.
 """
 
 from __future__ import annotations
@@ -17,58 +17,58 @@ import msgspec
 
 from ...core.errors import ImageFailed
 from ...core.records import Record
-from .traces import Trace, commands_of
+from .cache_ownership import BuildTrace, parse_commands
 
 DOCKERFILE = "Dockerfile"
-LABEL = "io.holdwater.context"  # what an image was built from, as a hash
+LABEL = "io.holdwater.context"  # the hash of the context that an image was built from
 LARGEST_DOCKERFILE = 4 * 1024 * 1024
 _COPY = re.compile(r"(?:COPY|ADD)\s+(.*)", re.IGNORECASE | re.DOTALL)
 
 
-class Context(Record, frozen=True):
-    """What an image is built from."""
+class DockerfileContext(Record, frozen=True):
+    """A build context: a directory with its Dockerfile and content hash."""
 
     directory: str
     dockerfile: str
-    digest: str  # of every name, mode and content
-    size: int  # bytes of its files
-    trace: Trace  # without its time
+    digest: str  # of all names, modes and contents
+    size: int  # bytes of the files
+    trace: BuildTrace  # without start and end times
 
 
-def read(directory: Path) -> Context:
-    """The context there. It reads every file, so not on an event loop."""
+def read_context(directory: Path) -> DockerfileContext:
+    """Return the context in `directory`. Blocks: every file is read, so do not call it on an event loop."""
     try:
         with (directory / DOCKERFILE).open("rb") as file:
             text = file.read(LARGEST_DOCKERFILE).decode()
         digest, size = hashlib.sha256(), 0
         for path in _entries(directory):
-            told, bytes_ = _told(path)
+            told, bytes_ = _describe_entry(path)
             digest.update(msgspec.json.encode([os.fsencode(path.relative_to(directory)), told]))
             size += bytes_
     except (OSError, UnicodeDecodeError) as error:
-        message = f"`{directory}`: there is nothing to build an image from: {error}"
+        message = f"`{directory}`: cannot read the build context: {error}"
         raise ImageFailed(message, kind="build", again=False) from None
     key = digest.hexdigest()[:40]
     dockerfile = f'{text}\nLABEL "{LABEL}"="{key}"\n'
-    return Context(
+    return DockerfileContext(
         directory=str(directory),
         dockerfile=dockerfile,
         digest=key,
         size=size,
-        trace=_trace(directory, dockerfile, size),
+        trace=_make_trace(directory, dockerfile, size),
     )
 
 
 def _entries(directory: Path) -> Iterator[Path]:
-    """Everything in it, in an order of its own."""
+    """Yield all entries of the directory tree in a stable order."""
     for entry in sorted(os.scandir(directory), key=lambda one: one.name):
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
             yield from _entries(Path(entry.path))
 
 
-def _told(path: Path) -> tuple[list[object], int]:
-    """What makes this entry another one, and the bytes that it has."""
+def _describe_entry(path: Path) -> tuple[list[object], int]:
+    """Return the facts that identify the entry's content, and its size in bytes."""
     seen = path.lstat()
     if stat.S_ISLNK(seen.st_mode):
         return ["link", os.fsencode(path.readlink())], 0
@@ -78,19 +78,19 @@ def _told(path: Path) -> tuple[list[object], int]:
         return [stat.filemode(seen.st_mode), hashlib.file_digest(file, "sha256").hexdigest()], seen.st_size
 
 
-def _trace(directory: Path, dockerfile: str, size: int) -> Trace:
+def _make_trace(directory: Path, dockerfile: str, size: int) -> BuildTrace:
     instructions = list(_instructions(dockerfile))
-    copied = [bytes_ for one in instructions if (bytes_ := _copied(directory, one)) is not None]
-    return Trace(
+    copied = [bytes_ for one in instructions if (bytes_ := _measure_copy(directory, one)) is not None]
+    return BuildTrace(
         begun=0.0,
-        commands=commands_of(instructions),
+        commands=parse_commands(instructions),
         sizes=tuple(copied),
         sources=(len(dockerfile.encode()), size, sum(copied), *copied),
     )
 
 
 def _instructions(text: str) -> Iterator[str]:
-    """The instructions of a Dockerfile, each with the lines that it goes on in."""
+    """Yield the instructions of a Dockerfile, each with its continuation lines."""
     pending = ""
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
@@ -104,8 +104,8 @@ def _instructions(text: str) -> Iterator[str]:
         pending = ""
 
 
-def _copied(directory: Path, instruction: str) -> int | None:
-    """Bytes that a COPY or ADD of the context's own files adds; None where that cannot be told."""
+def _measure_copy(directory: Path, instruction: str) -> int | None:
+    """Return the bytes that a COPY or ADD from the context adds; None if that is unknown."""
     found = _COPY.match(instruction)
     if found is None or "--from" in instruction:
         return None

@@ -1,6 +1,6 @@
-"""The file system that a docker daemon really writes to: what is free there, and whether that is enough.
+"""Measure the file system that a docker daemon writes to, and check that a build fits on it.
 
-The daemon may live in a mount name space of its own: its directory is looked at through its own root.
+The daemon may run in its own mount namespace, so its directory is read through the root of its process.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from ...docker.client import DockerClient
 
 
 class DaemonDisk(Record, frozen=True):
-    """The file system of the daemon's data."""
+    """The file system that holds the daemon's data."""
 
-    path: str  # as it is seen from here
+    path: str  # as this process reaches it
     total: int  # bytes
     free: int
 
 
-async def daemon_disk(client: DockerClient, proc: Path = Path("/proc")) -> DaemonDisk:
-    """As it is now; raises `RunStopped`, naming the path, where it cannot be seen."""
+async def find_daemon_disk(client: DockerClient, proc: Path = Path("/proc")) -> DaemonDisk:
+    """Return the daemon's disk as it is now; raise `RunStopped` with the path if it is not accessible."""
     told = await client.get("/info")
-    return reread(_seen(client, Path(told["DockerRootDir"]), proc))
+    return measure_disk(_find_path(client, Path(told["DockerRootDir"]), proc))
 
 
-def reread(path: str | Path) -> DaemonDisk:
-    """The same file system as it is now."""
+def measure_disk(path: str | Path) -> DaemonDisk:
+    """Return the current size and free space of the file system at `path`."""
     told = os.statvfs(path)
     free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
     return DaemonDisk(path=str(path), total=total, free=free)
 
 
 def preflight(need: int, disk: DaemonDisk) -> None:
-    """Stop the build before it begins if less than it needs is free."""
+    """Raise `RunStopped` before the build starts if the disk has less free space than the build needs."""
     if need > disk.free:
         raise RunStopped(
-            f"the docker daemon's disk has too little room: {_mib(need)} are needed, "
-            f"{_mib(disk.free)} are free: `{disk.path}`",
+            f"the docker daemon's disk has too little room: {_format_mib(need)} are needed, "
+            f"{_format_mib(disk.free)} are free: `{disk.path}`",
             "make room there, or build fewer images at once",
         )
 
 
-def _seen(client: DockerClient, root: Path, proc: Path) -> Path:
-    pid = client.peer()
+def _find_path(client: DockerClient, root: Path, proc: Path) -> Path:
+    pid = client.find_peer()
     if pid is None:
-        raise _unseen(root, f"the daemon at `{client.host}` is no process of this machine's")
+        raise _unseen_error(root, f"the daemon at `{client.host}` is not a process on this machine")
     try:
         same = (proc / f"{pid}/ns/mnt").readlink() == (proc / "self/ns/mnt").readlink()
         path = root if same else proc / f"{pid}/root" / root.relative_to("/")
         path.stat()
     except OSError as error:
-        raise _unseen(root, f"process {pid}: {error}") from error
+        raise _unseen_error(root, f"process {pid}: {error}") from error
     return path
 
 
-def _unseen(root: Path, why: str) -> RunStopped:
+def _unseen_error(root: Path, why: str) -> RunStopped:
     return RunStopped(
         f"the docker daemon's disk cannot be seen from here: `{root}`: {why}",
-        "run this where the daemon runs, with the right to look at its files",
+        "run this on the daemon's machine, with permission to read its files",
     )
 
 
-def _mib(size: int) -> str:
+def _format_mib(size: int) -> str:
     return f"{size / MiB:,.1f} MiB"

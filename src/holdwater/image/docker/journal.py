@@ -1,7 +1,7 @@
-"""What a run has put on a daemon, line by line in a file that the living run holds a lock of.
+"""The journal of everything that a run has put on a daemon: a file of JSON lines, locked by the live run.
 
-It survives the run: a journal whose lock is free belongs to a dead one, and `janitor.py` removes what it
-tells of. Nothing is decided here.
+The journal survives the run: a journal with a free lock belongs to a dead run, and `janitor.py` removes the
+objects that it lists. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -15,102 +15,102 @@ from pathlib import Path
 import msgspec
 
 from ...core.records import Record
-from ...ledger.private import write_private
-from .locks import locked
-from .traces import Trace, merged
-from .warmth import Holding
+from ...ledger.private_files import write_private
+from .base_retention import OwnedBase
+from .cache_ownership import BuildTrace, merge_traces
+from .locks import try_lock
 
 SUFFIX = ".jsonl"
-MOST_TRACES = 100  # that are handed on from run to run
+MOST_TRACES = 100  # traces that pass from run to run
 _PLAIN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 
 
-class Pulled(Record, frozen=True, tag="pulled"):
-    """A base that was not on the daemon before."""
+class BasePulled(Record, frozen=True, tag="pulled"):
+    """The run pulls a base that was absent from the daemon."""
 
-    base: Holding
-
-
-class Named(Record, frozen=True, tag="named"):
-    """A tag outside of our own name space that was not there before."""
-
-    reference: str
+    base: OwnedBase
 
 
-class Gone(Record, frozen=True, tag="gone"):
-    """One of these is not there any more, or not ours: whoever has it from now on owns it."""
+class TagCreated(Record, frozen=True, tag="named"):
+    """The run creates a tag outside of holdwater's namespace that was absent."""
 
     reference: str
 
 
-class Begun(Record, frozen=True, tag="begun"):
+class ReferenceGone(Record, frozen=True, tag="gone"):
+    """A base or tag is removed, or no longer owned: a later image with this name belongs to its creator."""
+
+    reference: str
+
+
+class BuildBegun(Record, frozen=True, tag="begun"):
     build: int
-    trace: Trace
+    trace: BuildTrace
 
 
-class Ended(Record, frozen=True, tag="ended"):
+class BuildEnded(Record, frozen=True, tag="ended"):
     build: int
     at: float
     whole: bool
 
 
-class Found(Record, frozen=True, tag="found"):
-    """Bytes that were used on the daemon's disk when the run began: what came since may be its own."""
+class DiskBaseline(Record, frozen=True, tag="found"):
+    """Bytes used on the daemon's disk when the run began; the run may own any later growth."""
 
     used: int
 
 
-Line = Pulled | Named | Gone | Begun | Ended | Found
+JournalLine = BasePulled | TagCreated | ReferenceGone | BuildBegun | BuildEnded | DiskBaseline
 
 
-class Told(msgspec.Struct):
-    """What a journal's lines come to."""
+class JournalContents(msgspec.Struct):
+    """The state that a journal's lines add up to."""
 
-    bases: dict[str, Holding] = msgspec.field(default_factory=dict)
+    bases: dict[str, OwnedBase] = msgspec.field(default_factory=dict)
     names: dict[str, None] = msgspec.field(default_factory=dict)
-    traces: dict[int, Trace] = msgspec.field(default_factory=dict)  # bound: builds apart from each other
-    found: int | None = None
+    traces: dict[int, BuildTrace] = msgspec.field(default_factory=dict)  # bound: builds that do not overlap
+    disk_used: int | None = None
 
-    def take(self, line: Line) -> None:
+    def apply_line(self, line: JournalLine) -> None:
         match line:
-            case Pulled(base):
+            case BasePulled(base):
                 self.bases[base.reference] = base
-            case Named(reference):
+            case TagCreated(reference):
                 self.names[reference] = None
-            case Gone(reference):
+            case ReferenceGone(reference):
                 self.bases.pop(reference, None)
                 self.names.pop(reference, None)
-            case Begun(build, trace):
+            case BuildBegun(build, trace):
                 self.traces[build] = trace
-            case Found(used):
-                self.found = used
-            case Ended(build, at, whole):
+            case DiskBaseline(used):
+                self.disk_used = used
+            case BuildEnded(build, at, whole):
                 if build in self.traces:
-                    self._end(build, msgspec.structs.replace(self.traces[build], ended=at, whole=whole))
+                    self._end_build(build, msgspec.structs.replace(self.traces[build], ended=at, whole=whole))
 
-    def _end(self, build: int, trace: Trace) -> None:
-        """Builds one beside the other have one trace in the end: there may be thousands of them."""
+    def _end_build(self, build: int, trace: BuildTrace) -> None:
+        """Merge the trace with those of concurrent builds, because a run may have thousands of builds."""
         for other, earlier in list(self.traces.items()):
-            if other != build and (both := merged(trace, earlier)) is not None:
+            if other != build and (both := merge_traces(trace, earlier)) is not None:
                 trace = both
                 del self.traces[other]
         self.traces[build] = trace
 
 
-class Journal:
-    """A run's own: locked from its making until `close`."""
+class DaemonJournal:
+    """The journal of one run: locked from construction until `close`."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self.told = read(path)
+        self.contents = read_journal(path)
 
-    def write(self, line: Line) -> None:
-        """On disk when this returns, as far as the death of this process goes."""
+    def write(self, line: JournalLine) -> None:
+        """Append a line; it survives the death of this process once this returns."""
         content = msgspec.json.encode(line) + b"\n"
         while content:
             content = content[os.write(self._fd, content) :]
-        self.told.take(line)
+        self.contents.apply_line(line)
 
     def close(self, *, remove: bool) -> None:
         if remove:
@@ -119,15 +119,15 @@ class Journal:
 
 
 def slug(run: str) -> str:
-    """The run's name as a file's and a repository's: its own where it can be that."""
+    """Return a run's name for files and repositories: the name itself if it is valid, otherwise a hash."""
     return run if _PLAIN.fullmatch(run) and len(run) <= 64 else sha256(run.encode()).hexdigest()[:16]
 
 
-def taken(path: Path) -> Journal | None:
-    """The journal there, made if need be, with its lock; None: a living run has it."""
+def lock_journal(path: Path) -> DaemonJournal | None:
+    """Open or create the journal and lock it; None: a live run holds the lock."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        if not locked(fd):
+        if not try_lock(fd):
             os.close(fd)
             return None
         try:
@@ -135,46 +135,46 @@ def taken(path: Path) -> Journal | None:
         except FileNotFoundError:
             current = False
         if current:
-            return Journal(path, fd)
-        os.close(fd)  # its last owner removed it between the two
+            return DaemonJournal(path, fd)
+        os.close(fd)  # its last owner removed the file between open and lock
 
 
-def opened(state: Path, run: str) -> Journal:
-    """A journal of this run's own: with another process of the same run, under a name beside it."""
+def open_journal(state: Path, run: str) -> DaemonJournal:
+    """Return a locked journal for this run; a second process of the run gets a numbered name."""
     name, number = slug(run), 1
     while True:
-        found = taken(state / f"{name}{'' if number == 1 else f'-{number}'}{SUFFIX}")
+        found = lock_journal(state / f"{name}{'' if number == 1 else f'-{number}'}{SUFFIX}")
         if found is not None:
             return found
         number += 1
 
 
-def read(path: Path) -> Told:
-    """What a journal tells; a line that was cut off by a death is left out."""
-    told = Told()
+def read_journal(path: Path) -> JournalContents:
+    """Return the contents of a journal, without a line that a crash cut off."""
+    told = JournalContents()
     with path.open("rb") as lines:
         for line in lines:
             try:
-                told.take(_lines.decode(line))
+                told.apply_line(_line_decoder.decode(line))
             except msgspec.DecodeError:
                 continue
     return told
 
 
-def bequeathed(path: Path) -> Told:
-    """What runs that ended left on purpose: a journal with nobody's lock, changed by a janitor alone."""
-    return read(path) if path.exists() else Told()
+def read_retained(path: Path) -> JournalContents:
+    """Return the contents that ended runs left on purpose: an unlocked journal that only janitors change."""
+    return read_journal(path) if path.exists() else JournalContents()
 
 
-def bequeath(path: Path, bases: Iterable[Holding], traces: Iterable[Trace]) -> None:
-    """Put these in its place: bases that stay warm, and traces of what others needed at the time."""
+def write_retained(path: Path, bases: Iterable[OwnedBase], traces: Iterable[BuildTrace]) -> None:
+    """Replace the file: retained bases, and traces of builds whose records were still needed by others."""
     newest = sorted(traces, key=lambda trace: trace.begun)[-MOST_TRACES:]
-    lines: list[Line] = [Pulled(base) for base in bases]
-    lines += [Begun(number, trace) for number, trace in enumerate(newest)]
+    lines: list[JournalLine] = [BasePulled(base) for base in bases]
+    lines += [BuildBegun(number, trace) for number, trace in enumerate(newest)]
     new = path.with_name(path.name + ".new")
     write_private(new, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     new.replace(path)
 
 
-# Made at import: msgspec crashes when two threads meet a type for the first time at once.
-_lines = msgspec.json.Decoder(Line)
+# Created at import: msgspec crashes when two threads use a new type for the first time at once.
+_line_decoder = msgspec.json.Decoder(JournalLine)

@@ -1,4 +1,4 @@
-"""Locks among all processes of a machine, on files. They end with whoever holds them."""
+"""File locks among all processes of a machine. The kernel frees a lock when its process dies."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-TICK = 0.02  # seconds between two looks at a lock
-PATIENCE = 120.0  # seconds for another janitor's work
+POLL_SECONDS = 0.02  # seconds between two attempts to get a lock
+LOCK_SECONDS = 120.0  # time limit to wait for another janitor
 
 
 @asynccontextmanager
-async def held(path: Path, seconds: float, *, shared: bool = False) -> AsyncIterator[bool]:
-    """Hold the lock of this file, among all processes of the machine. Whether it was given in time."""
+async def hold_lock(path: Path, seconds: float, *, shared: bool = False) -> AsyncIterator[bool]:
+    """Hold the lock of a file among all processes of the machine; yield whether it was acquired in time."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + seconds
     try:
-        while not (given := locked(fd, shared=shared)) and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(TICK)  # no event tells of another process
+        while not (given := try_lock(fd, shared=shared)) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)  # another process's unlock raises no event
         yield given
     finally:
         os.close(fd)
 
 
 @asynccontextmanager
-async def alone(path: Path) -> AsyncIterator[None]:
-    """The same for one that nothing goes without."""
-    async with held(path, PATIENCE) as given:
+async def hold_exclusive(path: Path) -> AsyncIterator[None]:
+    """Hold the lock exclusively; raise TimeoutError if it is not acquired in time."""
+    async with hold_lock(path, LOCK_SECONDS) as given:
         if not given:
-            raise TimeoutError(f"another janitor has been at work for {PATIENCE:g} s")
+            raise TimeoutError(f"another janitor has held the lock for {LOCK_SECONDS:g} s")
         yield
 
 
-def locked(fd: int, *, shared: bool = False) -> bool:
-    """Whether the lock of an open file was free, and is held now."""
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Try to lock an open file; return whether the lock is held now."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""Lists and removes build-cache records of ours, and notices when that has no effect.
+"""List and remove own build-cache records, and report a removal without effect.
 
-Which they are is decided in `traces.py`, and when they go in `janitor.py`.
+`cache_ownership.py` decides which records are own, and `janitor.py` when they are removed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ...core.image import Note
 from ...docker.cache import BuildCache, CacheRecord
-from .locks import held
-from .traces import SOURCE, Trace, ours, unfinished
+from .cache_ownership import SOURCE_KIND, BuildTrace, find_own_records, find_unfinished
+from .locks import hold_lock
 
-LETTING_GO = 10.0  # seconds in which a daemon notices that whoever asked for a build is dead
+ABANDON_SECONDS = 10.0  # time in which a daemon notices that the client of a build is dead
 
 
-class Pruner:
-    """One build cache. `lock` is a file that all builds of this machine share."""
+class CachePruner:
+    """Prunes one build cache. `lock` is a file that all builds of this machine share."""
 
     def __init__(self, records: BuildCache, lock: Path, note: Note, quiet: float) -> None:
         self._records = records
@@ -27,32 +27,32 @@ class Pruner:
         self._note = note
         self._quiet = quiet
 
-    async def listed(self) -> list[CacheRecord]:
-        """The cache's records, while no build of ours goes on, if that can be had.
+    async def list_records(self) -> list[CacheRecord]:
+        """Return the cache's records; wait a bounded time until no own build runs.
 
-        A daemon that is asked for them at the moment when a build turns into an image may count a layer once
-        too often, and then never lets go of it.
+        A daemon that lists its records at the moment when a build becomes an image may count one reference
+        to a layer too many, and then never frees the layer.
         """
-        async with held(self._lock, self._quiet):
+        async with hold_lock(self._lock, self._quiet):
             return await self._records.records()
 
-    async def idle(self) -> bool:
-        """Whether no build of ours goes on at this moment."""
-        async with held(self._lock, 0.0) as given:
+    async def is_idle(self) -> bool:
+        """Return whether no own build runs at this moment."""
+        async with hold_lock(self._lock, 0.0) as given:
             return given
 
-    async def prune(self, traces: Sequence[Trace], *, sources: bool) -> list[CacheRecord]:
-        """Remove the records of builds with these traces; what the cache has afterwards."""
+    async def prune(self, traces: Sequence[BuildTrace], *, sources: bool) -> list[CacheRecord]:
+        """Remove the records of builds with these traces; return the remaining records."""
         if not traces:
             return []
-        records = await self.listed()
-        mine = [one for one in ours(records, traces) if sources or one.kind != SOURCE]
+        records = await self.list_records()
+        mine = [one for one in find_own_records(records, traces) if sources or one.kind != SOURCE_KIND]
         stuck = [one for one in mine if not await self._records.remove(one.id)]
         if not stuck:
             gone = {one.id for one in mine}
             return [one for one in records if one.id not in gone]
-        records = await self.listed()
-        still = {one.id for one in ours(records, traces)}.intersection(one.id for one in stuck)
+        records = await self.list_records()
+        still = {one.id for one in find_own_records(records, traces)}.intersection(one.id for one in stuck)
         if still:
             size = sum(one.size for one in stuck if one.id in still)
             self._note(
@@ -61,16 +61,16 @@ class Pruner:
             )
         return records
 
-    async def prune_to_the_end(self, traces: Sequence[Trace]) -> list[Trace]:
-        """All records, those of builds too that were broken off and that the daemon is about to end.
+    async def prune_all(self, traces: Sequence[BuildTrace]) -> list[BuildTrace]:
+        """Remove all records of these builds, including interrupted builds that the daemon is still ending.
 
-        The traces are given back of which something is left that others need now.
+        Return the traces of builds with remaining records, which others need now.
         """
         broken = [trace for trace in traces if not trace.whole]
-        until = time.monotonic() + LETTING_GO
+        until = time.monotonic() + ABANDON_SECONDS
         while True:
             left = await self.prune(traces, sources=True)
             going = any(one.in_use and trace.covers(one) for one in left for trace in broken)
             if not going or time.monotonic() > until:
-                return unfinished(left, traces)
-            await asyncio.sleep(0.2)  # no event tells of it
+                return find_unfinished(left, traces)
+            await asyncio.sleep(0.2)  # the daemon sends no event for it

@@ -1,1 +1,1 @@
-"""The agent's files as one layer: packed, made self-contained, built once."""
+"""The agent's files as one layer: packed, self-contained, built once."""

@@ -1,6 +1,6 @@
-"""Python packages into a tree, with `uv` where there is one and `pip` otherwise.
+"""Install Python packages into a tree, with `uv` if it is available and `pip` otherwise.
 
-Versions are settled before anything is built: what is installed is what a layer's key was made of.
+All versions are resolved before the build, so the installed versions are the ones in the layer's key.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 
 from ...core.errors import BadInput, ImageFailed
-from .interpreter import Interpreter
-from .program import Programs
+from .interpreter import PythonInterpreter
+from .program import ProgramRunner
 
 RESOLVING = 600.0  # seconds
 BUILDING = 1800.0
@@ -23,42 +23,42 @@ INSTALLING = 1800.0
 Pins = tuple[str, ...]  # `name==version`, or `name @ address`
 
 
-class Installer(Protocol):
-    """Resolves, builds and installs."""
+class PackageInstaller(Protocol):
+    """Resolves, builds and installs Python packages."""
 
-    name: str  # each leaves traces of its own in what it installs
+    name: str  # part of the layer's key: each installer leaves its own traces in the files
 
     async def resolve(self, asked: str | Path, scratch: Path) -> Pins:
-        """All that a requirement, or a project's directory (without itself), comes to."""
+        """Return the pins of a requirement and its dependencies, or of a project's dependencies alone."""
 
-    async def wheel(self, project: Path, into: Path) -> Path:
-        """A wheel of the project."""
+    async def build_wheel(self, project: Path, into: Path) -> Path:
+        """Build a wheel of the project; return its path."""
 
     async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
-        """Exactly these, with nothing that they depend on."""
+        """Install exactly these pins and wheels, without their dependencies."""
 
 
-async def find_installer(programs: Programs, interpreter: Interpreter) -> Installer:
+async def find_installer(programs: ProgramRunner, interpreter: PythonInterpreter) -> PackageInstaller:
     if (uv := find_uv()) is not None:
-        return Uv(programs, uv, interpreter.executable)
+        return UvInstaller(programs, uv, interpreter.executable)
     try:
         await programs.run([interpreter.executable, "-m", "pip", "--version"], RESOLVING)
     except ImageFailed as e:
-        raise BadInput("neither `uv` nor `pip` is found to install the agent with", "install `uv`") from e
-    return Pip(programs, interpreter.executable)
+        raise BadInput("neither `uv` nor `pip` was found to install the agent", "install `uv`") from e
+    return PipInstaller(programs, interpreter.executable)
 
 
 def find_uv() -> str | None:
-    """The `uv` that is installed beside this interpreter, or on the machine."""
+    """Return the path of the `uv` beside this interpreter, or of the machine's."""
     return shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
 
 
-class Uv:
-    """`uv`, with the settings that it has on this machine."""
+class UvInstaller:
+    """Installs with `uv` and its settings on this machine."""
 
     name = "uv"
 
-    def __init__(self, programs: Programs, uv: str, python: Path) -> None:
+    def __init__(self, programs: ProgramRunner, uv: str, python: Path) -> None:
         self._programs = programs
         self._uv = uv
         self._python = ["--python", str(python)]
@@ -67,27 +67,28 @@ class Uv:
         pins = scratch / "resolved.txt"
         options = ["--quiet", "--upgrade", "--no-header", "--no-annotate", "--output-file", str(pins)]
         await self._programs.run(
-            [self._uv, "pip", "compile", *options, *self._python, _described(asked, scratch)], RESOLVING
+            [self._uv, "pip", "compile", *options, *self._python, _requirement_file(asked, scratch)],
+            RESOLVING,
         )
         return tuple(line for line in pins.read_text().splitlines() if line.strip())
 
-    async def wheel(self, project: Path, into: Path) -> Path:
+    async def build_wheel(self, project: Path, into: Path) -> Path:
         options = ["--wheel", "--out-dir", str(into), *self._python]
         await self._programs.run([self._uv, "build", *options, project], BUILDING)
-        return _only(into)
+        return _find_wheel(into)
 
     async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
-        # Copied: a link would lead into uv's own cache, and the files are changed afterwards.
+        # Copy mode: links would point into uv's cache, and later steps change the files.
         options = ["--no-deps", "--link-mode", "copy", "--prefix", str(tree), "--requirement", str(pins)]
         await self._programs.run([self._uv, "pip", "install", *options, *self._python, *wheels], INSTALLING)
 
 
-class Pip:
-    """`pip`, of the interpreter that is copied."""
+class PipInstaller:
+    """Installs with the `pip` of the interpreter that is copied."""
 
     name = "pip"
 
-    def __init__(self, programs: Programs, python: Path) -> None:
+    def __init__(self, programs: ProgramRunner, python: Path) -> None:
         self._programs = programs
         self._pip: list[str | Path] = [python, "-m", "pip"]
 
@@ -95,12 +96,12 @@ class Pip:
         report = scratch / "resolved.json"
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report)]
         await self._programs.run([*self._pip, "install", *options, asked], RESOLVING)
-        items = msgspec.json.decode(report.read_bytes(), type=_Report).install
+        items = msgspec.json.decode(report.read_bytes(), type=_PipReport).install
         return tuple(sorted(item.pin for item in items if not item.is_project))
 
-    async def wheel(self, project: Path, into: Path) -> Path:
+    async def build_wheel(self, project: Path, into: Path) -> Path:
         await self._programs.run([*self._pip, "wheel", "--no-deps", "--wheel-dir", into, project], BUILDING)
-        return _only(into)
+        return _find_wheel(into)
 
     async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
         options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-warn-script-location"]
@@ -109,15 +110,15 @@ class Pip:
         )
 
 
-class _Metadata(msgspec.Struct):
+class _PackageMetadata(msgspec.Struct):
     name: str
     version: str
 
 
-class _Item(msgspec.Struct):
-    """One line of pip's report."""
+class _ReportItem(msgspec.Struct):
+    """One package of pip's report."""
 
-    metadata: _Metadata
+    metadata: _PackageMetadata
     download_info: dict[str, msgspec.Raw]
     is_direct: bool
 
@@ -133,23 +134,23 @@ class _Item(msgspec.Struct):
         return f"{self.metadata.name}=={self.metadata.version}"
 
 
-class _Report(msgspec.Struct):
-    install: list[_Item]
+class _PipReport(msgspec.Struct):
+    install: list[_ReportItem]
 
 
-def _described(asked: str | Path, scratch: Path) -> Path:
-    """A file that says what is asked for."""
+def _requirement_file(asked: str | Path, scratch: Path) -> Path:
+    """Return a file with the requirement, or the project's own metadata file."""
     if isinstance(asked, str):
         (scratch / "asked.in").write_text(f"{asked}\n")
         return scratch / "asked.in"
     for name in ("pyproject.toml", "setup.py", "setup.cfg"):
         if (asked / name).exists():
             return asked / name
-    raise BadInput("the agent's source is no Python project: it has no `pyproject.toml` and no `setup.py`")
+    raise BadInput("the agent's source is not a Python project: it has no `pyproject.toml` and no `setup.py`")
 
 
-def _only(directory: Path) -> Path:
+def _find_wheel(directory: Path) -> Path:
     wheels = list(directory.glob("*.whl"))
     if len(wheels) != 1:
-        raise ImageFailed(f"the project's build gave {len(wheels)} wheels in place of one", again=False)
+        raise ImageFailed(f"the project's build produced {len(wheels)} wheels, expected one", again=False)
     return wheels[0]

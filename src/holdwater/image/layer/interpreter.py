@@ -1,6 +1,6 @@
-"""The Python that runs now, as something that can be copied: its program, its standard library, its identity.
+"""Find and copy the running Python: its program, its standard library, its identity.
 
-What it needs beside that, down to the C library, is `linking.py`'s part.
+`linking.py` copies the shared libraries that it needs, down to the C library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ...core.errors import BadInput
 from ...core.records import Record
 from .elf import read_elf
-from .thread import Check
+from .thread import CancelCheck
 
 # Directories and files of the standard library that no agent needs.
 LEFT_OUT = (
@@ -31,34 +31,36 @@ BUNDLES = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",
 )
-SITE = """\
+SITE_CUSTOMIZE = """\
 import os, site
 site.addsitedir(os.path.join(os.path.dirname(__file__), "site-packages"))
 """
 
 
-class Interpreter(Record, frozen=True):
+class PythonInterpreter(Record, frozen=True):
     """A Python on this machine."""
 
     executable: Path
     stdlib: Path
-    loader: Path  # what starts it and finds its libraries
+    loader: Path  # the dynamic loader, which starts it and finds its libraries
     identity: str
 
     @property
     def folder(self) -> str:
-        """Its library, relative to where it is installed."""
+        """The standard library's path, relative to the installation prefix."""
         return f"{sys.platlibdir}/{self.stdlib.name}"
 
 
-def running() -> Interpreter:
-    """The one that runs this, or that its virtual environment was made of."""
+def find_interpreter() -> PythonInterpreter:
+    """Return the running interpreter, or the one that its virtual environment was created from."""
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     elf = read_elf(executable)
     if elf is None or not elf.loader:
-        raise BadInput(f"this Python cannot be copied into a layer: `{executable}` is no dynamic ELF program")
+        raise BadInput(
+            f"this Python cannot be copied into a layer: `{executable}` is not a dynamic ELF program"
+        )
     parts = (sys.version, sys.implementation.cache_tag, sysconfig.get_platform(), *platform.libc_ver())
-    return Interpreter(
+    return PythonInterpreter(
         executable=executable,
         stdlib=Path(sysconfig.get_path("stdlib")),
         loader=Path(elf.loader),
@@ -66,8 +68,8 @@ def running() -> Interpreter:
     )
 
 
-def copy_interpreter(interpreter: Interpreter, tree: Path, check: Check) -> None:
-    """Its program and its library, without what belongs to this machine. Blocks."""
+def copy_interpreter(interpreter: PythonInterpreter, tree: Path, check: CancelCheck) -> None:
+    """Copy the program and the standard library, without files specific to this machine. Blocks."""
     (tree / "bin").mkdir(parents=True)
     name = f"python{_version()}"
     shutil.copyfile(interpreter.executable, tree / "bin" / name)
@@ -86,21 +88,21 @@ def copy_interpreter(interpreter: Interpreter, tree: Path, check: Check) -> None
     for extension in library.glob("lib-dynload/*.so"):
         extension.chmod(0o755)
     if "deb_system" in sysconfig.get_scheme_names():
-        # Debian's own Python looks for packages where Debian puts them, and nowhere else.
-        (library / "sitecustomize.py").write_text(SITE)
+        # Debian's Python searches for packages only in Debian's directories.
+        (library / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
 
 
-def authorities(library: Path) -> Path:
-    """The certificates to ship: of the agent's own `certifi`, or this machine's."""
+def find_authorities(library: Path) -> Path:
+    """Return the CA certificates to ship: those of the agent's own `certifi`, or of this machine."""
     own = library / "site-packages/certifi/cacert.pem"
-    found = own if own.is_file() else machine_bundle()
+    found = own if own.is_file() else find_machine_bundle()
     if found is None:
         hint = "let the agent depend on `certifi`, or install `ca-certificates`"
-        raise BadInput("no certificates of authorities are found to ship with the agent", hint)
+        raise BadInput("no CA certificates found to ship with the agent", hint)
     return found
 
 
-def machine_bundle() -> Path | None:
+def find_machine_bundle() -> Path | None:
     return next((path for path in map(Path, BUNDLES) if path.is_file()), None)
 
 

@@ -1,6 +1,6 @@
-"""Programs that a build needs: what they print goes to its log, bounded; they end with us, whoever kills us.
+"""Run the programs that a build needs, with their output in a bounded log.
 
-Which programs those are is the builders' part.
+The kernel kills a program when this process dies. The builders choose the programs.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from pathlib import Path
 from ...core.errors import BadInput, ImageFailed
 from ...core.helper_environment import KEY_VARIABLES
 from ...core.records import MiB
-from ...ledger.private import make_directory, open_private
+from ...ledger.private_files import make_directory, open_private
 
 CHUNK = 64 * 1024
-KEPT_IN_LOG = 16 * MiB  # bytes of all that a build's programs print
-KEPT = 1 * MiB  # bytes of what one prints, for whoever asked
-TAIL = 20  # lines of a failed program that its error quotes
+KEPT_IN_LOG = 16 * MiB  # bytes of output of all programs of a build
+KEPT_OUTPUT = 1 * MiB  # bytes of one program's output that the caller gets
+TAIL = 20  # lines of a failed program's output that its error quotes
 TAIL_BYTES = 2000
 LINE = 500  # characters of a command in the log
-PATIENCE = 5.0  # seconds for a killed program to be gone
+KILL_SECONDS = 5.0  # time limit to wait for a killed program
 
-# Execs a program that the kernel kills when we die. A function between fork and exec could do the same, but
-# may hang in a process with threads.
-TIE = """\
+# Execs a program that the kernel kills when this process dies. A function between fork and exec could do the
+# same, but may hang in a process with threads.
+TIED_LAUNCHER = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-SECRET = re.compile(rb"(?<=://)[^/@\s]+(?=@)")  # of an address: `https://user:key@index`
+SECRET = re.compile(rb"(?<=://)[^/@\s]+(?=@)")  # in a URL: `https://user:key@index`
 
 
-class Programs:
+class ProgramRunner:
     """Runs programs one after the other, for one build."""
 
     def __init__(self, log: Path, cwd: Path, keep: Sequence[int], env: Mapping[str, str]) -> None:
         self.log = log
         self._cwd = cwd
-        self._keep = tuple(keep)  # file descriptors that they inherit: locks of what they write to
-        self._env = env  # on top of ours
+        self._keep = tuple(keep)  # file descriptors to inherit: locks of the directories written to
+        self._env = env  # added to this process's environment
         make_directory(log.parent)
 
     async def run(self, argv: Sequence[str | Path], timeout: float, statuses: Sequence[int] = (0,)) -> str:
-        """What the program prints. Any other status is an `ImageFailed` that quotes its last lines."""
+        """Run a program; return its output. Other statuses raise an `ImageFailed` with its last lines."""
         words = [str(word) for word in argv]
-        self._write(f"$ {shlex.join(words)[:LINE]}\n".encode())
+        self._write_log(f"$ {shlex.join(words)[:LINE]}\n".encode())
         process = await self._start(words)
         printed = bytearray()
         try:
@@ -62,20 +62,21 @@ class Programs:
                 await self._drain(process, printed)
                 status = await process.wait()
         except TimeoutError:
-            await _end(process)
-            raise self._failed(words[0], f"took longer than {timeout:g} s", printed) from None
-        except BaseException:  # boundary: given back, then raised again
-            await _end(process)
+            await _kill_program(process)
+            raise self._program_error(words[0], f"took longer than {timeout:g} s", printed) from None
+        except BaseException:  # boundary: the program is killed, then it is raised again
+            await _kill_program(process)
             raise
         if status not in statuses:
-            raise self._failed(words[0], f"ended with status {status}", printed)
+            raise self._program_error(words[0], f"ended with status {status}", printed)
         return printed.decode(errors="replace")
 
     async def _start(self, words: list[str]) -> Process:
-        # The operator's settings of proxies and indexes count here; keys are for no package's build script.
+        # Programs inherit the operator's proxies and indexes, but no API keys: a package's build script could
+        # read them.
         settings = [f"-u{name}" for name in sorted(KEY_VARIABLES)]
         settings += [f"{name}={value}" for name, value in self._env.items()]
-        tied = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "env", *settings, *words]
+        tied = [sys.executable, "-I", "-S", "-c", TIED_LAUNCHER, str(os.getpid()), "env", *settings, *words]
         return await asyncio.create_subprocess_exec(
             *tied,
             cwd=self._cwd,
@@ -88,47 +89,45 @@ class Programs:
 
     async def _drain(self, process: Process, printed: bytearray) -> None:
         assert process.stdout is not None
-        line = b""  # an address is only known whole
+        line = b""  # a URL is only recognised as a whole
         while chunk := await process.stdout.read(CHUNK):
             printed += chunk
-            del printed[:-KEPT]
+            del printed[:-KEPT_OUTPUT]
             line += chunk
             cut = line.rfind(b"\n") + 1 if len(line) < 2 * CHUNK else len(line)
-            self._write(line[:cut])
+            self._write_log(line[:cut])
             line = line[cut:]
-        self._write(line)
+        self._write_log(line)
 
-    def _write(self, chunk: bytes) -> None:
+    def _write_log(self, chunk: bytes) -> None:
         with open(self.log, "ab", opener=open_private) as file:
             if file.tell() < KEPT_IN_LOG:
                 file.write(SECRET.sub(b"***", chunk))
 
-    def _failed(self, program: str, what: str, printed: bytearray) -> ImageFailed:
+    def _program_error(self, program: str, what: str, printed: bytearray) -> ImageFailed:
         lines = SECRET.sub(b"***", bytes(printed[-TAIL_BYTES:])).decode(errors="replace").splitlines()[-TAIL:]
-        message = "\n".join(
-            [f"`{Path(program).name}` {what}, all that it printed is in `{self.log}`:", *lines]
-        )
+        message = "\n".join([f"`{Path(program).name}` {what}; its output is in `{self.log}`:", *lines])
         return ImageFailed(message, kind="build", again=False)
 
 
-def needed(program: str, found: str | None, hint: str) -> str:
-    """The program's path; without it nothing can be built."""
+def require_program(program: str, found: str | None, hint: str) -> str:
+    """Return the program's path; raise BadInput if it is not installed."""
     if found is None:
-        raise BadInput(f"a program is missing: `{program}`", hint)
+        raise BadInput(f"program not found: `{program}`", hint)
     return found
 
 
-async def _end(process: Process) -> None:
-    """Kill what is left of the program and of those that it started."""
+async def _kill_program(process: Process) -> None:
+    """Kill the program and all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # all of them are gone
-    deadline = time.monotonic() + PATIENCE
+        pass  # all processes are gone
+    deadline = time.monotonic() + KILL_SECONDS
     waiting = asyncio.ensure_future(process.wait())
     while not waiting.done() and time.monotonic() < deadline:
         try:
-            await asyncio.wait([waiting], timeout=PATIENCE)
+            await asyncio.wait([waiting], timeout=KILL_SECONDS)
         except asyncio.CancelledError:
-            continue  # the first one is on its way already
-    waiting.cancel()  # of a process that the kernel does not let go
+            continue  # the first cancellation is already being raised
+    waiting.cancel()  # a process that the kernel cannot end

@@ -1,4 +1,4 @@
-"""Blocking work in a thread of its own, which ends soon after nobody waits for it any more."""
+"""Run blocking work in a separate thread, which ends soon after its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-Check = Callable[[], None]  # called between pieces of work: raises where nobody waits for the result any more
+# The work calls it between its pieces; it raises `WorkAbandoned` once the caller is cancelled.
+CancelCheck = Callable[[], None]
 T = TypeVar("T")
 
 
-class Unwanted(Exception):
-    """Nobody waits for this work any more."""
+class WorkAbandoned(Exception):
+    """The caller of this work was cancelled."""
 
 
-async def in_thread(work: Callable[[Check], T]) -> T:
-    """What `work` gives. When this is cancelled, its next `check` ends it, and it is waited for."""
+async def run_in_thread(work: Callable[[CancelCheck], T]) -> T:
+    """Return the result of `work`. A cancellation ends the work at its next `check`, and waits for that."""
     stop = threading.Event()
 
     def check() -> None:
         if stop.is_set():
-            raise Unwanted
+            raise WorkAbandoned
 
     with ThreadPoolExecutor(1, "layer") as thread:
         future = asyncio.get_running_loop().run_in_executor(thread, work, check)
@@ -30,18 +31,18 @@ async def in_thread(work: Callable[[Check], T]) -> T:
             return await asyncio.shield(future)
         finally:
             stop.set()
-            await _ended(future)
+            await _wait_ended(future)
 
 
-async def to_the_end(work: Callable[[], T]) -> T:
-    """The same for work that is done whole, whoever cancels it: cleaning up."""
-    return await in_thread(lambda check: work())
+async def run_to_end(work: Callable[[], T]) -> T:
+    """Run work that finishes in spite of a cancellation, such as a clean-up; return its result."""
+    return await run_in_thread(lambda check: work())
 
 
-async def _ended(future: asyncio.Future[T]) -> None:
+async def _wait_ended(future: asyncio.Future[T]) -> None:
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
-            continue  # the first one is on its way already
-    future.exception()  # whoever waited has it, or nobody does
+            continue  # the first cancellation is already being raised
+    future.exception()  # mark it as retrieved: a cancelled caller does not retrieve it

@@ -1,1 +1,1 @@
-"""Registries: how they are spoken to, and the engine that makes images inside one."""
+"""The registry client, and the engine that assembles images inside a registry."""

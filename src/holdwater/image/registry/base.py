@@ -1,49 +1,53 @@
-"""What a reference stands for on certain platforms: an image, or an index of several.
+"""Resolve a reference for given platforms to an image, or to an index of several images.
 
-Reads manifests alone. What is made of them is in `append.py` and `pick.py`.
+This module reads manifests only; `engine.py` and `path_extraction.py` use them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...core.image import Platform
+from ...core.image import ImagePlatform
 from .client import RegistryClient
-from .manifest import Child, Index, Manifest, choose, read
-from .reference import Reference
-from .refusal import unsupported
-from .together import together
+from .concurrency import run_concurrently
+from .manifest import ImageIndex, ImageManifest, IndexEntry, choose_entry, parse_manifest
+from .reference import ImageReference
+from .refusal import unsupported_error
 
 
-class Base(NamedTuple):
-    """A resolved reference: an image for each platform that was asked for."""
+class ResolvedBase(NamedTuple):
+    """A resolved reference: an image for each requested platform."""
 
-    reference: Reference
-    digest: str  # of the image's manifest; of the index where there are several
-    images: tuple[Manifest, ...]
-    several: Index | None = None  # where more than one platform was asked for
-    children: tuple[Child, ...] = ()  # its entries, in step with `images`
+    reference: ImageReference
+    digest: str  # of the image's manifest; of the index for several platforms
+    images: tuple[ImageManifest, ...]
+    several: ImageIndex | None = None  # the index, if several platforms were requested
+    children: tuple[IndexEntry, ...] = ()  # the entries of the index, in the order of `images`
 
 
-async def resolve(client: RegistryClient, reference: Reference, platforms: tuple[Platform, ...]) -> Base:
-    """What the registry has under `reference` now."""
+async def resolve_base(
+    client: RegistryClient, reference: ImageReference, platforms: tuple[ImagePlatform, ...]
+) -> ResolvedBase:
+    """Return the images that `reference` resolves to now."""
     name = str(reference)
-    found = await client.manifest(reference.repository, reference.target)
-    top = read(name, found.content, found.media_type)
-    if isinstance(top, Manifest):
+    found = await client.read_manifest(reference.repository, reference.target)
+    top = parse_manifest(name, found.content, found.media_type)
+    if isinstance(top, ImageManifest):
         if len(platforms) > 1:
             asked = ", ".join(f"`{platform}`" for platform in platforms)
-            raise unsupported(f"`{name}` cannot be used", f"it is for one platform, not for {asked}")
-        return Base(reference, found.digest, (top,))
-    children = tuple(choose(top, platform) for platform in platforms)
-    got = await together(*(client.manifest(reference.repository, child.digest) for child in children))
-    images = tuple(_image(name, read(name, one.content, one.media_type)) for one in got)
+            raise unsupported_error(f"`{name}` cannot be used", f"it is for one platform, not for {asked}")
+        return ResolvedBase(reference, found.digest, (top,))
+    children = tuple(choose_entry(top, platform) for platform in platforms)
+    got = await run_concurrently(
+        *(client.read_manifest(reference.repository, child.digest) for child in children)
+    )
+    images = tuple(_expect_manifest(name, parse_manifest(name, one.content, one.media_type)) for one in got)
     if len(platforms) > 1:
-        return Base(reference, found.digest, images, top, children)
-    return Base(reference, got[0].digest, images)
+        return ResolvedBase(reference, found.digest, images, top, children)
+    return ResolvedBase(reference, got[0].digest, images)
 
 
-def _image(name: str, found: Manifest | Index) -> Manifest:
-    if isinstance(found, Manifest):
+def _expect_manifest(name: str, found: ImageManifest | ImageIndex) -> ImageManifest:
+    if isinstance(found, ImageManifest):
         return found
-    raise unsupported(f"`{name}` cannot be used", "it is an index of indexes")
+    raise unsupported_error(f"`{name}` cannot be used", "it is an index of indexes")

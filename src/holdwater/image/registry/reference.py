@@ -1,6 +1,6 @@
-"""Names of images: `debian:12`, `ghcr.io/a/b@sha256:...`, read as docker reads them.
+"""Parse image references such as `debian:12` and `ghcr.io/a/b@sha256:...` by docker's rules.
 
-Pure. Who is asked about a name is in `client.py`.
+Pure; `client.py` sends requests about a reference.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
-class Reference(Record, frozen=True):
-    """Where an image, or a repository of images, is."""
+class ImageReference(Record, frozen=True):
+    """The location of an image, or of a repository of images."""
 
-    registry: str  # as it is written: `docker.io`, `localhost:5000`
+    registry: str  # as written: `docker.io`, `localhost:5000`
     repository: str  # `library/debian`
     tag: str = ""
-    digest: str = ""  # the tag is a mere name then
+    digest: str = ""  # takes precedence over the tag
 
     @property
     def target(self) -> str:
-        """What the registry is asked for."""
+        """The digest or tag to request from the registry."""
         return self.digest or self.tag or "latest"
 
     @property
@@ -47,30 +47,32 @@ class Reference(Record, frozen=True):
         return self.name + tag + (f"@{self.digest}" if self.digest else "")
 
 
-def parse(text: str) -> Reference:
-    """A reference in full; what is left out is docker's: Docker Hub, `library/`, `latest`."""
+def parse_reference(text: str) -> ImageReference:
+    """Return the full reference; missing parts get docker's defaults: Docker Hub, `library/`, `latest`."""
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
-        raise _bad(text, f"{_shown(digest)} is not a digest, which is `sha256:` and 64 hexadecimal digits")
-    registry, path = _parted(rest)
+        raise _reference_error(
+            text, f"{_escape_text(digest)} is not a digest: expected `sha256:` and 64 hexadecimal digits"
+        )
+    registry, path = _split_registry(rest)
     repository, colon, tag = path.partition(":")
     if colon and not is_tag(tag):
-        raise _bad(text, f"{_shown(tag)} is not a tag")
+        raise _reference_error(text, f"{_escape_text(tag)} is not a tag")
     _check_host(text, registry)
     _check_path(text, repository)
     if registry == DOCKER_HUB and "/" not in repository:
         repository = f"library/{repository}"
     if len(registry) + 1 + len(repository) > _LONGEST_NAME:
-        raise _bad(text, f"the name is longer than {_LONGEST_NAME} characters")
-    return Reference(registry, repository, tag if tag or at else "latest", digest)
+        raise _reference_error(text, f"the name is longer than {_LONGEST_NAME} characters")
+    return ImageReference(registry, repository, tag if tag or at else "latest", digest)
 
 
-def parse_repository(text: str) -> Reference:
-    """A repository: a reference without tag and digest."""
-    found = parse(text)
+def parse_repository(text: str) -> ImageReference:
+    """Return a repository: a reference without tag and digest."""
+    found = parse_reference(text)
     if found.digest or ":" in text.rpartition("/")[2]:
-        raise _bad(text, "a repository has neither a tag nor a digest")
-    return Reference(found.registry, found.repository)
+        raise _reference_error(text, "a repository has neither a tag nor a digest")
+    return ImageReference(found.registry, found.repository)
 
 
 def is_tag(text: str) -> bool:
@@ -82,18 +84,18 @@ def is_digest(text: str) -> bool:
 
 
 def digest_of(content: bytes, like: str = "sha256:") -> str:
-    """The digest of `content`, by the algorithm of the digest `like`."""
+    """Return the digest of `content`, by the algorithm of the digest `like`."""
     algorithm = like.partition(":")[0]
     return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
 
 
 def api_host(registry: str) -> str:
-    """The host, and where it is said the port, that a registry's API is at."""
+    """Return the host, with the port if given, of a registry's API."""
     return _DOCKER_HUB_API if registry == DOCKER_HUB else registry
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, with or without a port, is this machine."""
+    """Return whether a host, with or without a port, is this machine."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -103,8 +105,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _parted(text: str) -> tuple[str, str]:
-    """Registry and path. The first part is a registry where it could not be part of a path."""
+def _split_registry(text: str) -> tuple[str, str]:
+    """Return registry and path. The first part is a registry if it cannot be part of a path."""
     first, slash, rest = text.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first or first != first.lower()):
         return (DOCKER_HUB if first == f"index.{DOCKER_HUB}" else first), rest
@@ -113,7 +115,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _check_host(text: str, host: str) -> None:
     if not _HOST.fullmatch(host):
-        raise _bad(text, f"{_shown(host)} is not the name of a registry")
+        raise _reference_error(text, f"{_escape_text(host)} is not the name of a registry")
 
 
 def _check_path(text: str, path: str) -> None:
@@ -121,13 +123,15 @@ def _check_path(text: str, path: str) -> None:
         if _PART.fullmatch(part):
             continue
         if part and _PART.fullmatch(part.lower()):
-            raise _bad(text, f"{_shown(part)} has capital letters, which a repository must not have")
-        raise _bad(text, f"{_shown(part)} is not part of a repository's name")
+            raise _reference_error(
+                text, f"{_escape_text(part)} has capital letters, which are invalid in a repository's name"
+            )
+        raise _reference_error(text, f"{_escape_text(part)} is not part of a repository's name")
 
 
-def _bad(text: str, why: str) -> BadInput:
-    return BadInput(f"not a reference to an image: {text[:300]!r}: {why}")
+def _reference_error(text: str, why: str) -> BadInput:
+    return BadInput(f"invalid image reference: {text[:300]!r}: {why}")
 
 
-def _shown(text: str) -> str:
+def _escape_text(text: str) -> str:
     return "`" + text[:80].encode("unicode_escape").decode() + "`"

@@ -1,6 +1,6 @@
-"""What a registry's refusal means: missing, denied, rate, digest, unsupported, or trouble of its own.
+"""Classify the refusals of a registry: missing, denied, rate, digest, unsupported, or an error of its own.
 
-A refusal counts as `missing` only where the registry says in its own words that there is no such thing.
+A refusal counts as `missing` only if the registry's own error code says so.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 
 from ...core.errors import ImageFailed
 
-LARGEST_ERROR = 16 * 1024  # bytes of a refusal that are read
+LARGEST_ERROR = 16 * 1024  # bytes of a refusal's body to read
 _LONGEST_CAUSE = 300
-_ABSENT = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN", "NOT_FOUND"})  # the last one is Harbor's
+_ABSENT = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN", "NOT_FOUND"})  # Harbor sends the last one
 _ABSENT_BLOB = frozenset({"BLOB_UNKNOWN", *_ABSENT})
 _DIGEST = frozenset({"DIGEST_INVALID", "SIZE_INVALID"})
 _UNSUPPORTED = frozenset({"UNSUPPORTED", "MANIFEST_INVALID"})
-_STALE = frozenset(  # what another try may find otherwise
+_STALE = frozenset(  # states that a retry may find changed
     {"BLOB_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID", "RANGE_INVALID"}
 )
 _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
-class Refusal(ImageFailed):
-    """An `ImageFailed` that knows the registry's own words for it."""
+class RegistryRefusal(ImageFailed):
+    """An `ImageFailed` with the registry's status and error code."""
 
     def __init__(
         self,
@@ -43,39 +43,41 @@ class Refusal(ImageFailed):
         super().__init__(message, hint, kind=kind, again=again, after=after)
         self.status = status
         self.code = code
-        self.spent = False  # it was tried as often as patience allows
+        self.spent = False  # the retry policy allows no more attempts
 
     @property
     def absent_blob(self) -> bool:
         return self.status == 404 and self.code in _ABSENT_BLOB
 
 
-def refusal(what: str, status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
-    """What an answer with this status means for `what`, as in `the manifest of ... cannot be read`."""
-    code, told = _words(body)
-    cause = shown(" ".join(filter(None, (str(status), code, told))))
-    kind, again = _judged(status, code)
-    after = retry_after(headers, time.time()) or 0.0
-    hint = "sign in with `docker login`, or ask for the right to it" if kind == "denied" else ""
-    return Refusal(f"{what}: {cause}", hint, kind=kind, again=again, after=after, status=status, code=code)
+def parse_refusal(what: str, status: int, headers: Mapping[str, str], body: bytes) -> RegistryRefusal:
+    """Return the error for a refused request; `what` begins it: `the manifest of ... cannot be read`."""
+    code, told = _parse_error(body)
+    cause = sanitize_line(" ".join(filter(None, (str(status), code, told))))
+    kind, again = _classify(status, code)
+    after = parse_retry_after(headers, time.time()) or 0.0
+    hint = "log in with `docker login`, or request access" if kind == "denied" else ""
+    return RegistryRefusal(
+        f"{what}: {cause}", hint, kind=kind, again=again, after=after, status=status, code=code
+    )
 
 
-def unreached(what: str, cause: str, *, again: bool = True, hint: str = "") -> Refusal:
-    """No answer, or half of one."""
-    return Refusal(f"{what}: {shown(cause)}", hint, kind="registry", again=again)
+def unreached_error(what: str, cause: str, *, again: bool = True, hint: str = "") -> RegistryRefusal:
+    """Return the error for a missing or incomplete response."""
+    return RegistryRefusal(f"{what}: {sanitize_line(cause)}", hint, kind="registry", again=again)
 
 
-def mismatch(what: str, found: str) -> Refusal:
-    """Bytes that are not those that were asked for."""
-    return Refusal(f"{what}: {found}", kind="digest", again=True)
+def mismatch_error(what: str, found: str) -> RegistryRefusal:
+    """Return the error for content that does not match its size or digest."""
+    return RegistryRefusal(f"{what}: {found}", kind="digest", again=True)
 
 
-def unsupported(what: str, why: str, hint: str = "") -> Refusal:
-    return Refusal(f"{what}: {why}", hint, kind="unsupported", again=False)
+def unsupported_error(what: str, why: str, hint: str = "") -> RegistryRefusal:
+    return RegistryRefusal(f"{what}: {why}", hint, kind="unsupported", again=False)
 
 
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that are asked for, as a number or as a date; `now` is in seconds since the epoch."""
+def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds of `Retry-After`, a number or a date; `now` is in seconds since the epoch."""
     value = headers.get("Retry-After", "").strip()
     if not value:
         return None
@@ -89,13 +91,13 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
-def shown(text: str) -> str:
-    """What came from outside, on one short line. The query of a URL may be a secret."""
+def sanitize_line(text: str) -> str:
+    """Return external text on one short line, without the queries of URLs, which may be secret."""
     line = "".join(c if c.isprintable() else " " for c in _QUERY.sub("?...", text))
     return line[:_LONGEST_CAUSE] + ("..." if len(line) > _LONGEST_CAUSE else "")
 
 
-def _judged(status: int, code: str) -> tuple[str, bool]:
+def _classify(status: int, code: str) -> tuple[str, bool]:
     if status == 429 or code == "TOOMANYREQUESTS":
         return "rate", True
     if status in (401, 403):
@@ -109,8 +111,8 @@ def _judged(status: int, code: str) -> tuple[str, bool]:
     return "registry", status >= 500 or status in (404, 408, 416) or code in _STALE
 
 
-def _words(body: bytes) -> tuple[str, str]:
-    """The first error's code and message; the whole text where it is not a registry's."""
+def _parse_error(body: bytes) -> tuple[str, str]:
+    """Return the first error's code and message; the beginning of the text if it is not a registry's JSON."""
     try:
         error = msgspec.json.decode(body)["errors"][0]
         detail = error.get("message") or error.get("detail") or ""

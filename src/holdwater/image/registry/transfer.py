@@ -1,6 +1,6 @@
-"""Blobs brought to where they are needed: not at all, by a mount, or sent; each once, whoever asks for it.
+"""Transfer blobs to a repository: skip present blobs, mount others, upload the rest, each blob only once.
 
-What is known to be where is remembered within a bound. Which blobs an image needs is in `append.py`.
+A bounded cache remembers the locations of blobs. `engine.py` decides which blobs an image needs.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ...core.image import Note
-from .client import Registries
-from .manifest import Blob
-from .reference import Reference
-from .refusal import Refusal
-from .upload import Mount
+from .client import RegistryClients
+from .manifest import BlobDescriptor
+from .reference import ImageReference
+from .refusal import RegistryRefusal
+from .upload import MountResult
 
-AT_ONCE = 32  # blobs on their way
-MOST_BLOBS = 4096  # that are known to be in a registry
-MOST_PLACES = 64  # repositories that one is known to be in
+MOST_CONCURRENT = 32  # blobs in transfer
+MOST_BLOBS = 4096  # blobs with known locations
+MOST_PLACES = 64  # known repositories of one blob
 MOST_COUNTED = 16384
 
-Source = Path | Reference  # a file, or a repository that has the blob
+BlobSource = Path | ImageReference  # a file, or a repository that has the blob
 
 
-class Account:
-    """What one image cost."""
+class TransferTotals:
+    """The transfers of one image."""
 
     def __init__(self) -> None:
         self.uploaded = 0  # bytes
@@ -35,38 +35,40 @@ class Account:
         self.mounted = 0  # blobs
 
 
-class Transfers:
-    """Made in a running loop."""
+class BlobTransfers:
+    """The transfers of an engine. Create it in a running event loop."""
 
-    def __init__(self, registries: Registries, note: Note) -> None:
+    def __init__(self, registries: RegistryClients, note: Note) -> None:
         self._registries = registries
         self._note = note
-        self._known = Known()
+        self._known = BlobLocations()
         self._counted: OrderedDict[Hashable, None] = OrderedDict()  # bound: MOST_COUNTED, the latest
-        self._refusing: set[str] = set()  # registries that refused a mount; bound: those that a recipe names
-        self._flights = Flights()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._refusing: set[str] = set()  # registries that refused a mount; bound: the recipe's
+        self._locks = KeyedLocks()
+        self._slots = asyncio.Semaphore(MOST_CONCURRENT)
 
-    async def bring(self, blob: Blob, target: Reference, source: Source, account: Account) -> None:
-        """Have a blob in the repository `target`."""
+    async def bring(
+        self, blob: BlobDescriptor, target: ImageReference, source: BlobSource, account: TransferTotals
+    ) -> None:
+        """Make sure that the repository `target` has the blob."""
         if self._known.has(target, blob.digest):
             return
-        async with self._flights.alone((target, blob.digest)):
+        async with self._locks.hold_key((target, blob.digest)):
             if not self._known.has(target, blob.digest):
                 async with self._slots:
-                    await self._brought(blob, target, source, account)
+                    await self._transfer(blob, target, source, account)
                 self._known.add(target, blob.digest)
 
-    async def foresee(self, blob: Blob, target: Reference, source: Source) -> int:
-        """Bytes that `bring` would send, as far as can be told; those of a blob are told once."""
-        mountable = self._origin(blob.digest, target, source) and target.registry not in self._refusing
+    async def foresee(self, blob: BlobDescriptor, target: ImageReference, source: BlobSource) -> int:
+        """Return an estimate of the bytes that `bring` would send; a blob counts only the first time."""
+        mountable = self._find_origin(blob.digest, target, source) and target.registry not in self._refusing
         if mountable or self._known.has(target, blob.digest):
             return 0
-        async with self._flights.alone((target, blob.digest)):
+        async with self._locks.hold_key((target, blob.digest)):
             if (target, blob.digest) in self._counted:
                 return 0
             async with self._slots:
-                there = await self._registries.registry(target.registry).has(target.repository, blob.digest)
+                there = await self._registries.client_for(target.registry).has(target.repository, blob.digest)
             if there:
                 self._known.add(target, blob.digest)
                 return 0
@@ -75,15 +77,17 @@ class Transfers:
                 self._counted.popitem(last=False)
             return blob.size
 
-    def forget(self, target: Reference, digests: set[str]) -> None:
-        """The registry says that it has not all of these."""
+    def forget(self, target: ImageReference, digests: set[str]) -> None:
+        """Forget the locations of these blobs, after the registry reported some as missing."""
         for digest in digests:
             self._known.drop(target, digest)
 
-    async def _brought(self, blob: Blob, target: Reference, source: Source, account: Account) -> None:
-        client = self._registries.registry(target.registry)
-        origin = self._origin(blob.digest, target, source)
-        mount = await client.mount(target.repository, blob.digest, origin) if origin else Mount(False)
+    async def _transfer(
+        self, blob: BlobDescriptor, target: ImageReference, source: BlobSource, account: TransferTotals
+    ) -> None:
+        client = self._registries.client_for(target.registry)
+        origin = self._find_origin(blob.digest, target, source)
+        mount = await client.mount(target.repository, blob.digest, origin) if origin else MountResult(False)
         if mount.done:
             account.mounted += 1
             return
@@ -95,40 +99,40 @@ class Transfers:
         if isinstance(source, Path):
             await client.upload_file(target.repository, blob.digest, blob.size, source, mount.location)
         else:
-            other, where = self._registries.registry(source.registry), source.repository
+            other, where = self._registries.client_for(source.registry), source.repository
             await client.upload_stream(
                 target.repository,
                 blob.digest,
                 blob.size,
-                lambda: other.blob(where, blob.digest, blob.size),
+                lambda: other.open_blob(where, blob.digest, blob.size),
                 mount.location,
             )
             account.downloaded += blob.size
         account.uploaded += blob.size
 
-    def _origin(self, digest: str, target: Reference, source: Source) -> str:
-        """Another repository of the same registry that has the blob; empty: none is known."""
-        if isinstance(source, Reference) and source.registry == target.registry:
+    def _find_origin(self, digest: str, target: ImageReference, source: BlobSource) -> str:
+        """Return another repository of the same registry that has the blob; empty: none is known."""
+        if isinstance(source, ImageReference) and source.registry == target.registry:
             return source.repository
-        return self._known.elsewhere(target, digest)
+        return self._known.find_other(target, digest)
 
-    async def _cancel(self, target: Reference, location: str) -> None:
+    async def _cancel(self, target: ImageReference, location: str) -> None:
         if not location:
             return
         try:
-            await self._registries.registry(target.registry).cancel(target.repository, location)
-        except Refusal as error:
+            await self._registries.client_for(target.registry).cancel(target.repository, location)
+        except RegistryRefusal as error:
             self._note("cleanup.failed", error.message)
 
 
-class Known:
-    """Which repositories have which blobs, for the blobs and places that were used last."""
+class BlobLocations:
+    """Known repositories of blobs, limited to the most recently used."""
 
     def __init__(self) -> None:
-        # bound: MOST_BLOBS by MOST_PLACES, the latest used of each
+        # bound: MOST_BLOBS by MOST_PLACES, the most recently used of each
         self._places: OrderedDict[tuple[str, str], OrderedDict[str, None]] = OrderedDict()
 
-    def has(self, where: Reference, digest: str) -> bool:
+    def has(self, where: ImageReference, digest: str) -> bool:
         places = self._places.get((where.registry, digest))
         if places is None or where.repository not in places:
             return False
@@ -136,12 +140,12 @@ class Known:
         places.move_to_end(where.repository)
         return True
 
-    def elsewhere(self, where: Reference, digest: str) -> str:
-        """The repository of the same registry that was last known to have it."""
+    def find_other(self, where: ImageReference, digest: str) -> str:
+        """Return the most recently used other repository of the same registry that has the blob."""
         places = self._places.get((where.registry, digest), OrderedDict())
         return next((place for place in reversed(places) if place != where.repository), "")
 
-    def add(self, where: Reference, digest: str) -> None:
+    def add(self, where: ImageReference, digest: str) -> None:
         key = where.registry, digest
         places = self._places.setdefault(key, OrderedDict())
         self._places.move_to_end(key)
@@ -151,20 +155,20 @@ class Known:
         if len(self._places) > MOST_BLOBS:
             self._places.popitem(last=False)
 
-    def drop(self, where: Reference, digest: str) -> None:
+    def drop(self, where: ImageReference, digest: str) -> None:
         places = self._places.get((where.registry, digest))
         if places is not None:
             places.pop(where.repository, None)
 
 
-class Flights:
-    """One at a time for each key; the next in line sees what the one before has done."""
+class KeyedLocks:
+    """One lock for each key; the next holder sees the result of the one before."""
 
     def __init__(self) -> None:
-        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}  # bound: those who are in line now
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}  # bound: current holders and waiters
 
     @asynccontextmanager
-    async def alone(self, key: Hashable) -> AsyncIterator[None]:
+    async def hold_key(self, key: Hashable) -> AsyncIterator[None]:
         lock, line = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, line + 1
         try:

@@ -1,104 +1,117 @@
-"""Gemini generateContent, as common messages."""
+"""Parses Gemini generateContent into common messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..message import Media, Message, ToolCall, arguments, compact, fields, items, medium, said, string
-from .chat import tokens
-from .form import ROLES, Dialect, Reply, function
+from ..message import (
+    CommonMessage,
+    MessageMedia,
+    ToolCall,
+    as_dict,
+    as_list,
+    as_string,
+    parse_arguments,
+    render_unknown,
+    to_media,
+    to_part,
+)
+from .chat import parse_tokens
+from .dialect_form import ROLES, DialectForm, ModelReply, make_function_tool
 
 
-def _messages(item: dict[str, Any]) -> Iterator[Message]:
-    parts = _parts(item)
-    answered = [part for part in parts if _either(part, "functionResponse")]
+def _parse_message(item: dict[str, Any]) -> Iterator[CommonMessage]:
+    parts = _list_parts(item)
+    answered = [part for part in parts if _get_either(part, "functionResponse")]
     for part in answered:
-        answer = fields(_either(part, "functionResponse"))
-        yield Message(
+        answer = as_dict(_get_either(part, "functionResponse"))
+        yield CommonMessage(
             role="tool",
-            parts=tuple(_answer(answer)),
-            answers=string(answer.get("id")),
-            tool=string(answer.get("name")),
+            parts=tuple(_parse_answer(answer)),
+            answers=as_string(answer.get("id")),
+            tool=as_string(answer.get("name")),
         )
-    rest = [part for part in parts if not _either(part, "functionResponse")]
+    rest = [part for part in parts if not _get_either(part, "functionResponse")]
     if rest or not answered:
-        yield _spoken(ROLES.get(string(item.get("role")) or "user", "unknown"), rest)
+        yield _make_message(ROLES.get(as_string(item.get("role")) or "user", "unknown"), rest)
 
 
-def _answer(answer: dict[str, Any]) -> Iterator[str | Media]:
-    """The one text of a response as it is, anything else as JSON; media stand beside it."""
+def _parse_answer(answer: dict[str, Any]) -> Iterator[str | MessageMedia]:
+    """Yield a response with a single text as that text, any other response as JSON; then its media."""
     response = answer.get("response")
-    values = list(fields(response).values())
-    yield said(values[0] if len(values) == 1 and isinstance(values[0], str) else response)
-    for part in map(fields, items(answer.get("parts"))):
-        yield _part(part)
+    values = list(as_dict(response).values())
+    yield to_part(values[0] if len(values) == 1 and isinstance(values[0], str) else response)
+    for part in map(as_dict, as_list(answer.get("parts"))):
+        yield _parse_part(part)
 
 
-def _spoken(role: str, parts: list[dict[str, Any]]) -> Message:
-    thoughts = [string(part.get("text")) for part in parts if part.get("thought") is True]
-    calls = [fields(call) for part in parts if (call := _either(part, "functionCall"))]
-    shown = [part for part in parts if part.get("thought") is not True and not _either(part, "functionCall")]
+def _make_message(role: str, parts: list[dict[str, Any]]) -> CommonMessage:
+    thoughts = [as_string(part.get("text")) for part in parts if part.get("thought") is True]
+    calls = [as_dict(call) for part in parts if (call := _get_either(part, "functionCall"))]
+    shown = [
+        part for part in parts if part.get("thought") is not True and not _get_either(part, "functionCall")
+    ]
     shown = [part for part in shown if set(part) - {"thoughtSignature", "thought_signature"}]
-    return Message(
+    return CommonMessage(
         role=role,
-        parts=tuple(_part(part) for part in shown if part.get("text") != ""),
+        parts=tuple(_parse_part(part) for part in shown if part.get("text") != ""),
         reasoning="".join(thoughts),
         calls=tuple(
             ToolCall(
-                id=string(call.get("id")),
-                name=string(call.get("name")),
-                arguments=arguments(call.get("args")),
+                id=as_string(call.get("id")),
+                name=as_string(call.get("name")),
+                arguments=parse_arguments(call.get("args")),
             )
             for call in calls
         ),
     )
 
 
-def _part(part: dict[str, Any]) -> str | Media:
-    inline, file = fields(_either(part, "inlineData")), fields(_either(part, "fileData"))
+def _parse_part(part: dict[str, Any]) -> str | MessageMedia:
+    inline, file = as_dict(_get_either(part, "inlineData")), as_dict(_get_either(part, "fileData"))
     if inline:
-        return medium(inline.get("data"), string(_either(inline, "mimeType")), bare=True)
+        return to_media(inline.get("data"), as_string(_get_either(inline, "mimeType")), bare=True)
     if file:
-        return medium(_either(file, "fileUri"), string(_either(file, "mimeType")))
-    return said(part["text"]) if "text" in part else compact(part)
+        return to_media(_get_either(file, "fileUri"), as_string(_get_either(file, "mimeType")))
+    return to_part(part["text"]) if "text" in part else render_unknown(part)
 
 
-def _either(part: dict[str, Any], name: str) -> Any:
-    """A field by its name in JSON or in Python: both are accepted by the provider."""
+def _get_either(part: dict[str, Any], name: str) -> Any:
+    """Return a field by its camelCase or snake_case name: the provider accepts both."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return part.get(name, part.get(snake))
 
 
-def _system(head: dict[str, Any]) -> Iterator[Message]:
-    system = fields(_either(head, "systemInstruction"))
-    for message in _messages(system) if system else ():
-        yield Message(role="system", parts=message.parts)
+def _parse_system(head: dict[str, Any]) -> Iterator[CommonMessage]:
+    system = as_dict(_get_either(head, "systemInstruction"))
+    for message in _parse_message(system) if system else ():
+        yield CommonMessage(role="system", parts=message.parts)
 
 
-def _reply(reply: dict[str, Any]) -> Reply:
-    candidates = [fields(candidate) for candidate in items(reply.get("candidates"))]
-    contents = [content for candidate in candidates if (content := fields(candidate.get("content")))]
-    spoken = [_spoken("assistant", _parts(content)) for content in contents]
-    blocked = string(fields(reply.get("promptFeedback")).get("blockReason"))
-    return Reply(
+def _parse_reply(reply: dict[str, Any]) -> ModelReply:
+    candidates = [as_dict(candidate) for candidate in as_list(reply.get("candidates"))]
+    contents = [content for candidate in candidates if (content := as_dict(candidate.get("content")))]
+    spoken = [_make_message("assistant", _list_parts(content)) for content in contents]
+    blocked = as_string(as_dict(reply.get("promptFeedback")).get("blockReason"))
+    return ModelReply(
         message=spoken[0] if spoken else None,
         others=tuple(spoken[1:]),
-        finish=blocked or (string(candidates[0].get("finishReason")) if candidates else ""),
-        model=string(reply.get("modelVersion")),
-        tokens=tokens(reply, reply),
+        finish=blocked or (as_string(candidates[0].get("finishReason")) if candidates else ""),
+        model=as_string(reply.get("modelVersion")),
+        tokens=parse_tokens(reply, reply),
     )
 
 
-def _parts(content: dict[str, Any]) -> list[dict[str, Any]]:
-    return [fields(part) or {"text": part} for part in items(content.get("parts"))]
+def _list_parts(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [as_dict(part) or {"text": part} for part in as_list(content.get("parts"))]
 
 
-def _tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for tool in map(fields, items(head.get("tools"))):
-        for declared in map(fields, items(_either(tool, "functionDeclarations"))):
-            parameters = _either(declared, "parametersJsonSchema") or declared.get("parameters")
-            yield function(string(declared.get("name")), declared.get("description"), parameters)
+def _parse_tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for tool in map(as_dict, as_list(head.get("tools"))):
+        for declared in map(as_dict, as_list(_get_either(tool, "functionDeclarations"))):
+            parameters = _get_either(declared, "parametersJsonSchema") or declared.get("parameters")
+            yield make_function_tool(as_string(declared.get("name")), declared.get("description"), parameters)
 
 
-GEMINI = Dialect("contents", _messages, _system, _reply, _tools)
+GEMINI = DialectForm("contents", _parse_message, _parse_system, _parse_reply, _parse_tools)

@@ -1,95 +1,110 @@
-"""Anthropic Messages, as common messages."""
+"""Parses Anthropic Messages into common messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..message import Media, Message, ToolCall, arguments, compact, fields, items, medium, said, string
-from .chat import tokens
-from .form import ROLES, Dialect, Reply, function
+from ..message import (
+    CommonMessage,
+    MessageMedia,
+    ToolCall,
+    as_dict,
+    as_list,
+    as_string,
+    parse_arguments,
+    render_unknown,
+    to_media,
+    to_part,
+)
+from .chat import parse_tokens
+from .dialect_form import ROLES, DialectForm, ModelReply, make_function_tool
 
 
-def _blocks(content: Any) -> list[dict[str, Any]]:
+def _list_blocks(content: Any) -> list[dict[str, Any]]:
     if isinstance(content, list):
-        return [fields(block) or {"type": "text", "text": block} for block in content]
+        return [as_dict(block) or {"type": "text", "text": block} for block in content]
     return [] if content is None else [{"type": "text", "text": content}]
 
 
-def _messages(item: dict[str, Any]) -> Iterator[Message]:
-    blocks = _blocks(item.get("content"))
-    results = [block for block in blocks if _kind(block).endswith("tool_result")]
+def _parse_message(item: dict[str, Any]) -> Iterator[CommonMessage]:
+    blocks = _list_blocks(item.get("content"))
+    results = [block for block in blocks if _get_kind(block).endswith("tool_result")]
     for block in results:
-        yield Message(
+        yield CommonMessage(
             role="tool",
-            parts=tuple(_block_parts(_blocks(block.get("content")))),
-            answers=string(block.get("tool_use_id")),
+            parts=tuple(_parse_blocks(_list_blocks(block.get("content")))),
+            answers=as_string(block.get("tool_use_id")),
             failed=block.get("is_error") is True,
         )
-    rest = [block for block in blocks if not _kind(block).endswith("tool_result")]
+    rest = [block for block in blocks if not _get_kind(block).endswith("tool_result")]
     if rest or not results:
-        yield _spoken(ROLES.get(string(item.get("role")), "unknown"), rest)
+        yield _make_message(ROLES.get(as_string(item.get("role")), "unknown"), rest)
 
 
-def _spoken(role: str, blocks: list[dict[str, Any]]) -> Message:
-    thoughts = [string(block.get("thinking")) for block in blocks if _kind(block) == "thinking"]
-    return Message(
+def _make_message(role: str, blocks: list[dict[str, Any]]) -> CommonMessage:
+    thoughts = [as_string(block.get("thinking")) for block in blocks if _get_kind(block) == "thinking"]
+    return CommonMessage(
         role=role,
-        parts=tuple(_block_parts(block for block in blocks if not _aside(block))),
+        parts=tuple(_parse_blocks(block for block in blocks if not _is_aside(block))),
         reasoning="\n\n".join(thought for thought in thoughts if thought),
         calls=tuple(
             ToolCall(
-                id=string(block.get("id")),
-                name=string(block.get("name")),
-                arguments=arguments(block.get("input")),
+                id=as_string(block.get("id")),
+                name=as_string(block.get("name")),
+                arguments=parse_arguments(block.get("input")),
             )
             for block in blocks
-            if _kind(block).endswith("tool_use")
+            if _get_kind(block).endswith("tool_use")
         ),
     )
 
 
-def _kind(block: dict[str, Any]) -> str:
-    return string(block.get("type"))
+def _get_kind(block: dict[str, Any]) -> str:
+    return as_string(block.get("type"))
 
 
-def _aside(block: dict[str, Any]) -> bool:
-    return _kind(block).endswith("tool_use") or _kind(block) in ("thinking", "redacted_thinking")
+def _is_aside(block: dict[str, Any]) -> bool:
+    return _get_kind(block).endswith("tool_use") or _get_kind(block) in ("thinking", "redacted_thinking")
 
 
-def _block_parts(blocks: Any) -> Iterator[str | Media]:
+def _parse_blocks(blocks: Any) -> Iterator[str | MessageMedia]:
     for block in blocks:
-        source = fields(block.get("source"))
-        if _kind(block) == "text":
-            yield said(block.get("text"))
+        source = as_dict(block.get("source"))
+        if _get_kind(block) == "text":
+            yield to_part(block.get("text"))
         elif source and "data" in source:
-            text = string(source.get("type")) == "text"
-            type_ = string(source.get("media_type"))
-            yield said(source["data"]) if text else medium(source["data"], type_, bare=True)
+            text = as_string(source.get("type")) == "text"
+            type_ = as_string(source.get("media_type"))
+            yield to_part(source["data"]) if text else to_media(source["data"], type_, bare=True)
         elif source and ("url" in source or "file_id" in source):
-            yield medium(source.get("url") or source.get("file_id"), _kind(block))
+            yield to_media(source.get("url") or source.get("file_id"), _get_kind(block))
         else:
-            yield compact(block)
+            yield render_unknown(block)
 
 
-def _system(head: dict[str, Any]) -> Iterator[Message]:
+def _parse_system(head: dict[str, Any]) -> Iterator[CommonMessage]:
     if head.get("system"):
-        yield Message(role="system", parts=tuple(_block_parts(_blocks(head["system"]))))
+        yield CommonMessage(role="system", parts=tuple(_parse_blocks(_list_blocks(head["system"]))))
 
 
-def _reply(reply: dict[str, Any]) -> Reply:
-    blocks = _blocks(reply.get("content"))
-    return Reply(
-        message=_spoken("assistant", blocks) if blocks or string(reply.get("type")) == "message" else None,
-        finish=string(reply.get("stop_reason")),
-        model=string(reply.get("model")),
-        tokens=tokens(reply, reply),
+def _parse_reply(reply: dict[str, Any]) -> ModelReply:
+    blocks = _list_blocks(reply.get("content"))
+    return ModelReply(
+        message=_make_message("assistant", blocks)
+        if blocks or as_string(reply.get("type")) == "message"
+        else None,
+        finish=as_string(reply.get("stop_reason")),
+        model=as_string(reply.get("model")),
+        tokens=parse_tokens(reply, reply),
     )
 
 
-def _tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for tool in map(fields, items(head.get("tools"))):
-        yield function(string(tool.get("name")), tool.get("description"), tool.get("input_schema"))
+def _parse_tools(head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for tool in map(as_dict, as_list(head.get("tools"))):
+        yield make_function_tool(
+            as_string(tool.get("name")), tool.get("description"), tool.get("input_schema")
+        )
 
 
-MESSAGES = Dialect("messages", _messages, _system, _reply, _tools)
+MESSAGES = DialectForm("messages", _parse_message, _parse_system, _parse_reply, _parse_tools)

@@ -1,1 +1,1 @@
-"""The container sandbox, through the engine's API: begin with `sandbox.py`; orphans are `sweep.py`'s."""
+"""The container sandbox, on the Docker API. Start with `sandbox.py`; `sweep.py` removes orphans."""

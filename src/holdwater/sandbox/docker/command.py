@@ -1,7 +1,8 @@
-"""One command in a container, from its start to its end; what it prints is read as it comes, and counted.
+"""Runs one command in a container, from its start to its end; reads and counts its output as it arrives.
 
-At its own end what it left in the background goes on, as it does in a container; when it is stopped, by its
-timeout, a limit or its caller, its whole tree is ended. What it carries is decided in `sandbox.py`.
+When the command exits, processes that it left in the background go on, as usual in a container. When a
+timeout, a limit or the caller stops it, its whole process tree is ended. `sandbox.py` decides on its user and
+environment.
 """
 
 from __future__ import annotations
@@ -16,62 +17,71 @@ import msgspec
 
 from ...core.errors import AttemptError, SandboxFailed
 from ...docker.client import DockerError
-from ...docker.frames import STDERR, Frames
-from ..capture import Capture, Log
+from ...docker.frames import STDERR, FrameDecoder
+from ..capture import CommandLog, StreamCapture
 from ..command import finish_anyway
-from .container import ASKING, Container
-from .ending import Ending
-from .failures import not_started, reported
+from .container import REQUEST_TIMEOUT, AttemptContainer
+from .failures import make_start_error, translate_errors
+from .marked_processes import MarkedProcesses
 
-FIRST_PULSE = 0.25  # seconds of silence until the daemon is asked whether it still runs, doubled each time
+FIRST_PULSE = 0.25  # seconds of silence before the daemon is queried whether it still runs; doubled each time
 PULSE = 10.0  # up to this
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-KILLING = 10.0  # seconds for the tree to be found and killed
-GONE = (0.5, 1.0, 5.0)  # seconds for killed processes to be gone, each time that they are killed
-FIRST_LOOK = 0.005  # seconds between looks at a command that has closed its output, doubled each time
+KILLING = 10.0  # seconds to find and kill the process tree
+GONE = (0.5, 1.0, 5.0)  # seconds for killed processes to disappear, for each round of kills
+FIRST_LOOK = 0.005  # seconds between checks of a command that has closed its output; doubled each time
 LAST_LOOK = 0.5  # up to this
-SAID = "cannot run a command"
+CANNOT_RUN = "cannot run a command"
 
 
-class Launch(msgspec.Struct, frozen=True):
+class ExecLaunch(msgspec.Struct, frozen=True):
     """How a command is started."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     workdir: str
     user: str
-    mark: str  # a variable that its processes carry and no others
-    printed: Callable[[int], AttemptError | None]  # takes how many bytes more, and says when that is too much
-    population: Callable[[], int]  # how many processes there are in its sandbox
-    ending: Callable[[], None]  # everything in the container is about to be ended
+    mark: str  # a variable carried by the command's processes only
+    count_output: Callable[
+        [int], AttemptError | None
+    ]  # takes a number of new bytes; returns an error above the limit
+    population: Callable[[], int]  # returns the number of processes in the sandbox
+    before_restart: Callable[[], None]  # called before everything in the container is ended
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words that cannot be passed to a process."""
+    text = "".join(words)
+    if "\0" in text or any(0xD800 <= ord(letter) <= 0xDFFF for letter in set(text)):
+        raise SandboxFailed("cannot start a process: a word has a NUL, or cannot be encoded", kind="spawn")
 
 
 class ContainerCommand:
-    """What `watch.py` and `sandbox.py` need to know of a command that runs."""
+    """A running command, as `watch.py` and `sandbox.py` use it."""
 
-    def __init__(self, container: Container, launch: Launch, log: Log | None) -> None:
-        self.stdout = Capture(log)
-        self.stderr = Capture(log)
+    def __init__(self, container: AttemptContainer, launch: ExecLaunch, log: CommandLog | None) -> None:
+        self.stdout = StreamCapture(log)
+        self.stderr = StreamCapture(log)
         self.timed_out = False
-        self.stopped: AttemptError | None = None  # why it was stopped before its end
-        self.left = 0  # processes of the sandbox when it had exited
+        self.stopped: AttemptError | None = None  # why the command was stopped early
+        self.left = 0  # processes in the sandbox when the command exited
         self.seconds = 0.0
-        self.pid = 0  # not known here
+        self.pid = 0  # unknown here
         self._container = container
         self._client = container.client
         self._launch = launch
-        self._ending = Ending(self._client, container.path, launch.user, launch.mark)
-        self._over = asyncio.Event()  # it has exited, or was stopped
+        self._processes = MarkedProcesses(self._client, container.path, launch.user, launch.mark)
+        self._over = asyncio.Event()  # the command exited or was stopped
         self._pulse = FIRST_PULSE
         self._path = ""
 
     async def finish(self, timeout: float | None) -> int:
-        """Start it and wait for its end, at most `timeout` seconds; its exit status."""
+        """Start the command and wait for its end, at most `timeout` seconds; return its exit status."""
         started = time.monotonic()
         following = asyncio.ensure_future(self._follow())
         following.add_done_callback(lambda _: self._over.set())
         try:
-            if not await _within(timeout, self._over):
+            if not await _wait_within(timeout, self._over):
                 self.timed_out = True
                 await self._signal("TERM")
                 await asyncio.wait([following], timeout=GRACE)
@@ -83,25 +93,25 @@ class ContainerCommand:
         finally:
             self.seconds = time.monotonic() - started
             self.left = self._launch.population()
-            await finish_anyway(_ended(following))
+            await finish_anyway(_stop_following(following))
         if following.cancelled():
-            return 128 + signal.SIGKILL  # it was stopped before it was started
-        with reported(SAID):
+            return 128 + signal.SIGKILL  # stopped before it was started
+        with translate_errors(CANNOT_RUN):
             return self._exit_code(following.result())
 
     def stop(self, error: AttemptError) -> None:
-        """Have `finish` kill it at once; `error` says why."""
+        """Make `finish` kill the command at once; `error` says why."""
         self.stopped = self.stopped or error
         self._over.set()
 
     async def kill(self) -> None:
-        """End what is left of its tree, whatever it does."""
-        with reported(SAID):
+        """Kill the rest of the command's process tree."""
+        with translate_errors(CANNOT_RUN):
             if not await self._signal("KILL"):
                 await self._end_all()
 
     async def _follow(self) -> dict[str, Any]:
-        """Start it and read what it prints; what the daemon says of it in the end."""
+        """Start the command and read its output; return the daemon's final record of it."""
         launch = self._launch
         asked = {
             "Cmd": list(launch.argv),
@@ -111,22 +121,23 @@ class ContainerCommand:
             "AttachStdout": True,
             "AttachStderr": True,
         }
-        made = await self._client.post(f"{self._container.path}/exec", body=asked, seconds=ASKING)
+        made = await self._client.post(f"{self._container.path}/exec", body=asked, seconds=REQUEST_TIMEOUT)
         self._path = f"/exec/{made['Id']}"
-        reading = self._client.reading("POST", f"{self._path}/start", body={}, silence=None)
+        reading = self._client.open_body("POST", f"{self._path}/start", body={}, silence=None)
         async with reading as pieces:
-            frames = Frames()
+            frames = FrameDecoder()
             while piece := await self._next(pieces):
                 for stream, content in frames.feed(piece):
                     (self.stderr if stream == STDERR else self.stdout).feed(content)
-                if error := self._launch.printed(len(piece)):
+                if error := self._launch.count_output(len(piece)):
                     self.stop(error)
-        return await self._status()
+        return await self._await_end()
 
     async def _next(self, pieces: Any) -> bytes:
-        """What is printed next; nothing when it has ended, though what it left may hold its output open.
+        """Return the next output, or nothing when the command has ended.
 
-        A silence may also be that of a dead daemon.
+        Background processes may still hold the output open then. Silence may also mean a dead daemon, so the
+        daemon is queried after a while.
         """
         over = False
         while True:
@@ -137,40 +148,40 @@ class ContainerCommand:
                 if over:
                     return b""
                 self._pulse = min(PULSE, 2 * self._pulse)
-                over = not (await self._asked())["Running"]
+                over = not (await self._inspect())["Running"]
 
-    async def _status(self) -> dict[str, Any]:
-        """Wait until it has ended: it may have closed its output before."""
+    async def _await_end(self) -> dict[str, Any]:
+        """Wait until the command has ended: it may have closed its output earlier."""
         wait = FIRST_LOOK
-        while (told := await self._asked())["Running"]:
+        while (told := await self._inspect())["Running"]:
             await asyncio.sleep(wait)
             wait = min(LAST_LOOK, wait * 2)
         return told
 
-    async def _asked(self) -> dict[str, Any]:
-        told: dict[str, Any] = await self._client.get(f"{self._path}/json", seconds=ASKING)
+    async def _inspect(self) -> dict[str, Any]:
+        told: dict[str, Any] = await self._client.get(f"{self._path}/json", seconds=REQUEST_TIMEOUT)
         return told
 
     def _exit_code(self, told: dict[str, Any]) -> int:
         if not told["Pid"] and told["ExitCode"]:
-            raise not_started(self.stdout.text() + self.stderr.text(), self._launch.argv[0])
+            raise make_start_error(self.stdout.text() + self.stderr.text(), self._launch.argv[0])
         code = told["ExitCode"]
         if code is None:
-            raise SandboxFailed(f"{SAID}: the daemon does not know how it ended", kind="daemon")
+            raise SandboxFailed(f"{CANNOT_RUN}: the daemon reports no exit code", kind="daemon")
         return int(code)
 
     async def _signal(self, name: str) -> bool:
         try:
             async with asyncio.timeout(KILLING):
-                return await self._ending.signal(name)
+                return await self._processes.signal(name)
         except TimeoutError:
             return False
 
     async def _kill(self, following: asyncio.Future[dict[str, Any]]) -> None:
-        """End the whole tree, whatever it does; all that is in the container if there is no other way."""
+        """Kill the whole process tree; restart the container if there is no other way."""
         if not self._path:
-            return  # it was not started, and will not be
-        for seconds in GONE:  # more than once: it may have been about to start
+            return  # not started, and never will be
+        for seconds in GONE:  # several times: the command may have been about to start
             if following.done() or not await self._signal("KILL"):
                 break
             await asyncio.wait([following], timeout=seconds)
@@ -181,11 +192,11 @@ class ContainerCommand:
             raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
 
     async def _end_all(self) -> None:
-        self._launch.ending()
+        self._launch.before_restart()
         await self._container.restart()
 
     async def _abandon(self, following: asyncio.Future[dict[str, Any]]) -> None:
-        """The same for a caller that does not wait: whatever fails shows at the container's next use."""
+        """Kill for a caller that does not wait: a failure shows at the container's next use."""
         try:
             if not following.done():
                 await self._kill(following)
@@ -193,16 +204,16 @@ class ContainerCommand:
             return
 
 
-async def _ended(following: asyncio.Future[dict[str, Any]]) -> None:
-    """Nothing of it is read any more; how it failed is looked at by who asks for its result."""
+async def _stop_following(following: asyncio.Future[dict[str, Any]]) -> None:
+    """Stop reading. A failure is raised only to the caller that requests the result."""
     following.cancel()
     await asyncio.wait([following])
     if not following.cancelled():
         following.exception()
 
 
-async def _within(seconds: float | None, event: asyncio.Event) -> bool:
-    """Whether `event` came within `seconds`."""
+async def _wait_within(seconds: float | None, event: asyncio.Event) -> bool:
+    """Return whether `event` was set within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,7 +1,7 @@
-"""One container of an attempt: created and started, connected, held to another limit, restarted, removed.
+"""One container of an attempt: creates, starts, connects, limits, restarts and removes it.
 
-`spec.py` says what the daemon is asked for; `startup.py` waits for what the image starts. A container has its
-name from the beginning, so that it can be removed although the answer to its creation was lost.
+`spec.py` builds the request to the daemon; `startup.py` waits for the image's services. A container gets its
+name before it is created, so that it can be removed even if the reply to its creation was lost.
 """
 
 from __future__ import annotations
@@ -15,125 +15,125 @@ import msgspec
 from ...core.errors import SandboxFailed
 from ...core.records import Network
 from ...docker.client import DockerClient, DockerError
-from .failures import gone, reported
-from .spec import Wanted, body
+from .failures import is_gone, translate_errors
+from .spec import ContainerSpec, build_body
 
-MAKING = 120.0  # seconds for the daemon to make or start one: many at once wait for each other
-ASKING = 30.0  # seconds for any other answer
-RESTARTING = 30.0
-NOT_FOUND = "127"  # a shell's status when there is no such program
-LOOK_AGAIN = 0.05  # seconds between two looks at one that is being removed by another
+CREATE_TIMEOUT = 120.0  # seconds to create or start a container: simultaneous requests wait for each other
+REQUEST_TIMEOUT = 30.0  # seconds for any other reply
+RESTART_TIMEOUT = 30.0
+NOT_FOUND = "127"  # a shell's exit status for a missing program
+LOOK_AGAIN = 0.05  # seconds between checks of a container that another process is removing
 
 
-class Container:
-    """A container by its name."""
+class AttemptContainer:
+    """A container, addressed by its name."""
 
     def __init__(self, client: DockerClient, name: str, networks: dict[Network, str]) -> None:
         self.client = client
         self.name = name
         self.path = f"/containers/{name}"
         self.id = ""
-        self.pid = 0  # of its first process, where the daemon is
-        self.volumes: tuple[str, ...] = ()  # directories of the daemon's machine
-        self.resolves = False  # names, by the daemon's resolver
+        self.pid = 0  # of its first process, on the daemon's machine
+        self.volumes: tuple[str, ...] = ()  # directories on the daemon's machine
+        self.resolves = False  # whether the daemon's resolver resolves names in it
         self._networks = networks
         self._network = Network.NONE
-        self.started = 0.0  # not after it, by the daemon's clock
+        self.started_at = 0.0  # a time before the start, by the daemon's clock
 
-    async def create(self, wanted: Wanted, network: Network) -> None:
-        """Make it; its files can be written before it is started."""
-        asked = body(wanted)
-        with reported("cannot make a container"):
+    async def create(self, wanted: ContainerSpec, network: Network) -> None:
+        """Create the container; its files can be written before it is started."""
+        asked = build_body(wanted)
+        with translate_errors("cannot create a container"):
             try:
-                told = await self._created(asked)
+                told = await self._post_create(asked)
             except DockerError as error:
                 if error.status != 409:
                     raise
-                await self.remove(ASKING)  # left by a worker that was killed at the same attempt
-                told = await self._created(asked)
+                await self.remove(REQUEST_TIMEOUT)  # left by a worker that was killed during the same attempt
+                told = await self._post_create(asked)
         self.id = told["Id"]
         self.resolves = wanted.resolves
         self._network = network
-        self.started = time.time() - 1.0  # the daemon's clock may be another
+        self.started_at = time.time() - 1.0  # the daemon's clock may differ
 
     async def start(self) -> None:
-        await self.client.post(f"{self.path}/start", seconds=MAKING)
+        await self.client.post(f"{self.path}/start", seconds=CREATE_TIMEOUT)
 
-    async def look(self) -> None:
-        """See what it is like now that it runs."""
-        told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+    async def inspect(self) -> None:
+        """Read pid and volumes of the running container."""
+        told = await self.client.get(f"{self.path}/json", seconds=REQUEST_TIMEOUT)
         self.pid = told["State"]["Pid"]
         self.volumes = tuple(one["Source"] for one in told["Mounts"] if one["Type"] == "volume")
 
-    async def _created(self, asked: dict[str, Any]) -> Any:
-        return await self.client.post("/containers/create", {"name": self.name}, asked, MAKING)
+    async def _post_create(self, asked: dict[str, Any]) -> Any:
+        return await self.client.post("/containers/create", {"name": self.name}, asked, CREATE_TIMEOUT)
 
     async def reach(self, network: Network) -> None:
-        """Leave the network that it is in, for another."""
+        """Move the container from its network to another."""
         if network is self._network:
             return
-        with reported("cannot connect a container with another network"):
+        with translate_errors("cannot connect a container to another network"):
             left, joined = self._networks[self._network], self._networks[network]
             body = {"Container": self.name, "Force": True}
-            await self.client.post(f"/networks/{left}/disconnect", body=body, seconds=ASKING)
+            await self.client.post(f"/networks/{left}/disconnect", body=body, seconds=REQUEST_TIMEOUT)
             await self.client.post(
-                f"/networks/{joined}/connect", body={"Container": self.name}, seconds=ASKING
+                f"/networks/{joined}/connect", body={"Container": self.name}, seconds=REQUEST_TIMEOUT
             )
         self._network = network
 
     async def allow(self, memory: int) -> None:
-        """Change the limit on memory: both at once, as neither may pass the other."""
+        """Change the memory limit, together with the swap limit, as neither may exceed the other."""
         body = {"Memory": memory, "MemorySwap": memory}
-        await self.client.post(f"{self.path}/update", body=body, seconds=ASKING)
+        await self.client.post(f"{self.path}/update", body=body, seconds=REQUEST_TIMEOUT)
 
     async def running(self) -> bool:
         try:
-            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+            told = await self.client.get(f"{self.path}/json", seconds=REQUEST_TIMEOUT)
         except DockerError as error:
-            if gone(error):
+            if is_gone(error):
                 return False
             raise
         return bool(told["State"]["Running"])
 
     async def events(self, kind: str, since: float) -> list[dict[str, Any]]:
-        """What of this kind happened to it, as far back as the daemon remembers."""
+        """Return the container's events of this kind, as far back as the daemon keeps them."""
         filters = msgspec.json.encode({"container": [self.id], "event": [kind]}).decode()
         query = {"since": f"{since:.3f}", "until": f"{time.time():.3f}", "filters": filters}
-        async with self.client.reading("GET", "/events", query, silence=ASKING) as pieces:
+        async with self.client.open_body("GET", "/events", query, silence=REQUEST_TIMEOUT) as pieces:
             told = b"".join([piece async for piece in pieces])  # bound: the daemon keeps 256 events
         return [msgspec.json.decode(line) for line in told.splitlines() if line.strip()]
 
     async def exit_code(self) -> str | None:
-        """How its first process ended; None: it runs, as far as the daemon remembers."""
-        told = await self.events("die", self.started)
+        """Return the exit code of the first process; None if it runs, as far as the daemon's events say."""
+        told = await self.events("die", self.started_at)
         return str(told[-1].get("Actor", {}).get("Attributes", {}).get("exitCode", "")) if told else None
 
     async def ended_at_once(self) -> bool:
-        """Whether its first process could not go on for want of a program."""
+        """Whether the first process ended because a program is missing."""
         try:
             return await self.exit_code() == NOT_FOUND
         except DockerError:
             return False
 
     async def population(self) -> int:
-        """How many processes are in it, as the daemon's machine sees them."""
-        told = await self.client.get(f"{self.path}/top", seconds=ASKING)
+        """Return the number of processes in the container, as seen by the daemon's machine."""
+        told = await self.client.get(f"{self.path}/top", seconds=REQUEST_TIMEOUT)
         return len(told["Processes"] or ())
 
     async def restart(self) -> None:
-        """End everything in it, whatever it does: its files stay."""
-        with reported("cannot end what runs in a container"):
-            await self.client.post(f"{self.path}/restart", {"t": "0"}, seconds=RESTARTING)
-            told = await self.client.get(f"{self.path}/json", seconds=ASKING)
+        """End all processes in the container by a restart; its files stay."""
+        with translate_errors("cannot end the processes in a container"):
+            await self.client.post(f"{self.path}/restart", {"t": "0"}, seconds=RESTART_TIMEOUT)
+            told = await self.client.get(f"{self.path}/json", seconds=REQUEST_TIMEOUT)
         self.pid = told["State"]["Pid"]
 
     async def remove(self, seconds: float) -> None:
-        """It is gone when this returns."""
-        await remove(self.client, self.name, seconds)
+        """Remove the container; it is gone when this returns."""
+        await remove_container(self.client, self.name, seconds)
 
 
-async def remove(client: DockerClient, name: str, seconds: float) -> None:
-    """Kill and remove a container, with the volumes that have no name; one that is gone is fine."""
+async def remove_container(client: DockerClient, name: str, seconds: float) -> None:
+    """Kill and remove a container with its unnamed volumes; a container that is already gone is no error."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -143,12 +143,12 @@ async def remove(client: DockerClient, name: str, seconds: float) -> None:
         except DockerError as error:
             if error.status == 404:
                 return
-            if error.status != 409 or time.monotonic() > until:  # else another is at it
+            if error.status != 409 or time.monotonic() > until:  # 409: another process is removing it
                 raise
         await asyncio.sleep(LOOK_AGAIN)
 
 
-def no_sleep() -> SandboxFailed:
+def make_sleep_error() -> SandboxFailed:
     return SandboxFailed(
         "the container ended as soon as it was started",
         "an image needs `sh` and `sleep` on its PATH",

@@ -1,6 +1,7 @@
-"""What the daemon refuses, as failures of an attempt: an infrastructure failure is never the agent's.
+"""Maps the daemon's errors to failures of an attempt: an infrastructure failure is never the agent's.
 
-The words are docker's own and have been the same over its releases; what is not known here is told as it is.
+The patterns are docker's own messages, which are stable across releases; unknown messages are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -11,50 +12,52 @@ from contextlib import contextmanager
 from ...core.errors import AttemptError, ImageFailed, SandboxFailed
 from ...docker.client import DaemonGone, DockerError
 
-BACK = "it is tried again; is the daemon running, and does it keep its containers?"
-GONE = (
+DAEMON_HINT = "the attempt is retried; check that the daemon runs and that nothing removes its containers"
+GONE_MESSAGES = (
     "No such container",
     "is not running",
     "No such exec",
     "is dead",
     "is restarting",
     "marked for removal",
-    "RWLayer of container",  # it is being removed just now
+    "RWLayer of container",  # removal is in progress
 )
 NOT_FOUND = ("executable file not found", "no such file or directory")
 
 
 @contextmanager
-def reported(doing: str) -> Iterator[None]:
-    """Turn what the daemon says into a failure of the attempt; `doing` is what was tried."""
+def translate_errors(doing: str) -> Iterator[None]:
+    """Turn a daemon error into a failure of the attempt; `doing` describes the failed operation."""
     try:
         yield
     except DockerError as error:
-        raise failure(error, doing) from error
+        raise make_failure(error, doing) from error
 
 
-def failure(error: DockerError, doing: str) -> AttemptError:
+def make_failure(error: DockerError, doing: str) -> AttemptError:
     told = error.message.strip()
     if isinstance(error, DaemonGone):
-        return SandboxFailed(f"{doing}: {told}", BACK, kind="daemon")
+        return SandboxFailed(f"{doing}: {told}", DAEMON_HINT, kind="daemon")
     if "No such image" in told:
-        return ImageFailed(f"{doing}: {told}", "was it removed meanwhile?", kind="missing")
-    if gone(error):
-        return container_gone(doing)
+        return ImageFailed(f"{doing}: {told}", "check whether it was removed meanwhile", kind="missing")
+    if is_gone(error):
+        return make_gone_error(doing)
     return SandboxFailed(f"{doing}: {told}", kind="daemon" if error.status >= 500 else "")
 
 
-def gone(error: DockerError) -> bool:
-    """Whether the container is not there any more, or does not run."""
-    return error.status in (404, 409, 500) and any(words in error.message for words in GONE)
+def is_gone(error: DockerError) -> bool:
+    """Whether the container no longer exists or does not run."""
+    return error.status in (404, 409, 500) and any(words in error.message for words in GONE_MESSAGES)
 
 
-def container_gone(doing: str) -> SandboxFailed:
-    return SandboxFailed(f"{doing}: the container is gone: something else ended it", BACK, kind="daemon")
+def make_gone_error(doing: str) -> SandboxFailed:
+    return SandboxFailed(
+        f"{doing}: the container is gone: something else stopped or removed it", DAEMON_HINT, kind="daemon"
+    )
 
 
-def not_started(told: str, program: str) -> SandboxFailed:
-    """A command whose program never ran."""
+def make_start_error(told: str, program: str) -> SandboxFailed:
+    """Return the error for a command whose program never ran."""
     if any(words in told for words in NOT_FOUND) and "chdir" not in told:
         return SandboxFailed(f"no such program in the sandbox: `{program}`", kind="missing", again=False)
     refused = "chdir" in told or "find user" in told or "permission denied" in told

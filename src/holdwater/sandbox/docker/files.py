@@ -1,6 +1,6 @@
-"""Files of a container from outside, by the archive API: links are followed in the container, never here.
+"""Reads and writes files of a container through the archive API; links are followed in the container only.
 
-Single files are read and written whole; trees go through a pipe to or from a thread (`trees.py`).
+Single files are read and written whole; trees go through a pipe to or from a thread (`tree_copy.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 
 from ...core.errors import SandboxFailed
 from ...docker.client import DockerClient, DockerError
-from ..beneath import LARGEST_READ
-from ..places import MOST_LINKS
-from .container import ASKING
+from ..confined_paths import LARGEST_READ
+from ..path_mapping import MOST_LINKS
+from .container import REQUEST_TIMEOUT
 
 HEADER = "X-Docker-Container-Path-Stat"
 MOVING = 600.0  # seconds for one file
-OVERHEAD = 64 * 1024  # bytes of an archive beside its file's content
-WRONG = {
+OVERHEAD = 64 * 1024  # bytes of an archive besides the file's content
+ERROR_NUMBERS = {
     "too many links": errno.ELOOP,
     "not a directory": errno.ENOTDIR,
     "file name too long": errno.ENAMETOOLONG,
@@ -33,19 +33,19 @@ WRONG = {
 GO_DIRECTORY, GO_LINK, GO_OTHER = 1 << 31, 1 << 27, 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Whom files that are put in belong to."""
+class FileOwner(msgspec.Struct, frozen=True):
+    """The owner of files that are put into a container."""
 
     uid: int = 0
     gid: int = 0
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What there is at a path of a container."""
+class PathStat(msgspec.Struct, frozen=True):
+    """The metadata of a path in a container."""
 
-    path: str  # links followed
+    path: str  # with links followed
     size: int = 0
-    mode: int = 0  # as Go has it
+    mode: int = 0  # in Go's encoding
     mtime: str = ""
     link: str = ""
 
@@ -59,62 +59,62 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> bytes:
-        """As in a tar."""
+        """The tar type."""
         kinds = {GO_DIRECTORY: tarfile.DIRTYPE, GO_LINK: tarfile.SYMTYPE, GO_OTHER: tarfile.FIFOTYPE}
         return next((kind for bits, kind in kinds.items() if self.mode & bits), tarfile.REGTYPE)
 
 
-class Files:
+class ContainerFiles:
     """The files of one container."""
 
     def __init__(self, client: DockerClient, container: str) -> None:
         self.client = client
         self.archive = f"{container}/archive"
 
-    async def look(self, path: str) -> Found | None:
-        """What is at `path` itself; None: nothing."""
+    async def lstat(self, path: str) -> PathStat | None:
+        """Return the metadata of `path` without following links; None if it does not exist."""
         try:
-            headers = await self.client.head(self.archive, {"path": path}, seconds=ASKING)
+            headers = await self.client.head(self.archive, {"path": path}, seconds=REQUEST_TIMEOUT)
         except DockerError as error:
             if error.status in (400, 404):
-                return None  # whether it is the container that is gone is asked in `known`
-            await self._refused(path)
+                return None  # `stat_existing` checks whether the container itself is gone
+            await self._explain_refusal(path)
             return None
         told = msgspec.json.decode(base64.b64decode(headers[HEADER]))
-        return Found(path, told["size"], told["mode"], told["mtime"], told["linkTarget"])
+        return PathStat(path, told["size"], told["mode"], told["mtime"], told["linkTarget"])
 
-    async def _refused(self, path: str) -> None:
-        """Ask again, in a way that is answered with words."""
+    async def _explain_refusal(self, path: str) -> None:
+        """Repeat the request as a GET, which returns an error message, and raise it as an OSError."""
         try:
-            async with self.client.reading("GET", self.archive, {"path": path}, silence=ASKING):
+            async with self.client.open_body("GET", self.archive, {"path": path}, silence=REQUEST_TIMEOUT):
                 return
         except DockerError as error:
-            number = next((number for words, number in WRONG.items() if words in error.message), None)
+            number = next((number for words, number in ERROR_NUMBERS.items() if words in error.message), None)
             if number is None:
                 raise
             raise OSError(number, os.strerror(number), path) from error
 
-    async def find(self, path: str) -> Found | None:
-        """The same, at the end of all links."""
+    async def stat(self, path: str) -> PathStat | None:
+        """Return the metadata of `path` with all links followed; None if it does not exist."""
         for _ in range(MOST_LINKS):
-            found = await self.look(path)
+            found = await self.lstat(path)
             if found is None or not found.mode & GO_LINK:
                 return found
             path = found.link
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
-    async def known(self, path: str) -> Found:
-        """The same, or FileNotFoundError."""
-        found = await self.find(path)
+    async def stat_existing(self, path: str) -> PathStat:
+        """Like `stat`, but raise FileNotFoundError if the path does not exist."""
+        found = await self.stat(path)
         if found is None:
-            told = await self.client.get(posixpath.dirname(self.archive) + "/json", seconds=ASKING)
+            told = await self.client.get(posixpath.dirname(self.archive) + "/json", seconds=REQUEST_TIMEOUT)
             if told["State"]["Status"] not in ("created", "running"):
                 raise DockerError("the container is not running", status=409)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
     async def read(self, path: str) -> bytes:
-        found = await self.known(path)
+        found = await self.stat_existing(path)
         if not found.is_file:
             raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
         if found.size > LARGEST_READ:
@@ -125,57 +125,59 @@ class Files:
         return content
 
     async def fetch(self, path: str) -> tuple[tarfile.TarInfo, bytes]:
-        """A file or a link as it is, and what is in it."""
+        """Return a file or a link without following it, and its content."""
         packed = bytearray()
-        async with self.client.reading("GET", self.archive, {"path": path}) as pieces:
+        async with self.client.open_body("GET", self.archive, {"path": path}) as pieces:
             async for piece in pieces:
                 packed += piece
                 if len(packed) > LARGEST_READ + OVERHEAD:
-                    raise SandboxFailed(f"it grew while it was read: `{path}`", kind="size", again=False)
-        return _first(packed)
+                    raise SandboxFailed(
+                        f"the file grew while it was read: `{path}`", kind="size", again=False
+                    )
+        return _read_first(packed)
 
-    async def write(self, path: str, content: bytes, owner: Owner) -> None:
-        """Create or replace a file, and the directories above it."""
-        found = await self.find(path)
+    async def write(self, path: str, content: bytes, owner: FileOwner) -> None:
+        """Create or replace a file; create the directories above it."""
+        found = await self.stat(path)
         if found is not None and not found.is_file:
             raise SandboxFailed(f"not a file: `{path}`", kind="path", again=False)
         mode = found.mode & 0o777 if found else 0o644
-        place, above = (posixpath.dirname(found.path), []) if found else await self.place(path)
-        info = member("/".join([*above, posixpath.basename(found.path if found else path)]), owner)
+        place, above = (posixpath.dirname(found.path), []) if found else await self.find_parent(path)
+        info = make_member("/".join([*above, posixpath.basename(found.path if found else path)]), owner)
         info.size, info.mode = len(content), mode
-        await self.put(place, [*directories(above, owner), (info, content)])
+        await self.put(place, [*make_parents(above, owner), (info, content)])
 
-    async def place(self, path: str) -> tuple[str, list[str]]:
-        """The nearest directory above `path` that is there, and the names of those that are not."""
+    async def find_parent(self, path: str) -> tuple[str, list[str]]:
+        """Return the nearest existing directory above `path`, and the names of the missing ones below it."""
         missing: list[str] = []
         above = posixpath.dirname(path)
-        while (found := await self.find(above)) is None:
+        while (found := await self.stat(above)) is None:
             if above == "/":
-                await self.known(above)  # which is not known of a container that is gone
+                await self.stat_existing(above)  # raises if the container is gone: even `/` is missing then
             above, name = posixpath.split(above)
             missing.insert(0, name)
         if not found.is_directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return found.path, missing
 
-    async def owner(self, user: str) -> Owner:
-        """The numbers of a user as docker knows it: `name`, `number`, either with `:group`."""
+    async def find_owner(self, user: str) -> FileOwner:
+        """Return the ids of a user in docker's notation: `name` or `number`, optionally with `:group`."""
         name, _, group = user.partition(":")
         if name in ("", "root", "0") and group in ("", "root", "0"):
-            return Owner()
-        rows = [row.split(":") for row in (await self._text("/etc/passwd")).splitlines()]
+            return FileOwner()
+        rows = [row.split(":") for row in (await self._read_text("/etc/passwd")).splitlines()]
         row = next((row for row in rows if len(row) > 3 and name in (row[0], row[2])), None)
         if row is None and not name.isdigit():
             raise SandboxFailed(f"no such user in the image: `{name}`", kind="user", again=False)
         uid, gid = (int(row[2]), int(row[3])) if row else (int(name), 0)
         if group and not group.isdigit():
-            groups = [row.split(":") for row in (await self._text("/etc/group")).splitlines()]
+            groups = [row.split(":") for row in (await self._read_text("/etc/group")).splitlines()]
             group = next((row[2] for row in groups if len(row) > 2 and row[0] == group), "")
             if not group:
                 raise SandboxFailed(f"no such group in the image: `{user}`", kind="user", again=False)
-        return Owner(uid, int(group) if group else gid)
+        return FileOwner(uid, int(group) if group else gid)
 
-    async def _text(self, path: str) -> str:
+    async def _read_text(self, path: str) -> str:
         try:
             return (await self.read(path)).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -190,29 +192,29 @@ class Files:
         await self.client.upload(self.archive, {"path": place}, packed.getvalue(), MOVING)
 
 
-def member(name: str, owner: Owner, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+def make_member(name: str, owner: FileOwner, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.uid, info.gid, info.mtime = kind, owner.uid, owner.gid, int(time.time())
     return info
 
 
-def directories(names: Sequence[str], owner: Owner) -> list[tuple[tarfile.TarInfo, bytes]]:
-    """`a`, `a/b`, ... as members."""
+def make_parents(names: Sequence[str], owner: FileOwner) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Return `a`, `a/b`, ... as directory members."""
     made = []
     for depth in range(1, len(names) + 1):
-        info = member("/".join(names[:depth]), owner, tarfile.DIRTYPE)
+        info = make_member("/".join(names[:depth]), owner, tarfile.DIRTYPE)
         info.mode = 0o755
         made.append((info, b""))
     return made
 
 
-def _first(packed: bytearray) -> tuple[tarfile.TarInfo, bytes]:
+def _read_first(packed: bytearray) -> tuple[tarfile.TarInfo, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
             first = tar.next()
             if first is None:
-                raise SandboxFailed("an archive of nothing", kind="archive")
+                raise SandboxFailed("empty archive", kind="archive")
             content = tar.extractfile(first) if first.isreg() else None
             return first, content.read() if content else b""
     except tarfile.TarError as error:
-        raise SandboxFailed(f"not an archive: {error}", kind="archive") from error
+        raise SandboxFailed(f"invalid archive: {error}", kind="archive") from error

@@ -1,7 +1,7 @@
-"""The networks of a run's containers: one that leads to the gateway alone, one that is open, where asked for.
+"""The networks of a run's containers: one that leads only to the gateway, and an open one where requested.
 
-Never one a sandbox: a daemon has some thirty to give. What keeps containers from other services of this
-machine is in `fence.py`.
+Sandboxes share networks: a daemon can create only about thirty. `firewall.py` keeps containers from other
+services of this machine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...core.records import Network
 from ...docker.client import DockerClient, DockerError
 
 BRIDGE = "com.docker.network.bridge."
-RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))  # the latter behind a stub
+RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))  # 2nd: if 1st is a stub
 
 
-class Bridge:
+class BridgeNetwork:
     """A network of this run: its interface on this machine, and this machine's address in it."""
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -30,22 +30,22 @@ class Bridge:
         )
 
 
-async def make(client: DockerClient, containers: Containers, kind: Network) -> Bridge:
-    """The run's network of this kind, made where it is not there."""
+async def make_network(client: DockerClient, containers: Containers, kind: Network) -> BridgeNetwork:
+    """Return the run's network of this kind; create it if missing."""
     name = containers.network(kind)
-    found = await client.found(f"/networks/{name}")
+    found = await client.get_or_none(f"/networks/{name}")
     if found is None:
         try:
-            await client.post("/networks/create", body=_asked(name, containers, kind))
+            await client.post("/networks/create", body=_build_body(name, containers, kind))
         except DockerError as error:
-            if error.status != 409:  # else another process of this run was first
-                raise _refused(error) from error
+            if error.status != 409:  # 409: another process of this run was first
+                raise _make_refusal(error) from error
         found = await client.get(f"/networks/{name}")
-    return Bridge(found)
+    return BridgeNetwork(found)
 
 
 def read_nameservers() -> list[str]:
-    """The resolvers of this machine that a container on an open network can ask."""
+    """Return this machine's resolvers that a container on an open network can reach."""
     for place in RESOLVERS:
         try:
             rows = [line.split() for line in place.read_text().splitlines()]
@@ -57,7 +57,7 @@ def read_nameservers() -> list[str]:
     return []
 
 
-def _asked(name: str, containers: Containers, kind: Network) -> dict[str, Any]:
+def _build_body(name: str, containers: Containers, kind: Network) -> dict[str, Any]:
     return {
         "Name": name,
         "CheckDuplicate": True,
@@ -68,8 +68,8 @@ def _asked(name: str, containers: Containers, kind: Network) -> dict[str, Any]:
     }
 
 
-def _refused(error: DockerError) -> RunFailed:
+def _make_refusal(error: DockerError) -> RunFailed:
     hint = error.hint
     if "address pool" in error.message:
-        hint = "the daemon has no address range left: `docker network ls` shows who has them"
-    return RunFailed(f"cannot make a network for the sandboxes: {error.message}", hint, kind="network")
+        hint = "the daemon has no address range left: `docker network ls` lists the networks that use them"
+    return RunFailed(f"cannot create a network for the sandboxes: {error.message}", hint, kind="network")

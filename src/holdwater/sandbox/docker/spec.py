@@ -1,6 +1,6 @@
-"""What the daemon is asked for when a container is made. Pure; `container.py` asks.
+"""Builds the request that creates a container. It does no I/O: `container.py` sends the request.
 
-Everything that holds a sandbox to its limits from outside is here: memory, CPU, processes, capabilities.
+All limits that apply to a container from outside are set here: memory, CPU, processes, capabilities.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ from typing import Any
 
 import msgspec
 
-from ...core.records import Limits, MiB, Record, Start
+from ...core.records import Limits, MiB, Record, SandboxSpec
 
-WORK = "/work"  # of a container whose image names none
+WORK = "/work"  # for an image without a working directory
 PRIVATE = "/run/holdwater"
-SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container ends by itself
-LEAST_MEMORY = 6 * MiB  # the daemon takes no less
-NOWHERE = "127.0.0.1"  # a resolver's address, which is the container's own: nothing listens there
-TAKEN_FIRST = 1000  # by the kernel, when the machine is out of memory: before any worker
+SLACK = 900.0  # seconds beyond all limits of an attempt after which a forgotten container exits by itself
+LEAST_MEMORY = 6 * MiB  # the daemon accepts no less
+NO_RESOLVER = "127.0.0.1"  # the container's own address: no resolver listens there
+OOM_SCORE = 1000  # when the machine is out of memory, the kernel kills these processes before any worker
 
-# What package managers and test suites need as root. Not among them: NET_RAW (speaks for others on the
-# network), MKNOD (devices), SETPCAP and SETFCAP (hand on what is left), SYS_PTRACE.
+# The capabilities that package managers and test suites need as root. Excluded: NET_RAW (can impersonate
+# others on the network), MKNOD (devices), SETPCAP and SETFCAP (pass on capabilities), SYS_PTRACE.
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID", "KILL", "NET_BIND_SERVICE"),
-    "SYS_CHROOT",  # test suites of servers; it opens nothing that the container does not have
-    "AUDIT_WRITE",  # without it `su` fails in images with PAM
+    "SYS_CHROOT",  # for test suites of servers; it gives access to nothing beyond the container
+    "AUDIT_WRITE",  # `su` fails without it in images with PAM
 )
 
-# The command of a container sleeps, and reaps what other commands leave: a shell that waits for one child
-# reaps any. A killed `sleep` is started again. `READY` shows that an entrypoint has handed over.
+# The container's main command sleeps, and reaps orphans of other commands: a shell that waits for one child
+# reaps all. It restarts a killed `sleep`. `READY` shows that an entrypoint has run the command.
 READY = "holdwater: the command runs"
 SLEEP = 'while sleep "$0" & wait $!; code=$?; [ $code -gt 128 ]; do :; done; exit $code'
-IDLE = 2  # processes of a container in which no command runs: the shell, and `sleep`
+IDLE_PROCESSES = 2  # processes in a container without a running command: the shell and `sleep`
 KEEP_ALIVE = ["sh", "-c", f'echo "{READY}"; {SLEEP}']
 
-# An entrypoint that is one of these, without a script, starts nothing and takes our command for a script.
+# An entrypoint that is a bare interpreter without a script starts nothing and would take our command for a
+# script.
 INTERPRETERS = ("sh", "bash", "dash", "ash", "zsh", "node", "perl", "python", "python3", "ruby")
 
 
@@ -42,14 +43,14 @@ class HealthCheck(Record, frozen=True):
     """The health check that an image declares."""
 
     argv: tuple[str, ...]
-    interval: float = 30.0  # seconds, as docker has it
+    interval: float = 30.0  # seconds; defaults of docker
     timeout: float = 30.0
     start_period: float = 0.0
     retries: int = 3
 
 
-class Image(Record, frozen=True):
-    """What of an image matters here."""
+class ContainerImage(Record, frozen=True):
+    """The properties of an image that matter for a container."""
 
     id: str
     path: str = ""
@@ -60,7 +61,7 @@ class Image(Record, frozen=True):
 
     @property
     def starts_services(self) -> bool:
-        """Whether its entrypoint has to run: a bare interpreter starts nothing."""
+        """Whether the entrypoint has to run: a bare interpreter starts nothing."""
         if not self.entrypoint:
             return False
         program, *words = self.entrypoint
@@ -68,25 +69,25 @@ class Image(Record, frozen=True):
         return not bare
 
 
-def workdir(start: Start, image: Image) -> str:
-    """Where commands are started: a directory of its own where neither says, and never the root."""
+def choose_workdir(start: SandboxSpec, image: ContainerImage) -> str:
+    """Return the directory for commands: the spec's, else the image's unless it is the root, else `WORK`."""
     return start.workdir or image.workdir.rstrip("/") or WORK
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """One container."""
+class ContainerSpec(msgspec.Struct, frozen=True):
+    """The request for one container."""
 
-    start: Start
-    image: Image
+    start: SandboxSpec
+    image: ContainerImage
     limits: Limits
     network: str
     labels: dict[str, str]
     mounts: tuple[tuple[str, str], ...] = ()
-    search: tuple[str, ...] = ()  # directories that come first on PATH
+    search: tuple[str, ...] = ()  # directories put first on PATH
     read_only: bool = False
-    cpus: int = 1  # that the daemon's machine has
-    quota: bool = False  # the disk is limited by the daemon's storage driver
-    resolves: bool = False  # names: the daemon's resolver asks the machine's, wherever a network leads
+    cpus: int = 1  # of the daemon's machine
+    quota: bool = False  # the daemon's storage driver limits the disk
+    resolves: bool = False  # the daemon's resolver forwards names to the machine's on any network
 
     @property
     def user(self) -> str:
@@ -98,33 +99,33 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def workdir(self) -> str:
-        return workdir(self.start, self.image)
+        return choose_workdir(self.start, self.image)
 
     @property
     def first_workdir(self) -> str:
-        """Where the first process is started; the daemon makes it, as root's."""
+        """The directory in which the first process starts; the daemon creates it, owned by root."""
         if self.image.starts_services:
             return self.image.workdir or "/"
         return self.workdir if self.as_root else "/"
 
     @property
     def writable(self) -> list[str]:
-        """Where a container with a read-only root can be written."""
+        """The writable paths of a container with a read-only root."""
         return sorted({"/tmp", PRIVATE, self.workdir, *self.start.directories} - {"/"})
 
 
-def body(wanted: Wanted) -> dict[str, Any]:
-    """The body of `POST /containers/create`."""
+def build_body(wanted: ContainerSpec) -> dict[str, Any]:
+    """Return the body of `POST /containers/create`."""
     limits, start = wanted.limits, wanted.start
     seconds = str(int(limits.setup + limits.acting + limits.grading + SLACK))
     asked: dict[str, Any] = {
         "Image": start.image,
-        "User": "0",  # of the first process alone: each command has its own
+        "User": "0",  # for the first process only: each command has its own user
         "WorkingDir": wanted.first_workdir,
         "Labels": wanted.labels,
-        "Healthcheck": {"Test": ["NONE"]},  # `startup.py` runs it until it passes, and no longer
+        "Healthcheck": {"Test": ["NONE"]},  # `startup.py` runs the check until it passes, and no longer
         "StopSignal": "SIGKILL",
-        "HostConfig": _host(wanted),
+        "HostConfig": _build_host_config(wanted),
     }
     env: dict[str, str] = {}
     if wanted.search:
@@ -140,15 +141,15 @@ def body(wanted: Wanted) -> dict[str, Any]:
     return asked
 
 
-def _host(wanted: Wanted) -> dict[str, Any]:
+def _build_host_config(wanted: ContainerSpec) -> dict[str, Any]:
     limits = wanted.limits
     ulimits = [_ulimit("core", 0)]
-    # No `AutoRemove`: a daemon that starts again after a crash removes such a container twice at once, and
-    # may list it for good as one that is dead and that it does not know.
+    # `AutoRemove` is not set: a daemon that restarts after a crash removes such a container twice at once,
+    # and may list it forever as dead and unknown.
     host: dict[str, Any] = {
         "NetworkMode": wanted.network,
         "PidsLimit": limits.pids,
-        "OomScoreAdj": TAKEN_FIRST,
+        "OomScoreAdj": OOM_SCORE,
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": ["no-new-privileges"],
@@ -158,13 +159,13 @@ def _host(wanted: Wanted) -> dict[str, Any]:
         "Ulimits": ulimits,
     }
     if not wanted.resolves:
-        host["Dns"] = [NOWHERE]
-    if limits.held_to:
-        host["Memory"] = host["MemorySwap"] = max(LEAST_MEMORY, limits.held_to)
+        host["Dns"] = [NO_RESOLVER]
+    if limits.memory_limit:
+        host["Memory"] = host["MemorySwap"] = max(LEAST_MEMORY, limits.memory_limit)
     if limits.cpus:
         host["NanoCpus"] = int(1e9 * max(0.01, min(limits.cpus, wanted.cpus)))
     if limits.disk:
-        ulimits.append(_ulimit("fsize", limits.disk))  # no file is larger than the whole may be
+        ulimits.append(_ulimit("fsize", limits.disk))  # no file may exceed the whole quota
         if wanted.quota:
             host["StorageOpt"] = {"size": str(limits.disk)}
     return host

@@ -1,7 +1,7 @@
-"""Brings a container up: makes its directories, starts it, and waits for the services of its image.
+"""Brings a container up: creates its directories, starts it, and waits for the services of its image.
 
-The image's entrypoint is kept and given our command, as `docker run IMAGE COMMAND` does. `container.py` asks
-the daemon; `spec.py` says which entrypoints matter.
+The image's entrypoint runs with our command, as with `docker run IMAGE COMMAND`. `container.py` sends the
+requests to the daemon; `spec.py` decides which entrypoints matter.
 """
 
 from __future__ import annotations
@@ -13,54 +13,54 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from ...core.errors import AttemptError, ResourceExhausted, SandboxFailed
 from ...docker.client import DockerError
-from ...docker.frames import Frames
-from ..capture import Capture
-from ..watch import size
-from .command import ContainerCommand, Launch
-from .container import Container, no_sleep
-from .failures import failure, reported
-from .files import Files, Owner, directories, member
-from .spec import READY, HealthCheck, Wanted
+from ...docker.frames import FrameDecoder
+from ..capture import StreamCapture
+from ..watch import format_size
+from .command import ContainerCommand, ExecLaunch
+from .container import AttemptContainer, make_sleep_error
+from .failures import make_failure, translate_errors
+from .files import ContainerFiles, FileOwner, make_member, make_parents
+from .spec import READY, ContainerSpec, HealthCheck
 
 OPENING = 30.0  # seconds
-HANDING_OVER = 10.0  # seconds for an entrypoint to run the command: some keep it to themselves, and stay
-ENDING = 2.0  # seconds between the end of an entrypoint's output and its own end
-LOOK_AGAIN = 0.05  # seconds between two questions how it ended
+HANDING_OVER = 10.0  # seconds for an entrypoint to run the command: some never run it, and stay
+ENDING = 2.0  # seconds between the end of an entrypoint's output and its exit
+LOOK_AGAIN = 0.05  # seconds between checks for an exit code
 PROBING = 1.0  # seconds between two health checks, at most
-SHOWN = 1000  # characters of what an entrypoint printed
-EVERYBODY = 0o777  # directories that are asked for can be written by whoever acts, and whoever grades
+SHOWN = 1000  # characters of an entrypoint's output in an error
+WORLD_WRITABLE = 0o777  # both the agent's and the grader's user can write requested directories
 
-LaunchCommand = Callable[[list[str], Mapping[str, str], str | None, str | None], Launch]
-FindOwner = Callable[[], Awaitable[Owner]]
+LaunchCommand = Callable[[list[str], Mapping[str, str], str | None, str | None], ExecLaunch]
+FindOwner = Callable[[], Awaitable[FileOwner]]
 
 
 class ContainerStartup:
-    """The beginning of one container that was created: `furnish`, then `start`, then `settle`."""
+    """Starts one container that was created: `prepare_directories`, then `start`, then `wait_ready`."""
 
-    def __init__(self, container: Container, wanted: Wanted, launch: LaunchCommand) -> None:
+    def __init__(self, container: AttemptContainer, wanted: ContainerSpec, launch: LaunchCommand) -> None:
         self._container = container
-        self._wanted = wanted
+        self._spec = wanted
         self._launch = launch
 
-    async def furnish(self, find_owner: FindOwner) -> None:
-        """Make the directories that must be there, for whom they must be; volumes are opened in `settle`."""
-        wanted, files = self._wanted, Files(self._container.client, self._container.path)
+    async def prepare_directories(self, find_owner: FindOwner) -> None:
+        """Create the required directories with their owner; `wait_ready` makes volumes writable."""
+        wanted, files = self._spec, ContainerFiles(self._container.client, self._container.path)
         if wanted.read_only:
             return
-        with reported("cannot make a sandbox's directories"):
+        with translate_errors("cannot create a sandbox's directories"):
             made = []
             for path in wanted.start.directories:
-                info = member(path.lstrip("/"), await find_owner(), tarfile.DIRTYPE)
-                info.mode = EVERYBODY
+                info = make_member(path.lstrip("/"), await find_owner(), tarfile.DIRTYPE)
+                info.mode = WORLD_WRITABLE
                 made.append((info, b""))
-            if wanted.first_workdir != wanted.workdir and await files.look(wanted.workdir) is None:
-                made += directories(wanted.workdir.strip("/").split("/"), await find_owner())
+            if wanted.first_workdir != wanted.workdir and await files.lstat(wanted.workdir) is None:
+                made += make_parents(wanted.workdir.strip("/").split("/"), await find_owner())
             if made:
                 await files.put("/", made)
 
     async def start(self) -> None:
-        """Start it; an entrypoint of its image has run our command then, or keeps it to itself."""
-        services = self._wanted.image.starts_services
+        """Start the container; wait until its entrypoint has run our command, or `HANDING_OVER` seconds."""
+        services = self._spec.image.starts_services
         try:
             if services:
                 await self._start_entrypoint()
@@ -68,26 +68,26 @@ class ContainerStartup:
                 await self._container.start()
         except DockerError as error:
             if not services and "executable file not found" in error.message:
-                raise no_sleep() from error
-            raise failure(error, "cannot start a container") from error
-        with reported("a container was started"):
-            await self._container.look()
+                raise make_sleep_error() from error
+            raise make_failure(error, "cannot start a container") from error
+        with translate_errors("cannot inspect a started container"):
+            await self._container.inspect()
 
-    async def settle(self) -> None:
-        """Open what is writable to every user, and wait until the image's services are healthy."""
-        wanted = self._wanted
+    async def wait_ready(self) -> None:
+        """Make the writable paths writable for all users, and wait until the image's services are healthy."""
+        wanted = self._spec
         if wanted.read_only and not wanted.as_root:
             code, output = await self._run(["chmod", "0777", *wanted.writable], "0", "/", OPENING)
             if code:
-                raise SandboxFailed(f"cannot make a sandbox's directories: {output}")
-        # Without an entrypoint nothing runs that a check could wait for: our command replaces the image's.
+                raise SandboxFailed(f"cannot create a sandbox's directories: {output}")
+        # Without an entrypoint no service runs that a check could wait for: our command replaces the image's.
         if wanted.image.health and wanted.image.starts_services:
             await self._await_health(wanted.image.health)
 
     async def _start_entrypoint(self) -> None:
-        container, output = self._container, Capture()
+        container, output = self._container, StreamCapture()
         query = {"stream": "true", "stdout": "true", "stderr": "true"}
-        async with container.client.reading(
+        async with container.client.open_body(
             "POST", f"{container.path}/attach", query, silence=None
         ) as pieces:
             await container.start()
@@ -96,24 +96,24 @@ class ContainerStartup:
         until = time.monotonic() + ENDING
         while (code := await container.exit_code()) is None:
             if time.monotonic() > until:
-                return  # it has closed its output, and runs
+                return  # the entrypoint has closed its output, and runs
             await asyncio.sleep(LOOK_AGAIN)
-        raise await self._ended(code, output.text().strip()[-SHOWN:])
+        raise await self._explain_end(code, output.text().strip()[-SHOWN:])
 
-    async def _ended(self, code: str, output: str) -> AttemptError:
-        limit = self._wanted.limits.held_to
-        if limit and await self._container.events("oom", self._container.started):
-            return ResourceExhausted(f"killed at {size(limit)}: sandbox memory")
+    async def _explain_end(self, code: str, output: str) -> AttemptError:
+        limit = self._spec.limits.memory_limit
+        if limit and await self._container.events("oom", self._container.started_at):
+            return ResourceExhausted(f"killed at {format_size(limit)}: sandbox memory")
         return SandboxFailed(
             f"the image's entrypoint ended with status {code}: {output or 'it printed nothing'}",
-            'an entrypoint has to run the command that it is given (`exec "$@"`), or to stay; '
+            'an entrypoint has to run its arguments as a command (`exec "$@"`), or keep running; '
             "`entrypoint = []` in an `images.toml` makes an image without it",
             kind="entrypoint",
         )
 
     async def _await_health(self, check: HealthCheck) -> None:
-        """Wait as long as the daemon would take to call it unhealthy."""
-        image = self._wanted.image
+        """Wait for a passing check, as long as the daemon would take to call the container unhealthy."""
+        image = self._spec.image
         until = time.monotonic() + check.start_period + check.retries * check.interval
         while True:
             code, output = await self._run(
@@ -132,9 +132,9 @@ class ContainerStartup:
         return code, (command.stdout.text() + command.stderr.text()).strip()
 
 
-async def _hands_over(pieces: AsyncIterator[bytes], output: Capture) -> bool:
-    """Wait until the command says that it runs, or for so long; False: the entrypoint's output has ended."""
-    frames = Frames()
+async def _hands_over(pieces: AsyncIterator[bytes], output: StreamCapture) -> bool:
+    """Wait for the command's `READY` or the timeout; return False if the entrypoint's output has ended."""
+    frames = FrameDecoder()
     try:
         async with asyncio.timeout(HANDING_OVER):
             async for piece in pieces:

@@ -1,7 +1,7 @@
-"""Keeps a container to its limits: what `sandbox/watch.py` does, with a container's own ways to measure.
+"""Enforces a container's limits: extends `sandbox/watch.py` with the measurements of a container.
 
-The kernel's figures are read from the container's control group where this process sees it; the daemon is
-asked otherwise, more seldom. The disk is what the daemon counts.
+Usage is read from the container's control group if this process can see it; otherwise the daemon is queried,
+less often. Disk usage is the daemon's count.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ import msgspec
 from ...core.errors import LimitReached, ResourceExhausted
 from ...core.records import Limits
 from ...docker.client import DockerError
-from .. import quota
-from ..cgroup import PROC, ROOT, Cgroup, CgroupHome
-from ..watch import OWN, Counts, Watch, size
-from .container import ASKING, Container
+from .. import disk_usage
+from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup
+from ..watch import OWN_PROCESSES, KernelCounts, LimitWatch, format_size
+from .container import REQUEST_TIMEOUT, AttemptContainer
 
-STATS = 5.0  # seconds between questions to a daemon whose control groups are not seen from here
+STATS = 5.0  # seconds between queries to a daemon whose control groups are not visible from here
 
 
-class ContainerWatch(Watch):
-    """What one container uses, and whether it may."""
+class ContainerWatch(LimitWatch):
+    """Watches the resources of one container and reports exceeded limits."""
 
     def __init__(self, limits: Limits, threads: Executor) -> None:
         super().__init__("", limits, threads, lambda commands: [])
-        self._container: Container | None = None
-        self._earlier = Counts()  # of groups that are gone
-        self._services = 0  # processes that the image's entrypoint has started
-        self._told: dict[str, Any] = {}  # the daemon's last answer, where there is no group
+        self._container: AttemptContainer | None = None
+        self._earlier = KernelCounts()  # of groups that are gone
+        self._services = 0  # processes started by the image's entrypoint
+        self._stats: dict[str, Any] = {}  # the daemon's last reply, if there is no group
 
-    def begin(self, container: Container, root: str) -> None:
-        """The container runs; `root` is where the daemon keeps what it writes, if that is seen from here."""
+    def begin(self, container: AttemptContainer, root: str) -> None:
+        """Begin to watch a running container; `root` is the daemon's data directory, if visible from here."""
         self._container, self._directory = container, root
-        self.group = group_of(container.pid, container.id)
-        self._services = max(0, super().population() - OWN)
+        self.group = find_group(container.pid, container.id)
+        self._services = max(0, super().population() - OWN_PROCESSES)
 
     def population(self) -> int:
-        """Processes of commands."""
+        """Return the number of processes of commands."""
         return max(0, super().population() - self._services)
 
-    def restarting(self) -> None:
-        """All in the container is about to end; its group will be another, of the same name."""
-        self._earlier = self.counts()
+    def before_restart(self) -> None:
+        """Save the counters before a restart: then the container has a new group of the same name."""
+        self._earlier = self.read_counts()
 
     def end(self) -> None:
-        """The container is about to be removed: the next one begins with nothing but the work, if any."""
+        """Stop watching, as the container is about to be removed; the next one starts without any usage."""
         self.leave_group()
-        self._container, self._earlier, self._told = None, Counts(), {}
+        self._container, self._earlier, self._stats = None, KernelCounts(), {}
         self._cpu_before = 0.0
         self.disk = self.memory = 0
 
@@ -63,23 +63,23 @@ class ContainerWatch(Watch):
         if self.group:
             self._raised_from = self.group.memory_limit()
 
-    def counts(self) -> Counts:
-        now, earlier = super().counts(), self._earlier
-        return Counts(now.oom_kills + earlier.oom_kills, now.pids_hits + earlier.pids_hits)
+    def read_counts(self) -> KernelCounts:
+        now, earlier = super().read_counts(), self._earlier
+        return KernelCounts(now.oom_kills + earlier.oom_kills, now.pids_hits + earlier.pids_hits)
 
     async def blame_unseen(self, since: float) -> ResourceExhausted | None:
-        """Whether the kernel killed something in it since then, where only the daemon can tell."""
-        container, limit = self._container, self.limits.held_to
+        """Return an error if the kernel killed a process since then, where only the daemon knows."""
+        container, limit = self._container, self.limits.memory_limit
         if self.group or container is None or limit is None:
             return None
         told = await container.events("oom", since)
-        return ResourceExhausted(f"killed at {size(limit)}: sandbox memory") if told else None
+        return ResourceExhausted(f"killed at {format_size(limit)}: sandbox memory") if told else None
 
-    def cpu_over(self) -> LimitReached | None:
+    def check_cpu(self) -> LimitReached | None:
         most = self.limits.cpu_seconds
         if self.group or most is None:
-            return super().cpu_over()
-        used = self._told.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) / 1e9
+            return super().check_cpu()
+        used = self._stats.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) / 1e9
         return (
             LimitReached(f"killed after {most:g} s of CPU: sandbox CPU", kind="cpu") if used > most else None
         )
@@ -88,53 +88,55 @@ class ContainerWatch(Watch):
         container = self._container
         if container is None:
             return
-        free, started = quota.free(self._directory), time.monotonic()
+        free, started = disk_usage.read_free_bytes(self._directory), time.monotonic()
         try:
-            told = await container.client.get(f"{container.path}/json", {"size": "true"}, seconds=ASKING)
+            told = await container.client.get(
+                f"{container.path}/json", {"size": "true"}, seconds=REQUEST_TIMEOUT
+            )
         except DockerError:
-            return  # the command that runs, or the next one, will tell
-        used = (told.get("SizeRw") or 0) + await self._in_thread(_volumes, container.volumes)
-        for pace in (self._pace, self._hurry):
-            pace.ended(time.monotonic(), time.monotonic() - started)
+            return  # the running command, or the next one, reports the error
+        used = (told.get("SizeRw") or 0) + await self._in_thread(_measure_volumes, container.volumes)
+        for pace in (self._pace, self._urgent_pace):
+            pace.record_cost(time.monotonic(), time.monotonic() - started)
         self._free, self.disk = free, used
         self.peak_disk = max(self.peak_disk, used)
 
     async def _follow_tree(self) -> None:
-        """Ask the daemon, now and then."""
+        """Query the daemon periodically."""
         while True:
             await asyncio.sleep(STATS)
             if self._container is None:
                 continue
             try:
                 query = {"stream": "false", "one-shot": "true"}
-                self._told = await self._container.client.get(
-                    f"{self._container.path}/stats", query, seconds=ASKING
+                self._stats = await self._container.client.get(
+                    f"{self._container.path}/stats", query, seconds=REQUEST_TIMEOUT
                 )
             except DockerError:
                 continue
-            memory = self._told.get("memory_stats", {})
+            memory = self._stats.get("memory_stats", {})
             kept = memory.get("stats", {})
             cache = kept.get("total_inactive_file", kept.get("inactive_file", 0))
             self.memory = max(0, memory.get("usage", 0) - cache)
             self._peak = max(self._peak, self.memory)
-            self._stop(self.cpu_over())
+            self._stop(self.check_cpu())
 
 
-def group_of(pid: int, container: str, proc: Path = PROC, root: Path = ROOT) -> Cgroup | None:
-    """The control group of a container, where this process can read it."""
+def find_group(pid: int, container: str, proc: Path = PROC, root: Path = ROOT) -> ControlGroup | None:
+    """Return the control group of a container, if this process can read it."""
     try:
         rows = [line.split(":", 2) for line in (proc / str(pid) / "cgroup").read_text().splitlines()]
     except OSError:
         return None
     paths = {name: path for _, names, path in rows for name in names.split(",") if container in path}
     if not container or not paths:
-        return None  # another process: the daemon is on another machine
-    home = _home(paths, root)
-    group = Cgroup(home, Path(next(iter(paths.values()))).name, cpu=True) if home else None
+        return None  # pid of an unrelated process: the daemon is on another machine
+    home = _locate_home(paths, root)
+    group = ControlGroup(home, Path(next(iter(paths.values()))).name, cpu=True) if home else None
     return group if group and all(directory.is_dir() for directory in group.directories) else None
 
 
-def _home(paths: dict[str, str], root: Path) -> CgroupHome | None:
+def _locate_home(paths: dict[str, str], root: Path) -> CgroupHome | None:
     if "memory" in paths:
         found = {name: str((root / name / path.lstrip("/")).parent) for name, path in paths.items()}
         return CgroupHome(
@@ -150,5 +152,5 @@ def _home(paths: dict[str, str], root: Path) -> CgroupHome | None:
     return None
 
 
-def _volumes(places: Sequence[str]) -> int:
-    return sum(quota.used(place) for place in places)
+def _measure_volumes(places: Sequence[str]) -> int:
+    return sum(disk_usage.count_bytes(place) for place in places)

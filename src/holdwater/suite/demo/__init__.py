@@ -1,6 +1,6 @@
-"""The demo: small, real bug-fix tasks of different shapes, graded by tests that the agent does not see.
+"""The demo suite: small, real bug-fix tasks of different kinds, graded by tests that the agent does not see.
 
-The tasks are the directories in `tasks/`; the model that solves most of them is in `script.py`.
+The tasks are the directories in `tasks/`. `script.py` scripts a model that solves most of them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-from ...core.authoring import Defaults, Sandbox, Suite
+from ...core.authoring import Sandbox, Suite, SuiteDefaults
 from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
 from ..grading import as_grade, check_started, put_tests
-from .task import names, task
+from .task import load_task, task_names
 
-# Isolated, with the tests outside the working directory and the standard library before it: no file of the
-# agent stands in for a module of the tests. The word tells a whole run from code that printed one and left.
+# Python runs isolated, with the tests outside the working directory and the standard library before it, so no
+# file of the agent can replace a module of the tests. The secret word proves that the tests ran to their end:
+# the agent's code cannot print it and exit early.
 RUN_TESTS = """
 import sys, unittest
 tests, word, *modules = sys.argv[1:]
@@ -33,15 +34,15 @@ def suite() -> Suite:
         name="demo",
         instances=instances,
         grade=grade,
-        size=len(names()),
-        defaults=Defaults(agent="bash", model="scripted", attempts=2),
+        size=len(task_names()),
+        defaults=SuiteDefaults(agent="bash", model="scripted", attempts=2),
         description="small, real bug-fix tasks; runs on a scripted model, or on yours with `--model`",
     )
 
 
 def instances() -> Iterator[Instance]:
-    for name in names():
-        found = task(name)
+    for name in task_names():
+        found = load_task(name)
         yield Instance(
             id=name,
             instruction=found.instruction,
@@ -51,8 +52,8 @@ def instances() -> Iterator[Instance]:
 
 
 async def grade(instance: Instance, sandbox: Sandbox, answer: object = None) -> Grade:
-    """Write the hidden tests into the sandbox, beside the agent's work, and run them."""
-    tests = task(instance.id).tests
+    """Write the hidden tests into the sandbox, outside the agent's work, and run them."""
+    tests = load_task(instance.id).tests
     if not tests:
         raise GradeFailed(f"the demo task `{instance.id}` has no tests", again=False)
     directory = await put_tests(tests, sandbox)

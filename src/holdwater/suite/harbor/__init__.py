@@ -1,5 +1,8 @@
-"""Harbor tasks as a suite: `suite.py` puts it together, `records.py` is the format, `stages.py` what follows
-from it, `grading.py` what is done with a sandbox."""
+"""Harbor tasks as a suite.
+
+`suite.py` makes the suite, `records.py` defines the format, `stages.py` derives the stages of a task, and
+`grading.py` runs a stage in a sandbox.
+"""
 
 from .suite import harbor
 

@@ -1,6 +1,6 @@
-"""Numbers as Harbor takes them: `true` is 1, and `" 30 "`, `"1_000"` and `"512.0"` are what they look like.
+"""Converts numbers as Harbor does: `true` is 1, and `" 30 "`, `"1_000"` and `"512.0"` are numbers.
 
-A value that is no number stays as it is: `reading.py` refuses it by its key.
+A value that is not a number stays unchanged: `task_file.py` rejects it and names its key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WHOLE = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII)
 
 
 def coerce_numbers(value: Any, kind: inspect.Type) -> Any:
-    """`value`, with a number in each place where `kind` has one."""
+    """Return `value` with every field converted that is a number in `kind`."""
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     for one in kinds:
         if isinstance(one, inspect.StructType) and isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`task.toml` as typed records, schema 1.4. What it means is in `stages.py`; `reading.py` reads it."""
+"""`task.toml` as typed records, schema 1.4. `task_file.py` reads the file; `stages.py` interprets it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-SCHEMA = "1.4"  # the newest version that is known
+SCHEMA = "1.4"  # the newest supported version
 
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
@@ -17,8 +17,8 @@ Text = Annotated[str, Meta(min_length=1)]
 Variables = dict[str, str]  # values may be `${NAME}` and `${NAME:-default}`
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the file. Unknown keys are passed over here: `reading.py` names them."""
+class TomlSection(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the file. Unknown keys are ignored here; `task_file.py` reports them."""
 
 
 class NetworkMode(StrEnum):
@@ -27,41 +27,41 @@ class NetworkMode(StrEnum):
     ALLOWLIST = "allowlist"
 
 
-class Mode(StrEnum):
+class VerifierMode(StrEnum):
     """Where the verifier runs."""
 
     SHARED = "shared"
     SEPARATE = "separate"
 
 
-class Strategy(StrEnum):
-    """How the rewards of steps become one."""
+class RewardStrategy(StrEnum):
+    """How the rewards of steps are combined."""
 
     MEAN = "mean"
     FINAL = "final"
 
 
-class System(StrEnum):
+class OperatingSystem(StrEnum):
     LINUX = "linux"
     WINDOWS = "windows"
 
 
-class Author(Section, frozen=True):
+class TaskAuthor(TomlSection, frozen=True):
     name: str
     email: str | None = None
 
 
-class Package(Section, frozen=True):
+class PackageSection(TomlSection, frozen=True):
     """`[task]`"""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*$")]
     version: Text | None = None
     description: str = ""
-    authors: tuple[Author, ...] = ()
+    authors: tuple[TaskAuthor, ...] = ()
     keywords: tuple[str, ...] = ()
 
 
-class Healthcheck(Section, frozen=True):
+class HealthcheckSection(TomlSection, frozen=True):
     command: Text
     interval_sec: Pause = 5.0
     timeout_sec: Seconds = 30.0
@@ -70,12 +70,12 @@ class Healthcheck(Section, frozen=True):
     retries: Count = 3
 
 
-class Tpu(Section, frozen=True):
+class TpuSection(TomlSection, frozen=True):
     type: Text
     topology: Text
 
 
-class Server(Section, frozen=True):
+class McpServer(TomlSection, frozen=True):
     """`[[environment.mcp_servers]]`"""
 
     name: str
@@ -86,28 +86,28 @@ class Server(Section, frozen=True):
     headers: dict[str, str] = {}
 
 
-class Environment(Section, frozen=True):
+class EnvironmentSection(TomlSection, frozen=True):
     build_timeout_sec: Seconds = 600.0
     docker_image: Text | None = None
-    os: System = System.LINUX
+    os: OperatingSystem = OperatingSystem.LINUX
     cpus: Annotated[float, Meta(gt=0)] | None = None
     memory_mb: Count | None = None
     storage_mb: Count | None = None
     gpus: Annotated[int, Meta(ge=0)] | None = None
     gpu_types: tuple[str, ...] | None = None
-    tpu: Tpu | None = None
-    mcp_servers: tuple[Server, ...] = ()
+    tpu: TpuSection | None = None
+    mcp_servers: tuple[McpServer, ...] = ()
     env: Variables = {}
     skills_dir: str | None = None
-    healthcheck: Healthcheck | None = None
+    healthcheck: HealthcheckSection | None = None
     workdir: Annotated[str, Meta(pattern="^/")] | None = None
-    network_mode: NetworkMode | None = None  # None: what the run says
+    network_mode: NetworkMode | None = None  # None: the run's setting applies
     allowed_hosts: tuple[str, ...] | None = None
-    allow_internet: bool | None = None  # deprecated: `network_mode`
+    allow_internet: bool | None = None  # deprecated, replaced by `network_mode`
 
 
-class Collect(Section, frozen=True):
-    """`[[verifier.collect]]`: a command between the agent and the verifier."""
+class CollectHook(TomlSection, frozen=True):
+    """`[[verifier.collect]]`: a command that runs after the agent and before the verifier."""
 
     command: Text
     service: str = "main"
@@ -115,57 +115,57 @@ class Collect(Section, frozen=True):
     user: str | int | None = None
 
 
-class Agent(Section, frozen=True):
+class AgentSection(TomlSection, frozen=True):
     timeout_sec: Seconds | None = None
     user: str | int | None = None
     network_mode: NetworkMode | None = None
     allowed_hosts: tuple[str, ...] | None = None
 
 
-class Verifier(Section, frozen=True):
+class VerifierSection(TomlSection, frozen=True):
     timeout_sec: Seconds = 600.0
     env: Variables = {}
     user: str | int | None = None
     network_mode: NetworkMode | None = None
     allowed_hosts: tuple[str, ...] | None = None
-    environment_mode: Mode | None = None
-    environment: Environment | None = None
-    collect: tuple[Collect, ...] = ()
+    environment_mode: VerifierMode | None = None
+    environment: EnvironmentSection | None = None
+    collect: tuple[CollectHook, ...] = ()
 
 
-class Artifact(Section, frozen=True):
+class ArtifactSection(TomlSection, frozen=True):
     source: Text
     destination: str | None = None
     exclude: tuple[str, ...] = ()
     service: str | None = None
 
 
-class Solution(Section, frozen=True):
+class SolutionSection(TomlSection, frozen=True):
     env: Variables = {}
 
 
-class Step(Section, frozen=True):
+class StepSection(TomlSection, frozen=True):
     """`[[steps]]`"""
 
     name: Text
-    agent: Agent = Agent()
-    verifier: Verifier = Verifier()
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
     min_reward: float | dict[str, float] | None = None
-    healthcheck: Healthcheck | None = None
-    artifacts: tuple[str | Artifact, ...] = ()
+    healthcheck: HealthcheckSection | None = None
+    artifacts: tuple[str | ArtifactSection, ...] = ()
 
 
-class Toml(Section, frozen=True):
+class TaskToml(TomlSection, frozen=True):
     """The whole file."""
 
     schema_version: str = SCHEMA
     source: str | None = None
-    multi_step_reward_strategy: Strategy | None = None
-    artifacts: tuple[str | Artifact, ...] = ()
-    task: Package | None = None
+    multi_step_reward_strategy: RewardStrategy | None = None
+    artifacts: tuple[str | ArtifactSection, ...] = ()
+    task: PackageSection | None = None
     metadata: dict[str, Any] = {}
-    agent: Agent = Agent()
-    verifier: Verifier = Verifier()
-    environment: Environment = Environment()
-    solution: Solution = Solution()
-    steps: tuple[Step, ...] = ()
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    solution: SolutionSection = SolutionSection()
+    steps: tuple[StepSection, ...] = ()

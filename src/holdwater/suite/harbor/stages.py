@@ -1,6 +1,7 @@
-"""What follows from a task: the stages in which the agent acts and is verified, and where.
+"""Derives the stages of a task: the agent acts once in each and is verified, in a shared or separate sandbox.
 
-A task without steps is one stage. Looks at which files are there, and starts nothing: `grading.py` does.
+A task without steps has one stage. This module checks which files exist but starts nothing: `grading.py`
+does.
 """
 
 from __future__ import annotations
@@ -10,71 +11,80 @@ from pathlib import Path
 
 import msgspec
 
-from ...core.records import Health, Network, Record, Start
-from .reading import Task
-from .records import Agent, Artifact, Environment, Healthcheck, Mode, NetworkMode, Step, Verifier
+from ...core.records import Health, Network, Record, SandboxSpec
+from .records import (
+    AgentSection,
+    ArtifactSection,
+    EnvironmentSection,
+    HealthcheckSection,
+    NetworkMode,
+    StepSection,
+    VerifierMode,
+    VerifierSection,
+)
+from .task_file import HarborTask
 
 AGENT_LOGS = "/logs/agent"
 VERIFIER_LOGS = "/logs/verifier"
-PUBLISHED = "/logs/artifacts"  # what lies here is an artifact, declared or not
+PUBLISHED = "/logs/artifacts"  # files here are artifacts, declared or not
 TESTS = "/tests"
 SOLUTION = "/solution"
-PROCESSES = "holdwater_processes"  # in `[metadata]`: the task needs nothing of its image
+PROCESSES = "holdwater_processes"  # key in `[metadata]`: the task needs no files of its image
 
 
-class Stage(Record, frozen=True):
-    """The agent acts once and is verified."""
+class TaskStage(Record, frozen=True):
+    """One stage: the agent acts once and is verified."""
 
-    name: str  # the step's; empty: the task has none
+    name: str  # the step's name; empty if the task has no steps
     instruction: Path
-    agent: Agent  # the step's own, with the task's where it says nothing
-    verifier: Verifier  # the same
-    reaches: Network | None  # the agent; None: what the run says
-    verifier_reaches: Network | None  # the same
-    artifacts: tuple[Artifact, ...]
-    tests: tuple[Path, ...]  # directories, of which later ones come on top
+    agent: AgentSection  # the step's settings, with the task's as defaults
+    verifier: VerifierSection  # likewise
+    reaches: Network | None  # the agent's network; None: the run's setting applies
+    verifier_reaches: Network | None  # the verifier's network, likewise
+    artifacts: tuple[ArtifactSection, ...]
+    tests: tuple[Path, ...]  # directories; files of later ones replace those of earlier ones
     solution: Path
-    grader: Start | None = None  # what a separate verifier begins from
-    bundled: bool = False  # ... and whether its image has the tests
-    workdir: Path | None = None  # put into the working directory first
+    grader: SandboxSpec | None = None  # the sandbox of a separate verifier; None if shared
+    bundled: bool = False  # whether the image of a separate verifier contains the tests
+    workdir: Path | None = None  # copied into the working directory first
     health: Health | None = None
-    least: dict[str, float] = msgspec.field(default_factory=dict)  # below this no further step is taken
+    least: dict[str, float] = msgspec.field(default_factory=dict)  # minimum rewards for the next step
 
     @property
     def puts_tests(self) -> bool:
-        """Whether the tests come from this machine: an image's own are not there in a process sandbox."""
+        """Whether to copy the tests from this machine; a process sandbox lacks those in an image."""
         return not self.bundled or (self.grader is not None and self.grader.processes)
 
 
-def stages(task: Task) -> tuple[Stage, ...]:
-    """The stages of a task, in their order."""
+def stages(task: HarborTask) -> tuple[TaskStage, ...]:
+    """Return the stages of a task, in order."""
     steps = task.toml.steps
     return tuple(_stage(task, step) for step in steps) if steps else (_stage(task, None),)
 
 
-def start(task: Task) -> Start:
-    """What the agent's sandbox starts from. It reaches what the agent of the first stage may."""
+def make_agent_spec(task: HarborTask) -> SandboxSpec:
+    """Return the spec of the agent's sandbox, with the network of the first stage's agent."""
     first = stages(task)[0]
     directory = Path(task.directory, "environment")
-    return _start(task, task.toml.environment, directory, _user(first.agent.user), first.reaches)
+    return _make_spec(task, task.toml.environment, directory, _user(first.agent.user), first.reaches)
 
 
-def instruction(stage: Stage) -> str:
-    """What the agent is asked, without the lines at its beginning that mark it as test data."""
+def read_instruction(stage: TaskStage) -> str:
+    """Return the agent's instruction without the leading canary lines that mark it as test data."""
     lines = stage.instruction.read_text(encoding="utf-8").split("\n")
-    while lines and (not lines[0].strip() or _marks(lines[0].strip())):
+    while lines and (not lines[0].strip() or _is_canary(lines[0].strip())):
         del lines[0]
     return "\n".join(lines)
 
 
-def furnished(task: Task) -> Path | None:
-    """A directory whose files are put into the working directory: of a task that has no image."""
+def find_workdir_files(task: HarborTask) -> Path | None:
+    """Return the directory whose files go into the working directory, if the task has no image."""
     directory = Path(task.directory, "environment")
     return directory if directory.is_dir() and not _has_image(task) else None
 
 
-def processes(task: Task) -> bool:
-    """Whether a process sandbox will do: there is no image, or the task says so; and there is one user."""
+def fits_process_sandbox(task: HarborTask) -> bool:
+    """Return whether a process sandbox suffices: no image, or the task opts in; and only one user."""
     verifiers = [task.toml.verifier, *(step.verifier for step in task.toml.steps)]
     users = [verifier.user for verifier in verifiers]
     users += [hook.user for verifier in verifiers for hook in verifier.collect]
@@ -83,18 +93,18 @@ def processes(task: Task) -> bool:
     return not _has_image(task) or task.toml.metadata.get(PROCESSES) is True
 
 
-def _stage(task: Task, step: Step | None) -> Stage:
+def _stage(task: HarborTask, step: StepSection | None) -> TaskStage:
     own = Path(task.directory, "steps", step.name) if step else Path(task.directory)
     agent = _agent(task, step)
     verifier = _verifier(task, step)
-    environment, directory, bundled = _separate(task, step, own)
+    environment, directory, bundled = _separate_verifier(task, step, own)
     grader = None
     reaches = _verifier_network(verifier, environment or task.toml.environment)
     if environment is not None:
-        grader = _start(task, environment, directory, _user(verifier.user), reaches)
+        grader = _make_spec(task, environment, directory, _user(verifier.user), reaches)
     shared = Path(task.directory, "tests")
     solution = own / "solution"
-    return Stage(
+    return TaskStage(
         name=step.name if step else "",
         instruction=own / "instruction.md",
         agent=agent,
@@ -108,29 +118,29 @@ def _stage(task: Task, step: Step | None) -> Stage:
         bundled=bundled,
         workdir=own / "workdir" if step and (own / "workdir").is_dir() else None,
         health=_health(step.healthcheck) if step else None,
-        least=_least(step),
+        least=_required_rewards(step),
     )
 
 
-def _agent(task: Task, step: Step | None) -> Agent:
+def _agent(task: HarborTask, step: StepSection | None) -> AgentSection:
     of_task = task.toml.agent
     if step is None:
         return of_task
     own, mode = step.agent, step.agent.network_mode
-    return Agent(
+    return AgentSection(
         timeout_sec=of_task.timeout_sec if own.timeout_sec is None else own.timeout_sec,
         user=of_task.user if own.user is None else own.user,
         network_mode=of_task.network_mode if mode is None else mode,
     )
 
 
-def _verifier(task: Task, step: Step | None) -> Verifier:
+def _verifier(task: HarborTask, step: StepSection | None) -> VerifierSection:
     of_task = task.toml.verifier
     if step is None:
         return of_task
     own, mode = step.verifier, step.verifier.network_mode
-    return Verifier(
-        timeout_sec=own.timeout_sec,  # as in Harbor, where a step always has one of its own
+    return VerifierSection(
+        timeout_sec=own.timeout_sec,  # as in Harbor, where a step always has its own timeout
         env={**of_task.env, **own.env},
         user=of_task.user if own.user is None else own.user,
         network_mode=of_task.network_mode if mode is None else mode,
@@ -138,13 +148,17 @@ def _verifier(task: Task, step: Step | None) -> Verifier:
     )
 
 
-def _separate(task: Task, step: Step | None, own: Path) -> tuple[Environment | None, Path, bool]:
-    """A separate verifier's environment, where its Dockerfile is, and whether its image has the tests."""
+def _separate_verifier(
+    task: HarborTask, step: StepSection | None, own: Path
+) -> tuple[EnvironmentSection | None, Path, bool]:
+    """Return a separate verifier's environment, its build directory, and whether its image has tests."""
     levels = [(step.verifier, own / "tests")] if step else []
     levels.append((task.toml.verifier, Path(task.directory, "tests")))
-    mode = next((m for verifier, _ in levels if (m := _mode(verifier)) is not None), Mode.SHARED)
+    mode = next(
+        (m for verifier, _ in levels if (m := _verifier_mode(verifier)) is not None), VerifierMode.SHARED
+    )
     agents = Path(task.directory, "environment")
-    if mode is Mode.SHARED:
+    if mode is VerifierMode.SHARED:
         return None, agents, False
     given = next((v.environment for v, _ in levels if v.environment is not None), task.toml.environment)
     for verifier, directory in levels:
@@ -154,23 +168,27 @@ def _separate(task: Task, step: Step | None, own: Path) -> tuple[Environment | N
     return _with_image(given, task.toml.environment.docker_image), agents, False
 
 
-def _mode(verifier: Verifier) -> Mode | None:
-    return verifier.environment_mode or (Mode.SEPARATE if verifier.environment is not None else None)
+def _verifier_mode(verifier: VerifierSection) -> VerifierMode | None:
+    return verifier.environment_mode or (VerifierMode.SEPARATE if verifier.environment is not None else None)
 
 
-def _with_image(environment: Environment, image: str | None) -> Environment:
+def _with_image(environment: EnvironmentSection, image: str | None) -> EnvironmentSection:
     fields = {name: getattr(environment, name) for name in environment.__struct_fields__}
-    return Environment(**{**fields, "docker_image": image})
+    return EnvironmentSection(**{**fields, "docker_image": image})
 
 
-def _start(
-    task: Task, environment: Environment, directory: Path, user: str | None, network: Network | None
-) -> Start:
+def _make_spec(
+    task: HarborTask,
+    environment: EnvironmentSection,
+    directory: Path,
+    user: str | None,
+    network: Network | None,
+) -> SandboxSpec:
     image = environment.docker_image
     builds = image is None and (directory / "Dockerfile").is_file()
-    fits = processes(task)
+    fits = fits_process_sandbox(task)
     own = (AGENT_LOGS, VERIFIER_LOGS, PUBLISHED)
-    return Start(
+    return SandboxSpec(
         image=image,
         build=str(directory) if builds else None,
         build_timeout=environment.build_timeout_sec,
@@ -184,7 +202,7 @@ def _start(
     )
 
 
-def _has_image(task: Task) -> bool:
+def _has_image(task: HarborTask) -> bool:
     directory = Path(task.directory, "environment")
     return task.toml.environment.docker_image is not None or (directory / "Dockerfile").is_file()
 
@@ -193,7 +211,7 @@ def _user(user: str | int | None) -> str | None:
     return None if user is None else str(user)
 
 
-def _health(check: Healthcheck | None) -> Health | None:
+def _health(check: HealthcheckSection | None) -> Health | None:
     if check is None:
         return None
     return Health(
@@ -205,42 +223,42 @@ def _health(check: Healthcheck | None) -> Health | None:
     )
 
 
-def mode_of(environment: Environment) -> NetworkMode | None:
-    """What an environment says of its network, in whichever words; None: nothing."""
+def network_mode_of(environment: EnvironmentSection) -> NetworkMode | None:
+    """Return an environment's network mode, from either of its fields; None if neither is set."""
     if environment.network_mode is not None or environment.allow_internet is None:
         return environment.network_mode
     return NetworkMode.PUBLIC if environment.allow_internet else NetworkMode.NO_NETWORK
 
 
-def _agent_network(agent: Agent, environment: Environment) -> Network | None:
-    """An agent's model is behind the gateway: it reaches that in every mode."""
-    mode = agent.network_mode or mode_of(environment)
+def _agent_network(agent: AgentSection, environment: EnvironmentSection) -> Network | None:
+    """Return the agent's network; every mode includes the gateway, because the model is behind it."""
+    mode = agent.network_mode or network_mode_of(environment)
     if mode is None:
         return None
     return Network.OPEN if mode is NetworkMode.PUBLIC else Network.GATEWAY
 
 
-def _verifier_network(verifier: Verifier, environment: Environment) -> Network | None:
-    mode = verifier.network_mode or mode_of(environment)
+def _verifier_network(verifier: VerifierSection, environment: EnvironmentSection) -> Network | None:
+    mode = verifier.network_mode or network_mode_of(environment)
     if mode is None:
         return None
     return {NetworkMode.PUBLIC: Network.OPEN, NetworkMode.NO_NETWORK: Network.NONE}.get(mode, Network.GATEWAY)
 
 
-def _artifacts(task: Task, step: Step | None) -> Iterator[Artifact]:
+def _artifacts(task: HarborTask, step: StepSection | None) -> Iterator[ArtifactSection]:
     declared = [*task.toml.artifacts, *(step.artifacts if step else ())]
-    found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in declared]
+    found = [ArtifactSection(source=entry) if isinstance(entry, str) else entry for entry in declared]
     if not any(artifact.source.rstrip("/") == PUBLISHED for artifact in found):
-        yield Artifact(source=PUBLISHED)
+        yield ArtifactSection(source=PUBLISHED)
     yield from found
 
 
-def _least(step: Step | None) -> dict[str, float]:
+def _required_rewards(step: StepSection | None) -> dict[str, float]:
     least = step.min_reward if step else None
     if least is None:
         return {}
     return least if isinstance(least, dict) else {"reward": float(least)}
 
 
-def _marks(line: str) -> bool:
+def _is_canary(line: str) -> bool:
     return line.startswith(("#", "<!--")) and "canary" in line.lower()

@@ -1,4 +1,4 @@
-"""A directory or a tree of Harbor tasks as a suite. What a task means is in `stages.py`."""
+"""Makes a suite from a directory or a tree of Harbor tasks. `stages.py` interprets a task."""
 
 from __future__ import annotations
 
@@ -10,81 +10,99 @@ from typing import Any
 
 import msgspec
 
-from ...core.authoring import Defaults, GradingSandbox, Need, Suite
+from ...core.authoring import GradingSandbox, RequiredVariable, Suite, SuiteDefaults
 from ...core.errors import BadInput
-from ...core.records import Ask, Grade, Health, Instance, MiB
-from . import grading, steps, supported
-from .reading import NAME, BadTask, Task, read
-from .stages import Stage, furnished, instruction, processes, stages, start
-from .tree import digest, find, holding
+from ...core.records import Grade, Health, Instance, LimitOverrides, MiB
+from . import compatibility, grading, steps
+from .stages import (
+    TaskStage,
+    find_workdir_files,
+    fits_process_sandbox,
+    make_agent_spec,
+    read_instruction,
+    stages,
+)
+from .task_file import TASK_FILE, BadTask, HarborTask, read_task
+from .tree import digest, find_common_directory, find_tasks
 
-TASK = "task"  # in an instance's data: the directory of its task
-DIGEST = "digest"  # ... and what its files are known by
-KEEPS = "keeps_processes"  # ... and whether what the agent started runs on while a verifier judges
-OPTION = "?keep-processes="
-MARGIN = 300.0  # seconds beside what a task allows: for copying, and for starting sandboxes
+TASK = "task"  # key in an instance's data: the directory of its task
+DIGEST = "digest"  # key in an instance's data: a hash of the task's files
+KEEPS_PROCESSES = "keeps_processes"  # key: whether the agent's processes keep running during verification
+KEEP_OPTION = "?keep-processes="
+MARGIN = 300.0  # seconds added to a task's own limits, for copying files and starting sandboxes
 
 _log = logging.getLogger(__name__)
 
 
 def harbor(path: Path | str) -> Suite:
-    """The tasks at or below `path`. Their number is known once `check` has run.
+    """Return a suite of the tasks at or below `path`. Its `size` is known after `check` has run.
 
-    `PATH?keep-processes=PATTERN,...`: what the agents of these tasks started runs on while they are judged.
+    With `PATH?keep-processes=PATTERN,...`, processes of the agent keep running while these tasks are
+    verified.
     """
-    place, option, patterns = str(path).partition(OPTION)
-    keeps = tuple(pattern for pattern in patterns.split(",") if pattern)
-    if ("?" in place and not Path(place).is_dir()) or (option and not keeps):
-        raise BadInput(f"invalid option of a Harbor suite: `{path}`", f"`harbor:PATH{OPTION}PATTERN,...`")
-    root = Path(place).absolute()
-    if not root.is_dir():
-        raise BadInput(f"no such directory: `{root}`")
-    told: set[str] = set()  # bound: the fields that the tasks have
+    root, keeps = _parse_path(str(path))
+    warned: set[str] = set()  # bound: the number of distinct fields in the tasks
 
     def instances() -> Iterator[Instance]:
         for task in _tasks(root):
             if isinstance(task, BadTask):
-                yield _refused(task, root)
+                yield _make_refused(task, root)
                 continue
-            for field, what in supported.warnings(task):
-                if field not in told:
-                    told.add(field)
-                    _log.warning("%s: field `%s`: %s; it is not named again", task.place, field, what)
+            for field, what in compatibility.warnings(task):
+                if field not in warned:
+                    warned.add(field)
+                    _log.warning(
+                        "%s: field `%s`: %s; further occurrences are not reported", task.place, field, what
+                    )
             yield _instance(task, root, keeps)
 
     def check() -> None:
         msgspec.structs.force_setattr(suite, "size", _check(root))
 
-    inside = holding(root)
+    inside = find_common_directory(root)
     suite = Suite(
         name=root.name or "harbor",
         instances=instances,
         grade=_grade,
-        fresh=False,  # `grading.py` ends what runs, or begins anew where the verifier is separate
+        fresh=False,  # `grading.py` ends running processes, or starts a new sandbox for a separate verifier
         step=_step,
         solve=_solve,
         check=check,
         needs=lambda: (
-            Need(_name(task, root), variable, place)
+            RequiredVariable(_name(task, root), variable, place)
             for task in _tasks(root)
-            if isinstance(task, Task)
-            for variable, place in supported.needs(task)
+            if isinstance(task, HarborTask)
+            for variable, place in compatibility.needs(task)
         ),
         hidden=(str(inside),) if inside else (),
-        defaults=Defaults(sandbox=_suggested(root)),
+        defaults=SuiteDefaults(sandbox=_suggest_sandbox(root)),
         description=f"the Harbor tasks in `{root.name}`",
     )
     return suite
 
 
-def _tasks(root: Path) -> Iterator[Task | BadTask]:
-    for directory in find(root):
-        place = str(Path(root.name) / directory.relative_to(root) / NAME)
+def _parse_path(path: str) -> tuple[Path, tuple[str, ...]]:
+    """Return the directory, and the patterns of tasks whose processes keep running."""
+    place, option, patterns = path.partition(KEEP_OPTION)
+    keeps = tuple(pattern for pattern in patterns.split(",") if pattern)
+    if ("?" in place and not Path(place).is_dir()) or (option and not keeps):
+        raise BadInput(
+            f"invalid option of a Harbor suite: `{path}`", f"`harbor:PATH{KEEP_OPTION}PATTERN,...`"
+        )
+    root = Path(place).absolute()
+    if not root.is_dir():
+        raise BadInput(f"no such directory: `{root}`")
+    return root, keeps
+
+
+def _tasks(root: Path) -> Iterator[HarborTask | BadTask]:
+    for directory in find_tasks(root):
+        place = str(Path(root.name) / directory.relative_to(root) / TASK_FILE)
         try:
-            supported.confine([directory / NAME], root, place)
-            task = read(directory, place)
-            supported.confine(supported.used_paths(task), root, place)
-            supported.check(task)
+            compatibility.confine([directory / TASK_FILE], root, place)
+            task = read_task(directory, place)
+            compatibility.confine(compatibility.used_paths(task), root, place)
+            compatibility.check(task)
         except BadInput as error:
             yield BadTask(directory=str(directory), place=place, reason=error.message)
         else:
@@ -92,9 +110,9 @@ def _tasks(root: Path) -> Iterator[Task | BadTask]:
 
 
 def _check(root: Path) -> int:
-    """Name each bad task; some are valid and no id is there twice. How many tasks there are."""
-    seen: dict[str, str] = {}  # bound: a name for each task, while this runs
-    bad: list[str] = []  # bound: the same
+    """Log each invalid task; check that one is valid and every id is unique; return the number of tasks."""
+    seen: dict[str, str] = {}  # bound: one entry per task, only during this call
+    bad: list[str] = []  # bound: likewise
     for task in _tasks(root):
         if isinstance(task, BadTask):
             bad.append(task.reason)
@@ -103,44 +121,46 @@ def _check(root: Path) -> int:
             raise BadInput(f"duplicate id `{name}`: {seen[name]} and {task.place}")
         seen[name] = task.place
     if not seen:
-        raise BadInput(f"no `{NAME}` in or below `{root}`", "a Harbor task is a directory with that file")
+        raise BadInput(
+            f"no `{TASK_FILE}` in or below `{root}`", "a Harbor task is a directory with that file"
+        )
     if len(bad) == len(seen):
         raise BadInput(bad[0])
     for reason in bad:
-        _log.warning("%s; the task is not tried", reason)
+        _log.warning("%s; the task is skipped", reason)
     return len(seen)
 
 
-def _name(task: Task | BadTask, root: Path) -> str:
-    if isinstance(task, Task) and task.toml.task is not None:
+def _name(task: HarborTask | BadTask, root: Path) -> str:
+    if isinstance(task, HarborTask) and task.toml.task is not None:
         return task.toml.task.name
     directory = Path(task.directory)
     return str(directory.relative_to(root)) if directory != root else root.name
 
 
-def _refused(task: BadTask, root: Path) -> Instance:
-    """An instance that fails with the reason, so that its task is counted and named."""
+def _make_refused(task: BadTask, root: Path) -> Instance:
+    """Return an instance that fails with the reason, so that reports count and name its task."""
     return Instance(id=_name(task, root), instruction="", data={TASK: task.directory}, refused=task.reason)
 
 
-def _suggested(root: Path) -> str | None:
-    """Containers, where the first task needs one."""
+def _suggest_sandbox(root: Path) -> str | None:
+    """Suggest the docker sandbox if the first task needs a container."""
     try:
-        first = next((task for task in _tasks(root) if isinstance(task, Task)), None)
+        first = next((task for task in _tasks(root) if isinstance(task, HarborTask)), None)
     except BadInput:
         return None
-    return "docker" if first is not None and not processes(first) else None
+    return "docker" if first is not None and not fits_process_sandbox(first) else None
 
 
-def _instance(task: Task, root: Path, keeps: tuple[str, ...]) -> Instance:
+def _instance(task: HarborTask, root: Path, keeps: tuple[str, ...]) -> Instance:
     planned = stages(task)
-    source = furnished(task)
+    source = find_workdir_files(task)
     try:
         data: dict[str, Any] = {TASK: task.directory, DIGEST: digest(Path(task.directory))}
         if any(fnmatch.fnmatchcase(_name(task, root), pattern) for pattern in keeps):
-            data[KEEPS] = True
-        asked = instruction(planned[0])
-        if refused := supported.refusal(task):
+            data[KEEPS_PROCESSES] = True
+        asked = read_instruction(planned[0])
+        if refused := compatibility.refusal(task):
             return Instance(id=_name(task, root), instruction=asked, data=data, refused=refused)
         return Instance(
             id=_name(task, root),
@@ -148,57 +168,57 @@ def _instance(task: Task, root: Path, keeps: tuple[str, ...]) -> Instance:
             directory=None if source is None else str(source),
             data=data,
             limits=_limits(task, planned),
-            start=start(task),
+            start=make_agent_spec(task),
             grader=planned[-1].grader,
-            open_network=supported.find_open_network(task),
+            open_network=compatibility.find_open_network(task),
         )
     except (OSError, ValueError) as error:
-        return _refused(BadTask(task.directory, task.place, f"{task.place}: {error}"), root)
+        return _make_refused(BadTask(task.directory, task.place, f"{task.place}: {error}"), root)
 
 
-def _limits(task: Task, planned: tuple[Stage, ...]) -> Ask:
+def _limits(task: HarborTask, planned: tuple[TaskStage, ...]) -> LimitOverrides:
     environment = task.toml.environment
     agents = [stage.agent.timeout_sec for stage in planned]
     acting = None if None in agents else sum(seconds for seconds in agents if seconds is not None)
     if acting is not None and len(planned) > 1:
-        acting += sum(_verifying(stage) for stage in planned)
-    health = _waiting(start(task).health)
-    return Ask(
+        acting += sum(_verify_seconds(stage) for stage in planned)
+    health = _health_seconds(make_agent_spec(task).health)
+    return LimitOverrides(
         setup=MARGIN + health if health else None,
         acting=acting,
-        grading=max(_verifying(stage) for stage in planned),
+        grading=max(_verify_seconds(stage) for stage in planned),
         memory=environment.memory_mb and environment.memory_mb * MiB,
         disk=environment.storage_mb and environment.storage_mb * MiB,
         cpus=environment.cpus,
     )
 
 
-def _verifying(stage: Stage) -> float:
-    """Seconds that verifying a stage, and making the next one ready, can take."""
+def _verify_seconds(stage: TaskStage) -> float:
+    """Return the maximum seconds for verifying a stage and preparing the next one."""
     collecting = sum(hook.timeout_sec for hook in stage.verifier.collect)
-    waiting = _waiting(stage.health) + _waiting(stage.grader.health if stage.grader else None)
+    waiting = _health_seconds(stage.health) + _health_seconds(stage.grader.health if stage.grader else None)
     return stage.verifier.timeout_sec + collecting + waiting + MARGIN
 
 
-def _waiting(health: Health | None) -> float:
+def _health_seconds(health: Health | None) -> float:
     return health.start_period + health.retries * (health.timeout + health.interval) if health else 0.0
 
 
-def _of(instance: Instance) -> Task:
-    """The task as it is now: a worker knows it by its directory alone."""
+def _read_current(instance: Instance) -> HarborTask:
+    """Read the task again from its directory: a worker receives only the path."""
     directory = Path(instance.data[TASK])
-    task = read(directory, str(directory / NAME))
-    return msgspec.structs.replace(task, keeps_processes=instance.data.get(KEEPS, False))
+    task = read_task(directory, str(directory / TASK_FILE))
+    return msgspec.structs.replace(task, keeps_processes=instance.data.get(KEEPS_PROCESSES, False))
 
 
 async def _step(instance: Instance, sandbox: GradingSandbox, answer: Any, number: int) -> Instance | None:
-    return await steps.next_step(_of(instance), instance, sandbox, number)
+    return await steps.next_step(_read_current(instance), instance, sandbox, number)
 
 
 async def _solve(instance: Instance, sandbox: GradingSandbox) -> None:
-    task = _of(instance)
+    task = _read_current(instance)
     await grading.solve(task, stages(task)[instance.data.get(steps.STEP, 0)], sandbox)
 
 
 async def _grade(instance: Instance, sandbox: GradingSandbox, answer: Any) -> Grade:
-    return await steps.grade(_of(instance), sandbox)
+    return await steps.grade(_read_current(instance), sandbox)

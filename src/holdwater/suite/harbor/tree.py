@@ -1,4 +1,4 @@
-"""Finds tasks below a directory, and tells whether one has changed. `reading.py` reads them."""
+"""Finds tasks below a directory and computes their digests. `task_file.py` reads them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from blake3 import blake3
 
 from ...core.errors import BadInput
-from .reading import NAME
+from .task_file import TASK_FILE
 
 BLOCK = 1 << 20
 
 
-def find(root: Path, *, last_first: bool = False) -> Iterator[Path]:
-    """The directories with a `task.toml` at or below `root`, in their order; links are not followed."""
+def find_tasks(root: Path, *, last_first: bool = False) -> Iterator[Path]:
+    """Yield the directories with a `task.toml` at or below `root`, sorted; links are not followed."""
     try:
-        if (root / NAME).is_file():
+        if (root / TASK_FILE).is_file():
             yield root
             return
         with os.scandir(root) as found:
@@ -25,33 +25,33 @@ def find(root: Path, *, last_first: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise BadInput(f"cannot read `{root}`: {error.strerror}") from None
     for name in sorted(names, reverse=last_first):
-        yield from find(root / name, last_first=last_first)
+        yield from find_tasks(root / name, last_first=last_first)
 
 
-def holding(root: Path) -> Path | None:
-    """The innermost directory that has all tasks at or below `root` in it; None where there are none."""
-    first, last = next(find(root), None), next(find(root, last_first=True), None)
+def find_common_directory(root: Path) -> Path | None:
+    """Return the innermost directory that contains all tasks at or below `root`; None if there are none."""
+    first, last = next(find_tasks(root), None), next(find_tasks(root, last_first=True), None)
     if first is None or last is None:
         return None
     return Path(os.path.commonpath([first, last]))
 
 
 def digest(task: Path) -> str:
-    """The same for the same files: their names, modes, contents and links."""
+    """Return a digest of the task's files: names, modes, contents and links."""
     hashed = blake3()
     for directory, names, files in os.walk(task):
         names.sort()
         for name in sorted([*files, *(n for n in names if Path(directory, n).is_symlink())]):
             path = Path(directory, name)
-            _add(hashed, os.fsencode(path.relative_to(task)))
+            _add_parts(hashed, os.fsencode(path.relative_to(task)))
             if path.is_symlink():
-                _add(hashed, b"link", os.fsencode(path.readlink()))
+                _add_parts(hashed, b"link", os.fsencode(path.readlink()))
             elif path.is_file():
-                _add(hashed, b"run" if path.stat().st_mode & 0o111 else b"file", _content(path))
+                _add_parts(hashed, b"run" if path.stat().st_mode & 0o111 else b"file", _hash_content(path))
     return hashed.hexdigest()
 
 
-def _content(path: Path) -> bytes:
+def _hash_content(path: Path) -> bytes:
     hashed = blake3()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -59,6 +59,6 @@ def _content(path: Path) -> bytes:
     return hashed.digest()
 
 
-def _add(hashed: blake3, *parts: bytes) -> None:
+def _add_parts(hashed: blake3, *parts: bytes) -> None:
     for part in parts:
         hashed.update(len(part).to_bytes(8, "big") + part)

@@ -1,7 +1,7 @@
-"""Grades a patch as the reference does, in a sandbox begun anew: apply it, run the script, read its output.
+"""Grades a patch as the reference does: apply it in a new sandbox, run the script, read the output.
 
-What the patch itself can cause is a zero; what it cannot is a GradeFailed. The log and the report that the
-reference would have written are kept with the attempt.
+A problem that the patch can cause scores zero; any other problem raises GradeFailed. The log and the report
+that the reference would write are kept with the attempt.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
-from ...ledger.private import make_directory, write_private
+from ...ledger.private_files import make_directory, write_private
 from . import reference
-from .options import Kind, Options
+from .options import BenchmarkKind, SwebenchOptions
 from .patches import files_of
-from .script import evaluation, is_test, with_tests
-from .work import apply, restore, told
+from .repository import apply_patch, restore_files, summarize_output
+from .script import is_test, make_evaluation, replace_tests
 
 SCRIPT = ".git/holdwater-eval.sh"
 ASSET = ".git/holdwater-asset"
 REPORT = "report.json"
-LOG_FULL = b"\n[... cut: more than "  # how a sandbox ends a log that is too long
-MOST_NAMED = 5  # tests that a grade's detail names
+LOG_FULL = b"\n[... cut: more than "  # marker with which a sandbox ends a truncated log
+MOST_NAMED = 5  # maximum number of tests named in a grade's detail
 PASSING = ("PASSED", "XFAIL")
 F2P, P2P = "FAIL_TO_PASS", "PASS_TO_PASS"
 
 
-class Unfit(Exception):
-    """What is wrong with a patch that gets no further; in the reference's report it is an error."""
+class UnfitPatch(Exception):
+    """The patch cannot be graded further; the reference reports this as an error."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class Grading:
-    """How the rows of a suite are graded."""
+class PatchGrader:
+    """Grades patches for the rows of one suite."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SwebenchOptions) -> None:
         self._options = options
 
     async def grade(self, instance: Instance, sandbox: GradingSandbox, patch: str) -> Grade:
@@ -51,78 +51,84 @@ class Grading:
             return Grade(passed=False, score=0.0, detail="the patch is empty", metrics={"empty_patch": 1.0})
         row = {**instance.data, "instance_id": instance.id}
         if not row["eval_script"]:
-            row["eval_script"] = await reference.ask(
+            row["eval_script"] = await reference.ask_judge(
                 {"do": "script", "row": {**row, "workdir": sandbox.workdir}}
             )
         try:
-            if self._options.kind is Kind.SWT:
+            if self._options.kind is BenchmarkKind.SWT:
                 return await self._grade_tests(row, sandbox, patch)
             return await self._grade_code(row, sandbox, patch)
-        except Unfit as error:
+        except UnfitPatch as error:
             metrics = {"error": 1.0, **({error.reason: 1.0} if error.reason else {})}
             return Grade(passed=False, score=0.0, detail=str(error), metrics=metrics)
 
     async def _grade_code(self, row: dict[str, Any], sandbox: GradingSandbox, patch: str) -> Grade:
-        await self._begin(sandbox, patch)
-        # A patch that brings the benchmark's own tests in a form that suits it is not graded by them.
-        await restore(row["base_commit"], files_of(row["test_patch"]), sandbox)
-        answer = await self._tested(row, sandbox, "test_output.txt")
-        write_private(sandbox.artifacts / REPORT, _reported(row["instance_id"], answer))
-        return _graded(answer)
+        await self._begin_anew(sandbox, patch)
+        # Restore the benchmark's own test files, so that a patch cannot replace them with weaker ones.
+        await restore_files(row["base_commit"], files_of(row["test_patch"]), sandbox)
+        answer = await self._run_tests(row, sandbox, "test_output.txt")
+        write_private(sandbox.artifacts / REPORT, _make_report(row["instance_id"], answer))
+        return _make_grade(answer)
 
     async def _grade_tests(self, row: dict[str, Any], sandbox: GradingSandbox, patch: str) -> Grade:
-        """Tests that the agent wrote: they fail on the code as it is, and pass with the fault mended."""
+        """Grade the agent's tests: they must fail on the original code and pass with the reference fix."""
         mended = files_of(row["patch"])
         ours = [name for name in files_of(patch) if name not in mended and is_test(name)]
         if not ours:
             return Grade(passed=False, score=0.0, detail="the patch has no tests", metrics={"error": 1.0})
         theirs = [name for name in files_of(row["test_patch"]) if is_test(name)]
-        row = {**row, "eval_script": with_tests(row["eval_script"], theirs, ours), "assets": []}
+        row = {**row, "eval_script": replace_tests(row["eval_script"], theirs, ours), "assets": []}
         found = []
         for when in ("before", "after"):
-            await self._begin(sandbox, patch)
-            await restore(row["base_commit"], mended, sandbox)
-            if when == "after" and (failed := await apply(row["patch"], sandbox)):
+            await self._begin_anew(sandbox, patch)
+            await restore_files(row["base_commit"], mended, sandbox)
+            if when == "after" and (failed := await apply_patch(row["patch"], sandbox)):
                 raise GradeFailed(
-                    f"the row's own `patch` does not apply: {told(failed)}", kind="patch", again=False
+                    f"the row's own `patch` does not apply: {summarize_output(failed)}",
+                    kind="patch",
+                    again=False,
                 )
-            answer = await self._tested(row, sandbox, f"test_output.{when}.txt", statuses=True)
+            answer = await self._run_tests(row, sandbox, f"test_output.{when}.txt", statuses=True)
             found.append({name: status in PASSING for name, status in answer["statuses"].items()})
-        return _compared(*found)
+        return _compare_tests(*found)
 
-    async def _begin(self, sandbox: GradingSandbox, patch: str) -> None:
+    async def _begin_anew(self, sandbox: GradingSandbox, patch: str) -> None:
         await sandbox.renew()
         if self._options.network is not None:
-            await sandbox.reach(self._options.network)
-        if failed := await apply(patch, sandbox):
-            raise Unfit(f"the patch does not apply: {told(failed)}")
+            await sandbox.set_network(self._options.network)
+        if failed := await apply_patch(patch, sandbox):
+            raise UnfitPatch(f"the patch does not apply: {summarize_output(failed)}")
 
-    async def _tested(
+    async def _run_tests(
         self, row: dict[str, Any], sandbox: GradingSandbox, log: str, statuses: bool = False
     ) -> dict[str, Any]:
-        """Run the script of `row`; what the reference reads in its output."""
+        """Run the script of `row`; return the reference's reading of its output."""
         copies = await self._put_assets(row, sandbox)
-        made = evaluation(row["eval_script"], secrets.token_hex(8), sandbox.workdir, copies)
+        made = make_evaluation(row["eval_script"], secrets.token_hex(8), sandbox.workdir, copies)
         await sandbox.write(SCRIPT, made.text)
         path, timeout = sandbox.artifacts / log, self._options.timeout
         make_directory(path.parent)
-        line = f"exec bash {SCRIPT} 2>&1 < /dev/null"  # one stream: what is printed stays in its order
+        line = f"exec bash {SCRIPT} 2>&1 < /dev/null"  # one stream keeps the output in order
         result = await sandbox.run(["bash", "-c", line], timeout=timeout, log=path)
         if result.timed_out:
-            raise Unfit(f"the tests did not end within {timeout:g} s", "ambiguous_failure.tests_timed_out")
-        if not path.exists() or _cut(path):
-            raise GradeFailed("the tests printed more than is kept", kind="output", again=False)
+            raise UnfitPatch(
+                f"the tests did not end within {timeout:g} s", "ambiguous_failure.tests_timed_out"
+            )
+        if not path.exists() or _is_cut(path):
+            raise GradeFailed("the test output exceeds the log limit", kind="output", again=False)
         output = {"log": str(path), "start": made.start, "end": made.end, "status": result.exit_code}
         output["report"] = await _read(made.report, sandbox) if made.report else None
-        answer: dict[str, Any] = await reference.ask(
+        answer: dict[str, Any] = await reference.ask_judge(
             {"do": "grade", "row": row, "output": output, "statuses": statuses}
         )
         if not answer["begun"]:
-            raise GradeFailed(f"the script did not come to the tests: {told(result)}", kind="script")
+            raise GradeFailed(
+                f"the script ended before the tests started: {summarize_output(result)}", kind="script"
+            )
         return answer
 
     async def _put_assets(self, row: dict[str, Any], sandbox: GradingSandbox) -> list[str]:
-        """Binary files that the test patch cannot carry; the commands that put them into their places."""
+        """Upload binary files that the test patch cannot carry; return commands that copy them into place."""
         if row["assets"] and not self._options.assets:
             raise GradeFailed(
                 f"the tests need `{row['assets'][0]}`, which their patch cannot carry",
@@ -136,12 +142,12 @@ class Grading:
             if not source.is_file():
                 raise GradeFailed(f"no such file for the tests: `{source}`", kind="assets", again=False)
             await sandbox.put(source, f"{ASSET}-{number}")
-            copies.append(_copy(f"{sandbox.workdir}/{ASSET}-{number}", name))
+            copies.append(_copy_command(f"{sandbox.workdir}/{ASSET}-{number}", name))
         return copies
 
 
-def _graded(answer: dict[str, Any]) -> Grade:
-    """The reference's answer as a grade."""
+def _make_grade(answer: dict[str, Any]) -> Grade:
+    """Convert the reference's answer to a grade."""
     metrics = {answer["failure"]: 1.0} if answer["failure"] else {}
     if not answer["found"]:
         return Grade(passed=False, score=0.0, detail=answer["reason"], metrics=metrics)
@@ -159,21 +165,21 @@ def _graded(answer: dict[str, Any]) -> Grade:
     return Grade(passed=resolved, score=float(resolved), detail=detail, metrics=metrics)
 
 
-def _compared(before: dict[str, bool], after: dict[str, bool]) -> Grade:
-    """Whether tests show the fault: one at least fails before and passes after, and none fails after."""
+def _compare_tests(before: dict[str, bool], after: dict[str, bool]) -> Grade:
+    """Grade the agent's tests: at least one fails before and passes after the fix; none fails after it."""
     shown = [name for name, passed in after.items() if passed and not before.get(name, False)]
     wrong = [name for name, passed in after.items() if not passed]
     kept = sum(passed and before.get(name, False) for name, passed in after.items())
     good = bool(shown) and not wrong
-    detail = f"{len(shown)} tests fail before and pass after the fault is mended, {len(wrong)} fail after it"
+    detail = f"{len(shown)} tests fail before and pass after the fix, {len(wrong)} fail after it"
     metrics = {"fail_to_pass": len(shown), "pass_to_pass": kept, "to_fail": len(wrong), "tests": len(after)}
     return Grade(
         passed=good, score=float(good), detail=detail, metrics={name: float(n) for name, n in metrics.items()}
     )
 
 
-def _reported(name: str, answer: dict[str, Any]) -> bytes:
-    """`report.json` as the reference writes it."""
+def _make_report(name: str, answer: dict[str, Any]) -> bytes:
+    """Return `report.json` as the reference writes it."""
     kind, _, reason = (answer["failure"] or "").partition(".")
     report = {
         "patch_is_None": False,
@@ -194,12 +200,12 @@ async def _read(path: str, sandbox: GradingSandbox) -> str:
         return ""
 
 
-def _copy(source: str, name: str) -> str:
+def _copy_command(source: str, name: str) -> str:
     return f'mkdir -p "$(dirname {quote(name)})" && cp {quote(source)} {quote(name)}'
 
 
-def _cut(log: Path) -> bool:
-    """Whether the log is not the whole output."""
+def _is_cut(log: Path) -> bool:
+    """Return whether the log was truncated."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 200))
         return LOG_FULL in file.read()

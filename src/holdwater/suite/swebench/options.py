@@ -1,4 +1,4 @@
-"""What a spec says: `swebench:rows.jsonl?template=prompt.j2&timeout=3600`. A spec is all that workers get."""
+"""Parses a spec: `swebench:rows.jsonl?template=prompt.j2&timeout=3600`. Workers receive only the spec."""
 
 from __future__ import annotations
 
@@ -12,69 +12,68 @@ from msgspec import Meta
 
 from ...core.errors import BadInput
 from ...core.records import Network, Record
-from ...core.start_paths import explain_path
+from ...core.spec_paths import explain_path
 
 
-class Kind(StrEnum):
-    SWEBENCH = "swebench"  # the agent mends the code
-    SWT = "swt"  # the agent writes tests that show the fault
+class BenchmarkKind(StrEnum):
+    SWEBENCH = "swebench"  # the agent fixes the code
+    SWT = "swt"  # the agent writes tests that reproduce the bug
 
     @property
-    def told(self) -> str:
-        return "SWT-bench" if self is Kind.SWT else "SWE-bench"
+    def display_name(self) -> str:
+        return "SWT-bench" if self is BenchmarkKind.SWT else "SWE-bench"
 
 
-KINDS = tuple(Kind)
-PATHS = ("template", "repos", "assets")  # options that name files of this machine
-SUFFIX = ".parquet"  # a file of this kind needs no prefix
+KINDS = tuple(BenchmarkKind)
+PATH_OPTIONS = ("template", "repos", "assets")  # options that are paths on this machine
 
 
-class Options(Record, frozen=True):
+class SwebenchOptions(Record, frozen=True):
     path: str
-    kind: Kind = Kind.SWEBENCH
-    template: str | None = None  # a Jinja2 file for the instruction
-    namespace: str = "swebench"  # whose images
-    image: str | None = None  # for every row, with `{id}` for the instance's
+    kind: BenchmarkKind = BenchmarkKind.SWEBENCH
+    template: str | None = None  # path of a Jinja2 template for the instruction
+    namespace: str = "swebench"  # registry namespace of the images
+    image: str | None = None  # used for every row; `{id}` stands for the instance's id
     workdir: str = "/testbed"
-    repos: str | None = None  # a directory with a git repository for each instance, by its id
+    repos: str | None = None  # a directory with one git repository per instance, named by its id
     assets: str | None = None  # a directory `<instance>/<path>` with the binary files of test patches
     timeout: Annotated[float, Meta(gt=0)] = 1800.0  # seconds for the tests
-    network: Network | None = None  # what grading reaches; as the agent did otherwise
+    network: Network | None = None  # the network of grading; by default the agent's
 
     @property
     def copied(self) -> bool:
-        """Whether repositories are copied into the working directory of whatever sandbox there is."""
+        """Whether repositories are copied into the working directory of any kind of sandbox."""
         return self.repos is not None and not self.image
 
 
-def parse(spec: str) -> Options:
-    """The options in a spec; BadInput names the wrong one."""
-    kind, path, given = _split(spec)
+def parse_options(spec: str) -> SwebenchOptions:
+    """Parse the options of a spec; raise BadInput that names the invalid one."""
+    kind, path, given = _split_spec(spec)
     try:
-        options = msgspec.convert({"path": path, "kind": kind, **given}, Options, strict=False)
+        options = msgspec.convert({"path": path, "kind": kind, **given}, SwebenchOptions, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(f"`{name}`" for name in Options.__struct_fields__[2:])
-        raise BadInput(f"wrong option in `{spec[:200]}`: {error}", hint=f"known are {known}") from None
+        known = ", ".join(f"`{name}`" for name in SwebenchOptions.__struct_fields__[2:])
+        raise BadInput(f"invalid option in `{spec[:200]}`: {error}", hint=f"known options: {known}") from None
     if problem := explain_path(options.workdir):
-        raise BadInput(f"wrong option in `{spec[:200]}`: `workdir` {problem}")
+        raise BadInput(f"invalid option in `{spec[:200]}`: `workdir` {problem}")
     return options
 
 
-def absolute(spec: str) -> str:
-    """The same spec, meaning the same from any directory."""
-    kind, path, given = _split(spec)
-    given = {name: str(Path(v).absolute()) if name in PATHS else v for name, v in given.items()}
+def make_absolute(spec: str) -> str:
+    """Return the spec with absolute paths, so that it is valid from any directory."""
+    kind, path, given = _split_spec(spec)
+    given = {name: str(Path(v).absolute()) if name in PATH_OPTIONS else v for name, v in given.items()}
     return f"{kind}:{Path(path).absolute()}" + (f"?{urlencode(given, safe='/{}:')}" if given else "")
 
 
-def _split(spec: str) -> tuple[str, str, dict[str, str]]:
+def _split_spec(spec: str) -> tuple[str, str, dict[str, str]]:
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
-        kind, rest = Kind.SWEBENCH, spec
+        kind, rest = BenchmarkKind.SWEBENCH, spec
     path, _, query = rest.partition("?")
     try:
         return kind, path, dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise BadInput(
-            f"not read: `?{query[:200]}`", hint="options look like `?template=prompt.j2&timeout=3600`"
+            f"invalid options: `?{query[:200]}`", hint="options look like `?template=prompt.j2&timeout=3600`"
         ) from None

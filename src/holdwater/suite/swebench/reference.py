@@ -1,7 +1,7 @@
-"""The `swebench` package, asked in a process of its own: `judge.py` is what runs there.
+"""Calls the `swebench` package in a separate process, which runs `judge.py`.
 
-Importing it whole takes 160 MB, and reads what a foreign repository printed by regular expressions that could
-hold this process for long. Only this module knows whether it is there, and which one.
+Importing the whole package takes 160 MB, and its regular expressions over untrusted output could block this
+process for long. Only this module knows whether the package is installed, and in which version.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ...core.errors import BadInput, GradeFailed
 from ...core.helper_environment import build_python_environment
 
 INSTALL = "pip install 'holdwater[swebench]'"
-SECONDS = 300.0
+JUDGE_SECONDS = 300.0
 LONGEST_REASON = 500
 JUDGE = [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("judge.py"))]
 
 
-def needed(module: str) -> Any:
-    """A module that the extra brings."""
+def import_extra(module: str) -> Any:
+    """Import a module of the `swebench` extra; raise BadInput if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise _missing(module.partition(".")[0]) from None
+        raise _missing_package(module.partition(".")[0]) from None
 
 
 def check() -> None:
-    """BadInput where the package is missing."""
+    """Raise BadInput if the `swebench` package is missing."""
     if util.find_spec("swebench") is None:
-        raise _missing("swebench")
+        raise _missing_package("swebench")
 
 
 @cache
@@ -48,44 +48,48 @@ def version() -> str:
 
 @cache
 def parsers() -> frozenset[str]:
-    """The names of the log parsers that it has."""
+    """Return the names of the package's log parsers."""
     try:
         done = subprocess.run(
             JUDGE,
             input=b'{"do":"parsers"}',
             capture_output=True,
-            timeout=SECONDS,
+            timeout=JUDGE_SECONDS,
             env=build_python_environment(),
         )
     except subprocess.TimeoutExpired:
-        raise BadInput(f"swebench {version()} did not say within {SECONDS:g} s what it knows") from None
+        raise BadInput(
+            f"swebench {version()} did not list its log parsers within {JUDGE_SECONDS:g} s"
+        ) from None
     if done.returncode:
         raise BadInput(f"swebench {version()} cannot be used: {_last_line(done.stderr)}", hint=f"`{INSTALL}`")
     return frozenset(msgspec.json.decode(done.stdout, type=list[str]))
 
 
 def check_classic(repo: str, version_: str) -> None:
-    """A ValueError where a row without a script of its own cannot be graded: only the fourth has scripts."""
+    """Raise a ValueError if a row without a script cannot be graded: only `swebench` 4 makes scripts."""
     if int(version().partition(".")[0]) >= 5:
         raise ValueError(
-            f"field `eval_script`: missing, and swebench {version()} makes none: take the benchmark's current"
+            f"field `eval_script`: missing, and swebench {version()} makes none: use the benchmark's current"
             " rows, or `pip install 'swebench<5'`"
         )
     if not repo or not version_:
         raise ValueError("field `version`: missing, and without it there is no script for the row")
 
 
-async def ask(request: dict[str, Any]) -> Any:
-    """What the reference says; GradeFailed where it fails or takes too long."""
+async def ask_judge(request: dict[str, Any]) -> Any:
+    """Send a request to the judge process; return its answer, or raise GradeFailed on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *JUDGE, stdin=pipe, stdout=pipe, stderr=pipe, env=build_python_environment()
     )
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(JUDGE_SECONDS):
             out, err = await process.communicate(msgspec.json.encode(request))
     except TimeoutError:
-        raise GradeFailed(f"the test output was not read within {SECONDS:g} s", kind="timeout") from None
+        raise GradeFailed(
+            f"the test output was not read within {JUDGE_SECONDS:g} s", kind="timeout"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -95,7 +99,7 @@ async def ask(request: dict[str, Any]) -> Any:
     return msgspec.json.decode(out)
 
 
-def _missing(module: str) -> BadInput:
+def _missing_package(module: str) -> BadInput:
     return BadInput(f"SWE-bench needs the package `{module}`, which is not installed", hint=f"`{INSTALL}`")
 
 

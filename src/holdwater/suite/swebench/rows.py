@@ -1,6 +1,6 @@
-"""The rows of a benchmark, from JSON Lines, JSON or Parquet, one at a time; each with its place in the file.
+"""Reads benchmark rows from JSON Lines, JSON or Parquet, one at a time, each with its position in the file.
 
-What is done with them is in `__init__.py`. Columns that nobody needs are left alone.
+Unused columns are not read. `__init__.py` turns rows into instances.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 
 from ...core.errors import BadInput
 from ...core.records import check_id
-from ..jsonl import lines
+from ..jsonl import read_lines
 from . import reference
-from .script import markers_in
+from .script import has_markers
 
-BATCH = 32  # rows of a Parquet file in memory
+BATCH = 32  # rows of a Parquet file held in memory at once
 EVAL_TYPES = ("pass_and_fail", "fail_only")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What we need of a row. The last four are there since the fifth version of the benchmark."""
+class SwebenchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that we use. The last four exist since version 5 of the benchmark."""
 
     instance_id: str
     repo: str
@@ -40,20 +40,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None = None
     eval_script: str | None = None
     log_parser: str | None = None
-    parser: str | None = None  # another name for it
+    parser: str | None = None  # an alias of `log_parser`
     eval_type: str | None = None
 
     def check(self, parsers: frozenset[str]) -> None:
-        """Raise a ValueError that names the field, if it cannot be graded."""
+        """Raise a ValueError that names the field if the row cannot be graded."""
         check_id(self.instance_id)
         _ = self.images
-        for name in self.needed()["assets"]:
+        for name in self.to_grading_data()["assets"]:
             if not inside(name):
                 raise ValueError(f"field `image_assets`: path leaves the repository: {name[:200]!r}")
         if not self.eval_script:
             reference.check_classic(self.repo, str(self.version or ""))
             return
-        if not markers_in(self.eval_script):
+        if not has_markers(self.eval_script):
             raise ValueError("field `eval_script`: the markers around the test output are missing")
         if (name := self.log_parser or self.parser or "") not in parsers:
             raise ValueError(f"field `log_parser`: unknown to swebench {reference.version()}: `{name[:80]}`")
@@ -62,54 +62,56 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
                 f"field `eval_type`: one of {', '.join(EVAL_TYPES)}, not `{self.eval_type[:80]}`"
             )
 
-    def needed(self) -> dict[str, Any]:
-        """What grading needs, as plain data."""
+    def to_grading_data(self) -> dict[str, Any]:
+        """Return the data that grading needs."""
         return {
             "repo": self.repo,
             "version": str(self.version or ""),
             "base_commit": self.base_commit,
             "patch": self.patch or "",
             "test_patch": self.test_patch or "",
-            "FAIL_TO_PASS": tests("FAIL_TO_PASS", self.FAIL_TO_PASS),
-            "PASS_TO_PASS": tests("PASS_TO_PASS", self.PASS_TO_PASS or []),
+            "FAIL_TO_PASS": parse_tests("FAIL_TO_PASS", self.FAIL_TO_PASS),
+            "PASS_TO_PASS": parse_tests("PASS_TO_PASS", self.PASS_TO_PASS or []),
             "eval_script": self.eval_script,
             "log_parser": self.log_parser or self.parser,
             "eval_type": self.eval_type,
             "assets": [
-                a["path"] for key in ("test_patch", "patch") for a in self._assets(key) if a.get("path")
+                a["path"] for key in ("test_patch", "patch") for a in self._list_assets(key) if a.get("path")
             ],
         }
 
     @property
     def images(self) -> list[str]:
-        """The images of the problem statement, by their URLs."""
-        return [a if isinstance(a, str) else str(a.get("url", "")) for a in self._assets("problem_statement")]
+        """The URLs of the images in the problem statement."""
+        return [
+            a if isinstance(a, str) else str(a.get("url", "")) for a in self._list_assets("problem_statement")
+        ]
 
-    def _assets(self, key: str) -> list[Any]:
+    def _list_assets(self, key: str) -> list[Any]:
         found: Any = self.image_assets or {}
         if isinstance(found, str):
-            found = _json("image_assets", found)
+            found = _parse_json("image_assets", found)
         listed = found.get(key) if isinstance(found, dict) else None
         return listed if isinstance(listed, list) else []
 
 
-def rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row and its place; BadInput names the place and the field that are wrong."""
-    for place, make in _raw(path):
+def read_rows(path: Path) -> Iterator[tuple[str, SwebenchRow]]:
+    """Yield each row with its position; raise BadInput that names the position and the invalid field."""
+    for place, make in _read_raw(path):
         try:
             yield place, make()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise BadInput(f"{place}: {explained(error)}") from None
+            raise BadInput(f"{place}: {explain_error(error)}") from None
 
 
-def check_rows(path: Path, check: Callable[[Row], None]) -> int:
-    """Every row is valid and no id is there twice; how many there are."""
-    seen: dict[str, str] = {}  # id -> place: as many as there are rows
-    for place, row in rows(path):
+def check_rows(path: Path, check: Callable[[SwebenchRow], None]) -> int:
+    """Check that every row is valid and every id is unique; return the number of rows."""
+    seen: dict[str, str] = {}  # id -> position; one entry per row
+    for place, row in read_rows(path):
         try:
             check(row)
         except ValueError as error:
-            raise BadInput(f"{place}: {explained(error)}") from None
+            raise BadInput(f"{place}: {explain_error(error)}") from None
         if row.instance_id in seen:
             raise BadInput(f"duplicate id `{row.instance_id}`: {seen[row.instance_id]} and {place}")
         seen[row.instance_id] = place
@@ -117,9 +119,9 @@ def check_rows(path: Path, check: Callable[[Row], None]) -> int:
 
 
 def recognised(path: Path) -> bool:
-    """Whether the first row of this JSON Lines file is one of ours."""
+    """Return whether the first row of this JSON Lines file is a SWE-bench row."""
     try:
-        _, first = next(lines(path))
+        _, first = next(read_lines(path))
         return {"instance_id", "base_commit"} <= msgspec.json.decode(
             first, type=dict[str, msgspec.Raw]
         ).keys()
@@ -127,22 +129,22 @@ def recognised(path: Path) -> bool:
         return False
 
 
-def tests(field: str, given: str | list[str]) -> list[str]:
-    """Test ids: a list, or one written as JSON."""
-    found = _json(field, given) if isinstance(given, str) else given
+def parse_tests(field: str, given: str | list[str]) -> list[str]:
+    """Return test ids from a list, or from a list encoded as JSON."""
+    found = _parse_json(field, given) if isinstance(given, str) else given
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"field `{field}`: expected a list of test ids, or one as JSON")
     return found
 
 
 def inside(path: str) -> bool:
-    """Whether a relative path stays below where it begins."""
+    """Return whether a path is relative and stays below its starting directory."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
-def explained(error: Exception) -> str:
-    """msgspec's message in our words: ``field `repo`: missing``."""
+def explain_error(error: Exception) -> str:
+    """Return msgspec's message in our format: ``field `repo`: missing``."""
     if isinstance(error, RecursionError):
         return "not valid JSON: nested too deeply"
     text = str(error).removeprefix("JSON is malformed: ")
@@ -155,46 +157,48 @@ def explained(error: Exception) -> str:
     return f"field `{place.rstrip('`')}`: {told}" if place else told
 
 
-def _raw(path: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
+def _read_raw(path: Path) -> Iterator[tuple[str, Callable[[], SwebenchRow]]]:
     match path.suffix:
         case ".jsonl":
-            for number, line in lines(path):
+            for number, line in read_lines(path):
                 yield f"{path.name}:{number}", partial(_ROWS.decode, line)
         case ".json":
-            for number, raw in enumerate(_listed(path), start=1):
+            for number, raw in enumerate(_read_list(path), start=1):
                 yield f"{path.name}: row {number}", partial(_ROWS.decode, raw)
         case ".parquet":
-            for number, row in enumerate(_parquet(path), start=1):
-                yield f"{path.name}: row {number}", partial(msgspec.convert, row, Row)
+            for number, row in enumerate(_read_parquet(path), start=1):
+                yield f"{path.name}: row {number}", partial(msgspec.convert, row, SwebenchRow)
         case _:
-            raise BadInput(f"not a file of rows: `{path}`", hint="`.jsonl`, `.json` and `.parquet` are read")
+            raise BadInput(
+                f"not a file of rows: `{path}`", hint="supported formats: `.jsonl`, `.json` and `.parquet`"
+            )
 
 
-def _listed(path: Path) -> list[msgspec.Raw]:
+def _read_list(path: Path) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(f"{path.name}: {explained(error)}", hint="expected a list of rows") from None
+        raise BadInput(f"{path.name}: {explain_error(error)}", hint="expected a list of rows") from None
     except OSError as error:
         raise BadInput(f"cannot read `{path}`: {error.strerror}") from None
 
 
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    parquet = reference.needed("pyarrow.parquet")
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    parquet = reference.import_extra("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
-            wanted = [name for name in file.schema_arrow.names if name in Row.__struct_fields__]
+            wanted = [name for name in file.schema_arrow.names if name in SwebenchRow.__struct_fields__]
             for batch in file.iter_batches(batch_size=BATCH, columns=wanted):
                 yield from batch.to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise BadInput(f"cannot read `{path}`: {error}") from None
 
 
-def _json(field: str, text: str) -> Any:
+def _parse_json(field: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"field `{field}`: {explained(error)}") from None
+        raise ValueError(f"field `{field}`: {explain_error(error)}") from None
 
 
-_ROWS = msgspec.json.Decoder(Row)  # made at import: msgspec crashes when two threads do it at once
+_ROWS = msgspec.json.Decoder(SwebenchRow)  # made at import: msgspec crashes when two threads make one at once

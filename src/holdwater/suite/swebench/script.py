@@ -1,6 +1,7 @@
-"""The benchmark's own evaluation script, made fit to be believed: marks that cannot be guessed, the tests'
-own status, and where pytest runs them a report of its own beside what is printed. Running it is in
-`grading.py`, reading what comes out in `judge.py`.
+"""Hardens the benchmark's evaluation script, so that its result can be trusted.
+
+It adds marks that cannot be guessed, the tests' own exit status and, where pytest runs the tests, a report
+besides the printed output. `grading.py` runs the script; `judge.py` reads its output.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import NamedTuple
 
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
-HEAD = ("#!/bin/bash", "set -uxo pipefail")  # as the reference runs every script
+HEAD = ("#!/bin/bash", "set -uxo pipefail")  # the first lines of every script of the reference
 STATUS = "HOLDWATER_STATUS"
 PYTEST = re.compile(r"(\s*(?:\w+=\S+\s+)*(?:\S*python[\d.]*\s+-m\s+|\S*/)?(?:pytest|py\.test))(?=\s|$)")
 HEREDOC = re.compile(r"git apply\b.*<<-?\s*['\"]?(\w+)['\"]?")
-# A repository may have turned pytest's own reports off (`-p no:junitxml`): this plugin has another name.
+# A repository may disable pytest's reports (`-p no:junitxml`), so this plugin has another name.
 REPORTER = """\
 from _pytest import junitxml
 ours = []
@@ -31,39 +32,39 @@ def pytest_unconfigure(config):
 NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 
 
-class Evaluation(NamedTuple):
+class EvaluationScript(NamedTuple):
     text: str
-    start: str  # the line that holds this begins the tests' output
+    start: str  # the tests' output begins at the line that contains this text
     end: str
-    report: str | None  # where pytest writes its own report
+    report: str | None  # path of pytest's own report
 
 
-class Parts(NamedTuple):
-    """A script's lines: before the tests, the tests themselves, and after them."""
+class ScriptParts(NamedTuple):
+    """A script's lines: before the tests, the tests and after them."""
 
     before: list[str]
     tests: list[str]
     after: list[str]
 
 
-def markers_in(script: str) -> bool:
-    return _parts(script) is not None
+def has_markers(script: str) -> bool:
+    return _split_script(script) is not None
 
 
-def evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()) -> Evaluation:
-    """`script` to be run; `before` is what it does right before the tests."""
-    parts = _parts(script)
+def make_evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()) -> EvaluationScript:
+    """Return `script` ready to run; the lines `before` run directly before the tests."""
+    parts = _split_script(script)
     assert parts is not None, "rows are checked"
     place, plugin = f"{workdir}/.git/holdwater-{nonce}", f"holdwater_{nonce}"
     report = f"{place}/report.xml"
-    tests, watched = _watched(parts.tests, place, plugin, report)
+    tests, watched = _add_reporter(parts.tests, place, plugin, report)
     if watched:
         module = shlex.quote(f"{place}/{plugin}.py")
         before = [*before, f"mkdir -p {shlex.quote(place)} && printf %s {shlex.quote(REPORTER)} > {module}"]
     start, end = f"{START} {nonce}", f"{END} {nonce}"
     lines = [
         *HEAD,
-        "{",  # read as a whole before anything of it runs: what it runs could change it
+        "{",  # bash reads the whole block before it runs it: the tests could change the file
         *parts.before,
         *before,
         f": '{start}'",
@@ -74,34 +75,34 @@ def evaluation(script: str, nonce: str, workdir: str, before: Sequence[str] = ()
         f'exit "${STATUS}"',
         "}",
     ]
-    return Evaluation("\n".join(lines) + "\n", start, end, report if watched else None)
+    return EvaluationScript("\n".join(lines) + "\n", start, end, report if watched else None)
 
 
-def with_tests(script: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """`script` without the benchmark's own tests, the files `theirs`: the files `ours` are run instead."""
-    parts = _parts(script)
+def replace_tests(script: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Return `script` with the benchmark's own test files `theirs` replaced by the files `ours`."""
+    parts = _split_script(script)
     assert parts is not None, "rows are checked"
-    before = [line for line in _without_patch(parts.before) if not any(name in line for name in theirs)]
-    tests = [_directed(line, theirs, ours) for line in parts.tests]
+    before = [line for line in _remove_patch(parts.before) if not any(name in line for name in theirs)]
+    tests = [_retarget_command(line, theirs, ours) for line in parts.tests]
     return "\n".join([*before, f": '{START}'", *tests, f": '{END}'"])
 
 
 def is_test(name: str) -> bool:
-    """Whether a test runner can be given this file."""
+    """Return whether a test runner accepts this file."""
     return not name.endswith(NO_TESTS)
 
 
-def _parts(script: str) -> Parts | None:
+def _split_script(script: str) -> ScriptParts | None:
     lines = [line for line in script.strip().split("\n") if line not in HEAD]
     starts = [n for n, line in enumerate(lines) if START in line]
     ends = [n for n, line in enumerate(lines) if END in line]
     if not starts or not ends or ends[0] <= starts[0]:
         return None
-    return Parts(lines[: starts[0]], lines[starts[0] + 1 : ends[0]], lines[ends[0] + 1 :])
+    return ScriptParts(lines[: starts[0]], lines[starts[0] + 1 : ends[0]], lines[ends[0] + 1 :])
 
 
-def _watched(tests: list[str], place: str, plugin: str, report: str) -> tuple[list[str], bool]:
-    """The tests with pytest's own report asked for, where exactly one line runs it."""
+def _add_reporter(tests: list[str], place: str, plugin: str, report: str) -> tuple[list[str], bool]:
+    """Return the tests with a pytest report enabled, if exactly one line runs pytest; and whether it is."""
     found = [n for n, line in enumerate(tests) if PYTEST.match(line)]
     if len(found) != 1:
         return tests, False
@@ -114,7 +115,7 @@ def _watched(tests: list[str], place: str, plugin: str, report: str) -> tuple[li
     return changed, True
 
 
-def _without_patch(lines: list[str]) -> list[str]:
+def _remove_patch(lines: list[str]) -> list[str]:
     kept: list[str] = []
     until: str | None = None
     for line in lines:
@@ -127,9 +128,9 @@ def _without_patch(lines: list[str]) -> list[str]:
     return kept
 
 
-def _directed(line: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """A test command for other files, named as it named its own: by path, or as Django names modules."""
-    for named in (lambda name: name, _module):
+def _retarget_command(line: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """Return the test command for other files, named in the same way: by path, or as a Django module."""
+    for named in (lambda name: name, _module_name):
         old, new = {named(name) for name in theirs}, [named(name) for name in ours]
         words = line.split()
         if old & set(words):
@@ -137,5 +138,5 @@ def _directed(line: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
     return line
 
 
-def _module(name: str) -> str:
+def _module_name(name: str) -> str:
     return name.removesuffix(".py").removeprefix("tests/").replace("/", ".")

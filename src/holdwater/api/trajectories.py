@@ -1,0 +1,205 @@
+"""Reads trajectories in bulk, for training: `holdwater.read(run)`, lazily and also while the run is running.
+
+A trajectory holds a few rows; its messages are read from disk on request, one exchange at a time. Use `show`
+for the summary of a run and `export` for files for other programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..conversation.nodes import MediaMode, build_nodes
+from ..conversation.order_results import read_answer
+from ..conversation.token_sequences import TokenSequence as TokenSequence
+from ..conversation.token_sequences import build_sequences
+from ..conversation.trajectory import ExchangeTree, Turn, open_conversation, read_turns
+from ..core.records import AttemptFailure, ModelUsage, Verdict
+from ..core.serving_protocol import MessageNode
+from ..export.openai import find_last_answered, render_chat_messages, render_chat_tools
+from ..ledger.blobs import BlobStore
+from ..ledger.directory import RunDirectory
+from ..ledger.reader import LedgerReader
+from ..ledger.rollouts import (
+    RolloutFilter,
+    RolloutRow,
+    count_rollouts,
+    find_ended_attempt,
+    read_groups,
+    read_rollouts,
+)
+from ..ledger.run_lookup import find_run
+
+T = TypeVar("T")
+
+
+def read(
+    run: str | Path,
+    *,
+    outcome: str | None = None,
+    only: Sequence[str] = (),
+    attempts: Literal["chosen", "all"] = "chosen",
+) -> TrajectoryReader:
+    """Return the trajectories of a run (a directory, or `latest`). Nothing is read before the iteration.
+
+    `outcome` is `passed`, `failed` or the place of a failure; `only` are patterns of instance ids. `chosen`
+    selects one attempt per closed sample, `all` every attempt that has ended.
+    """
+    directory = RunDirectory.open(find_run(str(run)))
+    return TrajectoryReader(directory, RolloutFilter(outcome=outcome, only=tuple(only), attempts=attempts))
+
+
+class TrajectoryReader:
+    """A run's trajectories; each iteration reads the current state of the run."""
+
+    def __init__(self, directory: RunDirectory, wanted: RolloutFilter) -> None:
+        self._directory = directory
+        self._wanted = wanted
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Yield samples in the order of planning, or with `all` attempts in the order of their start."""
+        with LedgerReader(self._directory) as reader:
+            for row in read_rollouts(reader, self._wanted):
+                yield _make_trajectory(reader, row)
+
+    def __len__(self) -> int:
+        """Return the current number of trajectories."""
+        with LedgerReader(self._directory) as reader:
+            return count_rollouts(reader, self._wanted)
+
+    def groups(self) -> Iterator[list[Trajectory]]:
+        """Yield trajectories that belong together: of one order, or of one instance in an ordinary run.
+
+        Only finished groups are yielded, each with its selected trajectories.
+        """
+        with LedgerReader(self._directory) as reader:
+            for rows in read_groups(reader, self._wanted):
+                yield [_make_trajectory(reader, row) for row in rows]
+
+    def attempt(self, attempt: int) -> Trajectory:
+        """Return the trajectory of one attempt, named by the `reference` of a result."""
+        with LedgerReader(self._directory) as reader:
+            return _make_trajectory(reader, find_ended_attempt(reader, attempt))
+
+
+class Trajectory:
+    """An attempt that has ended: its result and, on request, its messages."""
+
+    def __init__(self, directory: RunDirectory, row: RolloutRow, verdict: Verdict) -> None:
+        self._directory = directory
+        self._row = row
+        self._verdict = verdict
+
+    def __repr__(self) -> str:
+        return f"<Trajectory {self.instance!r} sample={self.sample} outcome={self.outcome!r}>"
+
+    @property
+    def instance(self) -> str:
+        return self._row.instance
+
+    @property
+    def sample(self) -> int:
+        return self._row.sample
+
+    @property
+    def attempt(self) -> int:
+        return self._row.attempt
+
+    @property
+    def outcome(self) -> str:
+        """`passed`, `failed`, or the place of the failure."""
+        return self._row.kind
+
+    @property
+    def reward(self) -> float | None:
+        """The score; None if the attempt could not be scored."""
+        return self._row.score
+
+    @property
+    def order(self) -> int | None:
+        """The number of its order; None in an ordinary run."""
+        return self._row.order
+
+    @property
+    def key(self) -> str | None:
+        """The key of its order."""
+        return self._row.key
+
+    @property
+    def member(self) -> int:
+        """The index in its order, or among the samples of its instance: 0, 1, 2, ..."""
+        return self._row.member
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self._verdict.grade.metrics if self._verdict.grade else {}
+
+    @property
+    def answer(self) -> Any:
+        """The agent's answer."""
+        return read_answer(self._directory, self._verdict)
+
+    @property
+    def failure(self) -> AttemptFailure | None:
+        return self._verdict.failure
+
+    @property
+    def usage(self) -> ModelUsage:
+        return self._verdict.usage
+
+    @property
+    def verdict(self) -> Verdict:
+        """The full verdict: times, children, exchanges, ..."""
+        return self._verdict
+
+    def nodes(self, *, media: MediaMode = "reference") -> Iterator[MessageNode]:
+        """Yield every message once, with parent links; media are references or `inline`."""
+        return self._read_kept(lambda tree: build_nodes(tree, media))
+
+    def turns(self) -> Iterator[Turn]:
+        """Yield the model calls, the main thread first (`turn.thread` is 0)."""
+        return self._read_kept(read_turns)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the main thread in Chat Completions format, up to the last reply; media are data URLs."""
+        return self._read_kept(_main_messages)
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the tools of the main thread in Chat Completions format."""
+        tree = self._tree()
+        last = find_last_answered(tree)
+        return render_chat_tools(tree, last) if last else []
+
+    def tokens(self, *, beside: bool = False) -> Iterator[TokenSequence]:
+        """Yield the main thread as token ids with a mask, if the upstream returned token ids.
+
+        A new sequence begins where a prompt does not continue the previous tokens. `beside` includes the
+        other threads.
+        """
+        return self._read_kept(lambda tree: build_sequences(tree, beside=beside))
+
+    def blob(self, name: str) -> bytes:
+        """Return a medium by its reference in a message (`holdwater-blob:...`) or by its hash."""
+        hash_ = name.removeprefix("holdwater-blob:").removeprefix("holdwater-base64:").partition(":")[0]
+        return BlobStore(self._directory.blobs).get(hash_)
+
+    def _read_kept(self, reading: Callable[[ExchangeTree], Iterator[T]]) -> Iterator[T]:
+        try:
+            yield from reading(self._tree())
+        except FileNotFoundError:
+            self._tree()  # raises if the exchanges were dropped in the meantime
+            raise
+
+    def _tree(self) -> ExchangeTree:
+        with LedgerReader(self._directory) as reader:
+            return open_conversation(reader, self.attempt)
+
+
+def _make_trajectory(reader: LedgerReader, row: RolloutRow) -> Trajectory:
+    return Trajectory(reader.directory, row, reader.whole_verdict(row.attempt))
+
+
+def _main_messages(tree: ExchangeTree) -> Iterator[dict[str, Any]]:
+    last = find_last_answered(tree)
+    return render_chat_messages(tree, last) if last else iter(())

@@ -1,0 +1,225 @@
+"""The client for blocking code: runs an `AsyncClient` on a thread of its own and adds no behaviour to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import uvloop
+
+from ..core.errors import BadInput
+from ..core.groups import GroupTerms
+from ..core.records import Instance
+from ..core.serving_protocol import (
+    AnyOrderEvent,
+    CallAnswer,
+    Order,
+    OrderResult,
+    Rollout,
+    ServerHealth,
+    ServerStats,
+)
+from .async_client import LEAVE_SECONDS, URL, AsyncClient, ClientSettings, OrderOptions, OrderStream
+from .errors import ServerGone
+from .policy_runner import Policy
+
+T = TypeVar("T")
+
+
+class Client:
+    """Orders rollouts from a server: `with Client() as client`. Safe for many threads at once.
+
+    An exception that interrupts a call, such as Ctrl-C, cancels the order that the call waits for. Callbacks
+    (`policy`, `on_event`) do not run in the caller's thread.
+    """
+
+    def __init__(self, url: str = URL, key: str | None = None, **settings: Unpack[ClientSettings]) -> None:
+        self._client = AsyncClient(url, key, **settings)
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self._loop,), name="holdwater-client", daemon=True
+        )
+        self._thread.start()
+        self._closing = weakref.finalize(self, _end, self._client, self._loop, self._thread)
+        self._wait(self._client.__aenter__())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel all calls in flight and end the client's thread."""
+        self._closing()
+
+    def run(self, instance: str | Instance, **wishes: Unpack[OrderOptions]) -> Rollout:
+        """Run one rollout and return it. A failed rollout is returned too, not raised."""
+        return self._wait(self._client.run(instance, **wishes))
+
+    def run_group(
+        self,
+        instance: str | Instance,
+        n: int,
+        *,
+        group: GroupTerms | None = None,
+        **wishes: Unpack[OrderOptions],
+    ) -> OrderResult:
+        """Run a group of `n` rollouts that are scored together; return its result."""
+        return self._wait(self._client.run_group(instance, n, group=group, **wishes))
+
+    def order(
+        self,
+        order: Order,
+        *,
+        policy: Policy | None = None,
+        on_event: Callable[[AnyOrderEvent], Any] | None = None,
+        model_key: str | None = None,
+    ) -> OrderResult:
+        """Send an order; return its result. A `policy` answers model calls in place of the server's model."""
+        return self._wait(self._client.order(order, policy=policy, on_event=on_event, model_key=model_key))
+
+    def map(
+        self,
+        orders: Iterable[Order],
+        *,
+        at_once: int = 64,
+        policy: Policy | None = None,
+        model_key: str | None = None,
+    ) -> Iterator[OrderResult]:
+        """Yield the results of `orders` as they finish. This thread pulls from `orders` when there is room.
+
+        A `policy` answers the model calls of all orders, in place of the server's model.
+        Leaving the iterator early cancels the running orders; so does a refused order, which raises.
+        """
+        source = iter(orders)
+        running: set[Future[OrderResult]] = set()  # bound: `at_once`, including results not taken yet
+        done: SimpleQueue[Future[OrderResult]] = SimpleQueue()  # bound: the running orders
+        try:
+            while True:
+                while len(running) < at_once and (order := next(source, None)) is not None:
+                    begun = self._begin(self._client.order(order, policy=policy, model_key=model_key))
+                    running.add(begun)
+                    begun.add_done_callback(done.put)
+                if not running:
+                    return
+                finished = done.get()
+                running.discard(finished)
+                yield _wait_result(finished)
+        finally:
+            for left in running:
+                left.cancel()
+
+    def stream(self, order: Order, *, model_key: str | None = None) -> Iterator[AnyOrderEvent]:
+        """Send an order and yield its events, up to `Finished`. Leaving early cancels the order."""
+        events = self._client.stream(order, model_key=model_key)
+        try:
+            while (event := self._wait(_next_event(events))) is not None:
+                yield event
+        finally:
+            if self._closing.alive:
+                self._wait(events.aclose())
+
+    def answer(self, key: str, answer: CallAnswer) -> None:
+        """Answer a model call of an order; raise `OrderRefused` (`gone`) if the call is over."""
+        self._wait(self._client.answer(key, answer))
+
+    def cancel(self, key: str) -> None:
+        """Cancel an order: its unfinished rollouts get the verdict `cancelled`."""
+        self._wait(self._client.cancel(key))
+
+    def result(self, key: str) -> OrderResult | None:
+        """Return the result of an order, or None while it is not over."""
+        return self._wait(self._client.result(key))
+
+    def steer(self, url: str, name: str | None = None, version: str = "", key: str | None = None) -> None:
+        """Replace the server's own model from now on, for running rollouts too."""
+        self._wait(self._client.steer(url, name, version, key))
+
+    def health(self) -> ServerHealth:
+        """Return the server's health. Tries once: raises `ServerGone` if the server does not answer."""
+        return self._wait(self._client.health())
+
+    def stats(self) -> ServerStats:
+        return self._wait(self._client.stats())
+
+    def drain(self) -> None:
+        """Make the server refuse new orders and exit when the open orders are over."""
+        self._wait(self._client.drain())
+
+    def blob(self, name: str) -> bytes:
+        """Return the content of a blob that a message refers to, such as an image."""
+        return self._wait(self._client.blob(name))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        ended = threading.Event()
+        waited = self._begin(work, ended)
+        try:
+            return _wait_result(waited)
+        except BaseException:  # boundary: Ctrl-C, for example; raised again
+            if waited.cancel():
+                ended.wait(LEAVE_SECONDS)  # meanwhile the async client cancels the order on the server
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T], ended: threading.Event | None = None) -> Future[T]:
+        own = threading.current_thread() is self._thread
+        if own or not self._closing.alive:
+            work.close()
+            raise BadInput(
+                "a blocking call cannot run on the client's own thread" if own else "the client is closed"
+            )
+        return asyncio.run_coroutine_threadsafe(_run_marked(work, ended or threading.Event()), self._loop)
+
+
+async def _run_marked(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
+    try:
+        return await work
+    finally:
+        ended.set()
+
+
+async def _next_event(events: OrderStream) -> AnyOrderEvent | None:
+    return await anext(events, None)
+
+
+def _wait_result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except CancelledError as error:
+        raise ServerGone("the client was closed in the meantime") from error
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _end(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if threading.current_thread() is thread:
+        return (
+            loop.stop()
+        )  # garbage collection ended the client on its own thread, which cannot wait for itself
+    asyncio.run_coroutine_threadsafe(_close(client), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+async def _close(client: AsyncClient) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()} - client.leaving
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=LEAVE_SECONDS)
+    await client.__aexit__(None, None, None)

@@ -1,0 +1,1 @@
+"""Reads recorded exchanges as conversations: turns, threads, message nodes and token sequences."""

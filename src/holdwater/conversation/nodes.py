@@ -1,0 +1,254 @@
+"""Builds the conversation of an attempt as message nodes with parent links, the input of a trainer.
+
+Conversations with a common beginning share their first nodes. A reply that the client sends back is the node
+that the model sampled. One exchange is in memory at a time. `trajectory.py` finds which exchange continues
+which.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from ..core.exchange import Exchange
+from ..core.serving_protocol import MessageNode
+from ..ledger import dialects
+from ..ledger.blob_references import resolve_references
+from ..ledger.dialects import ModelReply
+from ..ledger.directory import RunDirectory
+from ..ledger.message import (
+    CommonMessage,
+    as_dict,
+    as_list,
+    decode_foreign,
+    decode_referring,
+    digest_message,
+    merge_messages,
+    restore_references,
+)
+from .trajectory import ExchangeTree
+
+MediaMode = Literal["reference", "inline"]
+
+_DIGEST_SIZE = 16  # bytes of blake3: enough that collisions cannot be crafted
+_NO_NODE = -1  # the parent of the first message
+_INSIDE_REPLY = -2  # one of several messages that send a reply back, but not the last
+
+
+def read_nodes(
+    directory: RunDirectory, attempt: int, media: MediaMode = "reference"
+) -> Iterator[MessageNode]:
+    """Yield every message that was sent or sampled in an attempt, once and after its parent."""
+    return build_nodes(ExchangeTree(directory, attempt), media)
+
+
+def build_nodes(tree: ExchangeTree, media: MediaMode = "reference") -> Iterator[MessageNode]:
+    growth = _NodeBuilder(tree, inline=media == "inline")
+    for number in tree.numbers():
+        if tree.converses(number):
+            yield from growth.add_exchange(number)
+
+
+class _RequestMessage(NamedTuple):
+    """A message of a request."""
+
+    raw: bytes
+    value: Any  # decoded, with marked references
+    messages: list[CommonMessage]
+
+    @property
+    def spoken(self) -> bool:
+        return bool(self.messages) and all(message.role == "assistant" for message in self.messages)
+
+
+class _RequestNodes(NamedTuple):
+    """The nodes of a request's messages, after the first `skipped` messages."""
+
+    root: int
+    parent: int | None  # the exchange that has the skipped messages
+    skipped: int
+    ends: array[int]
+
+
+class _NodeBuilder:
+    """The nodes of one attempt so far: a few numbers per message, without the contents."""
+
+    def __init__(self, tree: ExchangeTree, *, inline: bool) -> None:
+        self._tree = tree
+        self._inline = inline
+        self._count = 0
+        self._places: dict[int, _RequestNodes] = {}  # bound: the exchanges of one attempt
+        # (parent node, digest of the message) -> node; bound: the messages of one attempt
+        self._sent_nodes: dict[tuple[int, bytes], int] = {}
+        self._reply_nodes: dict[tuple[int, bytes], int] = {}
+        self._ids: dict[int, int] = {}  # bound: the vocabulary of the model
+
+    def add_exchange(self, number: int) -> Iterator[MessageNode]:
+        """Yield the new nodes of an exchange. Its parent must have been added before."""
+        exchange = self._tree.exchange(number)
+        root = yield from self._add_root(exchange)
+        tip, skipped, messages = self._find_start(exchange, root)
+        ends = array("q")
+        for run in _group_messages(exchange.dialect, messages):
+            known = self._reply_nodes.get((tip, _digest_run(run))) if run[0].spoken else None
+            if known is None:
+                for item in run:
+                    tip = yield from self._add_message(tip, item, exchange)
+                    ends.append(tip)
+            else:
+                tip = known
+                ends.extend([_INSIDE_REPLY] * (len(run) - 1) + [tip])
+        self._places[number] = _RequestNodes(root, exchange.parent, skipped, ends)
+        if is_complete(exchange):
+            for message, reply in self._read_replies(exchange):
+                yield self._make_sampled(tip, message, reply, exchange)
+
+    def _add_root(self, exchange: Exchange) -> Generator[MessageNode, None, int]:
+        """Add the system prompt outside the message list; a different prompt begins another conversation."""
+        if exchange.head is None and exchange.parent is not None:
+            return self._places[exchange.parent].root
+        at = _NO_NODE
+        for message, value in _read_system(exchange.dialect, self._tree.head(exchange.number)):
+            item = _RequestMessage(msgspec.json.encode(value), value, [message])
+            at = yield from self._add_message(at, item, exchange)
+        return at
+
+    def _find_start(self, exchange: Exchange, root: int) -> tuple[int, int, Iterable[msgspec.Raw]]:
+        """Return the node that an exchange continues, the message count up to it, and the later messages."""
+        if exchange.parent is not None and self._places[exchange.parent].root == root:
+            at = self._find_end(exchange.parent, exchange.keep)
+            if at != _INSIDE_REPLY:
+                return at, exchange.keep, exchange.append
+        return root, 0, (raw for _, raw in self._tree.request(exchange.number))
+
+    def _find_end(self, number: int, count: int) -> int:
+        """Return the node of message `count` of a request; of 0, the root."""
+        place = self._places[number]
+        while count <= place.skipped and place.skipped and place.parent is not None:
+            place = self._places[place.parent]
+        return place.ends[count - place.skipped - 1] if count else place.root
+
+    def _add_message(
+        self, before: int, item: _RequestMessage, exchange: Exchange
+    ) -> Generator[MessageNode, None, int]:
+        # Sorted keys: a client may serialize the same message differently the next time.
+        sent = msgspec.json.encode((exchange.dialect, item.value), order="sorted")
+        key = before, blake3(sent).digest(_DIGEST_SIZE)
+        known = self._sent_nodes.get(key)
+        if known is not None:
+            return known
+        self._sent_nodes[key] = new = self._next_id()
+        yield MessageNode(
+            id=new,
+            parent=_to_parent(before),
+            role=item.messages[0].role if item.messages else "unknown",
+            message=self._render_raw(item.raw, item.value),
+            exchange=exchange.number,
+            dialect=exchange.dialect,
+            by=exchange.by,
+        )
+        return new
+
+    def _read_replies(self, exchange: Exchange) -> Iterator[tuple[Any, ModelReply]]:
+        """Yield each choice of a reply: the message as a client would send it back, and the parsed reply."""
+        raw = bytes(exchange.reply or b"null")
+        value = decode_referring(raw)
+        shown = _split_choices(exchange.dialect, as_dict(self._render_raw(raw, value)))
+        for (message, _), (_, one) in zip(
+            shown, _split_choices(exchange.dialect, as_dict(value)), strict=True
+        ):
+            reply = dialects.find_dialect(exchange.dialect).reply(one)
+            if reply.message is not None:
+                yield message, reply
+
+    def _make_sampled(self, before: int, message: Any, reply: ModelReply, exchange: Exchange) -> MessageNode:
+        new = self._next_id()
+        self._reply_nodes[before, digest_message(reply.message or CommonMessage("assistant"))] = new
+        return MessageNode(
+            id=new,
+            parent=_to_parent(before),
+            role="assistant",
+            message=message,
+            exchange=exchange.number,
+            dialect=exchange.dialect,
+            sampled=True,
+            tokens=self._share_ids(reply.tokens.completion),
+            prompt_tokens=self._share_ids(reply.tokens.prompt),
+            logprobs=reply.tokens.logprobs or None,
+            version=exchange.version,
+            finish=reply.finish,
+            by=exchange.by,
+        )
+
+    def _share_ids(self, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the ids as shared integers: prompts repeat, and a separate integer takes 28 bytes."""
+        return tuple(map(self._ids.setdefault, ids, ids)) or None
+
+    def _render_raw(self, raw: bytes, value: Any) -> Any:
+        """Return the message of a node, with media inline or as references."""
+        if b'"holdwater-' not in raw:
+            return value
+        return (
+            decode_foreign(resolve_references(raw, self._tree.blobs))
+            if self._inline
+            else restore_references(value)
+        )
+
+    def _next_id(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+
+def is_complete(exchange: Exchange) -> bool:
+    """Return whether a reply is complete: an interrupted reply was not sampled to its end."""
+    return exchange.status == 200 and not exchange.error and exchange.reply is not None
+
+
+def _to_parent(before: int) -> int | None:
+    return None if before == _NO_NODE else before
+
+
+def _group_messages(dialect: str, messages: Iterable[msgspec.Raw]) -> Iterator[list[_RequestMessage]]:
+    """Yield each message as a group of its own; in Responses, adjacent assistant items form one group."""
+    run: list[_RequestMessage] = []
+    for raw in messages:
+        value = decode_referring(bytes(raw))
+        item = _RequestMessage(bytes(raw), value, dialects.parse_messages(dialect, [value]))
+        if run and not (dialect == "responses" and item.spoken and run[0].spoken):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
+
+
+def _digest_run(run: list[_RequestMessage]) -> bytes:
+    [message, *_] = merge_messages(message for item in run for message in item.messages)
+    return digest_message(message)
+
+
+def _read_system(dialect: str, head: dict[str, Any]) -> Iterator[tuple[CommonMessage, Any]]:
+    """Yield the prompts that a dialect has outside the message list, parsed and as they were sent."""
+    names = {
+        "messages": ("system",),
+        "responses": ("instructions", "input"),
+        "gemini": ("systemInstruction", "system_instruction"),
+    }
+    for name in names.get(dialect, ()):
+        for message in dialects.find_dialect(dialect).system({name: head.get(name)}):
+            yield message, head[name]
+
+
+def _split_choices(dialect: str, reply: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    if dialect == "responses":
+        yield reply.get("output"), reply
+    elif dialect == "messages":
+        yield {"role": "assistant", "content": reply.get("content")}, reply
+    else:
+        choices, message = ("choices", "message") if dialect == "chat" else ("candidates", "content")
+        for choice in map(as_dict, as_list(reply.get(choices))):
+            yield choice.get(message), {**reply, choices: [choice]}

@@ -1,0 +1,148 @@
+"""Builds the result of an order from the ledger: its rollouts with grades and trajectories.
+
+It reads a few rows per rollout, and its segment if nodes are requested. It blocks: call it in a thread.
+`run/orders/order_service.py` delivers the result.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.policy import grade_counts
+from ..core.records import FailureOrigin, Verdict
+from ..core.serving_protocol import (
+    MessageNode,
+    Order,
+    OrderResult,
+    Rollout,
+    TrajectoryForm,
+    TrajectoryReference,
+)
+from ..ledger.directory import RunDirectory
+from ..ledger.files import read_answer_json
+from ..ledger.message import decode_foreign
+from ..ledger.orders import OrderRow
+from ..ledger.reader import LedgerReader
+from ..ledger.rollouts import find_rollout
+from .nodes import build_nodes
+from .trajectory import ExchangeTree
+
+LARGEST_TRAJECTORY = 8 << 20  # bytes of encoded nodes of one rollout ...
+LARGEST_RESULT = 32 << 20  # ... and of a whole result; a larger trajectory becomes a reference
+
+
+def build_result(reader: LedgerReader, order: OrderRow, how: TrajectoryForm) -> OrderResult:
+    """Return the result of an order. All its rollouts must be finished."""
+    rollouts: list[Rollout] = []
+    together: list[bool] = []  # for each rollout with a valid grade
+    room = LARGEST_RESULT
+    for member, sample in enumerate(order.samples):
+        rollout, verdict, taken = _read_with_verdict(
+            reader, (order.instance, sample, member), how, min(room, LARGEST_TRAJECTORY)
+        )
+        rollouts.append(rollout)
+        if grade_counts(verdict.failure, verdict.grade):
+            together.append(verdict.group_scored)
+        room -= taken
+    replaced = _find_replaced(reader, order, rollouts)
+    return OrderResult(
+        key=order.key,
+        order=order.id,
+        rollouts=tuple(rollout for rollout in rollouts if rollout.member not in replaced),
+        together=bool(together) and all(together),
+        new=not order.delivered,
+        replaced=tuple(replaced.values()),
+    )
+
+
+def _find_replaced(reader: LedgerReader, order: OrderRow, rollouts: list[Rollout]) -> dict[int, Rollout]:
+    """Return the replaced rollouts by member number: the rollouts that failed first."""
+    count = len(rollouts) - _orders.decode(order.asked).size
+    if count <= 0:
+        return {}
+    query = "SELECT sample, closed FROM rollout JOIN outcome USING (instance, sample) WHERE orders = ?"
+    closed = dict(reader.rows(query, (order.id,)))
+    kept = ("passed", "failed", str(FailureOrigin.CANCELLED))
+    failed = [rollout for rollout in rollouts if rollout.outcome not in kept]
+    failed.sort(key=lambda rollout: closed[rollout.sample])
+    return {rollout.member: rollout for rollout in failed[:count]}
+
+
+def read_rollout(
+    reader: LedgerReader, instance: int, sample: int, member: int, how: TrajectoryForm
+) -> Rollout:
+    """Return the rollout of one sample."""
+    return _read_with_verdict(reader, (instance, sample, member), how, LARGEST_TRAJECTORY)[0]
+
+
+def _read_with_verdict(
+    reader: LedgerReader, which: tuple[int, int, int], how: TrajectoryForm, room: int
+) -> tuple[Rollout, Verdict, int]:
+    """Return a rollout, its verdict, and the encoded bytes of its nodes."""
+    instance, sample, member = which
+    row = find_rollout(reader, instance, sample)
+    verdict = reader.whole_verdict(row.attempt)
+    trajectory, reference, taken = _read_trajectory(reader, row.attempt, how, room)
+    rollout = Rollout(
+        instance=row.instance,
+        sample=sample,
+        member=member,
+        outcome=row.kind,
+        attempt=row.attempt,
+        reward=row.score,
+        failure=verdict.failure,
+        metrics=verdict.grade.metrics if verdict.grade else {},
+        detail=verdict.grade.detail if verdict.grade else "",
+        answer=read_answer(reader.directory, verdict),
+        usage=verdict.usage,
+        saved=verdict.replayed_usage,
+        times=verdict.times,
+        exchanges=verdict.exchanges,
+        children=verdict.children,
+        trajectory=trajectory,
+        reference=reference,
+    )
+    return rollout, verdict, taken
+
+
+def read_answer(directory: RunDirectory, verdict: Verdict) -> object:
+    """Return the decoded answer of the agent; None if there is none."""
+    text = read_answer_json(directory, verdict)
+    return None if text is None else decode_foreign(text.encode())
+
+
+def _read_trajectory(
+    reader: LedgerReader, attempt: int, how: TrajectoryForm, room: int
+) -> tuple[tuple[MessageNode, ...] | None, TrajectoryReference | None, int]:
+    """Return the nodes if they fit, else a reference; neither if the attempt is not kept or never began."""
+    if how is TrajectoryForm.NONE or not attempt:
+        return None, None, 0
+    spoke = reader.acting_attempt(attempt)
+    found: tuple[list[MessageNode], int] | None = None
+    try:
+        if how is TrajectoryForm.NODES:
+            found = _collect_nodes(ExchangeTree(reader.directory, spoke), room)
+    except FileNotFoundError:  # dropped during the read
+        pass
+    if reader.find_unrecorded_policy((spoke,)) is not None:
+        return None, None, 0
+    if found is None:
+        where = reader.directory.path.absolute()
+        return None, TrajectoryReference(directory=str(where), attempt=attempt), 0
+    return tuple(found[0]), None, found[1]
+
+
+def _collect_nodes(tree: ExchangeTree, room: int) -> tuple[list[MessageNode], int] | None:
+    """Return the nodes and their encoded bytes; None if they exceed `room`."""
+    kept: list[MessageNode] = []  # bound: `room`
+    taken = 0
+    for node in build_nodes(tree):
+        taken += len(_encode(node))
+        if taken > room:
+            return None
+        kept.append(node)
+    return kept, taken
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_orders = msgspec.msgpack.Decoder(Order)

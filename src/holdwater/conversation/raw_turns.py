@@ -1,0 +1,48 @@
+"""Renders one exchange as JSON as it was sent and received, media included, in pieces.
+
+The order of a request's keys is not preserved. `trajectory.py` interprets exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ..ledger import dialects
+from ..ledger.blob_references import resolve_references
+from .trajectory import ExchangeTree
+
+
+def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
+    """Yield one JSON document: `{"turn", "dialect", "status", "error", "streamed", "request", "reply"}`."""
+    exchange = tree.exchange(number)
+    about = {
+        "turn": number,
+        "dialect": exchange.dialect,
+        "status": exchange.status,
+        "error": exchange.error,
+        "streamed": exchange.streamed,
+    }
+    yield _encode(about)[:-1] + b',"request":'
+    yield from _render_request(tree, number, exchange.dialect)
+    yield b',"reply":'
+    yield b"null" if exchange.reply is None else resolve_references(bytes(exchange.reply), tree.blobs)
+    yield b"}\n"
+
+
+def _render_request(tree: ExchangeTree, number: int, dialect: str) -> Iterator[bytes]:
+    head = msgspec.json.decode(tree.raw_head(number), type=dict[str, msgspec.Raw])
+    if dialect == "gemini":
+        head.pop("model", None)  # in this dialect it is part of the URL path, not of the request body
+    yield _encode(head)[:-1]
+    separator = b"," if head else b""
+    opened = False
+    for _, message in tree.request(number):
+        key = b"" if opened else b"%s:[" % _encode(dialects.find_dialect(dialect).key)
+        yield separator + key + resolve_references(bytes(message), tree.blobs)
+        separator, opened = b",", True
+    yield b"]}" if opened else b"}"
+
+
+_encode = msgspec.json.Encoder().encode

@@ -1,0 +1,204 @@
+"""Delivers the answer to one call, whole or as a stream, and records it before its last byte is sent.
+
+`relay.py` gets the answer from the upstream or the record. `sessions.py` writes the exchange.
+"""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from ..core.errors import ModelFailed
+from ..core.exchange import RecordedReply
+from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, MiB
+from .auxiliary_routes import SERVER_HEADER, make_refusal
+from .call_ending import BILLED_KINDS, CallEnding
+from .call_threads import ThreadCall
+from .dialects import Dialect, ReplyStream
+from .in_process_request import IncomingRequest, InProcessRequest
+from .keep_alive import KeepAlive
+from .recorder import RequestDelta
+from .request_parser import DECODE_ERRORS
+from .sessions import Session
+from .upstreams import UpstreamAnswer
+from .upstreams.replay import UNRECORDED
+from .upstreams.retry import failure_inside
+
+CLIENT_GONE = 499  # in the record: the client disconnected before it had an answer
+LARGEST_REPLY = 64 * MiB
+_STATUS = {"stall": 504, UNRECORDED: 400}  # statuses of failures other than 502
+
+
+class AnswerDelivery:
+    """Delivers the answer to one call to the client and writes it to the record."""
+
+    def __init__(
+        self,
+        request: IncomingRequest,
+        session: Session,
+        delta: RequestDelta,
+        dialect: Dialect,
+        recorded: RecordedReply | None,
+        call: ThreadCall,
+    ) -> None:
+        self._request = request
+        self._call = call
+        self._threads = session.find_threads(dialect.form)
+        self._saved = recorded.usage if recorded is not None else None
+        self._session = session
+        self._delta = delta
+        self._dialect = dialect
+        self._started = time.time()
+        self._written = False
+        self._answer: UpstreamAnswer | None = None
+        self._version = ""  # of the policy, if its answer does not name it
+        self._stream: ReplyStream | None = None
+        self._response: web.StreamResponse | None = None
+
+    def set_answer(self, answer: UpstreamAnswer, version: str) -> None:
+        self._answer = answer
+        self._version = version
+
+    async def deliver_whole(self, answer: UpstreamAnswer) -> web.Response:
+        """Deliver an answer in one piece."""
+        body = await _read_whole(answer)
+        failure = answer.failure
+        try:
+            reply = self._dialect.read_reply(body)
+            ending = CallEnding(answer.status, reply.reply or body, reply.usage, chunks=reply.chunks)
+            if failure is None and reply.error is not None:
+                failure = failure_inside(reply.error)
+        except DECODE_ERRORS as error:
+            ending = CallEnding(answer.status)
+            failure = failure or _make_garbage_failure(f"the upstream's reply is not valid JSON: {error}")
+        self._write(ending, failure)
+        return web.Response(status=answer.status, headers=_prepare_headers(answer), body=body)
+
+    async def deliver_stream(
+        self, answer: UpstreamAnswer, stream: ReplyStream, pulse: KeepAlive
+    ) -> web.StreamResponse:
+        """Deliver an answer in events. The last events are held until the exchange is recorded."""
+        self._stream = stream
+        held: list[bytes] = []
+        size = 0
+        if answer.waits:
+            pulse.start_later(self._open_response)
+        async for piece in answer.pieces():
+            size = _check_size(size + len(piece))
+            held += stream.events(piece)
+            if held and stream.began and not stream.ended:
+                await self._send(answer, held, pulse)
+            if stream.done:
+                break
+        if not stream.ended:
+            raise ModelFailed("the upstream's stream ended early", kind="cut")
+        failure = failure_inside(stream.error) if stream.error is not None else None
+        ending = CallEnding(answer.status, stream.reply(), stream.usage, streamed=True, chunks=stream.chunks)
+        self._write(ending, failure)
+        held.append(stream.rest)
+        await self._send(answer, held, pulse)
+        assert self._response is not None
+        pulse.stop()
+        await self._response.write_eof()
+        return self._response
+
+    async def _send(self, answer: UpstreamAnswer, held: list[bytes], pulse: KeepAlive) -> None:
+        await pulse.finish_opening()
+        if self._response is None:
+            pulse.start(await self._open_response())
+        assert self._response is not None
+        pulse.mark_sent()
+        await self._response.write(b"".join(held))
+        held.clear()
+
+    async def _open_response(self) -> web.StreamResponse:
+        assert self._answer is not None
+        assert not isinstance(self._request, InProcessRequest), "an in-process answer is never a stream"
+        self._response = web.StreamResponse(
+            status=self._answer.status, headers=_prepare_headers(self._answer)
+        )
+        await self._response.prepare(self._request)
+        return self._response
+
+    def deliver_failure(self, error: ModelFailed) -> web.StreamResponse:
+        """Handle a missing or incomplete answer: send an error if possible, else cut the connection."""
+        failure = AttemptFailure(
+            where=error.where,
+            kind=error.kind,
+            message=error.message,
+            hint=error.hint,
+            again=error.again,
+            after=error.after,
+        )
+        status = _STATUS.get(error.kind, 502)
+        self._write(self._make_partial(status if self._response is None else CLIENT_GONE), failure)
+        if self._response is None:
+            return make_refusal(self._dialect, status, error.message, error.kind)
+        self._abort()
+        return self._response
+
+    def abandon(self) -> None:
+        """Record the partial answer after the client disconnected or its attempt ended."""
+        if self._response is not None:
+            self._abort()
+        if not self._written:
+            reason = "the attempt ended" if self._session.closed else "client went away"
+            nothing = NO_USAGE if self._saved is not None else None
+            ending = self._make_partial(CLIENT_GONE)._replace(
+                error=reason, saved=nothing, version=self._find_version()
+            )
+            self._threads.abandon(self._call)
+            self._session.write(self._delta, ending, self._started, self._call)
+
+    def _make_partial(self, status: int) -> CallEnding:
+        stream = self._stream
+        if stream is None:
+            return CallEnding(status)
+        return CallEnding(status, stream.reply() if stream.began else None, stream.usage, streamed=True)
+
+    def _write(self, ending: CallEnding, failure: AttemptFailure | None) -> None:
+        if failure is not None and not ending.error:
+            ending = ending._replace(error=failure.message, billed=failure.kind in BILLED_KINDS)
+        self._written = True
+        if self._dialect.form.counted_dialect:  # no provider charges for a count
+            ending = ending._replace(billed=False)
+        ending = ending._replace(saved=self._saved, version=self._find_version())
+        self._session.write(self._delta, ending, self._started, self._call)
+        self._threads.end(self._call, failure)
+
+    def _find_version(self) -> str:
+        """Return the version of the policy that answered; empty if there is no answer."""
+        if self._answer is None:
+            return ""
+        return self._version if self._answer.version is None else self._answer.version
+
+    def _abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def _prepare_headers(answer: UpstreamAnswer) -> CIMultiDict[str]:
+    answer.headers.update(SERVER_HEADER)
+    return answer.headers
+
+
+async def _read_whole(answer: UpstreamAnswer) -> bytes:
+    pieces: list[bytes] = []  # bound: `LARGEST_REPLY` bytes
+    size = 0
+    async for piece in answer.pieces():
+        size = _check_size(size + len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _check_size(size: int) -> int:
+    """Return the size of an answer so far; raise `ModelFailed` if it is too large to keep in memory."""
+    if size > LARGEST_REPLY:
+        raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
+    return size
+
+
+def _make_garbage_failure(message: str) -> AttemptFailure:
+    return AttemptFailure(where=FailureOrigin.MODEL, kind="garbage", message=message)

@@ -1,0 +1,186 @@
+"""Provide the images for a run's sandboxes on a daemon: find, pull or build each image once.
+
+`image_retention.py` decides which images are owned and when they are removed; `run/builds/docker_supply.py`
+decides which image an instance gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...core.errors import ImageFailed
+from ...core.failures import DISK
+from ...core.image import ImagePlatform
+from ...core.records import MiB, Record
+from ...docker.build import BuildFailed, BuildRequest, DockerCommand, find_docker
+from ...docker.client import DockerClient
+from . import failure_causes
+from .bases import BaseImage, BaseLookup, pin_reference
+from .context import DockerfileContext
+from .daemon_images import NAMESPACE, has_image
+from .image_build import BuildOptions
+from .image_retention import ImageKeeper
+from .pulling import ImagePuller, measure_missing
+from .single_flight import SingleFlight
+
+# Shared by all runs, since the same context gives the same image. No run has this name.
+BUILT_REPOSITORY = f"{NAMESPACE}/built"
+
+
+class DaemonImage(Record, frozen=True):
+    """An image on the daemon."""
+
+    reference: str  # the name to create containers from
+    names: tuple[str, ...] = ()  # all names that holdwater gave it; none: a foreign image
+
+
+class ImageStore:
+    """The images of one run. `room` returns how many more bytes the images may take."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        bases: BaseLookup,
+        keeper: ImageKeeper,
+        platform: ImagePlatform,
+        way: BuildOptions,
+        room: Callable[[], int],
+        logs: Path,
+    ) -> None:
+        self._client = client
+        self._bases = bases
+        self._keeper = keeper
+        self._platform = platform
+        self._options = way
+        self._room = room
+        self._logs = logs
+        self._puller = ImagePuller(client, bases, platform)
+        self._flights: SingleFlight[None] = SingleFlight()
+        self._docker_search: SingleFlight[DockerCommand] = SingleFlight()
+        self._docker: DockerCommand | None = None
+        self._largest = 0  # bytes of the largest image built so far
+
+    async def has_image(self, reference: str) -> bool:
+        """Return whether the daemon has an image with this name, owned or foreign."""
+        return await has_image(self._client, reference)
+
+    async def measure_pull(self, reference: str) -> int:
+        """Return the bytes that a pull would take on the disk."""
+        base = await self._bases.find_base(reference, self._platform)
+        source = pin_reference(reference, base.digest)
+        if source in self._flights or await self.has_image(self._tag(source)):
+            return 0  # present, or leased by the request that pulls it
+        return sum(await measure_missing(self._client, self._keeper, source, base))
+
+    async def measure_build(self, context: DockerfileContext) -> int:
+        """Return an estimate of the bytes that a build would take on the disk."""
+        source = _built_name(context)
+        if source in self._flights or await self.has_image(self._tag(source)) or await self.has_image(source):
+            return 0
+        return max(context.size, self._largest)
+
+    async def pull_image(self, reference: str, held: ExitStack) -> DaemonImage:
+        """Pull the image if it is absent, and keep it until `held` is closed."""
+        base = await self._bases.find_base(reference, self._platform)
+        source = pin_reference(reference, base.digest)
+        return await self._hold_image(source, held, partial(self._pull, reference, source, base))
+
+    async def build_image(self, context: DockerfileContext, seconds: float, held: ExitStack) -> DaemonImage:
+        """Build the image if it is absent, and keep it until `held` is closed."""
+        return await self._hold_image(_built_name(context), held, partial(self._build, context, seconds))
+
+    async def _hold_image(
+        self, source: str, held: ExitStack, bring: Callable[[], Coroutine[Any, Any, None]]
+    ) -> DaemonImage:
+        tag = self._tag(source)
+        held.enter_context(self._keeper.hold_images(source, tag))
+        await self._flights.join(source, partial(self._ensure_tagged, source, tag, bring))
+        return DaemonImage(reference=tag, names=(source, tag))
+
+    async def _ensure_tagged(
+        self, source: str, tag: str, bring: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        if await self._keeper.try_tag(source, tag):
+            return
+        await bring()
+        if not await self._keeper.try_tag(source, tag):
+            raise ImageFailed(
+                f"`{source}`: the image was removed right after it was pulled or built", kind="gone"
+            )
+
+    def _tag(self, source: str) -> str:
+        return self._keeper.tag(sha256(source.encode()).hexdigest()[:32])
+
+    async def _pull(self, reference: str, source: str, base: BaseImage) -> None:
+        await self._make_room(reference, sum(await measure_missing(self._client, self._keeper, source, base)))
+        async with self._keeper.use_base(source, base.diff_ids) as absent:
+            if absent:
+                await self._puller.pull(source, base, f"`{reference}` cannot be pulled")
+            self._keeper.record_pulled(source, await self._read_size(source))
+
+    async def _build(self, context: DockerfileContext, seconds: float) -> None:
+        source = _built_name(context)
+        await self._make_room(context.directory, max(context.size, self._largest))
+        docker = await self._find_docker()
+        self._keeper.claim_name(source)
+        build = BuildRequest(
+            dockerfile=context.dockerfile,
+            tag=source,
+            context=context.directory,
+            platform=str(self._platform),
+            network=self._options.network,
+            seconds=seconds,
+        )
+        log = self._logs / f"image-{context.digest[:12]}.build.log"
+        try:
+            async with self._keeper.track_build(lambda now: replace(context.trace, begun=now)):
+                await docker.build(build, log)
+        except BuildFailed as error:
+            raise _build_error(context, error, log) from error
+        size = await self._read_size(source)
+        self._largest = max(self._largest, size)
+        self._keeper.record_pulled(source, size)
+        await self._keeper.reset()
+
+    async def _make_room(self, name: str, need: int) -> None:
+        await self._keeper.evict(lambda: self._room() >= need)
+        if (room := self._room()) < need:
+            figures = f"{need / MiB:,.1f} MiB are needed, {max(0, room) / MiB:,.1f} MiB are left"
+            raise ImageFailed(
+                f"`{name}`: there is no room for it on the docker daemon's disk: {figures}",
+                "give the run more with `--disk`, or make room there",
+                kind=DISK,
+            )
+
+    async def _find_docker(self) -> DockerCommand:
+        """Return the docker command; the search runs at the first build."""
+        if self._docker is None:
+            home = self._keeper.work / "docker"
+            look = partial(find_docker, self._client.host, home, self._options.path)
+            self._docker = await self._docker_search.join("docker", look)
+        return self._docker
+
+    async def _read_size(self, reference: str) -> int:
+        return int((await self._client.get(f"/images/{reference}/json"))["Size"])
+
+
+def _built_name(context: DockerfileContext) -> str:
+    return f"{BUILT_REPOSITORY}:{context.digest}"
+
+
+def _build_error(context: DockerfileContext, error: BuildFailed, log: Path) -> Exception:
+    """Return the error of a failed build; a failed step may be retried, as its network may work again."""
+    doing = f"`{context.directory}`: its image cannot be built"
+    found = failure_causes.build_error(doing, error.message, timed_out=error.timed_out)
+    if found.kind == "build":
+        return ImageFailed(
+            found.message, f"see the whole output in `{log.name}` of the run's logs", kind="build"
+        )
+    return found

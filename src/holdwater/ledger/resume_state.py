@@ -1,0 +1,175 @@
+"""Reads the state that a resuming conductor needs: known instances, and the progress of each open sample.
+
+It only reads, on the writer's connection and a page at a time. `core.policy` decides how a sample continues.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from enum import IntEnum
+
+import msgspec
+
+from ..core.failures import CRASHED, POISON, RULES, RetryRule
+from ..core.policy import LOSSES_BEFORE_ALONE, TryCounts, VerdictSummary, rank
+from ..core.records import FailureOrigin, Record, Verdict
+from .compression import unpack
+from .reopening import find_reopening
+
+PAGE = 256  # open samples in memory at a time
+RETRIED = frozenset(where for where, rule in RULES.items() if rule.again is RetryRule.RETRIES)
+BLAMELESS = frozenset((FailureOrigin.INTERRUPTED, FailureOrigin.RUN))  # independent of the sample
+
+
+class SuitePass(IntEnum):
+    """The passes of a conductor over its suite: a resume first compares, then plans samples."""
+
+    COMPARE = 0
+    PLAN = 1
+
+
+def pass_number(token: int, during: SuitePass) -> int:
+    """Return a number that is larger than the number of every earlier pass of the run."""
+    return 2 * token + during
+
+
+class KnownInstance(Record, frozen=True):
+    """An instance that is already planned."""
+
+    id: int
+    name: str
+    digest: bytes
+    place: str
+    closed: int  # samples with an outcome
+    last_pass: int  # the number of the last pass that saw it in the suite
+
+
+class OpenSample(Record, frozen=True):
+    """A planned sample without an outcome, with the state needed to continue it."""
+
+    instance: int
+    sample: int
+    number: int = 0  # attempts so far
+    round: int = 1
+    retries: int = 0  # infrastructure failures in this round, `last` included
+    scale: int = 1
+    losses: int = 0
+    crashes: int = 0
+    first: int = 1  # the round from which `--attempts` counts
+    best: VerdictSummary | None = None
+    # The last verdict about the sample itself, if neither another attempt nor an outcome has followed it.
+    last: VerdictSummary | None = None
+    regrades: int | None = None  # the attempt whose kept work the next attempt grades
+
+    @property
+    def spent(self) -> TryCounts:
+        """The counts before `last` was settled: input of `policy.decide`, which determines the next step."""
+        counted = self.last is not None and self.last.where in RETRIED
+        return TryCounts(round=self.round, retries=self.retries - counted, scale=self.scale, first=self.first)
+
+
+class OpenSamplePage(Record, frozen=True):
+    samples: tuple[OpenSample, ...]
+    after: int | None  # the instance after which the next page begins; None at the end
+
+
+def find_known(connection: sqlite3.Connection, name: str) -> KnownInstance | None:
+    row = connection.execute(
+        "SELECT id, name, digest, place, (SELECT count(*) FROM outcome WHERE instance = i.id), sighted"
+        " FROM instance i WHERE name = ?",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    id_, name, digest, place, closed, sighted = row
+    return KnownInstance(id=id_, name=name, digest=digest, place=place, closed=closed, last_pass=sighted)
+
+
+def find_missing(connection: sqlite3.Connection, token: int, limit: int) -> list[str]:
+    """Return names of planned instances that this conductor has not seen in the suite."""
+    rows = connection.execute(
+        "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?",
+        (pass_number(token, SuitePass.COMPARE), limit),
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def find_last_instance(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(id), 0) FROM instance").fetchone()[0])
+
+
+def read_open_page(connection: sqlite3.Connection, samples: int, after: int, until: int) -> OpenSamplePage:
+    """Return the next open samples of the instances in (after, until]."""
+    limit = max(1, PAGE // samples)
+    instances = [
+        row[0]
+        for row in connection.execute(
+            "SELECT id FROM instance i WHERE id > ? AND id <= ? AND"
+            " (SELECT count(*) FROM outcome WHERE instance = i.id AND sample < ?) < ? ORDER BY id LIMIT ?",
+            (after, until, samples, samples, limit),
+        )
+    ]
+    found = []
+    for instance in instances:
+        closed = {
+            s for (s,) in connection.execute("SELECT sample FROM outcome WHERE instance = ?", (instance,))
+        }
+        found += [read_open_sample(connection, instance, s) for s in range(samples) if s not in closed]
+    return OpenSamplePage(samples=tuple(found), after=instances[-1] if len(instances) == limit else None)
+
+
+def decode_verdict(packed: bytes) -> Verdict:
+    return _verdicts.decode(unpack(packed))
+
+
+def read_open_sample(connection: sqlite3.Connection, instance: int, sample: int) -> OpenSample:
+    rows = connection.execute(
+        "SELECT a.id, a.number, a.round, a.scale, a.verdict, a.regrades, coalesce(r.switched, 1)"
+        " FROM attempt a JOIN conductor c ON c.token = a.token LEFT JOIN regrade r ON r.id = c.regrade"
+        " WHERE a.instance = ? AND a.sample = ? ORDER BY a.number",
+        (instance, sample),
+    ).fetchall()
+    if not rows:
+        return OpenSample(instance=instance, sample=sample)
+    before, first = find_reopening(connection, instance, sample)
+    number = rows[-1][1]
+    rows = [row for row in rows if row[-1]]  # grades of an abandoned regrade do not count
+    last, _, round_, scale, _, regrades, _ = rows[-1]
+    results = [
+        (row[1], row[2], VerdictSummary.of(decode_verdict(row[4]))) for row in rows if row[4] is not None
+    ]
+    blamed = [result for _, _, result in results if not _is_blameless(result)]
+    lost = [n for n, _, r in results if r.where is FailureOrigin.WORKER and r.kind != POISON]
+    anew = number == before  # no attempt since the sample was reopened
+    work = _find_kept_work(results[-1][2] if results else None, regrades)
+    work, round_ = (work if first == round_ else None, first) if anew else (work, round_)
+    return OpenSample(
+        instance=instance,
+        sample=sample,
+        number=number,
+        round=round_,
+        retries=sum(1 for n, of, r in results if n > before and of == round_ and r.where in RETRIED),
+        scale=scale,
+        losses=sum(n > before for n in lost) + min(sum(n <= before for n in lost), LOSSES_BEFORE_ALONE),
+        crashes=sum(
+            1 for _, _, r in results if r.where is FailureOrigin.WORKER and r.kind in (CRASHED, POISON)
+        ),
+        first=first,
+        best=max(blamed, key=rank, default=None),
+        last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,
+        regrades=work,
+    )
+
+
+def _find_kept_work(last: VerdictSummary | None, regrades: int | None) -> int | None:
+    """Return the attempt whose kept work is graded next: named by the last verdict, or `regrades`."""
+    if last is not None and (last.work is not None or not _is_blameless(last)):
+        return last.work
+    return regrades
+
+
+def _is_blameless(result: VerdictSummary) -> bool:
+    return result.where in BLAMELESS or (result.where is FailureOrigin.WORKER and result.kind != POISON)
+
+
+_verdicts = msgspec.msgpack.Decoder(Verdict)

@@ -1,0 +1,167 @@
+"""Builds the images of an `images.toml`: prepare, plan, build, resume and audit.
+
+`run/execute.py` conducts a build like any other run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...core.config import RunConfig
+from ...core.errors import BadInput
+from ...core.image import (
+    EngineKind,
+    FailedForecast,
+    ImageForecast,
+    ImageOutcome,
+    ImageRecipe,
+    ImagesAudit,
+    ImagesPlan,
+)
+from ...core.records import Limits
+from ...image.recipe import read_recipe
+from ...image.registry.check import check_image
+from ...ledger.audit import audit_run as audit_ledger
+from ...ledger.directory import RunDirectory
+from ...ledger.images import read_images, require_recipe
+from ...ledger.reader import LedgerReader
+from ...version import __version__
+from ..setup.config import check_config, default_directory, read_environment
+from ..setup.trust import check_trust
+from .build_run import ImageBuildRun, make_image_suite
+
+
+class PreparedBuild(msgspec.Struct, frozen=True):
+    """A build that is ready to start: the recipe is checked, nothing has been made."""
+
+    path: Path
+    config: RunConfig
+
+
+def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> PreparedBuild:
+    """Check everything that can be checked without a registry; make nothing."""
+    found = read_recipe(recipe)
+    changes = {
+        name: said.pop(name) for name in ("engine", "concurrency", "disk") if said.get(name) is not None
+    }
+    found = msgspec.structs.replace(found, **changes)
+    if found.steps and found.chosen_engine is EngineKind.REGISTRY:
+        raise BadInput("`--engine registry` cannot carry out the recipe's `before` and `after`")
+    if len(found.platforms) > 1 and found.chosen_engine is EngineKind.DOCKER:
+        raise BadInput("`--engine docker` makes one platform at a time, and the recipe names several")
+    suite = make_image_suite(found)
+    if suite.check is not None:
+        suite.check()
+    timeout = said.pop("timeout", None)
+    config = RunConfig(
+        id=secrets.token_hex(8),
+        suite=found.path,
+        agent=str(found.chosen_engine),
+        created=time.time(),
+        version=__version__,
+        workers=0,
+        concurrency=found.concurrency,
+        limits=Limits(acting=timeout) if timeout is not None else Limits(),
+        disk=found.disk,
+        recipe=found,
+        **{name: value for name, value in said.items() if value is not None},
+    )
+    check_config(config)
+    return PreparedBuild(path=out or default_directory(f"images-{Path(found.path).stem}"), config=config)
+
+
+def make_build_run(config: RunConfig, logs: Path) -> ImageBuildRun:
+    assert config.recipe is not None
+    return ImageBuildRun(config.recipe, config, read_environment(), logs)
+
+
+async def plan_build(prepared: PreparedBuild, tell: Callable[[str], None] = lambda text: None) -> ImagesPlan:
+    """Return the plan of a build. Image tags depend on the agent's layer, so this builds it once."""
+    recipe = prepared.config.recipe
+    assert recipe is not None
+    with tempfile.TemporaryDirectory(prefix="holdwater-plan-") as logs:
+        async with make_build_run(prepared.config, Path(logs)) as works:
+            tell("preparing the agent's layer")
+            await works.set_up(prepared.config.id)
+            rows: list[ImageForecast | FailedForecast] = []  # bound: the images of the recipe, small records
+            async for row in works.foresee_images():
+                rows.append(row)
+                tell(f"looked at {len(rows)} images")
+            free = works.daemon.disk().free if works.daemon else 0
+            return _make_plan(recipe, works, rows, free)
+
+
+async def audit_build(
+    path: Path,
+    tell: Callable[[str], None] = lambda text: None,
+    *,
+    deep: bool = False,
+    trust: bool = False,
+) -> ImagesAudit:
+    """Check that the ledger is complete and each of its images is in the registry, complete and unaltered.
+
+    By default only the sizes of layers are checked; `deep` reads their contents.
+    """
+    ledger = audit_ledger(path)
+    problems = list(ledger.problems)
+    checked = failed = 0
+    check_trust(RunDirectory.open(path), trust=trust)
+    with LedgerReader(path) as reader, tempfile.TemporaryDirectory(prefix="holdwater-audit-") as logs:
+        require_recipe(reader)
+        async with make_build_run(reader.config, Path(logs)) as works:
+            for row in read_images(reader):
+                if row.made is None:
+                    failed += 1
+                    problems.append(f"`{row.name}` was not made: {row.failure}")
+                    continue
+                checked += 1
+                tell(f"checked {checked} images")
+                if wrong := await check_image(works.registries, row.made, deep=deep):
+                    problems.append(f"`{row.name}`: {wrong}")
+    return ImagesAudit(
+        planned=ledger.planned,
+        settled=ledger.settled,
+        checked=checked,
+        failed=failed,
+        problems=tuple(problems),
+        ok=ledger.ok and not problems and ledger.planned == ledger.settled,
+    )
+
+
+def _make_plan(
+    recipe: ImageRecipe, works: ImageBuildRun, rows: list[ImageForecast | FailedForecast], free: int
+) -> ImagesPlan:
+    known = [row for row in rows if isinstance(row, ImageForecast)]
+    make = [row for row in known if row.how is ImageOutcome.MADE]
+    layers = works.blueprint.layers
+    return ImagesPlan(
+        recipe=recipe.path,
+        engine=str(recipe.chosen_engine),
+        why=_explain_engine(recipe),
+        layers=tuple(layer.digest for layer in layers),
+        layer_bytes=sum(layer.size for layer in layers),
+        total=len(rows),
+        make=len(make),
+        present=len(known) - len(make),
+        unknown=len(rows) - len(known),
+        upload=sum(row.upload for row in make),
+        download=sum(row.download for row in make),
+        disk=max((row.disk for row in make), default=0),
+        disk_free=free,
+        images=rows,
+    )
+
+
+def _explain_engine(recipe: ImageRecipe) -> str:
+    if recipe.engine is recipe.chosen_engine:
+        return "set by the recipe"
+    if recipe.steps:
+        return "the recipe has `before` or `after`, which no registry can carry out"
+    return "nothing has to be run, so nothing is pulled"

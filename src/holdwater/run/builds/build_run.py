@@ -1,0 +1,231 @@
+"""A build of images as a run: its layer, its engine, its disk, and the images as instances of a suite.
+
+`image_fleet.py` runs the attempts; the engines are in `image/`. `foresee_images` only looks up and makes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from ...core.authoring import Agent, Suite
+from ...core.config import RunConfig
+from ...core.errors import AttemptError, BadInput
+from ...core.image import (
+    EngineKind,
+    FailedForecast,
+    ImageBlueprint,
+    ImageEngine,
+    ImageForecast,
+    ImageRecipe,
+    ImageTarget,
+)
+from ...core.records import Instance, LimitOverrides, MiB
+from ...image import naming
+from ...image.registry.client import RegistryClients
+from ...image.registry.credentials import RegistryCredentials
+from ...image.registry.engine import RegistryEngine
+from ...image.registry.lookup import RegistryLookup
+from ...ledger.ledger import Ledger
+from ...rollout.periodic_task import PeriodicTask
+from ...suite.loader import load as load_suite
+from ..conductor.feed import RunFeed, SampleFeed
+from ..conductor.instance_source import InstanceSource
+from ..fleet.interface import Emit
+from ..resources.disk_space import DiskSpace
+from ..resources.governor import Governor
+from ..setup.config import ProcessEnvironment
+from .blueprint import open_blueprint
+from .build_daemon import BuildDaemon
+from .image_fleet import ImageFleet, image_to_instance, instance_to_image
+from .pending_notes import PendingNotes
+
+MEMORY = 8 * MiB  # buffers for the data that passes through while an image is made
+AT_ONCE = 16  # images looked up at once for a plan
+RELIEF_SECONDS = 0.5
+LONGEST_RELIEF = 600.0
+
+
+class ImageBuildRun:
+    """Implements `BuildRun` of `run/execute.py` for a build of images."""
+
+    def __init__(
+        self, recipe: ImageRecipe, config: RunConfig, environment: ProcessEnvironment, logs: Path
+    ) -> None:
+        self.recipe = recipe
+        self.suite = make_image_suite(recipe)
+        self.blueprint = ImageBlueprint()
+        self._config = config
+        self._environment = environment
+        self._logs = logs
+        self._stack = AsyncExitStack()
+        self.note = PendingNotes()  # engines and their clean-up record notes at any time
+        self.daemon: BuildDaemon | None = None
+        self.engine: ImageEngine
+
+    async def __aenter__(self) -> ImageBuildRun:
+        environment = self._environment
+        self._credentials = RegistryCredentials(
+            environment.docker_config, environment.path, environment.inherited
+        )
+        registries = RegistryClients(self._credentials, self.recipe.registries, self.note)
+        self.registries = await self._stack.enter_async_context(registries)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._stack.aclose()
+        finally:
+            await self.note.write()
+
+    async def set_up(self, run: str, space: DiskSpace | None = None) -> None:
+        """Prepare the layer and the engine; on a daemon also sweep earlier leftovers and check free disk."""
+        log = self._logs / "layer.log"
+        found = open_blueprint(self.recipe, self.registries, self._environment, log)
+        self.blueprint = await self._stack.enter_async_context(found)
+        if self.recipe.chosen_engine is EngineKind.REGISTRY:
+            engine = RegistryEngine(self.blueprint, self.registries, self.note)
+            self.engine = await self._stack.enter_async_context(engine)
+            return
+        bases = RegistryLookup(self.registries, self._credentials)
+        daemon = BuildDaemon(run, self._config, self._environment, bases, self.note)
+        self.daemon = await self._stack.enter_async_context(daemon)
+        self.engine = await self.daemon.open_engine(self.blueprint)
+        if space is not None:
+            self.daemon.begin([one async for one in self.foresee_images()])
+            space.use_store(self.daemon)
+
+    async def feed(self, ledger: Ledger, resumed: bool) -> SampleFeed:
+        self.note.ledger = ledger
+        source = ImageSource(self.suite, self._config, self.engine if self.daemon else None)
+        await ledger.set_total(source.total)
+        return RunFeed(self._config, ledger, source, resumed=resumed)
+
+    def fleet(self, token: int, emit: Emit) -> ImageFleet:
+        return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit, self.daemon)
+
+    def periodic_tasks(self, governor: Governor) -> Sequence[PeriodicTask]:
+        daemon = self.daemon
+        if daemon is None:
+            return (self.note.periodic_task(),)
+
+        async def relieve() -> None:
+            if lacking := governor.lacking:
+                await daemon.make_room(lacking)
+
+        return self.note.periodic_task(), PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
+
+    async def foresee_images(self) -> AsyncIterator[ImageForecast | FailedForecast]:
+        """Yield a forecast for each image; an image without a forecast comes with its failure."""
+        source = InstanceSource(self.suite, self._config)
+        try:
+            while items := await source.take(AT_ONCE):
+                images = [instance_to_image(instance) for instance, _ in items]
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(_foresee_image(self.engine, image)) for image in images]
+                for task in tasks:
+                    yield task.result()
+        finally:
+            source.close()
+        if source.error is not None:
+            raise source.error
+
+
+class ImageSource(InstanceSource):
+    """Yields images as instances; with an engine, each instance requests the disk that its image needs."""
+
+    def __init__(self, suite: Suite, config: RunConfig, engine: ImageEngine | None) -> None:
+        super().__init__(suite, config)
+        self._engine = engine
+
+    async def take(self, count: int) -> list[tuple[Instance, str]]:
+        items = await super().take(min(count, AT_ONCE))
+        if self._engine is None:
+            return items
+        async with asyncio.TaskGroup() as group:
+            images = [instance_to_image(instance) for instance, _ in items]
+            tasks = [group.create_task(_foresee_image(self._engine, image)) for image in images]
+        return [
+            (_set_disk_limit(instance, task.result()), place)
+            for (instance, place), task in zip(items, tasks, strict=True)
+        ]
+
+
+def make_image_suite(recipe: ImageRecipe) -> Suite:
+    """Return the images of a recipe as a suite that yields them lazily."""
+    name = Path(recipe.path).stem
+    if recipe.suite is None:
+        listed = [(Instance(id=name), base) for name, base in recipe.bases]
+
+        def instances() -> Iterator[Instance]:
+            for number, (instance, base) in enumerate(listed, 1):
+                yield _make_instance(recipe, instance, base, f"base {number} of `{recipe.path}`")
+
+        return Suite(name=name, instances=instances, size=len(listed))
+    found = load_suite(recipe.suite)
+    return Suite(name=name, instances=_adapt_instances(recipe, found), check=found.check, size=found.size)
+
+
+def _adapt_instances(recipe: ImageRecipe, suite: Suite) -> Callable[[], Iterable[Instance]]:
+    """Return a function that yields an image for each instance of the suite."""
+
+    def adapt_instance(number: int, instance: Instance) -> Instance:
+        place = f"instance {number} of suite `{suite.name}`"
+        if not isinstance(instance, Instance):
+            raise BadInput(f"{place} is of type {type(instance).__name__}: expected `Instance`")
+        if suite.image is not None and recipe.template is None:
+            base = suite.image(instance)
+        else:
+            base = naming.base_of(instance, recipe.template, place)
+        return _make_instance(recipe, instance, base, place)
+
+    async def later() -> AsyncIterator[Instance]:
+        number = 0
+        async for instance in suite.instances():  # type: ignore[union-attr]
+            number += 1
+            yield adapt_instance(number, instance)
+
+    def now() -> Iterator[Instance]:
+        for number, instance in enumerate(suite.instances(), 1):  # type: ignore[arg-type]
+            yield adapt_instance(number, instance)
+
+    def instances() -> Iterable[Instance]:
+        made = suite.instances()
+        return later() if hasattr(made, "__aiter__") else now()  # type: ignore[return-value]
+
+    return instances
+
+
+def _make_instance(recipe: ImageRecipe, instance: Instance, base: str, place: str) -> Instance:
+    wanted = image_to_instance(naming.image_of(recipe, instance, base, place))
+    return msgspec.structs.replace(wanted, limits=LimitOverrides(memory=MEMORY))
+
+
+def make_stub_agent(kind: EngineKind) -> Agent:
+    """Return a placeholder agent: a build has none, so the engine's name takes the place of the agent's."""
+
+    def act() -> None:
+        raise AssertionError("a build has no agent")
+
+    return Agent(name=str(kind), act=act, uses_model=False)
+
+
+async def _foresee_image(engine: ImageEngine, image: ImageTarget) -> ImageForecast | FailedForecast:
+    try:
+        return await engine.foresee(image)
+    except AttemptError as error:
+        return FailedForecast(name=image.name, base=image.base, failure=error.message)
+
+
+def _set_disk_limit(instance: Instance, foreseen: ImageForecast | FailedForecast) -> Instance:
+    """Request the foreseen disk. Without a forecast, request none: the attempt will meet the same failure."""
+    disk = foreseen.disk if isinstance(foreseen, ImageForecast) else 0
+    return msgspec.structs.replace(instance, limits=LimitOverrides(memory=MEMORY, disk=disk or None))

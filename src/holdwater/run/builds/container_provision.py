@@ -1,0 +1,113 @@
+"""Provides what attempts in containers need before a worker starts them: networks and images.
+
+`sandbox_daemon.py` handles networks and orphans, `docker_supply.py` images; this module joins them for one
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from ...core.config import RunConfig
+from ...core.containers import Containers
+from ...core.errors import AttemptError, ImageFailed
+from ...core.failures import DAEMON
+from ...core.records import AttemptFailure, FailureOrigin
+from ...docker.client import DockerError
+from ...ledger.ledger import Ledger
+from ...rollout.periodic_task import PeriodicTask
+from ..conductor.image_request import ImageRequest
+from ..conductor.scheduler import AttemptScheduler
+from ..resources.governor import Governor
+from ..setup.config import ProcessEnvironment
+from .docker_supply import DockerSupply
+from .pending_notes import PendingNotes
+from .sandbox_daemon import DaemonControls, SandboxDaemon
+
+
+class ContainerProvision:
+    """Opened around one run. Implements `ImageSupply`."""
+
+    def __init__(
+        self, config: RunConfig, environment: ProcessEnvironment, ledger: Ledger, logs: Path
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._logs = logs
+        self._note = PendingNotes(ledger)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> ContainerProvision:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._note.write)
+            self._dock = await stack.enter_async_context(
+                SandboxDaemon(self._config, self._environment, self._note)
+            )
+            supply = DockerSupply(self._config, self._environment, self._dock.client, self._note, self._logs)
+            self.supply = await stack.enter_async_context(supply)
+            stack.push_async_callback(self._dock.remove_containers)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def containers(self) -> Containers:
+        return self._dock.containers
+
+    async def estimate_need(self, wanted: ImageRequest) -> int:
+        return await self.supply.estimate_need(self._name_image(wanted))
+
+    async def hold(self, attempt: int, wanted: ImageRequest) -> dict[str, str]:
+        """Hold the images of an attempt once its networks exist; if the daemon dies, wait and try again."""
+        named = self._name_image(wanted)
+        starts = [start for start in (wanted.start, wanted.grader) if start is not None]
+        while True:
+            died = self._dock.watch.make_death_check()
+            try:
+                await self._dock.provide_networks(starts)
+                found = await self.supply.hold(attempt, named)
+            except (AttemptError, DockerError):
+                if not died():
+                    raise
+                await self._dock.await_return()
+                continue
+            return {**found, wanted.start.key: found[named.start.key]}
+
+    def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
+        self.supply.release(attempt)
+        if failure is not None and failure.where is FailureOrigin.INTERRUPTED and failure.kind == DAEMON:
+            self._dock.suspect()
+
+    def expect(self, wanted: ImageRequest) -> None:
+        if wanted.start.key or self._config.image:
+            self.supply.expect(self._name_image(wanted))
+
+    def stop(self) -> None:
+        self.supply.stop()
+
+    def periodic_tasks(self, run: AttemptScheduler, governor: Governor) -> Sequence[PeriodicTask]:
+        levers = DaemonControls(governor.hold, governor.release, run.stop, run.list_unsettled)
+        return (
+            *self._dock.periodic_tasks(levers),
+            *self.supply.periodic_tasks(governor),
+            self._note.periodic_task(),
+        )
+
+    def _name_image(self, wanted: ImageRequest) -> ImageRequest:
+        """Return the request with an image: the run's `--image` where the instance names none."""
+        if wanted.start.key:
+            return wanted
+        if self._config.image is None:
+            hint = "`--image` sets the image of instances that name none"
+            raise ImageFailed("the instance names no image", hint, kind="none", again=False)
+        start = msgspec.structs.replace(wanted.start, image=self._config.image)
+        return msgspec.structs.replace(wanted, start=start)

@@ -1,0 +1,86 @@
+"""Makes the missing images of a plan (`--images`) that a run needs, each once.
+
+The engines in `image/` make them; `docker_supply.py` brings them to the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe, ImageTarget
+from ...core.records import Instance
+from ...image import naming
+from ...image.docker.bases import BaseLookup, pin_reference
+from ...image.docker.single_flight import SingleFlight
+from ..conductor.image_request import ImageRequest
+
+KNOWN = 4096  # images remembered as made; for others the registry is queried again
+
+
+class ImageMaker:
+    """Makes the images of one run. The caller opens the engine."""
+
+    def __init__(
+        self,
+        recipe: ImageRecipe,
+        blueprint: ImageBlueprint,
+        engine: ImageEngine,
+        bases: BaseLookup,
+        logs: Path,
+    ) -> None:
+        self._recipe = recipe
+        self._blueprint = blueprint
+        self._engine = engine
+        self._bases = bases
+        self._logs = logs
+        self._slots = asyncio.Semaphore(recipe.concurrency)
+        self._flights: SingleFlight[str] = SingleFlight()
+        self._made: OrderedDict[ImageTarget, str] = OrderedDict()  # bound: KNOWN
+
+    async def ensure_image(self, wanted: ImageRequest) -> str:
+        """Make the instance's image if it is missing; return its registry reference, pinned by digest."""
+        image = self._describe_image(wanted)
+        if image not in self._made:
+            self._made[image] = await self._flights.join(image, partial(self._make, image))
+            if len(self._made) > KNOWN:
+                self._made.popitem(last=False)
+        self._made.move_to_end(image)
+        return self._made[image]
+
+    async def foresee_image(self, wanted: ImageRequest) -> tuple[str, int]:
+        """Return the image's reference (empty: it must be made) and the bytes it needs on a daemon's disk."""
+        image = self._describe_image(wanted)
+        if image in self._made:
+            return self._made[image], 0
+        async with self._slots:
+            foreseen = await self._engine.foresee(image)
+        if foreseen.how is ImageOutcome.PRESENT:
+            return foreseen.reference, 0
+        base = await self._bases.find_base(image.base, self._recipe.platforms[0])
+        agent = sum(layer.size + layer.unpacked for layer in self._blueprint.layers)
+        return "", foreseen.disk + base.size + base.unpacked + agent
+
+    async def _make(self, image: ImageTarget) -> str:
+        log = self._logs / f"image-{sha256(image.name.encode()).hexdigest()[:12]}.build.log"
+        async with self._slots:
+            made = await self._engine.make(image, log, _SilentProgress())
+        return pin_reference(made.reference, made.digest)
+
+    def _describe_image(self, wanted: ImageRequest) -> ImageTarget:
+        assert wanted.start.image is not None
+        instance = Instance(id=wanted.id, data=wanted.data)
+        return naming.image_of(self._recipe, instance, wanted.start.image, f"instance `{wanted.id[:200]}`")
+
+
+class _SilentProgress:
+    """Discards progress: a run does not show the progress of a single image."""
+
+    def phase(self, name: str) -> None:
+        return
+
+    def disk(self, bytes_: int) -> None:
+        return

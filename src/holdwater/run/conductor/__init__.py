@@ -1,0 +1,1 @@
+"""The conductor: takes samples from the suite, admits attempts, follows them and settles their verdicts."""

@@ -1,0 +1,398 @@
+"""Carries out the planner's decisions: pull, begin, start, settle and close, in that order on disk.
+
+It holds O(open samples) in memory. `core/plan.py` decides what to do next; a `Fleet` hosts the attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from ...core.config import KeepRule, RunConfig
+from ...core.errors import HoldwaterError, RunInterrupted, RunStopped, find_first_error
+from ...core.events import (
+    AbortRequested,
+    AnyCommand,
+    AnyEvent,
+    CloseSample,
+    DrainRequested,
+    EndAttempt,
+    FinishRun,
+    GroupClosed,
+    InterruptAttempt,
+    MemberArrived,
+    PreemptRequested,
+    PullSamples,
+    RefuseAttempt,
+    ReplaceMember,
+    SampleOpened,
+    SampleWithdrawn,
+    ScoreGroup,
+    SetTimer,
+    StartAttempt,
+    SuiteExhausted,
+    TimerFired,
+    VerdictCommitted,
+)
+from ...core.failures import make_interrupt_failure, make_loss_failure
+from ...core.plan import RunPlanner
+from ...core.policy import PlannerPolicy, VerdictSummary
+from ...core.records import Attempt, AttemptFailure, FailureOrigin, Outcome, Verdict
+from ...ledger.ledger import Ledger
+from ...rollout.periodic_task import PeriodicTask
+from ...rollout.worker_protocol import (
+    AttemptDone,
+    AttemptProgress,
+    CallHeld,
+    CallReleased,
+    EventNoted,
+    HeldCallContent,
+    LineLogged,
+    MemberWaiting,
+    WorkerBroken,
+    WorkerUnfit,
+)
+from ..fleet.interface import Fleet, FleetUpdate, WorkerGone
+from ..resources.disk_space import DiskSpace
+from ..resources.governor import Governor
+from .admission import AttemptAdmission
+from .deadlines import AttemptDeadlines
+from .feed import SampleFeed
+from .image_request import ImageSupply
+from .interruption import make_interruption
+from .job_builder import JobBuilder
+from .observers import VerdictObservers
+from .order_listener import OrderListener, confine_failure
+from .replay import EarlierLookup
+from .run_tasks import RunTasks
+
+WATCH_SECONDS = 1.0
+ABORT_SECONDS = 20.0  # for interrupted attempts to settle, before the run ends without them
+
+
+class AttemptScheduler:
+    """One conductor's pass over a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: Ledger,
+        feed: SampleFeed,
+        observers: VerdictObservers,
+        earlier: EarlierLookup,
+        next_attempt: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self.ledger = self._ledger = ledger
+        self._feed = feed
+        self._observers = observers
+        self._earlier = earlier
+        self._say = say
+        self._plan = RunPlanner(PlannerPolicy.of(config, regrading=ledger.regrade is not None), next_attempt)
+        self._loop = asyncio.get_running_loop()
+        self.started = asyncio.Event()  # samples can be opened
+        self._finished = asyncio.Event()
+        self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
+        self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
+        self._unstarted: set[int] = set()  # bound: the run's concurrency
+        self._deadlines = AttemptDeadlines(config)
+        # Ended before they were started; bound: the run's concurrency.
+        self._ended_early: dict[int, AttemptFailure] = {}
+        self._listener: OrderListener | None = None
+        self._error: HoldwaterError | None = None
+        self._reason = "the run is being stopped"
+        self._over = False
+
+    @property
+    def plan(self) -> RunPlanner:
+        return self._plan
+
+    def list_unsettled(self) -> Collection[int]:
+        """Return the attempts that are not settled."""
+        return self._attempts.keys()
+
+    @property
+    def running(self) -> int:
+        """The number of attempts that have their lease and images."""
+        return self._plan.running - len(self._admission.waiting)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """The number of waiting attempts, by reason."""
+        waiting = {**self._plan.waiting, self._governor.binds: len(self._governor.waiting)}
+        waiting["image"] = len(self._admission.waiting) - len(self._governor.waiting)
+        return {why: count for why, count in waiting.items() if count}
+
+    @property
+    def binds(self) -> str:
+        """The constraint that keeps more attempts from running at once."""
+        if self._governor.waiting:
+            return self._governor.binds
+        uses = self._governor.census.uses.values()
+        if uses and 2 * sum(use.throttled for use in uses) >= len(uses):
+            return "rate"
+        return "slots" if self._plan.waiting.get("slot") else "nothing left to do"
+
+    def preempt(self, attempt: int) -> bool:
+        """Preempt an attempt for its memory; return whether it was, to be retried later without blame."""
+        commands = self._plan.handle(PreemptRequested(attempt=attempt), self._loop.time())
+        reason, self._reason = self._reason, "memory was short"
+        for command in commands:
+            self._carry_out(command)
+        self._reason = reason
+        return InterruptAttempt(attempt=attempt) in commands
+
+    def govern(self, governor: Governor, space: DiskSpace, supply: ImageSupply | None = None) -> None:
+        """Set the sources of memory, disk space and images. To be called before `run`."""
+        self._governor = governor
+        self._space = space
+        self._admission = AttemptAdmission(governor, supply)
+        self._job_builder = JobBuilder(self._ledger, self._admission, governor, self._earlier)
+
+    def serve(self, customers: OrderListener) -> None:
+        """Take samples from orders. To be called before `run`."""
+        self._listener = customers
+        self._job_builder.offer = customers.offer
+
+    def open_samples(self, opened: Sequence[SampleOpened]) -> None:
+        """Open samples that are in the ledger. To be called once the scheduler has `started`."""
+        self._tasks.spawn_cancellable(self._expect([event for event in opened if event.last is None]))
+        for event in opened:
+            self._handle_event(event)
+
+    def withdraw(self, instance: int, sample: int, failure: AttemptFailure) -> None:
+        """Cancel a sample that no client wants any more."""
+        self._handle_event(SampleWithdrawn(instance=instance, sample=sample, failure=failure))
+
+    @property
+    def draining(self) -> bool:
+        return self._plan.draining
+
+    def finish(self) -> None:
+        """Start nothing more; the run ends well when the running attempts are over."""
+        self._handle_event(DrainRequested())
+
+    async def run(self, fleet: Fleet, duties: Sequence[PeriodicTask] = ()) -> None:
+        """Run until everything is settled, or raise the error that stopped the run."""
+        self._fleet = fleet
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._tasks = RunTasks(group)
+                watch = PeriodicTask("watch", WATCH_SECONDS, self._watch)
+                for duty in (watch, *duties):
+                    self._tasks.spawn_cancellable(duty.perform(self.note))
+                self._handle_event(TimerFired())
+                self.started.set()
+                await self._finished.wait()
+                self._tasks.cancel()
+        except* HoldwaterError as group:
+            raise find_first_error(group) from None
+        finally:
+            self._over = True
+            self._feed.close()
+        done_anyway = isinstance(self._error, RunInterrupted) and self._plan.complete
+        if self._error is not None and not done_anyway:
+            raise self._error
+
+    def handle_update(self, news: FleetUpdate) -> None:
+        """Handle a report of the fleet. After the run's end, recovery finds it in the journals instead."""
+        if self._over and not isinstance(news, LineLogged):
+            return
+        match news:
+            case AttemptDone(verdict=verdict):
+                self._tasks.spawn(self._settle(verdict))
+            case EventNoted(kind=kind, message=message, attempt=attempt):
+                self._tasks.spawn(self._ledger.note(kind, message, attempt))
+            case LineLogged(line=line):
+                self._say(line)
+            case WorkerGone(worker=worker):
+                self._tasks.spawn(self._ledger.forget_journal(worker))
+            case MemberWaiting(attempt=attempt):
+                self._deadlines.pause(attempt)
+                self._handle_event(MemberArrived(attempt=attempt))
+            case AttemptProgress() | CallHeld() | CallReleased() | HeldCallContent():
+                if self._listener is not None:
+                    self._listener.on_update(news)
+            case WorkerBroken(message=message):
+                self.stop(RunStopped(message, "make space, then `holdwater resume`"))
+            case WorkerUnfit(message=message, hint=hint, exit_status=status):
+                error = RunStopped(message, hint)
+                error.exit_status = status
+                self.stop(error)
+
+    def note(self, kind: str, message: str) -> None:
+        """Record an event; from any thread."""
+        self._loop.call_soon_threadsafe(self.handle_update, EventNoted(kind=kind, message=message))
+
+    def drain(self) -> None:
+        """Handle the first signal: start nothing more; interrupt running attempts after the grace period."""
+        self._error = self._error or make_interruption()
+        self._reason = "interrupted by a signal"
+        grace = f"{self.running} running attempts get {self._config.grace:g} s"
+        self._say(f"draining: {grace}, a second signal exits at once\n")
+        self._loop.call_later(self._config.grace, self.abort)
+        self._handle_event(DrainRequested())
+        for attempt in self._admission.waiting:
+            self._admission.cancel_wait(attempt, self._reason)
+        self._admission.expect_nothing()
+
+    def abort(self) -> None:
+        """Interrupt running attempts; end the run when they have settled, or after `ABORT_SECONDS`."""
+        self._space.stop_waiting()
+        self._admission.expect_nothing()
+        if not self._finished.is_set():
+            self._loop.call_later(ABORT_SECONDS, self._finished.set)
+            self._handle_event(AbortRequested())
+
+    def stop(self, error: HoldwaterError) -> None:
+        """End the run early with an error that would hit every instance."""
+        self._error = self._error or error
+        self._reason = f"the run was stopped: {error.message}"
+        self.abort()
+
+    def leave(self) -> None:
+        """Handle the second signal: end now. The next conductor finds the running attempts unsettled."""
+        self._space.stop_waiting()
+        self._finished.set()
+
+    # Carrying out commands.
+
+    def _handle_event(self, event: AnyEvent) -> None:
+        for command in self._plan.handle(event, self._loop.time()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: AnyCommand) -> None:
+        match command:
+            case PullSamples(count=count):
+                self._tasks.spawn_cancellable(self._pull(count))
+            case StartAttempt(attempt=attempt):
+                self._attempts[attempt.id] = attempt
+                self._unstarted.add(attempt.id)
+                self._admission.announce(attempt)
+                self._tasks.spawn_cancellable(self._start(attempt))
+            case RefuseAttempt(attempt=attempt, failure=failure):
+                self._attempts[attempt.id] = attempt
+                self._tasks.spawn(self._write_off(attempt, failure))
+            case EndAttempt(attempt=attempt_id, failure=failure):
+                self._end(attempt_id, failure)
+            case ScoreGroup(group=group, together=together):
+                self._score_group(group, together)
+            case ReplaceMember(group=group, instance=instance) if self._listener is not None:
+                self._listener.expect_replacement(group)
+                self._tasks.spawn(self._listener.replace_member(group, instance))
+            case GroupClosed(group=group):
+                self._admission.on_group_closed(group)
+            case InterruptAttempt(attempt=attempt_id):
+                self._end(attempt_id, make_interrupt_failure(self._reason))
+            case CloseSample(outcome=outcome):
+                self._tasks.spawn(self._close(outcome))
+            case SetTimer(at=at):
+                self._loop.call_at(at, self._handle_event, TimerFired())
+            case FinishRun():
+                self._finished.set()
+
+    async def _pull(self, count: int) -> None:
+        async with self._pulling:
+            while count > 0 and (opened := await self._feed.take(count)):
+                count -= len(opened)
+                await self._expect([event for event in opened if event.last is None])
+                for event in opened:
+                    self._handle_event(event)
+        if count > 0:
+            self._error = self._error or self._feed.error
+            self._handle_event(SuiteExhausted())
+
+    async def _start(self, attempt: Attempt) -> None:
+        """Start an attempt; its time begins when a worker has it."""
+        made = await self._job_builder.build(attempt)
+        self._unstarted.discard(attempt.id)
+        ended = self._ended_early.pop(attempt.id, None)
+        if isinstance(made, AttemptFailure) and made.where is FailureOrigin.INTERRUPTED:
+            self._forget(attempt.id, made)
+        elif isinstance(made, AttemptFailure):
+            self._settle_as(attempt, made)
+        elif ended is not None:
+            self._settle_as(attempt, ended)
+        elif attempt.id in self._attempts:
+            await self._fleet.start(made.job)
+            self._deadlines.begin(attempt, made.asks)
+            if self._listener is not None:
+                self._listener.on_started(attempt)
+
+    async def _expect(self, opened: Sequence[SampleOpened]) -> None:
+        """Announce samples that were opened ahead: their images can be fetched while others run."""
+        if self._admission.supplied:
+            for event in opened:
+                self._admission.expect(await self._ledger.payload(event.instance))
+
+    def _settle_as(self, attempt: Attempt, failure: AttemptFailure) -> None:
+        """Settle an attempt that no worker settles, so that it has a verdict."""
+        self._unstarted.discard(attempt.id)
+        self.handle_update(
+            AttemptDone(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure))
+        )
+
+    async def _write_off(self, attempt: Attempt, failure: AttemptFailure) -> None:
+        """Record and settle an attempt that was cancelled before it began, so that it has a verdict."""
+        await self._ledger.begin_attempt(attempt)
+        self._settle_as(attempt, failure)
+
+    def _end(self, attempt: int, failure: AttemptFailure) -> None:
+        """End an attempt, however far it has come."""
+        if self._admission.cancel_wait(attempt, failure.message):
+            return
+        if attempt in self._unstarted:  # it is being written, and settles when that is done
+            self._ended_early.setdefault(attempt, failure)
+        else:
+            self._fleet.interrupt(attempt, failure)
+
+    def _score_group(self, group: int, together: bool) -> None:
+        if self._listener is not None:
+            self._listener.score_group(group, together)
+        for attempt in self._attempts.values():
+            if attempt.group == group:
+                self._deadlines.begin_scoring(attempt.id)
+
+    async def _close(self, outcome: Outcome) -> None:
+        """Commit the outcome, then notify the listener. An ordered sample's files are kept until delivery."""
+        keep = self._config.keep if self._listener is None else KeepRule.ALL
+        await self._ledger.close_sample(outcome, keep)
+        if self._listener is not None:
+            self._listener.on_closed(outcome)
+
+    def _forget(self, attempt: int, failure: AttemptFailure) -> None:
+        """Drop an attempt that was cancelled while it waited for memory or images, without a record."""
+        self._unstarted.discard(attempt)
+        self._attempts.pop(attempt, None)
+        self._admission.on_settled(Verdict(attempt=attempt, token=self._ledger.token, failure=failure))
+        self._handle_event(
+            VerdictCommitted(result=VerdictSummary(attempt=attempt, where=FailureOrigin.INTERRUPTED))
+        )
+
+    async def _settle(self, verdict: Verdict) -> None:
+        """Commit the verdict, then notify the observers and the planner, in that order."""
+        self._deadlines.end(verdict.attempt)  # it has ended, however long a full disk delays the commit
+        if self._listener is not None:
+            verdict = confine_failure(verdict)
+            self._listener.on_settled(verdict)
+        committed = await self._ledger.settle(verdict)
+        self._space.on_settled(verdict)
+        self._admission.on_settled(verdict)
+        self._attempts.pop(verdict.attempt, None)
+        if not committed:
+            return
+        self._observers.tell(verdict)
+        if verdict.failure is not None and verdict.failure.where is FailureOrigin.RUN:
+            self.stop(RunStopped(verdict.failure.message, verdict.failure.hint))
+        self._handle_event(VerdictCommitted(result=VerdictSummary.of(verdict)))
+
+    # Watching.
+
+    async def _watch(self) -> None:
+        """End each attempt that overran all its limits and settle it as lost; the run goes on."""
+        for attempt_id in self._deadlines.take_overdue():
+            where = self._fleet.give_up(attempt_id)
+            self.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
+            attempt = self._attempts[attempt_id]
+            self._settle_as(attempt, make_loss_failure(attempt, f"it hung {where}", own=True))

@@ -1,0 +1,391 @@
+"""Accepts orders: the conductor's side of a server. `serve/` is the HTTP interface in front of it.
+
+An order is in the ledger before it is accepted; its rollouts are samples like any other. In memory it is an
+`ActiveOrder`, from its acceptance until its result is delivered or no client wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from ...conversation.nodes import read_nodes
+from ...conversation.order_results import build_result
+from ...core.config import RunConfig, ServingConfig
+from ...core.errors import HoldwaterError, RequestRefused
+from ...core.events import SampleOpened
+from ...core.groups import CLIENT_GONE, make_cancel_failure
+from ...core.records import Attempt, Instance, Outcome, Verdict
+from ...core.serving_protocol import (
+    CallAnswer,
+    Called,
+    MessageNode,
+    Order,
+    OrderResult,
+    ServerHealth,
+    ServerStats,
+    SteerRequest,
+)
+from ...ledger.orders import KeyTaken, OrderRow
+from ...ledger.reader import LedgerReader
+from ...rollout.worker_protocol import AttemptProgress, OrderTerms, SteerWorker
+from ..conductor.feed import make_opened_event
+from ..conductor.scheduler import AttemptScheduler
+from ..fleet.interface import AttemptUpdate, ServingFleet
+from .active_order import ActiveOrder, RolloutProgress
+from .catalogue import InstanceCatalogue
+from .held_calls import HeldCalls
+from .order_admission import OrderAdmission
+from .server_status import ServerStatus
+
+STEERED = "steered"  # the ledger's name for the steered model; its key is never written to a file
+SampleKey = tuple[int, int]  # instance, sample
+
+
+class OrderService:
+    """Serves the orders of one run. Implements `OrderListener` and `OrderBackend`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        catalogue: InstanceCatalogue,
+        scheduler: AttemptScheduler,
+        fleet: ServingFleet,
+        service: ServerStatus,
+    ) -> None:
+        self._config = config
+        self._serving = config.serving or ServingConfig()
+        self._catalogue = catalogue
+        self._scheduler = scheduler
+        self._ledger = scheduler.ledger
+        self._fleet = fleet
+        self._status = service
+        self._calls = HeldCalls(fleet)
+        self._by_key: dict[str, ActiveOrder] = {}  # by key; bound: `serving.queue` rollouts
+        self._by_sample: dict[SampleKey, ActiveOrder] = {}  # by sample; bound: the same
+        self._by_order: dict[int, ActiveOrder] = {}  # by order; bound: the same
+        self._parked: dict[str, OrderRow] = {}  # left by an earlier conductor; bound: the same
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="holdwater-results")
+        has_model = config.model is not None or not catalogue.agent.uses_model
+        self._admission = OrderAdmission(config, scheduler, service, has_model=has_model)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._working: set[asyncio.Task[None]] = set()  # bound: `serving.queue` rollouts
+
+    @asynccontextmanager
+    async def accept_orders(self) -> AsyncIterator[OrderService]:
+        """Accept orders in this block. Orders of an earlier conductor wait for their clients."""
+        loop = asyncio.get_running_loop()
+        error: HoldwaterError | None = None
+        with LedgerReader(self._ledger.directory) as self._reader:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._status.begin()
+                through = self._tasks.create_task(self._catalogue.read_suite())
+                await self._restore_orders()
+                patience = loop.call_later(self._serving.return_grace, self._abandon_parked)
+                try:
+                    yield self
+                except HoldwaterError as raised:
+                    error = raised  # re-raised outside the group, so that it is no exception group
+                finally:
+                    patience.cancel()
+                    through.cancel()
+                    if not self._scheduler.started.is_set():  # it never will be
+                        for task in self._working:
+                            task.cancel()
+                    for ticket in self._by_key.values():
+                        if ticket.timer is not None:
+                            ticket.timer.cancel()
+            self._reading.shutdown(wait=True)
+        if error is not None:
+            raise error
+
+    # Called by the server.
+
+    async def place(self, order: Order, key: str | None = None, owner: str = "") -> ActiveOrder:
+        """Accept an order or return the one with its key; raise `RequestRefused`. `key` is its endpoint's."""
+        self._admission.check(order, known=order.key in self._by_key)
+        brought = order.instance
+        order = msgspec.structs.replace(order, instance=self._catalogue.name_instance(brought))
+        while (ticket := self._by_key.get(order.key)) is not None:
+            await asyncio.shield(ticket.placed)
+            if self._by_key.get(order.key) is not ticket:
+                continue  # it was refused, or is finished and dropped
+            if (ticket.order, ticket.owner) != (order, owner):
+                raise RequestRefused(
+                    "conflict", f"order key `{order.key}` is already used by a different request"
+                )
+            if ticket.abandoned:  # it runs again as soon as the cancelled rollouts have ended
+                await ticket.wait_for_change(ticket.version)
+                continue
+            ticket.new = False
+            return ticket
+        ticket = self._by_key[order.key] = ActiveOrder(order, key, self, owner)
+        try:
+            await self._write(ticket, brought)
+            if ticket.new:
+                self._status.statistics.count_order()
+        except BaseException as error:  # boundary: remove the order, then re-raise
+            del self._by_key[order.key]
+            ticket.placed.set_result(None)
+            if isinstance(error, KeyTaken):
+                raise RequestRefused("conflict", error.message) from None
+            if isinstance(error, RequestRefused):
+                self._status.statistics.count_refusal(error.code)
+            raise
+        ticket.placed.set_result(None)
+        return ticket
+
+    async def find(self, key: str, owner: str = "") -> ActiveOrder | None:
+        """Return the order with this key, from memory or the ledger; None also if another client owns it."""
+        if (ticket := self._by_key.get(key)) is not None:
+            await asyncio.shield(ticket.placed)
+            return ticket if ticket.owner == owner else None
+        row = await self._ledger.find_order(key)
+        return None if row is None or row.owner != owner else await self._load_order(row)
+
+    async def steer(self, to: SteerRequest, key: str | None = None) -> None:
+        """Change the run's model from now on; `key` is its API key."""
+        await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
+        self._admission.has_model = True
+        self._fleet.steer(SteerWorker(to=to, key=key))
+        await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
+
+    def drain(self) -> None:
+        """Accept no more orders; the server ends when the open ones are finished."""
+        self._status.draining = True
+        self._end_if_idle()
+
+    def health(self) -> ServerHealth:
+        return self._status.health()
+
+    def stats(self) -> ServerStats:
+        return self._status.stats(self._calls.held_count, len(self._by_key))
+
+    # Called by an `ActiveOrder` (`OrderBackend`).
+
+    async def read_result(self, ticket: ActiveOrder) -> OrderResult:
+        """Read the result from disk, in a thread."""
+        loop = asyncio.get_running_loop()
+        how = ticket.order.trajectory
+        return await loop.run_in_executor(self._reading, build_result, self._reader, ticket.row, how)
+
+    async def read_nodes(self, attempt: int, since: int) -> tuple[MessageNode, ...]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reading, self._load_nodes, attempt, since)
+
+    def _load_nodes(self, attempt: int, since: int) -> tuple[MessageNode, ...]:
+        return tuple(node for node in read_nodes(self._ledger.directory, attempt) if node.id >= since)
+
+    async def mark_delivered(self, ticket: ActiveOrder) -> None:
+        await self._ledger.mark_delivered(ticket.id, self._config.keep)
+        ticket.row = msgspec.structs.replace(ticket.row, delivered=True)
+
+    async def fetch_call(self, call: str, *, whole: bool, member: int) -> Called | None:
+        return await self._calls.fetch_call(call, whole=whole, member=member)
+
+    def deliver_answer(self, answer: CallAnswer) -> None:
+        self._calls.deliver_answer(answer)
+
+    def on_client_gone(self, ticket: ActiveOrder) -> None:
+        """Cancel the order after the grace period, unless a client comes back."""
+        if ticket.finished:
+            self._forget(ticket)
+        elif not ticket.order.detached:
+            loop = asyncio.get_running_loop()
+            ticket.timer = loop.call_later(
+                self._serving.grace, self.cancel, ticket, CLIENT_GONE, "its client is gone"
+            )
+
+    def cancel(self, ticket: ActiveOrder, kind: str, message: str) -> None:
+        if (parked := self._parked.pop(ticket.order.key, None)) is not None:
+            self._abandon(parked, kind, message)
+            return
+        ticket.abandoned = ticket.abandoned or kind == CLIENT_GONE
+        for member in ticket.members:
+            if member.outcome is None:
+                self._scheduler.withdraw(
+                    ticket.row.instance, member.sample, make_cancel_failure(kind, message)
+                )
+
+    # Called by the scheduler (`OrderListener`).
+
+    def offer(self, attempt: Attempt) -> OrderTerms | None:
+        ticket = self._by_sample.get((attempt.instance, attempt.sample))
+        return None if ticket is None else ticket.offer
+
+    def on_started(self, attempt: Attempt) -> None:
+        if (found := self._find_member(attempt)) is not None:
+            ticket, member = found
+            if not member.attempt:
+                self._status.statistics.count_start(time.time() - ticket.row.at)
+            member.begin(attempt.id)
+            self._calls.assign(attempt.id, ticket, member)
+            ticket.notify_change()
+
+    def on_update(self, news: AttemptUpdate) -> None:
+        match news:
+            case AttemptProgress(attempt=attempt, turns=turns, usage=usage):
+                if (found := self._calls.find_owner(attempt)) is not None:
+                    found[1].turns, found[1].usage = turns, usage
+                    found[0].notify_change()
+            case _:
+                self._calls.handle_update(news)
+
+    def on_settled(self, verdict: Verdict) -> None:
+        self._calls.end_attempt(verdict.attempt)
+
+    def on_closed(self, outcome: Outcome) -> None:
+        ticket = self._by_sample.pop((outcome.instance, outcome.sample), None)
+        if ticket is None:
+            return
+        ticket.close(outcome)
+        now = time.time()
+        self._status.statistics.count_finish(now, now - ticket.row.at, outcome.kind)
+        if ticket.finished and not ticket.followers:
+            self._forget(ticket)
+
+    def score_group(self, group: int, together: bool) -> None:
+        self._fleet.score_group(group, together)
+
+    def expect_replacement(self, group: int) -> None:
+        """Record that a failed member is going to be replaced."""
+        self._by_order[group].pending_replacements += 1
+
+    async def replace_member(self, group: int, instance: int) -> None:
+        """Open another sample in place of a failed member."""
+        ticket = self._by_order[group]
+        sample = await self._ledger.add_member(group, instance, len(ticket.members))
+        ticket.add_replacement(sample)
+        self._admission.open_rollouts += 1
+        self._by_sample[instance, sample] = ticket
+        self._scheduler.open_samples(
+            [SampleOpened(instance=instance, sample=sample, group=ticket.membership)]
+        )
+
+    # Accepting orders.
+
+    async def _write(self, ticket: ActiveOrder, brought: str | Instance) -> None:
+        order = ticket.order
+        asked = msgspec.msgpack.encode(order)
+        known = self._parked.get(order.key) or await self._ledger.find_order(order.key)
+        if known is None:
+            with self._admission.reserve(order.size):
+                at, instance = time.time(), await self._find_instance(brought)
+                row = OrderRow(0, order.key, asked, at, instance, (), owner=ticket.owner)
+                known = await self._ledger.place_order(row, order.size)
+        elif (known.asked, known.owner) != (asked, ticket.owner):
+            raise KeyTaken(f"order key `{order.key}` is already used by a different request")
+        else:
+            self._parked.pop(order.key, None)
+            known = await self._readmit(known)
+        await self._take_up(ticket, known)
+
+    async def _readmit(self, row: OrderRow) -> OrderRow:
+        """Readmit a known order: rollouts that were cancelled because its client was gone run again."""
+        if not await self._ledger.is_abandoned(row.id):
+            self._admission.open_rollouts += len(row.samples)
+            return row
+        with self._admission.reserve(len(row.samples)):
+            await self._ledger.reopen_abandoned(row.id)
+        return msgspec.structs.replace(row, delivered=False)
+
+    async def _find_instance(self, instance: str | Instance) -> int:
+        row = await self._catalogue.find_row(instance)
+        if row is None:
+            error = self._catalogue.error
+            hint = f"the suite could not be read to its end: {error.message}" if error else ""
+            raise RequestRefused("unknown", f"no such instance: `{instance}`"[:300], hint)
+        return row
+
+    async def _take_up(self, ticket: ActiveOrder, row: OrderRow) -> None:
+        """Open every rollout of the order that is not closed."""
+        ticket.load_row(row, await self._ledger.list_closed_rollouts(row.id) if row.known else ())
+        if ticket.finished:
+            return
+        self._by_order[row.id] = ticket
+        for member in ticket.members:
+            if member.outcome is None:
+                self._by_sample[row.instance, member.sample] = ticket
+        opened = [make_opened_event(standing) for standing in await self._ledger.list_open_rollouts(row)]
+        group = ticket.membership
+        await self._scheduler.started.wait()
+        self._scheduler.open_samples([msgspec.structs.replace(event, group=group) for event in opened])
+
+    async def _load_order(self, row: OrderRow) -> ActiveOrder:
+        """Return an `ActiveOrder` for a query about an order that is only in the ledger."""
+        ticket = ActiveOrder(msgspec.msgpack.decode(row.asked, type=Order), None, self, row.owner)
+        ticket.placed.set_result(None)
+        ticket.load_row(row, await self._ledger.list_closed_rollouts(row.id))
+        return ticket
+
+    # Orders of an earlier conductor.
+
+    async def _restore_orders(self) -> None:
+        """Restore open orders: detached ones start with the scheduler, others when their clients return."""
+        if (steered := await self._ledger.recall(STEERED)) is not None:
+            self._admission.has_model = True
+            self._fleet.steer(SteerWorker(to=msgspec.msgpack.decode(steered, type=SteerRequest)))
+        async for row in self._ledger.open_orders():
+            order = msgspec.msgpack.decode(row.asked, type=Order)
+            if order.detached:
+                self._start(self._resume_order(self._register(row), row))
+            else:
+                self._parked[order.key] = row
+
+    def _register(self, row: OrderRow) -> ActiveOrder:
+        """Register an order of an earlier conductor, so that a client that places it again finds it."""
+        order = msgspec.msgpack.decode(row.asked, type=Order)
+        ticket = self._by_key[order.key] = ActiveOrder(order, None, self, row.owner)
+        self._admission.open_rollouts += len(row.samples)
+        return ticket
+
+    async def _resume_order(self, ticket: ActiveOrder, row: OrderRow) -> None:
+        """Continue the order, whether its client is connected or not."""
+        await self._take_up(ticket, row)
+        ticket.placed.set_result(None)
+
+    def _abandon_parked(self) -> None:
+        """Cancel the orders whose clients did not come back."""
+        parked, self._parked = self._parked, {}
+        for row in parked.values():
+            self._abandon(row, CLIENT_GONE, "its client is gone")
+
+    def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
+        """Take up an order of an earlier conductor in order to cancel it."""
+        ticket = self._register(row)  # now: its client may come back before the task runs
+
+        async def take_up_and_cancel() -> None:
+            await self._resume_order(ticket, row)
+            self.cancel(ticket, kind, message)
+
+        self._start(take_up_and_cancel())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None, "orders are not accepted yet"
+        self._working.add(task := self._tasks.create_task(work))
+        task.add_done_callback(self._working.discard)
+
+    # Dropping orders.
+
+    def _forget(self, ticket: ActiveOrder) -> None:
+        if self._by_key.get(ticket.order.key) is ticket:
+            del self._by_key[ticket.order.key]
+            self._admission.open_rollouts -= ticket.rollout_count
+        self._by_order.pop(ticket.id, None)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._status.draining and not self._by_key and not self._parked:
+            self._scheduler.finish()
+
+    def _find_member(self, attempt: Attempt) -> tuple[ActiveOrder, RolloutProgress] | None:
+        ticket = self._by_sample.get((attempt.instance, attempt.sample))
+        if ticket is None:
+            return None
+        return ticket, ticket.find_member(attempt.sample)

@@ -1,0 +1,321 @@
+"""Builds one frozen `RunConfig` from the user's options and the environment.
+
+`read_environment` is the only place in holdwater that reads environment variables.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...core.authoring import Agent, Suite
+from ...core.budget import RunBudget
+from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot
+from ...core.endpoint import find_url_problem
+from ...core.errors import BadInput
+from ...core.helper_environment import KEY_VARIABLES, SERVE_KEYS, SYSTEM_PATH
+from ...core.records import Limits, MiB, Record
+from ...core.sizes import parse_size
+from ...core.variables import KEYS_WITHHELD
+from ...gateway.prices import price_of
+from ...rollout.models import make_price_error
+from ...rollout.worker_protocol import ModelProvider, UpstreamConfig
+from ...version import __version__
+from ...web.tokens import find_cache, list_link_directories
+from .keys import read_taken_keys
+
+SCRIPTED = "scripted"
+POLICY_URL = "policy:"  # the base URL of a run whose model is a function
+OPENAI_URL = "https://api.openai.com/v1"
+ANTHROPIC_URL = "https://api.anthropic.com"
+GEMINI_URL = "https://generativelanguage.googleapis.com"
+MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
+URL_VARIABLES = {  # of each dialect
+    **dict.fromkeys(("chat", "responses", "completions", "embeddings"), "OPENAI_BASE_URL"),
+    "messages": "ANTHROPIC_BASE_URL",
+    "gemini": "GOOGLE_GEMINI_BASE_URL",
+}
+PROCESS_MEMORY = 64 * MiB  # the least memory of a conductor or a worker
+DOCKER_SOCKET = "unix:///var/run/docker.sock"
+
+
+class ProcessEnvironment(Record, frozen=True):
+    """The values that holdwater takes from its environment."""
+
+    openai: ModelProvider | None = None
+    anthropic: ModelProvider | None = None
+    gemini: ModelProvider | None = None
+    path: str = SYSTEM_PATH
+    memory_request: int | None = None  # bytes guaranteed to this pod: above it, it can be evicted
+    docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
+    docker_host: str = DOCKER_SOCKET
+    cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and the state of builds on daemons
+    serve_keys: tuple[str, ...] = ()
+    token_links: tuple[Path, ...] = ()  # directories in which clients look for the token of a server
+    # The environment of workers: everything but keys.
+    inherited: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def read_environment() -> ProcessEnvironment:
+    env = {**read_taken_keys(), **os.environ}
+    token = env.get("ANTHROPIC_AUTH_TOKEN")
+    google = env.get("GEMINI_API_KEY") or env.get("GOOGLE_API_KEY")
+    return ProcessEnvironment(
+        openai=_make_provider(env.get("OPENAI_BASE_URL"), env.get("OPENAI_API_KEY"), OPENAI_URL),
+        anthropic=_make_provider(
+            env.get("ANTHROPIC_BASE_URL"), token or env.get("ANTHROPIC_API_KEY"), ANTHROPIC_URL, bool(token)
+        ),
+        gemini=_make_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
+        path=env.get("PATH") or SYSTEM_PATH,
+        memory_request=_parse_memory_request(env.get(MEMORY_REQUEST)),
+        docker_config=_find_docker_config(env),
+        docker_host=env.get("DOCKER_HOST") or DOCKER_SOCKET,
+        cache=find_cache(env),
+        serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
+        token_links=tuple(list_link_directories(env)),
+        inherited={name: value for name, value in env.items() if name not in KEY_VARIABLES},
+    )
+
+
+def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig | None:
+    """Return where the run's model calls go; None for a run without a model.
+
+    An explicit base URL serves every dialect; otherwise each dialect goes to its provider.
+    """
+    if config.model is None or config.replays is not None:
+        return None
+    if config.base_url == POLICY_URL:
+        raise BadInput("the run's model is a Python function", "pass it again: `hw.resume(path, policy=...)`")
+    if config.base_url is not None:
+        key = env.openai.key if env.openai else None
+        return UpstreamConfig(everywhere=ModelProvider(url=config.base_url.rstrip("/"), key=key))
+    providers = {
+        "OPENAI_BASE_URL": env.openai,
+        "ANTHROPIC_BASE_URL": env.anthropic,
+        "GOOGLE_GEMINI_BASE_URL": env.gemini,
+    }
+    spoken = {dialect: found for dialect, name in URL_VARIABLES.items() if (found := providers[name])}
+    if not spoken:
+        raise BadInput(
+            f"model `{config.model}` has no upstream",
+            "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
+        )
+    for dialect, provider in spoken.items():
+        if problem := find_url_problem(provider.url):
+            raise BadInput(f"`{URL_VARIABLES[dialect]}` {problem}", "put the key into its own variable")
+    return UpstreamConfig(spoken=spoken)
+
+
+def _find_other_url() -> str | None:
+    """Return the environment's base URL unless it is the provider's own: other servers have other prices."""
+    openai = read_environment().openai
+    return openai.url if openai is not None and openai.url != OPENAI_URL else None
+
+
+def _find_docker_config(env: Mapping[str, str]) -> Path | None:
+    place = env.get("DOCKER_CONFIG") or (f"{env['HOME']}/.docker" if env.get("HOME") else "")
+    return Path(place, "config.json") if place else None
+
+
+def _parse_memory_request(said: str | None) -> int | None:
+    return parse_bytes(said, MEMORY_REQUEST) if said else None
+
+
+def _make_provider(
+    url: str | None, key: str | None, default: str, bearer: bool = False
+) -> ModelProvider | None:
+    if not url and not key:
+        return None
+    return ModelProvider(url=(url or default).rstrip("/"), key=key or None, bearer=bearer)
+
+
+def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str, Any]) -> RunConfig:
+    """Build the run's configuration from the user's options, then the suite's defaults, then holdwater's."""
+    suggested = suite.defaults
+    said = {name: value for name, value in options.items() if value is not None}
+    said.setdefault("attempts", suggested.attempts or 1)
+    said.setdefault("workers", os.cpu_count() or 1)
+    said.setdefault("sandbox", SandboxKind(suggested.sandbox or SandboxKind.PROCESS))
+    limits = said.pop("limits", Limits())
+    if suggested.timeout is not None and limits.acting == Limits().acting:
+        limits = msgspec.structs.replace(limits, acting=suggested.timeout)
+    if said.get("model") is None and suggested.model is not None and agent.uses_model:
+        said["model"] = suggested.model
+    prices = said.pop("prices", {})
+    if said.get("model") is not None:
+        said["price"] = price_of(said["model"], prices, said.get("base_url") or _find_other_url())
+    config = RunConfig(
+        id=secrets.token_hex(8),
+        suite=named[0],
+        agent=named[1],
+        created=time.time(),
+        version=__version__,
+        limits=limits,
+        **said,
+    )
+    check_config(config)
+    return config
+
+
+def make_replay_config(config: RunConfig, run: Path, only: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run that replays the recorded replies of `run`, which has `config`."""
+    return msgspec.structs.replace(
+        config,
+        id=secrets.token_hex(8),
+        created=time.time(),
+        version=__version__,
+        replays=str(run.absolute()),
+        serving=None,
+        base_url=None,
+        only=tuple(only),
+        limit=None,
+        shard=None,
+        budget=RunBudget(),
+        keep=KeepRule.ALL,
+        rpm=None,
+        tpm=None,
+    )
+
+
+def check_config(config: RunConfig) -> None:
+    """Refuse a configuration that can never work, by the option's name."""
+    least = {"concurrency": 1, "workers": 0, "attempts": 1, "retries": 0, "samples": 1, "recycle_after": 1}
+    for name, lowest in least.items():
+        if (getattr(config, name) or lowest) < lowest or getattr(config, name) == 0 < lowest:
+            raise BadInput(f"`--{name.replace('_', '-')}` must be at least {lowest}: {getattr(config, name)}")
+    least_memory = (1 + config.workers) * PROCESS_MEMORY
+    if config.memory is not None and config.memory < least_memory:
+        needs = f"{least_memory // MiB} MiB for a conductor and {config.workers} workers"
+        raise BadInput(f"`--memory` must be at least {needs}: {config.memory // MiB} MiB")
+    if config.limit is not None and config.limit < 1:
+        raise BadInput(f"`--limit` must be at least 1: {config.limit}")
+    if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
+        raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
+    if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
+        raise BadInput(f"`--base-url` {problem}", "put the key into `OPENAI_API_KEY`")
+    check_containers(config)
+    for name in ("setup", "acting", "grading"):
+        if getattr(config.limits, name) <= 0:
+            raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
+    for name in ("memory", "disk", "cpus", "cpu_seconds", "pids", "output"):
+        value = getattr(config.limits, name)
+        if value is not None and value <= 0:
+            raise BadInput(f"`--sandbox-{name.replace('_', '-')}` must be more than 0: {value:g}")
+    check_spending(config)
+
+
+def check_containers(config: RunConfig) -> None:
+    """Refuse options for containers where sandboxes are no containers."""
+    given = {
+        "--image": config.image,
+        "--images": config.images,
+        "--sandbox-read-only": config.read_only,
+    }
+    for flag, value in given.items():
+        if value and config.sandbox is not SandboxKind.DOCKER:
+            raise BadInput(f"`{flag}` requires containers", "add `--sandbox docker`")
+    if config.sandbox_root is SandboxRoot.HOST and config.sandbox is SandboxKind.DOCKER:
+        raise BadInput(
+            "`--sandbox-root host` requires process sandboxes", "mount the needed paths with `--mount`"
+        )
+
+
+def check_spending(config: RunConfig) -> None:
+    """Refuse budgets and rates that allow no work or cannot be enforced."""
+    limits, budget = config.limits, config.budget
+    given = {
+        "--max-requests": limits.requests,
+        "--max-input-tokens": limits.input_tokens,
+        "--max-output-tokens": limits.output_tokens,
+        "--max-cost": limits.cost,
+        "--run-requests": budget.requests,
+        "--run-tokens": budget.tokens,
+        "--run-cost": budget.cost,
+        "--run-time": budget.seconds,
+        "--disk": config.disk,
+        "--rpm": config.rpm,
+        "--tpm": config.tpm,
+    }
+    for flag, value in given.items():
+        if value is not None and value <= 0:
+            raise BadInput(f"`{flag}` must be more than 0: {value:g}")
+    if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
+        error = make_price_error(config.model)
+        raise BadInput(error.message, error.hint)
+
+
+def check_variables(suite: Suite, config: RunConfig, env: ProcessEnvironment) -> None:
+    """Refuse a suite with a chosen instance that requires a variable which is not passed on, or not set."""
+    for need in suite.needs() if suite.needs is not None else ():
+        name = need.variable
+        if config.only and not any(fnmatch.fnmatchcase(need.instance, only) for only in config.only):
+            continue
+        if name in KEY_VARIABLES:
+            raise BadInput(f"{need.place}: the variable `{name}` is not passed on", KEYS_WITHHELD)
+        if name not in config.pass_env:
+            raise BadInput(
+                f"{need.place}: the variable `{name}` is not passed on", f"`--pass-env {name}` allows it"
+            )
+        if name not in env.inherited:
+            raise BadInput(f"{need.place}: the variable `{name}` is not set", "set it")
+
+
+def select_passed_variables(config: RunConfig, env: ProcessEnvironment) -> dict[str, str]:
+    """Return the variables of the operator's environment that instances may use."""
+    return {name: env.inherited[name] for name in config.pass_env if name in env.inherited}
+
+
+def default_directory(suite: str) -> Path:
+    """Return the relative path `runs/<time>-<suite>-<random>`: starts in the same second do not collide."""
+    stem = Path(suite.split(":")[0]).stem if "/" in suite or "." in suite else suite.split(":")[0]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(3)}"
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """Parse a size such as `512MiB`, `8GiB`, `1.5g` or `1000000`; return bytes."""
+    if (found := parse_size(text)) is None:
+        raise BadInput(f"invalid size for `{flag}`: `{text}`", "for example `512MiB` or `8GiB`")
+    return found
+
+
+def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(f"`--sampling` must look like `temperature=0.7`: `{pair}`")
+        try:
+            found[name.strip()] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            found[name.strip()] = text
+    return found
+
+
+def parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
+    """Check names of variables; keys of providers and of a server are refused."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`")
+        if name in KEY_VARIABLES:
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`", KEYS_WITHHELD)
+    return tuple(dict.fromkeys(names))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise BadInput(f"`--shard` must look like `1/4`: `{text}`")
+    return int(match[1]), int(match[2])
