@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.registry_scene import engine
+from tests.registry_server import engine
 
-from holdwater.core.image import Layer
+from holdwater.core.image import ImageLayer
 
 
 def peak() -> int:
@@ -30,7 +30,7 @@ def _status(key: str) -> int:
 
 async def build(asked: dict[str, Any]) -> dict[str, Any]:
     """`bases` into `repositories`, in turn; what is resident is told after each tenth of them."""
-    layers = tuple(Layer(**one) for one in asked["layers"])
+    layers = tuple(ImageLayer(**one) for one in asked["layers"])
     jobs = [(base, place) for place in asked["repositories"] for base in asked["bases"]]
     readings, made = [], []
     async with engine(layers) as making:

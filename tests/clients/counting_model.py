@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdwater.testing.scripted import Fault, Reply, serve
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, serve_script
 
 TURNS = 4
 NOTE = re.compile(r"note-(\d)-[0-9a-f]{8}")
@@ -43,27 +43,27 @@ class CountingModel:
         self._trace = trace
         self._gate = gate
 
-    def __call__(self, request: dict[str, Any]) -> Reply:
+    def __call__(self, request: dict[str, Any]) -> ScriptedReply:
         """The reply to a turn is never the same twice: a turn that is paid again leads elsewhere."""
         turn = max((int(n) for n in NOTE.findall(json.dumps(request))), default=0) + 1
         kind = f"turn {turn}" if request.get("tools") else "side"
         with self._trace.open("a") as trace:
             trace.write(kind + "\n")
         if kind == "side":
-            return Reply(text="a title")
+            return ScriptedReply(text="a title")
         if turn == TURNS:
             end = ENDS.get(self._client)
-            return Reply(tool_calls=[end]) if end else Reply(text="done")
+            return ScriptedReply(tool_calls=[end]) if end else ScriptedReply(text="done")
         if turn == TURNS - 1 and self._gate.exists():
-            return Reply(fault=Fault.STALL)
+            return ScriptedReply(fault=ReplyFault.STALL)
         text = f"note-{turn}-{secrets.token_hex(4)}"
         call = TOOLS.get(self._client, call_note)(text)
-        return Reply(tool_calls=[{**call, "id": f"call_{secrets.token_hex(8)}"}], cached=turn)
+        return ScriptedReply(tool_calls=[{**call, "id": f"call_{secrets.token_hex(8)}"}], cached=turn)
 
 
 async def main() -> None:
     client, trace, gate = sys.argv[1:]
-    async with serve(CountingModel(client, Path(trace), Path(gate))) as url:
+    async with serve_script(CountingModel(client, Path(trace), Path(gate))) as url:
         sys.stdout.write(url + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

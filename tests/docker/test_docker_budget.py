@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests import docker_scene
-from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
+from tests import docker_daemon
+from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
 from holdwater.core.errors import AttemptError, ResourceExhausted
-from holdwater.core.image import Blueprint, How, Image, Made, Steps
+from holdwater.core.image import BuildSteps, ImageBlueprint, ImageOutcome, ImageTarget, PublishedImage
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
@@ -83,12 +83,14 @@ class Others:
 
 async def played(
     daemon: Daemon, bases: list[str], registry: Registry, place: Path, cache: int
-) -> tuple[list[Made], Notes, int]:
+) -> tuple[list[PublishedImage], Notes, int]:
     """All images, admitted by their need; and the most bytes that the daemon's disk had more than before."""
     content = tar([("opt/agent/data", noise(MB)), ("opt/agent/run", b"#!/bin/sh\n")])
-    blueprint = Blueprint(layers=(layer(place, content),), steps=Steps(before=("RUN echo hi > /hi",)))
+    blueprint = ImageBlueprint(
+        layers=(layer(place, content),), steps=BuildSteps(before=("RUN echo hi > /hi",))
+    )
     images = [
-        Image(name=f"image-{number}", base=base, repository=f"{registry.host}/budget/agent")
+        ImageTarget(name=f"image-{number}", base=base, repository=f"{registry.host}/budget/agent")
         for number, base in enumerate(bases)
     ]
     notes, before = Notes(), daemon.free()
@@ -102,7 +104,7 @@ async def played(
         room = Room(budget - cache)
         foreseen = [await engine.foresee(image) for image in images]
 
-        async def one(image: Image, need: int) -> Made:
+        async def one(image: ImageTarget, need: int) -> PublishedImage:
             async with room.lease(need):
                 return await engine.make(image, place / f"{image.name}.log", Watched())
 
@@ -133,13 +135,13 @@ async def _scene(
     place: Path, registry: Registry, root: bytes, *, size: int, count: int, each: int, cache: int
 ) -> None:
     bases = [registry.put(f"budget/base-{number}", [root, noise(each)]) for number in range(count)]
-    with docker_scene.daemon(place / "docker", size) as daemon:
+    with docker_daemon.daemon(place / "docker", size) as daemon:
         others = Others(daemon, bases[0])
         before = daemon.free()
 
         made, notes, highest = await played(daemon, bases, registry, place, cache)
 
-        assert [one.how for one in made] == [How.MADE] * count
+        assert [one.how for one in made] == [ImageOutcome.MADE] * count
         assert len(registry.tags("budget/agent")) == count
         assert notes == []
         assert each < highest < before - 8 * MB
@@ -171,9 +173,9 @@ async def test_without_admission_and_clean_up_the_same_fills_the_disk(
     registry: Registry, root: bytes, tmp_path: Path, size: int, count: int, each: int
 ) -> None:
     bases = [registry.put(f"careless-{count}/base-{n}", [root, noise(each)]) for n in range(count)]
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/agent/data", noise(MB))])),))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/agent/data", noise(MB))])),))
     notes = Notes()
-    with docker_scene.daemon(tmp_path / "docker", size) as daemon:
+    with docker_daemon.daemon(tmp_path / "docker", size) as daemon:
         async with (
             DockerClient(daemon.host) as client,
             Careless(client, tmp_path / "state", "careless", 0, notes) as janitor,
@@ -182,7 +184,7 @@ async def test_without_admission_and_clean_up_the_same_fills_the_disk(
             slots = asyncio.Semaphore(AT_ONCE)
 
             async def one(number: int, base: str) -> AttemptError | None:
-                image = Image(
+                image = ImageTarget(
                     name=f"{number}", base=base, repository=f"{registry.host}/careless-{count}/agent"
                 )
                 async with slots:

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests import docker_scene
-from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
+from tests import docker_daemon
+from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
 from holdwater.core.errors import ImageFailed
-from holdwater.core.image import Blueprint, Edits, How, Image, Steps, labels_of
+from holdwater.core.image import (
+    BuildSteps,
+    ConfigEdits,
+    ImageBlueprint,
+    ImageOutcome,
+    ImageTarget,
+    make_labels,
+)
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
@@ -34,7 +41,7 @@ ODD = {
 
 @asynccontextmanager
 async def engine(
-    daemon: Daemon, state: Path, blueprint: Blueprint, notes: Notes, cache: int = 0
+    daemon: Daemon, state: Path, blueprint: ImageBlueprint, notes: Notes, cache: int = 0
 ) -> AsyncIterator[DockerEngine]:
     async with (
         DockerClient(daemon.host) as client,
@@ -82,7 +89,7 @@ async def test_an_image_is_what_the_recipe_says(
         entry("opt/agent/null", tarfile.CHRTYPE, 0o666, devmajor=1, devminor=3),
         ("opt/agent/ä 漢", b""),
     ]
-    edits = Edits(
+    edits = ConfigEdits(
         env=ODD,
         user="agent",
         workdir="/tmp",
@@ -90,13 +97,15 @@ async def test_an_image_is_what_the_recipe_says(
         cmd=("a b", "c\nd"),
         labels={"io.test/odd": ODD["LINES"], "plain": ODD["QUOTES"], "a=b": "$c"},
     )
-    steps = Steps(
+    steps = BuildSteps(
         before=("RUN echo before > /before", 'RUN ["/bin/mkdir", "/made"]'),
         after=("RUN cat /opt/agent/bin/agent > /after && \\\n  echo done >> /after",),
     )
-    blueprint = Blueprint(layers=(layer(tmp_path, tar(files)),), edits=edits, steps=steps)
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar(files)),), edits=edits, steps=steps)
     base = registry.put("what/base", [root, noise(MB)], {"Env": ["PATH=/bin", "KEPT=1"], "Cmd": ["gone"]})
-    image = Image(name="what", base=base, repository=f"{registry.host}/what/agent", aliases=("friendly",))
+    image = ImageTarget(
+        name="what", base=base, repository=f"{registry.host}/what/agent", aliases=("friendly",)
+    )
     notes, watched = Notes(), Watched()
 
     async with engine(daemon, tmp_path / "state", blueprint, notes) as docker:
@@ -105,7 +114,7 @@ async def test_an_image_is_what_the_recipe_says(
         again = await docker.make(image, tmp_path / "log2", Watched())
 
     key = made.reference.rpartition(":")[2]
-    assert (foreseen.how, made.how, again.how) == (How.MADE, How.MADE, How.PRESENT)
+    assert (foreseen.how, made.how, again.how) == (ImageOutcome.MADE, ImageOutcome.MADE, ImageOutcome.PRESENT)
     assert (foreseen.reference, again.digest, made.aliases) == (made.reference, made.digest, ("friendly",))
     assert registry.tags("what/agent") == {key, "friendly"}
     assert watched.phases == ["base", "assembly", "push"]
@@ -115,7 +124,7 @@ async def test_an_image_is_what_the_recipe_says(
 
     config = registry.config("what/agent", key)["config"]
     assert dict(pair.split("=", 1) for pair in config["Env"]) == {"PATH": "/bin", "KEPT": "1", **ODD}
-    assert config["Labels"] == labels_of(made.base_digest, blueprint)
+    assert config["Labels"] == make_labels(made.base_digest, blueprint)
     assert (config["User"], config["WorkingDir"]) == ("agent", "/tmp")
     assert (config["Entrypoint"], config["Cmd"]) == (list(edits.entrypoint or ()), list(edits.cmd or ()))
 
@@ -142,9 +151,9 @@ async def test_an_image_is_what_the_recipe_says(
 async def test_something_else_under_the_tag_is_not_taken_for_done(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
     base = registry.put("else/base", [root])
-    image = Image(name="else", base=base, repository=f"{registry.host}/else/agent")
+    image = ImageTarget(name="else", base=base, repository=f"{registry.host}/else/agent")
 
     async with engine(daemon, tmp_path / "state", blueprint, Notes()) as docker:
         key = (await docker.foresee(image)).reference.rpartition(":")[2]
@@ -152,7 +161,7 @@ async def test_something_else_under_the_tag_is_not_taken_for_done(
         foreseen = await docker.foresee(image)
         made = await docker.make(image, tmp_path / "log", Watched())
 
-    assert (foreseen.how, made.how) == (How.MADE, How.MADE)
+    assert (foreseen.how, made.how) == (ImageOutcome.MADE, ImageOutcome.MADE)
     assert foreseen.replaces == made.replaced != ""
     assert registry.config("else/agent", key)["config"]["Labels"]["io.holdwater.key"] == key
 
@@ -160,21 +169,24 @@ async def test_something_else_under_the_tag_is_not_taken_for_done(
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        (Steps(before=("RUN echo so it goes && cat /nowhere",)), "cat: /nowhere: No such file or directory"),
-        (Steps(after=("RUNN what",)), "unknown instruction: RUNN"),
+        (
+            BuildSteps(before=("RUN echo so it goes && cat /nowhere",)),
+            "cat: /nowhere: No such file or directory",
+        ),
+        (BuildSteps(after=("RUNN what",)), "unknown instruction: RUNN"),
     ],
 )
-async def test_a_broken_step_is_told_with_its_last_words_and_leaves_nothing(
-    steps: Steps, words: str, daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
+async def test_a_broken_step_is_reported_with_its_last_output_and_leaves_nothing(
+    steps: BuildSteps, words: str, daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     before = daemon.images(), daemon.records()
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
     base = registry.put("broken/base", [root, noise(MB)])
     notes = Notes()
 
     async with engine(daemon, tmp_path / "state", blueprint, notes) as docker:
         with pytest.raises(ImageFailed) as raised:
-            image = Image(name="broken", base=base, repository=f"{registry.host}/broken/agent")
+            image = ImageTarget(name="broken", base=base, repository=f"{registry.host}/broken/agent")
             await docker.make(image, tmp_path / "log", Watched())
 
     assert (raised.value.kind, raised.value.again) == ("build", False)
@@ -192,7 +204,7 @@ async def test_a_broken_step_is_told_with_its_last_words_and_leaves_nothing(
         (503, {"code": "UNAVAILABLE", "message": "later"}, {}, "registry", True, 0.0),
     ],
 )
-async def test_what_a_registry_answers_to_the_daemon_is_told_apart(
+async def test_answers_of_a_registry_to_the_daemon_are_distinguished(
     status: int,
     body: dict[str, str],
     headers: dict[str, str],
@@ -204,12 +216,12 @@ async def test_what_a_registry_answers_to_the_daemon_is_told_apart(
     root: bytes,
     tmp_path: Path,
 ) -> None:
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
     reference = registry.put("told/base", [root])
 
     class Elsewhere(RegistryBases):
-        async def base(self, asked: str, platform: object) -> object:  # type: ignore[override]
-            return await super().base(reference, platform)  # type: ignore[arg-type]
+        async def find_base(self, asked: str, platform: object) -> object:  # type: ignore[override]
+            return await super().find_base(reference, platform)  # type: ignore[arg-type]
 
     async def answer(request: web.Request) -> web.Response:
         if request.path == "/v2/":
@@ -224,7 +236,7 @@ async def test_what_a_registry_answers_to_the_daemon_is_told_apart(
         Janitor(client, tmp_path / "state", "told", 0, Notes()) as janitor,
         DockerEngine(blueprint, client, Elsewhere(), janitor, Notes(), WAY) as docker,
     ):
-        image = Image(name="told", base=f"{host}/a/b:1", repository=f"{registry.host}/told/agent")
+        image = ImageTarget(name="told", base=f"{host}/a/b:1", repository=f"{registry.host}/told/agent")
         with pytest.raises(ImageFailed) as raised:
             await docker.make(image, tmp_path / "log", Watched())
 
@@ -235,10 +247,10 @@ async def test_a_cancelled_build_leaves_nothing(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     before = daemon.images(), daemon.records()
-    steps = Steps(before=("RUN echo first > /first", "RUN echo begun && sleep 600"))
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
+    steps = BuildSteps(before=("RUN echo first > /first", "RUN echo begun && sleep 600"))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
     base = registry.put("cancelled/base", [root, noise(MB)])
-    image = Image(name="cancelled", base=base, repository=f"{registry.host}/cancelled/agent")
+    image = ImageTarget(name="cancelled", base=base, repository=f"{registry.host}/cancelled/agent")
     notes, log = Notes(), tmp_path / "log"
 
     async with engine(daemon, tmp_path / "state", blueprint, notes) as docker:
@@ -256,12 +268,12 @@ async def test_a_cancelled_build_leaves_nothing(
 async def test_a_daemon_that_is_gone_is_worth_another_try(
     registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
     base = registry.put("gone/base", [root])
-    image = Image(name="gone", base=base, repository=f"{registry.host}/gone/agent")
+    image = ImageTarget(name="gone", base=base, repository=f"{registry.host}/gone/agent")
     notes = Notes()
 
-    with docker_scene.daemon(tmp_path / "docker") as other:
+    with docker_daemon.daemon(tmp_path / "docker") as other:
         async with engine(other, tmp_path / "state", blueprint, notes) as docker:
             other.process.terminate()
             other.process.wait()

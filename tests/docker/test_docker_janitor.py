@@ -7,26 +7,26 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
+from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
-from holdwater.core.image import Blueprint, Image, Made, Steps
+from holdwater.core.image import BuildSteps, ImageBlueprint, ImageTarget, PublishedImage
 from holdwater.docker.cache import CacheRecord, DaemonCache
 from holdwater.docker.client import DockerClient
+from holdwater.image.docker.cache_ownership import BuildTrace
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
-from holdwater.image.docker.traces import Trace
 
-FIRST = Steps(before=("RUN echo ours > /ours",))
+FIRST = BuildSteps(before=("RUN echo ours > /ours",))
 
 EVERYTHING = 1 << 60  # bytes of room that no disk has
 
 
 @asynccontextmanager
 async def opened(
-    daemon: Daemon, place: Path, notes: Notes, cache: int = 0, run: str = "run", steps: Steps = FIRST
+    daemon: Daemon, place: Path, notes: Notes, cache: int = 0, run: str = "run", steps: BuildSteps = FIRST
 ) -> AsyncIterator[tuple[DockerEngine, Janitor]]:
     content = layer(place, tar([("opt/agent/data", b"x" * 1000)]), f"{run}.tar.gz")
-    blueprint = Blueprint(layers=(content,), steps=steps)
+    blueprint = ImageBlueprint(layers=(content,), steps=steps)
     async with (
         DockerClient(daemon.host) as client,
         Janitor(client, place / "state", run, cache, notes) as janitor,
@@ -35,11 +35,11 @@ async def opened(
         yield engine, janitor
 
 
-async def make(engine: DockerEngine, base: str, place: Path) -> Made:
+async def make(engine: DockerEngine, base: str, place: Path) -> PublishedImage:
     host = base.partition("/")[0]
     name = base.partition("/")[2].replace("/", "-").replace(":", "-")
     return await engine.make(
-        Image(name=name, base=base, repository=f"{host}/made/{name}"), place / f"{name}.log", Watched()
+        ImageTarget(name=name, base=base, repository=f"{host}/made/{name}"), place / f"{name}.log", Watched()
     )
 
 
@@ -75,12 +75,14 @@ async def test_one_base_is_kept_for_the_layers_that_others_share(
     lonely = registry.put("warm/lonely", [noise(3 * MB)])
     notes = Notes()
 
-    async with opened(daemon, tmp_path, notes, cache=20 * MB, steps=Steps()) as (engine, janitor):
+    async with opened(daemon, tmp_path, notes, cache=20 * MB, steps=BuildSteps()) as (engine, janitor):
         for base in (*bases[:3], lonely):
-            await engine.foresee(Image(name="planned", base=base, repository=f"{registry.host}/made/planned"))
+            await engine.foresee(
+                ImageTarget(name="planned", base=base, repository=f"{registry.host}/made/planned")
+            )
         made = [await make(engine, base, tmp_path) for base in (*bases[:3], lonely)]
         during = daemon.images() - before[0]
-        kept = await janitor.left()
+        kept = await janitor.list_leftovers()
     assert made[0].downloaded > 6 * MB
     assert [one.downloaded < 2 * MB for one in made[1:3]] == [True, True]
     assert len(during) == 1 and [one.kind for one in kept if one.kind == "base"] == ["base"]
@@ -89,7 +91,7 @@ async def test_one_base_is_kept_for_the_layers_that_others_share(
     async with opened(daemon, tmp_path, notes, cache=20 * MB, steps=FIRST) as (engine, janitor):
         again = await make(engine, bases[3], tmp_path)
         assert again.downloaded < 2 * MB
-        free = janitor.free() or 0
+        free = janitor.free_bytes() or 0
         assert await janitor.make_room(free) >= free and daemon.images() != before[0]
         await janitor.make_room(10**15)
         assert (daemon.images(), daemon.records()) == before
@@ -104,7 +106,9 @@ async def test_what_stayed_warm_can_be_cleared_but_not_what_a_container_uses(
     notes = Notes()
     async with opened(daemon, tmp_path, notes, cache=20 * MB) as (engine, _):
         for base in bases:
-            await engine.foresee(Image(name="planned", base=base, repository=f"{registry.host}/made/planned"))
+            await engine.foresee(
+                ImageTarget(name="planned", base=base, repository=f"{registry.host}/made/planned")
+            )
         for base in bases:
             await make(engine, base, tmp_path)
     (kept,) = daemon.images() - before[0]
@@ -123,7 +127,7 @@ async def test_what_stayed_warm_can_be_cleared_but_not_what_a_container_uses(
 
     async with DockerClient(daemon.host) as client, Janitor(client, tmp_path / "state", "c", 0, notes) as one:
         await one.clear()
-        assert await one.left() == []
+        assert await one.list_leftovers() == []
     assert (notes, daemon.images(), daemon.records()) == ([], *before)
 
 
@@ -134,7 +138,7 @@ async def test_what_others_build_meanwhile_stays(
     base = registry.put("meanwhile/base", [root, noise(MB)])
     dockerfile = f"FROM {base}\nRUN echo theirs > /theirs\nRUN echo more > /more\n".encode()
     log = tmp_path / "meanwhile-base-1.log"
-    steps = Steps(before=("RUN echo begun; sleep 2",))
+    steps = BuildSteps(before=("RUN echo begun; sleep 2",))
     notes = Notes()
     try:
         async with (
@@ -181,8 +185,8 @@ async def test_what_a_build_uses_again_is_not_forgotten_meanwhile(
 ) -> None:
     before = daemon.images(), daemon.records()
     bases = [registry.put(f"again/{number}", [root, noise(MB)]) for number in range(2)]
-    steps = Steps(before=("RUN echo begun; sleep 1",))
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
+    steps = BuildSteps(before=("RUN echo begun; sleep 1",))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
     log = tmp_path / "again-1-1.log"
     notes = Notes()
 
@@ -211,7 +215,7 @@ async def test_the_cache_is_read_between_builds(daemon: Daemon, tmp_path: Path) 
             return await super().records()
 
     async def one(word: str, over: asyncio.Event) -> None:
-        async with janitor.building(lambda now: Trace(begun=now)):
+        async with janitor.track_build(lambda now: BuildTrace(begun=now)):
             seen.append(word)
             await over.wait()
             seen.append(f"{word} over")
@@ -247,7 +251,7 @@ async def test_a_prune_that_reclaims_nothing_is_noticed(
             return False
 
     base = registry.put("noticed/base", [root, noise(MB)])
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=FIRST)
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=FIRST)
     notes = Notes()
     async with (
         DockerClient(daemon.host) as client,
@@ -255,7 +259,7 @@ async def test_a_prune_that_reclaims_nothing_is_noticed(
         DockerEngine(blueprint, client, RegistryBases(), janitor, notes, WAY) as engine,
     ):
         await make(engine, base, tmp_path)
-        left = [one for one in await janitor.left() if one.kind == "cache"]
+        left = [one for one in await janitor.list_leftovers() if one.kind == "cache"]
     assert left
     assert notes and {kind for kind, _ in notes} == {"cleanup.failed"}
     assert all("the prune reclaimed 0 B" in message for _, message in notes)

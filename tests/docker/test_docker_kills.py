@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import psutil
 from aiohttp import web
-from tests.docker_scene import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
+from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
-from holdwater.core.image import Blueprint, How, Image, Steps
+from holdwater.core.image import BuildSteps, ImageBlueprint, ImageOutcome, ImageTarget
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
@@ -23,17 +23,18 @@ from holdwater.image.docker.janitor import Janitor
 CHILD = """
 import asyncio, sys, msgspec
 from pathlib import Path
-from tests.docker_scene import WAY, Notes, RegistryBases, Watched
-from holdwater.core.image import Blueprint, Image
+from tests.docker_daemon import WAY, Notes, RegistryBases, Watched
+from holdwater.core.image import ImageBlueprint, ImageTarget
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
 
 host, state, log, blueprint, image = sys.argv[1:]
-blueprint, image = msgspec.json.decode(blueprint, type=Blueprint), msgspec.json.decode(image, type=Image)
+blueprint = msgspec.json.decode(blueprint, type=ImageBlueprint)
+image = msgspec.json.decode(image, type=ImageTarget)
 
 class Bases(RegistryBases):
-    async def found(self, reference):
+    async def find_tag(self, reference):
         return None
 
 async def main():
@@ -49,7 +50,9 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def child(daemon: Daemon, place: Path, blueprint: Blueprint, image: Image) -> AsyncIterator[None]:
+async def child(
+    daemon: Daemon, place: Path, blueprint: ImageBlueprint, image: ImageTarget
+) -> AsyncIterator[None]:
     """A process that makes the image; killed at the end of the block."""
     (place / "tmp").mkdir()
     process = await asyncio.create_subprocess_exec(
@@ -90,30 +93,30 @@ async def test_a_build_that_was_killed_leaves_nothing_and_resumes(
 ) -> None:
     before = daemon.images(), daemon.records()
     go = tmp_path / "log"
-    steps = Steps(before=("RUN echo first > /first", "RUN echo begun; sleep 600"))
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
+    steps = BuildSteps(before=("RUN echo first > /first", "RUN echo begun; sleep 600"))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),), steps=steps)
     base = registry.put("killed/base", [root, noise(MB)])
-    image = Image(name="killed", base=base, repository=f"{registry.host}/killed/agent")
+    image = ImageTarget(name="killed", base=base, repository=f"{registry.host}/killed/agent")
 
     async with child(daemon, tmp_path, blueprint, image):
         while not (go.exists() and "begun\n" in go.read_text()):
             await asyncio.sleep(0.05)
 
     await swept(daemon, tmp_path, before)
-    blueprint = msgspec.structs.replace(blueprint, steps=Steps(before=steps.before[:1]))
+    blueprint = msgspec.structs.replace(blueprint, steps=BuildSteps(before=steps.before[:1]))
     async with (
         DockerClient(daemon.host) as client,
         Janitor(client, tmp_path / "state", "killed", 0, Notes()) as janitor,
         DockerEngine(blueprint, client, RegistryBases(), janitor, Notes(), WAY) as engine,
     ):
-        assert (await engine.make(image, tmp_path / "log2", Watched())).how == How.MADE
+        assert (await engine.make(image, tmp_path / "log2", Watched())).how == ImageOutcome.MADE
 
 
 async def test_a_push_that_was_killed_leaves_nothing(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     before = daemon.images(), daemon.records()
-    blueprint = Blueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
+    blueprint = ImageBlueprint(layers=(layer(tmp_path, tar([("opt/a", b"1")])),))
     base = registry.put("killed/push", [root, noise(MB)])
     pushing, over = asyncio.Event(), asyncio.Event()
 
@@ -133,7 +136,7 @@ async def test_a_push_that_was_killed_leaves_nothing(
     await site.start()
     try:
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        image = Image(name="killed", base=base, repository=f"127.0.0.1:{port}/killed/agent")
+        image = ImageTarget(name="killed", base=base, repository=f"127.0.0.1:{port}/killed/agent")
         async with child(daemon, tmp_path, blueprint, image):
             await pushing.wait()
         await swept(daemon, tmp_path, before)

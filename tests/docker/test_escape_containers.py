@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.ground_scene import IMAGE, Ground
-from tests.scene import Scene, until
+from tests.command_runner import Scene, until
+from tests.container_runs import IMAGE, Ground
 
 NAME = "leak.holdwater.example"
 SERVICE = """
@@ -116,7 +116,7 @@ import holdwater as hw
 
 
 def instances():
-    yield hw.Instance(id="prober", start=hw.Start(workdir="/work"))
+    yield hw.Instance(id="prober", start=hw.SandboxSpec(workdir="/work"))
 
 
 async def solve(instance, sandbox, model):
@@ -227,8 +227,8 @@ import holdwater as hw
 
 
 def instances():
-    yield hw.Instance(id="open", start=hw.Start(workdir="/work", network=hw.Network.OPEN))
-    yield hw.Instance(id="closed", start=hw.Start(workdir="/work"))
+    yield hw.Instance(id="open", start=hw.SandboxSpec(workdir="/work", network=hw.Network.OPEN))
+    yield hw.Instance(id="closed", start=hw.SandboxSpec(workdir="/work"))
 
 
 async def solve(instance, sandbox, model):

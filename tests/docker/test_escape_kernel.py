@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
-from tests.box_scene import START, sandboxes
-from tests.docker_scene import Daemon
+from tests.container_image import START, sandboxes
+from tests.docker_daemon import Daemon
 
 from holdwater.core.records import Limits
-from holdwater.run.config import Environment
-from holdwater.run.daemon import list_protections
+from holdwater.run.builds.build_daemon import list_protections
+from holdwater.run.setup.config import ProcessEnvironment
 
 ATTACKS = Path(__file__).parents[1] / "escape_attacks.py"
 # How attacks begin that a container never lets through, and those that the daemon's filter stops.
@@ -26,7 +26,7 @@ FILTERED = (
 
 
 async def test_a_container_keeps_an_agent_from_the_kernel(netdaemon: Daemon) -> None:
-    protections = await list_protections(Environment(docker_host=netdaemon.host))
+    protections = await list_protections(ProcessEnvironment(docker_host=netdaemon.host))
 
     async with sandboxes(netdaemon) as boxes, boxes.open(1, Limits(), None, START) as box:
         await box.write("attacks.py", ATTACKS.read_bytes())

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import docker_scene, layer_scene
+from tests import docker_daemon, layer_projects
+from tests.command_runner import Command, Scene, until
 from tests.docker.test_docker_budget import Others
-from tests.docker_scene import MB, Daemon, Registry, noise
-from tests.images_scene import settled
-from tests.scene import Command, Scene, until
+from tests.docker_daemon import MB, Daemon, Registry, noise
+from tests.image_builds import settled
 
 STEPS = 'before = ["RUN echo before > /before"]\nafter = ["RUN cat /before > /opt/after"]\nnetwork = "none"'
 
@@ -67,7 +67,7 @@ def hold_to_the_budget(
 ) -> None:
     name = f"governed-{count}"
     bases = [scene.registry.put(f"{name}/base-{n}", [root, noise(each)]) for n in range(count)]
-    with docker_scene.daemon(scene.place / "docker", size) as daemon:
+    with docker_daemon.daemon(scene.place / "docker", size) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         others = Others(daemon, bases[0])
         budget = daemon.free() - 8 * MB
@@ -163,12 +163,12 @@ def test_kill_9_in_mid_build_is_made_good_by_a_resume(
 
 
 @pytest.mark.parametrize("away", [0.0, 3.0], ids=["at-once", "later"])
-def test_a_daemon_that_dies_in_mid_build_costs_no_image_and_no_retry(
+def test_the_death_of_the_daemon_during_builds_costs_no_image_or_retry(
     scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, away: float
 ) -> None:
     bases = [scene.registry.put(f"died-{away}/base-{number}", [root, noise(MB)]) for number in range(4)]
     slow = 'before = ["RUN sleep 2"]\nnetwork = "none"\nconcurrency = 2\ncache = 0'
-    with docker_scene.daemon(scene.place / "docker", 400 * MB) as daemon:
+    with docker_daemon.daemon(scene.place / "docker", 400 * MB) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         command = scene.build(scene.recipe(bases, f"died-{away}/agent", slow), "--retries", "0")
         until("another is being built", lambda: "RUN sleep" in said(scene.out / "logs"), 60)
@@ -226,9 +226,9 @@ def test_both_engines_make_the_same_image_and_it_runs(
 def test_a_python_agent_runs_in_a_base_that_has_no_python(
     scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docker_scene.needed("patchelf")
+    docker_daemon.needed("patchelf")
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
-    layer_scene.project(scene.place / "project", TELLER)
+    layer_projects.project(scene.place / "project", TELLER)
     base = scene.registry.put("python/base", [root], {"Env": ["PATH=/bin"]})
     (scene.place / "bases.txt").write_text(f"base {base}\n")
     for engine in ("registry", "docker"):

@@ -15,23 +15,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests import docker_scene
-from tests.docker_scene import MB, Daemon, Notes, Registry, noise
-from tests.patience import stretch
-from tests.scene import SOURCE, until
+from tests import docker_daemon
+from tests.command_runner import SOURCE, until
+from tests.docker_daemon import MB, Daemon, Notes, Registry, noise
+from tests.wait_bounds import stretch
 
 from holdwater.core.config import RunConfig, SandboxKind
 from holdwater.core.errors import ImageFailed
-from holdwater.core.image import AgentSource, Recipe, Steps
-from holdwater.core.records import Start
+from holdwater.core.image import AgentSource, BuildSteps, ImageRecipe
+from holdwater.core.records import SandboxSpec
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker.janitor import SPACE
-from holdwater.run.config import Environment
-from holdwater.run.supply import Supply
-from holdwater.run.wanted import Wanted
+from holdwater.image.docker.daemon_images import NAMESPACE
+from holdwater.run.builds.docker_supply import DockerSupply
+from holdwater.run.conductor.image_request import ImageRequest
+from holdwater.run.setup.config import ProcessEnvironment
 
 
-def config_of(run: str, disk: int | None = None, images: Recipe | None = None) -> RunConfig:
+def config_of(run: str, disk: int | None = None, images: ImageRecipe | None = None) -> RunConfig:
     return RunConfig(
         id=run,
         suite="s",
@@ -46,22 +46,22 @@ def config_of(run: str, disk: int | None = None, images: Recipe | None = None) -
 
 @asynccontextmanager
 async def supplied(
-    daemon: Daemon, place: Path, run: str, disk: int | None = None, images: Recipe | None = None
-) -> AsyncIterator[Supply]:
-    environment = Environment(docker_host=daemon.host, cache=place / "cache", path=os.environ["PATH"])
+    daemon: Daemon, place: Path, run: str, disk: int | None = None, images: ImageRecipe | None = None
+) -> AsyncIterator[DockerSupply]:
+    environment = ProcessEnvironment(docker_host=daemon.host, cache=place / "cache", path=os.environ["PATH"])
     logs = place / "logs"
     logs.mkdir(exist_ok=True)
     notes = Notes()
     async with (
         DockerClient(daemon.host) as client,
-        Supply(config_of(run, disk, images), environment, client, notes, logs) as supply,
+        DockerSupply(config_of(run, disk, images), environment, client, notes, logs) as supply,
     ):
         yield supply
     assert notes == []
 
 
-def wants(image: str | None = None, name: str = "one", build: Path | None = None) -> Wanted:
-    return Wanted(id=name, start=Start(image=image, build=build and str(build)))
+def wants(image: str | None = None, name: str = "one", build: Path | None = None) -> ImageRequest:
+    return ImageRequest(id=name, start=SandboxSpec(image=image, build=build and str(build)))
 
 
 def names(daemon: Daemon, word: str) -> set[str]:
@@ -83,7 +83,7 @@ async def test_a_local_image_is_used_as_it_is_and_never_removed(
     try:
         async with supplied(daemon, tmp_path, "local") as supply:
             for number, image in enumerate((there, "only-here:1")):
-                assert await supply.need(wants(image)) == 0
+                assert await supply.estimate_need(wants(image)) == 0
                 assert await supply.hold(number, wants(image)) == {image: image}
                 supply.release(number)
             await supply._relieve(1 << 60)
@@ -99,23 +99,23 @@ async def test_more_images_than_the_budget_holds_are_all_held_in_turn(
 ) -> None:
     images = [registry.put(f"turn-{each}/{number}", [noise(each)]) for number in range(12)]
     foreign = registry.put("turn/foreign", [noise(MB)])
-    with docker_scene.daemon(tmp_path / "docker", 14 * each) as daemon:
+    with docker_daemon.daemon(tmp_path / "docker", 14 * each) as daemon:
         daemon.docker("pull", "--quiet", foreign)
         before, budget = daemon.free(), 4 * each
         theirs, highest = daemon.images(), 0
         async with supplied(daemon, tmp_path, "turn", budget) as supply:
             kept = (await supply.hold(1000, wants(images[0])))[images[0]]
             for number, image in enumerate(images):
-                need = await supply.need(wants(image))
+                need = await supply.estimate_need(wants(image))
                 assert (need == 0) == (number == 0), "compressed and unpacked, unless it is there"
                 held = await supply.hold(number, wants(image))
                 highest = max(highest, before - daemon.free())
                 assert daemon.docker("image", "inspect", held[image], kept)
                 supply.release(number)
             assert each < highest <= budget
-            assert await supply.need(wants(images[0])) == 0, "it was held all the time"
-            assert await supply.need(wants(images[11])) == 0, "the last that was used is there"
-            assert await supply.need(wants(images[1])) > each
+            assert await supply.estimate_need(wants(images[0])) == 0, "it was held all the time"
+            assert await supply.estimate_need(wants(images[11])) == 0, "the last that was used is there"
+            assert await supply.estimate_need(wants(images[1])) > each
         assert daemon.images() == theirs
 
 
@@ -148,7 +148,7 @@ async def test_many_holders_pull_once_and_what_a_container_uses_stays(
         supply.release(8)
         daemon.docker("rm", "uses")
         await supply._relieve(1 << 60)
-        assert not names(daemon, "many/one") and not names(daemon, f"{SPACE}/many")
+        assert not names(daemon, "many/one") and not names(daemon, f"{NAMESPACE}/many")
 
 
 async def test_what_two_runs_hold_stays_when_the_one_that_brought_it_ends(
@@ -161,14 +161,14 @@ async def test_what_two_runs_hold_stays_when_the_one_that_brought_it_ends(
             await first.hold(1, wants(image))
             held = (await second.hold(1, wants(image)))[image]
         assert daemon.docker("image", "inspect", held)
-        assert await second.need(wants(image)) == 0
+        assert await second.estimate_need(wants(image)) == 0
         assert await second.hold(2, wants(image)) == {image: held}
     assert daemon.images() == before
 
 
 async def test_a_daemon_that_comes_back_is_found_again(daemon: Daemon, tmp_path: Path) -> None:
     async with supplied(daemon, tmp_path, "back") as supply:
-        relieve, *_ = supply.duties(Gate(0))  # type: ignore[arg-type]
+        relieve, *_ = supply.periodic_tasks(Gate(0))  # type: ignore[arg-type]
         seen = supply.disk()
         supply._disk = msgspec.structs.replace(supply._disk, path="/proc/0/root/of/a/dead/daemon")
         assert supply.disk().free == seen.free, "as it was last"
@@ -176,14 +176,17 @@ async def test_a_daemon_that_comes_back_is_found_again(daemon: Daemon, tmp_path:
         assert supply.disk().path == seen.path
 
 
-async def test_the_plan_makes_what_is_missing_and_its_image_is_pulled(
+async def test_the_plan_makes_a_missing_image_and_pulls_it(
     daemon: Daemon, registry: Registry, root: bytes, tmp_path: Path
 ) -> None:
     base = registry.put("plan/base", [root])
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "tool").write_text("hello")
-    for name, steps in (("registry", Steps()), ("docker", Steps(before=("RUN echo step > /step",)))):
-        recipe = Recipe(
+    for name, steps in (
+        ("registry", BuildSteps()),
+        ("docker", BuildSteps(before=("RUN echo step > /step",))),
+    ):
+        recipe = ImageRecipe(
             path="images.toml",
             repository=f"{registry.host}/plan/{name}/{{id}}",
             agent=AgentSource(directory=str(tmp_path / "agent")),
@@ -192,21 +195,23 @@ async def test_the_plan_makes_what_is_missing_and_its_image_is_pulled(
             network="none",
             cache=0,
         )
-        wanted = Wanted(id="Task", start=Start(image=base), grader=Start(image="only-here:1"))
-        daemon.docker("import", "-", "only-here:1", data=docker_scene.tar([("a", b"b")]))
+        wanted = ImageRequest(
+            id="Task", start=SandboxSpec(image=base), grader=SandboxSpec(image="only-here:1")
+        )
+        daemon.docker("import", "-", "only-here:1", data=docker_daemon.tar([("a", b"b")]))
         async with supplied(daemon, tmp_path, f"plan-{name}", images=recipe) as supply:
-            assert await supply.need(wanted) > len(root)
+            assert await supply.estimate_need(wanted) > len(root)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(supply.hold(number, wanted)) for number in range(3)]
             held = tasks[0].result()
             assert held["only-here:1"] == "only-here:1", "graders have no agent"
             words = ("run", "--rm", "--network", "none", held[base], "/bin/cat", "/opt/agent/tool")
             assert daemon.docker(*words) == "hello"
-            assert await supply.need(wanted) == 0
+            assert await supply.estimate_need(wanted) == 0
         tags = registry.tags(f"plan/{name}/task-{_suffix(registry, name)}")
         assert len(tags) == 2 and "Task" in tags, "the key, and the alias"
         daemon.docker("rmi", "only-here:1")
-    assert not names(daemon, "/plan/") and not names(daemon, SPACE)
+    assert not names(daemon, "/plan/") and not names(daemon, NAMESPACE)
 
 
 def _suffix(registry: Registry, name: str) -> str:
@@ -237,7 +242,7 @@ async def test_a_dockerfile_is_built_once_and_again_when_it_changes(
         (place / "root.tar").write_bytes(root)
         (place / "said").write_text("first")
         (place / "Dockerfile").write_text(DOCKERFILE)
-    recipe = Recipe(path="images.toml", repository="r/a", network="none", cache=0)  # there is no bridge
+    recipe = ImageRecipe(path="images.toml", repository="r/a", network="none", cache=0)  # there is no bridge
     async with supplied(daemon, tmp_path, "built", images=recipe) as supply:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -253,7 +258,7 @@ async def test_a_dockerfile_is_built_once_and_again_when_it_changes(
         for number in range(10):
             supply.release(number)
         async with supplied(daemon, tmp_path, "beside") as beside:
-            assert await beside.need(wants(build=places[0])) == 0, "another run has built the same"
+            assert await beside.estimate_need(wants(build=places[0])) == 0, "another run has built the same"
         await supply._relieve(1 << 60)
         assert daemon.images() == before
         assert set(daemon.records()) == records
@@ -272,12 +277,14 @@ async def test_failures_name_the_image(daemon: Daemon, registry: Registry, tmp_p
     ]
     async with supplied(daemon, tmp_path, "fails", 20 * MB) as supply:
         for number, (wanted, word) in enumerate(cases):
-            await supply.need(wanted)
+            await supply.estimate_need(wanted)
             with pytest.raises(ImageFailed) as caught:
                 await supply.hold(number, wanted)
             assert word in caught.value.message and wanted.start.key in caught.value.message
         assert supply._held == {}
-        both = Wanted(id="x", start=Start(image=f"{registry.host}/no/such:1", build=str(tmp_path / "bad")))
+        both = ImageRequest(
+            id="x", start=SandboxSpec(image=f"{registry.host}/no/such:1", build=str(tmp_path / "bad"))
+        )
         with pytest.raises(ImageFailed, match="cannot be built"):
             await supply.hold(1, both)
 
@@ -306,23 +313,25 @@ async def test_what_comes_next_is_prefetched_and_goes_when_its_room_is_needed(
         await supply.hold(1, wants(images[2], "i2"))
         supply.release(1)
         gate = Gate(1 << 60)
-        relieve, prefetch, _ = supply.duties(gate)  # type: ignore[arg-type]
+        relieve, prefetch, _ = supply.periodic_tasks(gate)  # type: ignore[arg-type]
         for one in wanted[:2]:
             supply.expect(one)
         gate.waiting = (7,)
         await prefetch._work()
-        assert await supply.need(wanted[0]) > 0, "somebody waits"
+        assert await supply.estimate_need(wanted[0]) > 0, "somebody waits"
         gate.waiting = ()
         await prefetch._work()
         await prefetch._work()
-        assert [await supply.need(one) for one in wanted] == [0, 0, 0]
+        assert [await supply.estimate_need(one) for one in wanted] == [0, 0, 0]
 
         gate.lacking = 1
         await relieve._work()
-        assert [await supply.need(one) == 0 for one in wanted] == [True, True, False], "expected ones go last"
+        assert [await supply.estimate_need(one) == 0 for one in wanted] == [True, True, False], (
+            "expected ones go last"
+        )
         gate.lacking = 1 << 60
         await relieve._work()
-        assert all([await supply.need(one) for one in wanted])
+        assert all([await supply.estimate_need(one) for one in wanted])
 
         supply.expect(wanted[2])
         gate.lacking = 1
@@ -331,11 +340,11 @@ async def test_what_comes_next_is_prefetched_and_goes_when_its_room_is_needed(
             while not supply._prefetching:
                 await asyncio.sleep(0)
             group.create_task(relieve._work())
-        assert await supply.need(wanted[2]) > 0, "it was broken off"
+        assert await supply.estimate_need(wanted[2]) > 0, "it was broken off"
         supply.stop()
         supply.expect(wanted[0])
         await prefetch._work()
-        assert await supply.need(wanted[0]) > 0
+        assert await supply.estimate_need(wanted[0]) > 0
 
 
 HOLDER = """
@@ -343,19 +352,19 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from holdwater.docker.client import DockerClient
-from holdwater.run.config import Environment
-from holdwater.run.supply import Supply
-from holdwater.run.wanted import Wanted
+from holdwater.run.setup.config import ProcessEnvironment
+from holdwater.run.builds.docker_supply import DockerSupply
+from holdwater.run.conductor.image_request import ImageRequest
 from holdwater.core.config import RunConfig, SandboxKind
-from holdwater.core.records import Start
+from holdwater.core.records import SandboxSpec
 
 async def main():
     config = RunConfig(id="killed", suite="s", agent="a", created=1.0, version="0",
                        sandbox=SandboxKind.DOCKER)
-    environment = Environment(docker_host={host!r}, cache=Path({cache!r}))
+    environment = ProcessEnvironment(docker_host={host!r}, cache=Path({cache!r}))
     async with DockerClient({host!r}) as client:
-        async with Supply(config, environment, client, print, Path({logs!r})) as supply:
-            await supply.hold(1, Wanted(id="x", start=Start(image={image!r})))
+        async with DockerSupply(config, environment, client, print, Path({logs!r})) as supply:
+            await supply.hold(1, ImageRequest(id="x", start=SandboxSpec(image={image!r})))
             print("held", flush=True)
             await asyncio.sleep(60)
 
@@ -363,7 +372,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_run_left_is_adopted_by_its_resume_and_removed_by_another(
+async def test_leftovers_of_a_killed_run_are_adopted_by_its_resume_or_removed(
     daemon: Daemon, registry: Registry, tmp_path: Path
 ) -> None:
     before = daemon.images()
@@ -388,9 +397,9 @@ async def test_what_a_killed_run_left_is_adopted_by_its_resume_and_removed_by_an
 
     killed()
     async with supplied(daemon, tmp_path, "killed", 60 * MB) as supply:
-        assert supply.used() >= 41 * MB, "what it left is in its budget"
+        assert supply.used_bytes() >= 41 * MB, "what it left is in its budget"
         began = time.monotonic()
-        assert await supply.need(wants(image)) == 0
+        assert await supply.estimate_need(wants(image)) == 0
         await supply.hold(1, wants(image))
         assert time.monotonic() - began < stretch(5)
     assert daemon.images() == before

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import docker_scene
-from tests.docker_scene import MB, Daemon, Notes, Registry, noise
-from tests.patience import stretch
-from tests.supply_scene import Conducted, conducted
+from tests import docker_daemon
+from tests.docker_daemon import MB, Daemon, Notes, Registry, noise
+from tests.supply_harness import Conducted, conducted
+from tests.wait_bounds import stretch
 
 from holdwater.core.config import RunConfig, SandboxKind
-from holdwater.core.records import Instance, Start
+from holdwater.core.records import Instance, SandboxSpec
 from holdwater.docker.client import DockerClient
-from holdwater.rollout.wire import Job
-from holdwater.run.config import Environment
-from holdwater.run.supply import Supply
+from holdwater.rollout.worker_protocol import AttemptJob
+from holdwater.run.builds.docker_supply import DockerSupply
+from holdwater.run.setup.config import ProcessEnvironment
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with docker_scene.daemon(tmp_path_factory.mktemp("small"), 160 * MB) as found:
+    with docker_daemon.daemon(tmp_path_factory.mktemp("small"), 160 * MB) as found:
         yield found
 
 
@@ -45,7 +45,7 @@ class Watch:
 async def played(
     daemon: Daemon, place: Path, instances: list[Instance], watch: Watch, **asked: object
 ) -> tuple[Conducted, Notes, list[str]]:
-    environment = Environment(docker_host=daemon.host, cache=place / "cache", path=os.environ["PATH"])
+    environment = ProcessEnvironment(docker_host=daemon.host, cache=place / "cache", path=os.environ["PATH"])
     config = RunConfig(
         id=place.name.replace("_", "-"),
         suite="s",
@@ -57,7 +57,7 @@ async def played(
     )
     notes, used = Notes(), list[str]()
 
-    async def act(job: Job) -> None:
+    async def act(job: AttemptJob) -> None:
         """The image is there, and stays: a container can be made, and another later."""
         (image,) = job.images.values()
         for _ in range(2):
@@ -68,7 +68,7 @@ async def played(
 
     async with (
         DockerClient(daemon.host) as client,
-        Supply(config, environment, client, notes, place) as supply,
+        DockerSupply(config, environment, client, notes, place) as supply,
         asyncio.timeout(stretch(90)),
     ):
         looking = asyncio.get_running_loop().create_task(watch.look())
@@ -83,7 +83,9 @@ async def test_a_run_over_more_images_than_its_budget_holds(
     small: Daemon, registry: Registry, tmp_path: Path
 ) -> None:
     images = [registry.put(f"run/{number}", [noise(10 * MB)]) for number in range(8)]
-    instances = [Instance(id=f"i{number}", start=Start(image=images[number % 8])) for number in range(16)]
+    instances = [
+        Instance(id=f"i{number}", start=SandboxSpec(image=images[number % 8])) for number in range(16)
+    ]
     watch = Watch(small)
     before = small.images()
 
@@ -100,7 +102,9 @@ async def test_without_a_budget_the_disk_itself_is_the_bound(
     small: Daemon, registry: Registry, tmp_path: Path
 ) -> None:
     images = [registry.put(f"whole/{number}", [noise(20 * MB)]) for number in range(7)]
-    instances = [Instance(id=f"i{number}", start=Start(image=image)) for number, image in enumerate(images)]
+    instances = [
+        Instance(id=f"i{number}", start=SandboxSpec(image=image)) for number, image in enumerate(images)
+    ]
     foreign = registry.put("whole/foreign", [noise(10 * MB)])
     small.docker("pull", "--quiet", foreign)
 
@@ -116,7 +120,9 @@ async def test_an_image_that_can_never_fit_is_its_own_failure(
     small: Daemon, registry: Registry, tmp_path: Path
 ) -> None:
     images = [registry.put("never/large", [noise(30 * MB)]), registry.put("never/small", [noise(2 * MB)])]
-    instances = [Instance(id=f"i{number}", start=Start(image=image)) for number, image in enumerate(images)]
+    instances = [
+        Instance(id=f"i{number}", start=SandboxSpec(image=image)) for number, image in enumerate(images)
+    ]
 
     found, _, used = await played(small, tmp_path, instances, Watch(small), concurrency=2, disk=50 * MB)
 

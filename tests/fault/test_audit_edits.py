@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scene import Scene, until
+from tests.command_runner import Scene, until
 
 import holdwater as hw
 from holdwater.cli import main
-from holdwater.core.records import Exchange, Usage
+from holdwater.core.exchange import Exchange
+from holdwater.core.records import ModelUsage
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
 
@@ -105,7 +106,14 @@ async def test_an_edited_row_contradicts_the_rest(run: Path, statement: str, fin
 async def test_a_record_that_is_not_the_attempts_own_contradicts_its_verdict(run: Path) -> None:
     first, _ = sorted((run / "exchanges" / "0").glob("*.seg"))
     exchange = Exchange(
-        number=1, parent=None, keep=0, append=(), head=None, reply=None, status=200, usage=Usage(requests=1)
+        number=1,
+        parent=None,
+        keep=0,
+        append=(),
+        head=None,
+        reply=None,
+        status=200,
+        usage=ModelUsage(requests=1),
     )
     first.unlink()
     log = AttemptLog(RunDirectory(run), 1)
@@ -132,7 +140,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", ["000001.tar.zst", "000002.answer.json"])
 @pytest.mark.parametrize(
     ("harm", "finding"),
-    [(Path.unlink, "cannot be read"), (cut, "were written"), (flip, "is not as it was written")],
+    [(Path.unlink, "cannot be read"), (cut, "were written"), (flip, "does not match its digest")],
 )
 async def test_an_artifact_that_is_not_as_written_is_found(
     run: Path, name: str, harm: Callable[[Path], None], finding: str

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.patience import stretch
-from tests.scene import Command, Scene, hears, lines, serving
+from tests.command_runner import Command, Scene, hears, lines, serving
+from tests.wait_bounds import stretch
 
 SAMPLES, TURNS, AT_ONCE = 2, 5, 6
 WIDTH = 6  # digits of the allowance

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scene import Scene, lines, serving, until
+from tests.command_runner import Scene, lines, serving, until
 
 from holdwater.sandbox.probe import probe
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.scene import Scene, lines, serving, until
+from tests.command_runner import Scene, lines, serving, until
 
 SUITE = """
 import asyncio
@@ -39,7 +39,7 @@ suite = hw.Suite(name="spending", instances=instances, grade=lambda instance, sa
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    with serving("-m", "holdwater.testing.scripted", "--bytes", "400") as url:
+    with serving("-m", "holdwater.testing.scripted_model", "--bytes", "400") as url:
         yield url
 
 
@@ -51,7 +51,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("killed", ["conductor", "worker"])
-def test_the_cost_is_exact_whoever_is_killed(scene: Scene, model: str, killed: str) -> None:
+def test_the_cost_is_exact_after_a_kill_of_conductor_or_worker(scene: Scene, model: str, killed: str) -> None:
     trace, prices = scene.place / "trace", scene.place / "prices.toml"
     prices.write_text('["mo*"]\ninput = 3.0\noutput = 15.0\n')
     scene.suite(SUITE, TRACE=str(trace))

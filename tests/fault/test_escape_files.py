@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE
+from tests.command_runner import SOURCE
+from tests.wait_bounds import stretch
 
-from holdwater.core.records import Limits, Network, Start
+from holdwater.core.records import Limits, Network, SandboxSpec
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
-from holdwater.sandbox.visibility import Visible
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.visibility import VisibilitySpec
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",
@@ -177,7 +177,7 @@ def house(request: pytest.FixtureRequest) -> Iterator[House]:
         yield house
 
 
-def test_an_agent_finds_no_secret_no_suite_no_other_run_and_no_socket(house: House) -> None:
+def test_an_agent_finds_no_secret_suite_other_run_or_socket(house: House) -> None:
     done, found = house.run()
 
     assert (done.returncode, found) == (0, []), done
@@ -214,7 +214,7 @@ async def test_a_run_below_a_mount_is_hidden_at_its_other_path(tmp_path: Path) -
     (run / "scratch").mkdir(parents=True)
     (run / "ledger.db").write_text("truth")
     (tmp_path / "project" / "file").write_text("shown")
-    visible = Visible(mounts=((str(tmp_path / "project"), "/opt/project"),))
+    visible = VisibilitySpec(mounts=((str(tmp_path / "project"), "/opt/project"),))
     boxes = ProcessSandboxes(
         run / "scratch", f"run-{os.getpid()}", Network.NONE, hide=(run,), visible=visible
     )
@@ -232,7 +232,7 @@ async def test_a_planted_link_does_not_lead_the_next_command_to_the_host(
     """Bubblewrap makes the directories on the way to a mount: a link among them must not lead it out."""
     host, above = tmp_path / "host", Path(directory).parent
     host.mkdir()
-    start = Start(workdir="/app", directories=(directory,))
+    start = SandboxSpec(workdir="/app", directories=(directory,))
     boxes = ProcessSandboxes(tmp_path / "scratch", f"run-{os.getpid()}", Network.NONE)
 
     async with boxes.open(1, Limits(), None, start) as box:

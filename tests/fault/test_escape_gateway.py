@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp.web
 import pytest
-from tests.scene import Scene
+from tests.command_runner import Scene
 
 from holdwater.sandbox.probe import probe
 
@@ -191,4 +191,4 @@ async def test_nothing_that_an_agent_tries_at_the_gateway_succeeds(tmp_path: Pat
     assert shown.wait() == 0
     told = " ".join(shown.stdout.split())
     assert "the request has more than 500000 values" in told
-    assert "a connection was closed: more than 128 were open" in told
+    assert "connection closed: more than 128 are open" in told

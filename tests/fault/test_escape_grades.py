@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harbor_scene import task
-from tests.patience import stretch
-from tests.user_scene import find_python, name_user, run_as, staged, users
+from tests.harbor_tasks import task
+from tests.user_commands import find_python, name_user, run_as, staged, users
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.core.records import Limits, Network
-from holdwater.ledger.reader import Reader
-from holdwater.sandbox import changes
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.ledger.reader import LedgerReader
+from holdwater.sandbox import salvage_archive
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 SHOP = "def price(): return 1\n"
 TEST = """
@@ -98,7 +98,7 @@ def test_no_trick_passes_a_suite_that_is_graded_as_recommended(user: int) -> Non
     assert len(tried) >= 19 and not any(tried.values()), tried
 
 
-def test_a_value_that_the_work_can_read_or_link_to_is_found_out(user: int) -> None:
+def test_a_value_that_the_work_can_read_or_link_to_is_detected(user: int) -> None:
     with staged(user) as place:
         rows = write_rows(place, READABLE, LINKED, TO_TESTS)
         found, status = holdwater(user, "check", "--attack", rows, "--workers", "0")
@@ -128,7 +128,7 @@ def test_a_regrade_says_what_the_first_grading_said(user: int) -> None:
         assert first == outcomes(out, user) == {"in-place": ("failed", 0.0)}
 
 
-def test_a_verifier_in_a_process_sandbox_runs_no_file_of_the_agents_home(user: int) -> None:
+def test_a_verifier_in_a_process_sandbox_runs_no_file_from_the_home(user: int) -> None:
     verify = """
     echo 0 > /logs/verifier/reward.txt
     python3 -c 'pass'
@@ -175,7 +175,7 @@ async def test_a_pipe_in_a_suites_directory_is_refused_at_once(tmp_path: Path) -
         summary = await hw.arun(rows, "nop", out=tmp_path / "run", workers=0, retries=0)
 
     assert summary.outcomes == {"sandbox": 1}
-    with Reader(tmp_path / "run") as reader:
+    with LedgerReader(tmp_path / "run") as reader:
         (row,) = reader.outcomes()
     assert f"`{tmp_path / 'given' / 'pipe'}`" in row.failure, row
 
@@ -209,7 +209,7 @@ async def test_everything_but_the_work_is_as_set_up_left_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("confined", [True, False], ids=["bubblewrap", "without"])
 async def test_no_process_of_the_agent_is_left_for_the_grading(tmp_path: Path, confined: bool) -> None:
-    machine = probe() if confined else Machine(why_not="left out on purpose", cgroup=probe().cgroup)
+    machine = probe() if confined else MachineFeatures(why_not="left out on purpose", cgroup=probe().cgroup)
     if not confined and not machine.cgroup.usable:
         pytest.skip("without bubblewrap and control groups a process without marks is not found")
     boxes = ProcessSandboxes(tmp_path / "scratch", f"grades {os.getpid()}", Network.OPEN, machine=machine)
@@ -226,10 +226,11 @@ async def test_no_process_of_the_agent_is_left_for_the_grading(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(("size", "ended"), [(10, "passed"), (5000, "grade")], ids=["kept", "not kept"])
-async def test_what_cannot_be_cleared_in_place_is_graded_anew_or_not_at_all(
+async def test_work_that_cannot_be_cleared_in_place_is_regraded_or_not_graded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, ended: str
 ) -> None:
-    monkeypatch.setattr(changes, "LARGEST", 1000)  # set-up's own files are larger, so they are not kept
+    # Set-up's own files are larger, so they are not kept.
+    monkeypatch.setattr(salvage_archive, "LARGEST", 1000)
     setup = "head -c 5000 /dev/zero > $HOME/large"
 
     async def act(instance: hw.Instance, sandbox: Any, model: Any) -> None:

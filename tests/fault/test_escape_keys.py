@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from tests.scene import Scene, until
+from tests.command_runner import Scene, until
 
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 KEY = "sk-holdwater-test-0123456789"
 SUITE = """
@@ -111,5 +111,5 @@ def test_a_run_without_bubblewrap_says_so_and_keeps_its_key(scene: Scene, url: s
     warnings = [line for line in command.stderr.splitlines() if "sandboxes are not isolated" in line]
     assert len(warnings) == 1 and "reach the network" in warnings[0], command
     assert command.document()["open"].startswith("sandboxes are not isolated")
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         assert [event.kind for event in reader.events()].count("sandbox.open") == 1

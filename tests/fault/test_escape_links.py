@@ -10,11 +10,12 @@ import pytest
 
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB, Network
-from holdwater.sandbox import beneath
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import LONGEST_LINE, ProcessSandboxes
-from holdwater.sandbox.quota import used
-from holdwater.sandbox.remove import remove_tree
+from holdwater.sandbox import confined_paths
+from holdwater.sandbox.disk_usage import count_bytes
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process import LONGEST_LINE
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.tree_removal import remove_tree
 
 NO_SUCH_CALL = 100_000
 LONG = f"echo ran; : {'x' * LONGEST_LINE}"
@@ -24,7 +25,9 @@ LONG = f"echo ran; : {'x' * LONGEST_LINE}"
 def boxes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandboxes]:
     if request.param == "bubblewrap" and not probe().works and os.environ.get("CI") != "true":
         pytest.skip(f"bubblewrap does not work here: {probe().why_not}")
-    machine = probe() if request.param == "bubblewrap" else Machine(why_not="not here", root=probe().root)
+    machine = (
+        probe() if request.param == "bubblewrap" else MachineFeatures(why_not="not here", root=probe().root)
+    )
     found = ProcessSandboxes(tmp_path / "scratch", f"run-{os.getpid()}", Network.GATEWAY, machine=machine)
     yield found
     found.threads.shutdown()
@@ -34,7 +37,7 @@ def boxes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSan
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With the kernel's own call, and on a kernel that does not have it."""
     if request.param == "step by step":
-        monkeypatch.setattr(beneath, "OPENAT2", NO_SUCH_CALL)
+        monkeypatch.setattr(confined_paths, "OPENAT2", NO_SUCH_CALL)
     return str(request.param)
 
 
@@ -73,13 +76,13 @@ def test_a_directory_that_became_a_link_is_not_entered(
         (place / "out").symlink_to(victim.parent)
 
     for attempt in (
-        lambda: beneath.read(str(work), steps),
-        lambda: beneath.write(str(work), steps, b"changed"),
-        lambda: beneath.replace(str(work), steps, b"changed"),
-        lambda: beneath.size(str(work), steps),
-        lambda: beneath.read_link(str(work), steps),
-        lambda: beneath.is_program(str(work), steps),
-        lambda: beneath.open_directory(str(work), steps[:-1]).__enter__(),
+        lambda: confined_paths.read(str(work), steps),
+        lambda: confined_paths.write(str(work), steps, b"changed"),
+        lambda: confined_paths.replace(str(work), steps, b"changed"),
+        lambda: confined_paths.read_size(str(work), steps),
+        lambda: confined_paths.read_link(str(work), steps),
+        lambda: confined_paths.is_program(str(work), steps),
+        lambda: confined_paths.open_directory(str(work), steps[:-1]).__enter__(),
     ):
         with pytest.raises(NotADirectoryError):
             attempt()
@@ -95,18 +98,18 @@ def test_a_directory_that_became_a_link_is_not_entered(
 def test_steps_that_lead_up_are_refused(tmp_path: Path, victim: Path, steps: list[str]) -> None:
     (tmp_path / "work" / "a").mkdir(parents=True)
 
-    with pytest.raises(SandboxFailed, match="not a path below"):
-        beneath.read(str(tmp_path / "work"), steps)
+    with pytest.raises(SandboxFailed, match="invalid path below"):
+        confined_paths.read(str(tmp_path / "work"), steps)
 
 
 @pytest.mark.usefixtures("calls")
 def test_a_path_longer_than_the_kernel_takes_is_written_and_read(tmp_path: Path) -> None:
     steps = [*(f"{n:0200d}" for n in range(40)), "file"]
 
-    beneath.write(str(tmp_path), steps, b"deep")
+    confined_paths.write(str(tmp_path), steps, b"deep")
 
-    assert beneath.read(str(tmp_path), steps) == b"deep"
-    assert used(str(tmp_path)) > 40 * 4096
+    assert confined_paths.read(str(tmp_path), steps) == b"deep"
+    assert count_bytes(str(tmp_path)) > 40 * 4096
     assert remove_tree(tmp_path / steps[0]) == ""
 
 

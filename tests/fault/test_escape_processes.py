@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.escape_scene import play
-from tests.harbor_scene import task
-from tests.serve_scene import server
-from tests.user_scene import name_user, staged, users
+from tests.escape_runner import play
+from tests.harbor_tasks import task
+from tests.server_harness import server
+from tests.user_commands import name_user, staged, users
 
 import holdwater as hw
-from holdwater.core.records import Limits, Network, Start
+from holdwater.core.records import Limits, Network, SandboxSpec
 from holdwater.sandbox.cgroup import CgroupHome
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 ATTACKS = Path(__file__).parents[1] / "escape_attacks.py"
 EVIL = """
@@ -193,7 +193,7 @@ def test_a_harbor_tasks_variables_stay_inside_its_sandbox(place: Path, evil: byt
 async def test_an_orders_variables_stay_inside_its_sandbox(place: Path, evil: bytes) -> None:
     """Given a server and an order of a whole instance, whose variables name a library among its files."""
     instance = hw.Instance(
-        id="evil", files={"evil.so": evil}, setup="true", start=Start(env={"LD_PRELOAD": "./evil.so"})
+        id="evil", files={"evil.so": evil}, setup="true", start=SandboxSpec(env={"LD_PRELOAD": "./evil.so"})
     )
 
     with server(place, "--model", "scripted", suite=SUITE) as served:

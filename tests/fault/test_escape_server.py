@@ -20,15 +20,15 @@ from typing import NamedTuple
 import msgspec
 import psutil
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import Server, eventually, server
+from tests.server_harness import Server, eventually, server
+from tests.wait_bounds import stretch
 
-from holdwater.client import AsyncClient, Client, Unauthorized
+from holdwater.client import AccessRefused, AsyncClient, Client
 from holdwater.core.records import MiB
-from holdwater.core.serving import Problem
-from holdwater.gateway.heads import LONGEST_HEAD
-from holdwater.ledger.reader import Reader
-from holdwater.serve.door import ROUTES
+from holdwater.core.serving_protocol import ProblemDetails
+from holdwater.gateway.request_heads import LONGEST_HEAD
+from holdwater.ledger.reader import LedgerReader
+from holdwater.serve.rollout_server import ROUTES
 
 ORDER = {
     "key": "evil",
@@ -138,7 +138,7 @@ async def test_no_route_obeys_a_stranger(scene: Scene) -> None:
             status, headers, body = await scene.send(scene.bytes_of(attack, method, pattern))
             count += 1
             refused = status == attack.status and "access-control-allow-origin" not in headers
-            if not refused or not msgspec.json.decode(body, type=Problem).message:
+            if not refused or not msgspec.json.decode(body, type=ProblemDetails).message:
                 obeyed.append((name, method, pattern, status, body[:200]))
 
     assert obeyed == []
@@ -147,7 +147,7 @@ async def test_no_route_obeys_a_stranger(scene: Scene) -> None:
         assert await client.health() and (await client.health()).ok  # it was not drained
         assert (await client.stats()).orders.get("accepted", 0) == 0
     assert not scene.mark.exists()
-    with Reader(scene.serve.out) as reader:
+    with LedgerReader(scene.serve.out) as reader:
         assert "model.steered" not in {event.kind for event in reader.events()}
 
 
@@ -162,10 +162,10 @@ async def test_the_same_request_without_the_attack_is_obeyed(scene: Scene) -> No
             status, headers, _ = await scene.send(scene.bytes_of(attack, "GET", path))
             assert (status, headers["x-content-type-options"]) == (200, "nosniff")
     status, _, body = await scene.send(scene.bytes_of(fine, "POST", "/v1/orders/([^/]+)/answers"))
-    assert (status, msgspec.json.decode(body, type=Problem).code) == (404, "unknown")
+    assert (status, msgspec.json.decode(body, type=ProblemDetails).code) == (404, "unknown")
 
 
-async def test_a_page_that_asks_first_is_told_no(scene: Scene) -> None:
+async def test_a_preflight_request_of_a_page_is_refused(scene: Scene) -> None:
     ask = {**PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     for _, pattern in REQUESTS:
         request = scene.bytes_of(Attack(403, ask, key=None), "OPTIONS", pattern)
@@ -232,7 +232,7 @@ async def test_clients_of_the_same_user_need_no_key(tmp_path: Path, monkeypatch:
             elsewhere(monkeypatch, HOLDWATER_CACHE=str(tmp_path / "other")),
             AsyncClient(serve.url) as other,
         ):
-            with pytest.raises(Unauthorized, match="a key is needed"):
+            with pytest.raises(AccessRefused, match="missing API key"):
                 await other.health()
         token = serve.out / "token"
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -266,7 +266,7 @@ async def test_a_unix_socket_wants_the_token_too(tmp_path: Path) -> None:
         async with serve.client() as client:
             await serve.ready(client)
         async with AsyncClient(serve.url, "wrong") as stranger:
-            with pytest.raises(Unauthorized, match="this key does not open"):
+            with pytest.raises(AccessRefused, match="invalid API key"):
                 await stranger.health()
     finally:
         serve.stop()
@@ -293,7 +293,7 @@ def test_without_a_key_the_command_says_who_is_obeyed(tmp_path: Path) -> None:
     serve.start()
     try:
         asyncio.run(eventually(lambda: "serving: " in serve.said, 20.0, lambda: serve.said))
-        assert "without a key: all users of this machine are obeyed" in serve.said
+        assert "without a key: every user of this machine has access" in serve.said
         assert not (serve.out / "token").exists()
     finally:
         serve.stop()

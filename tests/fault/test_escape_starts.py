@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.scene import Scene
+from tests.command_runner import Scene
 
-from holdwater.core.errors import BadInput, Refused, SandboxFailed
-from holdwater.core.records import Instance, Limits, Network, Start
-from holdwater.core.serving import Order
+from holdwater.core.errors import BadInput, RequestRefused, SandboxFailed
+from holdwater.core.records import Instance, Limits, Network, SandboxSpec
+from holdwater.core.serving_protocol import Order
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
-from holdwater.serve.asked import check
-from holdwater.suite.harbor.reading import read
-from holdwater.suite.swebench.options import parse
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.serve.validation import check_order
+from holdwater.suite.harbor.task_file import read_task
+from holdwater.suite.swebench.options import parse_options
 
 BAD = {"up": "/../oldroot{place}", "inner": "/app/../../oldroot{place}", "relative": "app", "nul": "/a\0b"}
 SUITE = """
@@ -24,7 +24,7 @@ import holdwater as hw
 
 
 def instances():
-    yield hw.Instance(id="one", start=hw.Start(directories=("/logs", "/../oldroot" + MADE)))
+    yield hw.Instance(id="one", start=hw.SandboxSpec(directories=("/logs", "/../oldroot" + MADE)))
 
 
 async def grade(instance, sandbox, answer):
@@ -50,10 +50,10 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.parametrize("stage", ["start", "grader"])
 @pytest.mark.parametrize("field", ["workdir", "directories"])
 def test_an_order_is_refused_by_its_field(path: str, stage: str, field: str) -> None:
-    start = Start(workdir=path) if field == "workdir" else Start(directories=("/logs", path))
+    start = SandboxSpec(workdir=path) if field == "workdir" else SandboxSpec(directories=("/logs", path))
 
-    with pytest.raises(Refused, match=rf"`instance\.{stage}\.{field}` (must|has)"):
-        check(Order(key="k", instance=Instance(id="one", **{stage: start})))
+    with pytest.raises(RequestRefused, match=rf"`instance\.{stage}\.{field}` (must|contains)"):
+        check_order(Order(key="k", instance=Instance(id="one", **{stage: start})))
 
 
 def test_a_harbor_task_is_refused_by_its_field(tmp_path: Path, path: str) -> None:
@@ -62,12 +62,12 @@ def test_a_harbor_task_is_refused_by_its_field(tmp_path: Path, path: str) -> Non
     )
 
     with pytest.raises(BadInput, match=r"task\.toml: field `environment\.workdir`: "):
-        read(tmp_path, "task.toml")
+        read_task(tmp_path, "task.toml")
 
 
 def test_an_option_of_swebench_is_refused_by_its_name() -> None:
-    with pytest.raises(BadInput, match=r"`workdir` must not have `\.\.` in it: `/\.\./x`"):
-        parse("swebench:rows.jsonl?workdir=/../x")
+    with pytest.raises(BadInput, match=r"`workdir` must not contain `\.\.`: `/\.\./x`"):
+        parse_options("swebench:rows.jsonl?workdir=/../x")
 
 
 def test_a_suite_in_python_is_refused_and_nothing_is_made(scene: Scene) -> None:
@@ -76,14 +76,14 @@ def test_a_suite_in_python_is_refused_and_nothing_is_made(scene: Scene) -> None:
     command = scene.run("--agent", "nop", "--workers", "1")
 
     assert command.wait() == 2, command
-    assert "(`one`): field `start.directories` must not have `..` in it" in " ".join(command.stderr.split())
+    assert "(`one`): field `start.directories` must not contain `..`" in " ".join(command.stderr.split())
     assert not (scene.place / "made").exists()
 
 
 async def test_a_sandbox_that_begins_anew_refuses_them_too(tmp_path: Path, path: str) -> None:
     boxes = ProcessSandboxes(tmp_path / "scratch", f"run-{os.getpid()}", Network.GATEWAY)
     async with boxes.open(1, Limits(), None) as box:
-        await box.renew(Start(directories=(path,)))
+        await box.renew(SandboxSpec(directories=(path,)))
         with pytest.raises(SandboxFailed, match="`directories` "):
             await box.run("true")
 
@@ -97,6 +97,6 @@ async def test_a_sandbox_that_begins_anew_refuses_them_too(tmp_path: Path, path:
 @pytest.mark.parametrize("kept", ["/", "//", "/proc", "/proc/sys", "/dev", "/run/holdwater/private"])
 async def test_a_process_sandbox_keeps_its_own_directories(tmp_path: Path, kept: str) -> None:
     boxes = ProcessSandboxes(tmp_path / "scratch", f"run-{os.getpid()}", Network.GATEWAY)
-    async with boxes.open(1, Limits(), None, Start(workdir=kept)) as box:
-        with pytest.raises(SandboxFailed, match="has its own"):
+    async with boxes.open(1, Limits(), None, SandboxSpec(workdir=kept)) as box:
+        with pytest.raises(SandboxFailed, match="is reserved"):
             await box.run("true")

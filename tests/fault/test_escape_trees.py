@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.errors import ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB, Network, Salvage
-from holdwater.sandbox import changes, quota
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import ProcessSandboxes
-from holdwater.sandbox.remove import remove_tree
+from holdwater.sandbox import changes, disk_usage
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.tree_removal import remove_tree
 
 NOBODY = 65534
 NAME = "d" * 250
@@ -32,16 +32,16 @@ for _ in range({{levels}}):
 LOCKED = """
 import os, sys
 from pathlib import Path
-from holdwater.sandbox import changes, quota
+from holdwater.sandbox import changes, disk_usage
 if os.geteuid() == 0:
     os.setgid(int(sys.argv[1]))
     os.setuid(int(sys.argv[1]))
 work, manifest = Path("work"), Path("manifest")
 (work / "old").write_bytes(b"x" * 300_000)
-changes.mark("work", manifest)
+changes.write_manifest("work", manifest)
 (work / "new").write_text("new")
 work.chmod(0)
-print(quota.measure(".").used >= 300_000)
+print(disk_usage.measure(".").used >= 300_000)
 work.chmod(0)
 print([entry.path.decode() for entry in changes.walk(b"work")])
 work.chmod(0)
@@ -61,14 +61,16 @@ def work(tmp_path: Path) -> Iterator[Path]:
 def boxes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandboxes]:
     if request.param == "bubblewrap" and not probe().works and os.environ.get("CI") != "true":
         pytest.skip(f"bubblewrap does not work here: {probe().why_not}")
-    machine = probe() if request.param == "bubblewrap" else Machine(why_not="not here", root=probe().root)
+    machine = (
+        probe() if request.param == "bubblewrap" else MachineFeatures(why_not="not here", root=probe().root)
+    )
     found = ProcessSandboxes(tmp_path / "scratch", f"run-{os.getpid()}", Network.GATEWAY, machine=machine)
     yield found
     found.threads.shutdown()
 
 
 def mark(work: Path) -> None:
-    changes.mark(str(work), work.with_name("manifest"))
+    changes.write_manifest(str(work), work.with_name("manifest"))
 
 
 def salvage(work: Path) -> Salvage | None:
@@ -81,7 +83,7 @@ def dig(work: Path, levels: int, files: int = 0) -> None:
 
 
 def refuse_restoring(work: Path) -> None:
-    with pytest.raises(SandboxFailed, match="does not hold all of the work"):
+    with pytest.raises(SandboxFailed, match="salvage is incomplete"):
         changes.restore(str(work), work.with_name("kept.tar.zst"))
 
 
@@ -119,7 +121,7 @@ def test_a_link_in_the_place_of_the_work_is_not_unlocked(tmp_path: Path) -> None
     host.mkdir(mode=0o500)
     (tmp_path / "work").symlink_to(host)
 
-    quota.measure(str(tmp_path))
+    disk_usage.measure(str(tmp_path))
     with pytest.raises(OSError):
         mark(tmp_path / "work")
 
@@ -250,4 +252,4 @@ def test_a_descriptor_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: 
         listed = Path.iterdir
         monkeypatch.setattr(Path, "iterdir", lambda self: iter([self / "1000000", *listed(self)]))
 
-        assert quota.used(str(tmp_path), [os.getpid()]) >= 300_000
+        assert disk_usage.count_bytes(str(tmp_path), [os.getpid()]) >= 300_000

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE, Command
+from tests.command_runner import SOURCE, Command
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api.serving import prepare_server

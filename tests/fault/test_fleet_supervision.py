@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.fleet_scene import ROOM, Scene, fleet, until
-from tests.patience import stretch
+from tests.fleet_harness import ROOM, Scene, fleet, until
+from tests.wait_bounds import stretch
 
-from holdwater.core.config import Serving
-from holdwater.core.records import Where
-from holdwater.run.fleet import Condition
+from holdwater.core.config import ServingConfig
+from holdwater.core.records import FailureOrigin, MiB
+from holdwater.run.fleet.interface import NEW_WORKER, FleetCondition
 
 
 def ready(scene: Scene, count: int) -> bool:
@@ -22,24 +23,24 @@ def ready(scene: Scene, count: int) -> bool:
 
 
 async def test_workers_come_with_the_load_and_go_without_losing_a_rollout(tmp_path: Path) -> None:
-    async with fleet(tmp_path, workers=3, concurrency=6, serving=Serving(quiet=0.3)) as scene:
+    async with fleet(tmp_path, workers=3, concurrency=6, serving=ServingConfig(quiet=0.3)) as scene:
         await until("the least", lambda: ready(scene, 1))
         async with asyncio.TaskGroup() as group:
             starts = [group.create_task(scene.start("wait first")) for _ in range(3)]
             starts += [group.create_task(scene.start("wait second")) for _ in range(3)]
             await until("the first has its share", lambda: list(scene.hosts().values()) == [2])
 
-            scene.fleet.demand(2, 4, room=0)
+            scene.fleet.adjust_workers(2, 4, room=0)
             assert scene.fleet.condition().wanted == 2, "as far as they have leased themselves"
-            scene.fleet.demand(2, 4, room=ROOM)
+            scene.fleet.adjust_workers(2, 4, room=ROOM)
             assert scene.fleet.condition().wanted == 3
 
         attempts = [start.result() for start in starts]
         assert list(scene.hosts().values()) == [2, 2, 2]
         scene.go("first")
 
-        def calm(running: int) -> Condition:
-            scene.fleet.demand(running, 0, room=ROOM)
+        def calm(running: int) -> FleetCondition:
+            scene.fleet.adjust_workers(running, 0, room=ROOM)
             return scene.fleet.condition()
 
         for attempt in attempts[:3]:
@@ -50,14 +51,14 @@ async def test_workers_come_with_the_load_and_go_without_losing_a_rollout(tmp_pa
         for attempt in attempts[3:]:
             await scene.pid(attempt)
         await until(
-            "the least is left", lambda: calm(0) == Condition(ready=1, starting=0, draining=0, wanted=1)
+            "the least is left", lambda: calm(0) == FleetCondition(ready=1, starting=0, draining=0, wanted=1)
         )
         assert len(scene.hosts()) == 1
         assert scene.noted("worker.lost") == []
 
 
 async def test_a_group_is_on_one_worker_also_when_that_drains(tmp_path: Path) -> None:
-    async with fleet(tmp_path, workers=2, concurrency=4, serving=Serving(least_workers=2)) as scene:
+    async with fleet(tmp_path, workers=2, concurrency=4, serving=ServingConfig(least_workers=2)) as scene:
         await until("both", lambda: ready(scene, 2))
         members = [await scene.start("wait go", group=7) for _ in range(4)]
         assert sorted(scene.hosts().values()) == [0, 4], "beyond its share of 2"
@@ -75,7 +76,7 @@ async def test_a_group_is_on_one_worker_also_when_that_drains(tmp_path: Path) ->
         await until("it left when it was empty", lambda: scene.fleet.condition().draining == 0)
 
 
-async def test_when_too_many_drain_the_oldest_is_emptied_and_its_group_goes_on_elsewhere(
+async def test_too_many_draining_workers_empty_the_oldest_and_its_group_continues_elsewhere(
     tmp_path: Path,
 ) -> None:
     async with fleet(tmp_path, workers=1, concurrency=4) as scene:
@@ -89,7 +90,7 @@ async def test_when_too_many_drain_the_oldest_is_emptied_and_its_group_goes_on_e
 
         for member in members:
             failure = (await scene.verdict(member)).failure
-            assert failure is not None and failure.where is Where.INTERRUPTED
+            assert failure is not None and failure.where is FailureOrigin.INTERRUPTED
         scene.go("go")
         assert not await scene.score(7, again) & {oldest, draining}
         assert await scene.score(8, others) == {draining}
@@ -107,11 +108,11 @@ async def test_suspects_of_a_group_share_a_worker_of_their_own(tmp_path: Path) -
         pids = await scene.score(7, [start.result() for start in starts])
         assert len(pids) == 1 and await scene.pid(neighbour) not in pids
         await until("it is gone with the last", lambda: not pids & scene.hosts().keys())
-        assert scene.fleet.condition() == Condition(ready=1, starting=0, draining=0, wanted=1)
+        assert scene.fleet.condition() == FleetCondition(ready=1, starting=0, draining=0, wanted=1)
 
 
-async def test_a_killed_worker_is_told_and_replaced_at_once(tmp_path: Path) -> None:
-    async with fleet(tmp_path, workers=2, concurrency=4, serving=Serving(least_workers=2)) as scene:
+async def test_a_killed_worker_is_reported_and_replaced_at_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path, workers=2, concurrency=4, serving=ServingConfig(least_workers=2)) as scene:
         await until("both", lambda: ready(scene, 2))
         attempts = [await scene.start("wait go") for _ in range(4)]
         victim = next(iter(scene.hosts()))
@@ -121,16 +122,38 @@ async def test_a_killed_worker_is_told_and_replaced_at_once(tmp_path: Path) -> N
         assert await until("health tells", lambda: scene.fleet.condition().lost == 1) < stretch(1.0)
         await until("another one starts", lambda: scene.fleet.condition().starting == 1 or ready(scene, 2))
         assert scene.fleet.condition() in (
-            Condition(ready=1, starting=1, draining=0, wanted=2, lost=1),
-            Condition(ready=2, starting=0, draining=0, wanted=2, lost=1),
+            FleetCondition(ready=1, starting=1, draining=0, wanted=2, lost=1),
+            FleetCondition(ready=2, starting=0, draining=0, wanted=2, lost=1),
         )
         lost = {a: v.failure for a, v in scene.verdicts().items()}
         assert len(lost) == 2 and lost.keys() < set(attempts)
-        assert all(f is not None and (f.where, f.kind) == (Where.WORKER, "lost") for f in lost.values())
+        assert all(
+            f is not None and (f.where, f.kind) == (FailureOrigin.WORKER, "lost") for f in lost.values()
+        )
         again = [await scene.start("wait go") for _ in range(2)]
         scene.go("go")
         for attempt in {*attempts, *again} - lost.keys():
             assert await scene.pid(attempt) != victim
+
+
+async def test_a_worker_leaves_room_for_a_worker_that_starts(tmp_path: Path) -> None:
+    room = 512 * MiB
+    async with fleet(tmp_path, workers=2, concurrency=4, serving=ServingConfig(least_workers=2)) as scene:
+        await until("both", lambda: ready(scene, 2))
+        for _ in range(4):
+            await scene.start("wait go")
+        victim, other = scene.hosts()
+        os.kill(victim, signal.SIGKILL)
+        await until("another one starts", lambda: scene.fleet.condition().starting == 1)
+
+        scene.fleet.permit_growth({}, room)
+        beside_start, _ = resource.prlimit(other, resource.RLIMIT_DATA)
+        await until("both again", lambda: ready(scene, 2))
+        scene.fleet.permit_growth({}, 2 * room)  # divided by two
+        alone, _ = resource.prlimit(other, resource.RLIMIT_DATA)
+        scene.go("go")
+
+    assert alone - beside_start > NEW_WORKER - 16 * MiB, "the rest is what the worker itself grew by"
 
 
 @pytest.mark.parametrize(
@@ -142,10 +165,10 @@ async def test_a_killed_worker_is_told_and_replaced_at_once(tmp_path: Path) -> N
         pytest.param("no log", "cannot be started", 60.0, marks=pytest.mark.proof),
     ],
 )
-async def test_who_cannot_start_is_told_within_seconds_while_others_serve(
+async def test_a_worker_that_cannot_start_is_reported_soon_while_others_serve(
     tmp_path: Path, trouble: str, reason: str, starting: float
 ) -> None:
-    serving = Serving(least_workers=2, starting=starting)
+    serving = ServingConfig(least_workers=2, starting=starting)
     async with fleet(tmp_path, workers=2, concurrency=4, serving=serving) as scene:
         await until("both", lambda: ready(scene, 2))
         (tmp_path / "trouble").write_text(trouble)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE
+from tests.command_runner import SOURCE
+from tests.wait_bounds import stretch
 
-from holdwater.run.allocator import settings
+from holdwater.run.fleet.allocator import choose_settings
 
 CONNECTIONS = 64
 SIZE = 1_000_000  # bytes of a request
@@ -64,7 +64,7 @@ async def main(port, place):
                     attempt += 1
                     log = AttemptLog(directory, attempt)
                     stack.callback(log.close)
-                    sessions.append(await stack.enter_async_context(gateway.session(attempt, log)))
+                    sessions.append(await stack.enter_async_context(gateway.open_session(attempt, log)))
                 print(json.dumps([gateway.url, *(session.key for session in sessions)]), flush=True)
                 await loop.run_in_executor(None, sys.stdin.readline)
             print(json.dumps(left(gateway, sessions)), flush=True)
@@ -172,7 +172,7 @@ async def gateway(place: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pr
         *(sys.executable, "-c", GATEWAY, str(port), str(place)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **settings(os.environ), "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, **choose_settings(os.environ), "PYTHONPATH": str(SOURCE)},
     )
     try:
         yield process

@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.layer_scene import backend, required
-from tests.patience import stretch
+from tests.layer_projects import backend, required
+from tests.wait_bounds import stretch
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB, MiB
+from holdwater.image.layer.agent_layer import prepare_agent
 from holdwater.image.layer.cache import LayerCache
-from holdwater.image.layer.prepare import prepare
-from holdwater.image.layer.program import Programs
+from holdwater.image.layer.program import ProgramRunner
 
 ASKING = """
 import asyncio, os, sys
 from pathlib import Path
 from holdwater.image.layer.cache import LayerCache
-from holdwater.image.layer.program import Programs
+from holdwater.image.layer.program import ProgramRunner
 from holdwater.image.layer.tree import pack
 
 base = Path(sys.argv[1])
@@ -37,7 +37,7 @@ async def build(scratch):
     (scratch.path / "tree" / "file").write_text("content")
     if (base / "hang").exists():
         (base / "hang").unlink()
-        programs = Programs(base / "log", scratch.path, keep=[scratch.lock], env={})
+        programs = ProgramRunner(base / "log", scratch.path, keep=[scratch.lock], env={})
         await programs.run(["sh", "-c", f"echo $$ > {base}/hangs; exec sleep 600"], 600)
     await asyncio.sleep(0.2)
     return pack(scratch.path / "tree", "/opt/agent", scratch.path / "layer")
@@ -117,7 +117,7 @@ def test_when_the_builder_is_killed_another_takes_over_and_nothing_is_left(tmp_p
     assert left(tmp_path) == WHOLE
 
 
-async def test_what_a_killed_builder_left_is_removed_and_what_a_living_one_uses_is_not(
+async def test_leftovers_of_a_killed_builder_are_removed_and_those_in_use_stay(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "hang").touch()
@@ -143,7 +143,7 @@ async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path) -
     hang = f"import os, time\nopen({str(tmp_path / 'begun')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     source = AgentSource(source=str(backend(tmp_path / "project", hang)))
     async with LayerCache(tmp_path / "cache", GiB) as cache, asyncio.TaskGroup() as tasks:
-        building = tasks.create_task(prepare(source, cache, tmp_path / "log"))
+        building = tasks.create_task(prepare_agent(source, cache, tmp_path / "log"))
         pid = int(await asyncio.to_thread((tmp_path / "begun").read_text))
 
         building.cancel()
@@ -154,8 +154,8 @@ async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path) -
         await gone(pid)
 
 
-async def test_a_program_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    programs = Programs(tmp_path / "log", tmp_path, keep=[], env={})
+async def test_a_program_that_exceeds_its_time_is_killed_with_its_children(tmp_path: Path) -> None:
+    programs = ProgramRunner(tmp_path / "log", tmp_path, keep=[], env={})
 
     with pytest.raises(ImageFailed, match=r"`sh` took longer than 0\.5 s"):
         await programs.run(["sh", "-c", "sleep 600 & echo $! > child; wait"], 0.5)
@@ -177,7 +177,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-async def test_a_layer_that_the_disk_has_no_room_for_fails_and_leaves_nothing(
+async def test_a_layer_too_large_for_the_disk_fails_and_leaves_nothing(
     small_disk: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "agent").mkdir()
@@ -185,8 +185,8 @@ async def test_a_layer_that_the_disk_has_no_room_for_fails_and_leaves_nothing(
     source = AgentSource(directory=str(tmp_path / "agent"))
     async with LayerCache(small_disk / "cache", GiB) as cache:
         with pytest.raises(ImageFailed, match="No space left"):
-            await prepare(source, cache, tmp_path / "log")
+            await prepare_agent(source, cache, tmp_path / "log")
         assert not list((small_disk / "cache" / "scratch").iterdir())
 
         (tmp_path / "agent" / "noise").write_bytes(b"less")
-        assert (await prepare(source, cache, tmp_path / "log")).layer.size
+        assert (await prepare_agent(source, cache, tmp_path / "log")).layer.size

@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.ledger_scene import SOURCE, exchange, new_run, passed, planned, settle_all
+from tests.ledger_runs import SOURCE, exchange, new_run, passed, planned, settle_all
 
 from holdwater.core.errors import LedgerFailed, RunFailed
-from holdwater.core.records import Attempt, Usage, Where
-from holdwater.core.summary import Gauge
-from holdwater.ledger.audit import audit
-from holdwater.ledger.blobs import Blobs
+from holdwater.core.records import Attempt, FailureOrigin, ModelUsage
+from holdwater.core.summary import RunGauge
+from holdwater.ledger.audit import audit_run
+from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges
-from holdwater.ledger.journal import Journal, journals
+from holdwater.ledger.journal import Journal, list_journals
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.reader import Reader
-from holdwater.ledger.recovery import Recovered, recover
+from holdwater.ledger.reader import LedgerReader
+from holdwater.ledger.recovery import RecoveryResult, recover
 
 CONDUCTOR = """
 import asyncio, itertools, os, sys
@@ -30,7 +30,7 @@ from pathlib import Path
 from holdwater.core.records import Attempt, Outcome
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
-from tests.ledger_scene import passed, planned
+from tests.ledger_runs import passed, planned
 
 async def main():
     directory = RunDirectory.open(sys.argv[1])
@@ -40,7 +40,7 @@ async def main():
             async def work():
                 for number in numbers:
                     [row] = await ledger.plan([planned(f"i{number}")])
-                    await ledger.begin(Attempt(id=number, instance=row, sample=0, number=1))
+                    await ledger.begin_attempt(Attempt(id=number, instance=row, sample=0, number=1))
                     assert await ledger.settle(passed(number, ledger.token))
                     os.write(1, b"%d\\n" % number)
                     await ledger.close_sample(
@@ -67,12 +67,12 @@ def test_every_acknowledged_verdict_survives_kill_9(tmp_path: Path) -> None:
             child.kill()
             acknowledged |= {int(line) for line in child.stdout.read().splitlines()}
 
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         settled = {row.attempt for row in reader.attempts() if row.verdict is not None}
         tallied = reader.counts()
     assert acknowledged and acknowledged <= settled
     assert tallied.verdicts == {"passed": len(settled)}, "the tally is in step with the rows"
-    found = audit(tmp_path)
+    found = audit_run(tmp_path)
     assert (found.duplicated, found.corrupt) == (0, 0)
 
 
@@ -82,7 +82,7 @@ async def test_what_a_gone_conductor_left_is_settled(tmp_path: Path) -> None:
     async with Ledger(directory) as gone:
         await gone.plan([planned("a"), planned("b"), planned("c")])
         for id_ in (1, 2, 3):
-            await gone.begin(Attempt(id=id_, instance=id_, sample=0, number=1))
+            await gone.begin_attempt(Attempt(id=id_, instance=id_, sample=0, number=1))
         journal = Journal(directory, worker=0, token=gone.token)
         for id_ in (1, 2):
             journal.append(passed(id_, gone.token))
@@ -96,23 +96,23 @@ async def test_what_a_gone_conductor_left_is_settled(tmp_path: Path) -> None:
     async with Ledger(directory) as ledger:
         found = await recover(ledger, directory)
 
-        assert found == Recovered(verdicts=1, interrupted=1)
-        assert await ledger.unsettled() == []
+        assert found == RecoveryResult(verdicts=1, interrupted=1)
+        assert await ledger.list_unsettled() == []
         assert (await ledger.counts()).verdicts == {"passed": 2, "interrupted": 1}
-        assert (await ledger.counts()).usage == Usage(requests=1, input_tokens=5, output_tokens=2)
-        assert journals(directory) == []
-        assert await recover(ledger, directory) == Recovered()
-    with Reader(directory) as reader:
+        assert (await ledger.counts()).usage == ModelUsage(requests=1, input_tokens=5, output_tokens=2)
+        assert list_journals(directory) == []
+        assert await recover(ledger, directory) == RecoveryResult()
+    with LedgerReader(directory) as reader:
         verdict = reader.verdict(3)
     assert verdict is not None and verdict.failure is not None
-    assert (verdict.failure.where, verdict.exchanges) == (Where.INTERRUPTED, 1)
+    assert (verdict.failure.where, verdict.exchanges) == (FailureOrigin.INTERRUPTED, 1)
 
 
 async def test_a_damaged_segment_does_not_keep_a_run_from_resuming(tmp_path: Path) -> None:
     directory = new_run(tmp_path)
     async with Ledger(directory) as gone:
         await gone.plan([planned("a")])
-        await gone.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await gone.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
         log = AttemptLog(directory, 1)
         for number in (1, 2):
             log.append(exchange(number))
@@ -121,7 +121,7 @@ async def test_a_damaged_segment_does_not_keep_a_run_from_resuming(tmp_path: Pat
     log.path.write_bytes(content)
 
     async with Ledger(directory) as ledger:
-        assert await recover(ledger, directory) == Recovered(interrupted=1)
+        assert await recover(ledger, directory) == RecoveryResult(interrupted=1)
         assert (await ledger.counts()).events == {"segment.damaged": 1}
 
 
@@ -134,11 +134,11 @@ async def test_a_clock_that_is_set_changes_no_spent_time(tmp_path: Path, step: f
         for seconds, jump in ((20.0, step), (20.0, 0.0)):
             wall[0] += seconds + jump
             ran[0] += seconds
-            await gone.gauge(Gauge(at=wall[0]))
+            await gone.add_gauge(RunGauge(at=wall[0]))
 
     async with Ledger(directory, now=lambda: wall[0]) as ledger:
         assert await ledger.earlier_seconds() == 40.0
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         assert 40.0 <= reader.summary().seconds < 100.0
 
 
@@ -177,18 +177,18 @@ async def test_a_full_disk_fails_the_ledger_for_good_and_loses_nothing(small_dis
         with pytest.raises(LedgerFailed, match="full") as stopped:
             for number in range(2, 1000):
                 [row] = await ledger.plan([planned(f"i{number}", os.urandom(3000))])
-                await ledger.begin(Attempt(id=number, instance=row, sample=0, number=1))
+                await ledger.begin_attempt(Attempt(id=number, instance=row, sample=0, number=1))
                 await ledger.settle(passed(number, ledger.token))
                 acknowledged.append(number)
         assert "make space" in stopped.value.hint
         filler.unlink()
         with pytest.raises(LedgerFailed):
-            await ledger.gauge(Gauge(at=1.0))
+            await ledger.add_gauge(RunGauge(at=1.0))
 
     # when space is made the run goes on, with every acknowledged verdict
     async with Ledger(directory) as ledger:
         await recover(ledger, directory)
-        with Reader(directory) as reader:
+        with LedgerReader(directory) as reader:
             settled = {a.attempt for a in reader.attempts() if a.verdict and a.verdict.failure is None}
         assert acknowledged and settled == {1, *acknowledged}
         await settle_all(ledger, ["after"])
@@ -216,7 +216,7 @@ async def test_a_full_disk_leaves_whole_exchanges_and_no_half_blob(small_disk: P
     assert [path for path in directory.blobs.rglob("*") if path.is_file()] == []
 
 
-def test_a_full_disk_while_a_run_is_created_leaves_what_can_be_created_again(small_disk: Path) -> None:
+def test_a_run_whose_creation_met_a_full_disk_can_be_created_again(small_disk: Path) -> None:
     filler = fill(small_disk, leave=32 << 10)
     with pytest.raises(LedgerFailed):
         new_run(small_disk / "run")
@@ -230,11 +230,11 @@ async def test_a_run_on_a_read_only_disk_can_be_audited(small_disk: Path) -> Non
         await settle_all(ledger, ["one"])
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
-    assert audit(small_disk / "run").ok
+    assert audit_run(small_disk / "run").ok
 
 
 def test_what_a_killed_writer_left_beside_the_blobs_is_swept(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     name = blobs.put(b"kept")
     (tmp_path / "new" / "123-4").write_bytes(b"half")
 

@@ -10,25 +10,25 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.point import QUICK, attempts, numbered, outcomes, solve, suite
+from tests.in_process_run import QUICK, attempts, numbered, outcomes, solve, suite
 
 import holdwater as hw
-from holdwater.testing.scripted import Fault, Reply, serve
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, serve_script
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
-GARBAGE = Reply(text="cut", fault=Fault.GARBAGE)
+GARBAGE = ScriptedReply(text="cut", fault=ReplyFault.GARBAGE)
 
 
 class Talk:
     """An agent's calls, each by its name. A call is answered when the agent lets it be answered."""
 
     def __init__(self) -> None:
-        self.replies: dict[str, Reply] = {}
+        self.replies: dict[str, ScriptedReply] = {}
         self.arrived: dict[str, asyncio.Event] = {}
         self.let: dict[str, asyncio.Event] = {}
         self.url = self.key = ""
 
-    async def script(self, request: dict[str, Any]) -> Reply:
+    async def script(self, request: dict[str, Any]) -> ScriptedReply:
         name = request["messages"][-1]["content"]
         self.arrived[name].set()
         await self.let[name].wait()
@@ -40,7 +40,7 @@ class Talk:
             yield http
 
     async def begin(
-        self, name: str, reply: Reply, before: tuple[str, ...] = (), **options: Any
+        self, name: str, reply: ScriptedReply, before: tuple[str, ...] = (), **options: Any
     ) -> asyncio.Task[int]:
         """Start a call whose last message is its name, behind `before`; it has reached the model."""
         self.replies[name] = reply
@@ -65,11 +65,13 @@ class Talk:
         self.let[name].set()
         return await call
 
-    async def call(self, name: str, reply: Reply, before: tuple[str, ...] = (), **options: Any) -> int:
+    async def call(
+        self, name: str, reply: ScriptedReply, before: tuple[str, ...] = (), **options: Any
+    ) -> int:
         return await self.end(name, await self.begin(name, reply, before, **options))
 
 
-OK = Reply(text="said")
+OK = ScriptedReply(text="said")
 
 
 async def main_fails_then_title_succeeds(talk: Talk) -> None:
@@ -147,7 +149,7 @@ def play(out: Path, story: Story, error: Exception | None) -> list[tuple[str, st
             if error is not None:
                 raise error
 
-        async with serve(talk.script) as url:
+        async with serve_script(talk.script) as url:
             asked = {**QUICK, "model": "m", "base_url": url, "retries": 0, "timeout": 60.0}
             await hw.arun(suite(instances=numbered(1)), agent, out=out, **asked)
 

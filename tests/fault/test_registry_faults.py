@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.registry_scene import (
+from tests.registry_server import (
     QUICK,
     Front,
     RealRegistry,
@@ -26,10 +26,10 @@ from tests.registry_scene import (
 )
 
 from holdwater.core.errors import ImageFailed
-from holdwater.core.image import How, Registry
-from holdwater.image.registry.check import check
-from holdwater.image.registry.pace import Patience
-from holdwater.image.registry.together import together
+from holdwater.core.image import ImageOutcome, RegistryOptions
+from holdwater.image.registry.check import check_image
+from holdwater.image.registry.concurrency import run_concurrently
+from holdwater.image.registry.pace import RegistryRetryPolicy
 
 SIZE = 3_000_000
 
@@ -65,7 +65,7 @@ async def made_well(before: Front, agent: Any, repository: str, **options: Any) 
     async with engine((agent,), **options) as making:
         made = await making.make(f"{before.address}/base:1", f"{before.address}/{repository}")
         before.fault = lambda kind, request: None
-        assert made.how is How.MADE and await check(making.registries, made) == ""
+        assert made.how is ImageOutcome.MADE and await check_image(making.registries, made) == ""
     stored = before.registry.manifest(repository, made.digest)
     for one in stored["layers"]:
         before.registry.blob(repository, one["digest"])
@@ -106,13 +106,13 @@ async def test_what_the_server_gets_wrong_is_tried_again(
 async def test_a_registry_error_names_image_and_cause_and_is_never_missing(
     registry: RealRegistry, agent: Any, kind: str, status: int, code: str, expected: str
 ) -> None:
-    impatient = Patience(tries=2, first=0.01, pause=0.5, waiting=0.02, stall=5)
+    impatient = RegistryRetryPolicy(tries=2, first=0.01, pause=0.5, waiting=0.02, stall=5)
     async with front(registry) as before, engine((agent,), patience=impatient) as making:
         before.fault = times(10_000, kind, lambda: refused(status, code))
         for doing in (making.make, making.foresee):
             if doing == making.foresee and kind not in ("GET manifest", "GET blob"):
                 continue
-            with pytest.raises(ImageFailed, match=f"{status} {code}|asked everyone to wait") as caught:
+            with pytest.raises(ImageFailed, match=f"{status} {code}|requires a pause") as caught:
                 await doing(f"{before.address}/base:1", f"{before.address}/to/refused")
             assert caught.value.kind == expected and caught.value.again is (expected != "denied")
             assert f"{before.address}/base:1" in caught.value.message
@@ -126,7 +126,7 @@ async def test_a_page_that_is_not_found_is_no_missing_image(registry: RealRegist
             await making.make(f"{before.address}/base:1", f"{before.address}/to/lost")
         assert (caught.value.kind, caught.value.again) == ("registry", True)
         before.fault = times(10_000, "GET blob", lost)
-        client = making.registries.registry(before.address)
+        client = making.registries.client_for(before.address)
         with pytest.raises(ImageFailed, match="404"):
             await client.has("base", digest(b"nothing"))
         before.fault = lambda kind, request: None
@@ -188,19 +188,19 @@ async def test_a_rate_limit_is_waited_for_by_everyone(registry: RealRegistry, fo
             assert kind == "registry.rate" and "429" in message
             paused.set()
 
-        client = making.registries.registry(before.address)
+        client = making.registries.client_for(before.address)
         client.host.note = noted
         before.fault = fault
 
         async def late() -> None:
             await paused.wait()
-            await client.head("second", "1")
+            await client.read_digest("second", "1")
 
-        await together(client.head("base", "1"), *(late() for _ in range(5)))
+        await run_concurrently(client.read_digest("base", "1"), *(late() for _ in range(5)))
         assert early == [] and time.monotonic() >= began[0] + 0.9 and before.seen["HEAD manifest"] == 7
 
 
-async def test_a_registry_that_asks_for_too_long_a_wait_has_refused_everyone_at_once(
+async def test_a_registry_that_asks_for_a_long_wait_refuses_all_at_once(
     registry: RealRegistry, agent: Any
 ) -> None:
     async with front(registry) as before, engine((agent,)) as making:
@@ -215,21 +215,21 @@ async def test_a_registry_that_asks_for_too_long_a_wait_has_refused_everyone_at_
 
 async def test_a_rate_of_our_own_is_kept(registry: RealRegistry) -> None:
     async with front(registry) as before:
-        settings = {before.address: Registry(requests_a_minute=1200)}
+        settings = {before.address: RegistryOptions(requests_a_minute=1200)}
         async with engine(settings=settings) as making:
-            client = making.registries.registry(before.address)
+            client = making.registries.client_for(before.address)
             began = time.monotonic()
-            await together(*(client.head("base", "1") for _ in range(60)))
+            await run_concurrently(*(client.read_digest("base", "1") for _ in range(60)))
             assert time.monotonic() - began >= (60 - 40) / 20 - 0.1  # all but two seconds' worth
 
 
 @pytest.mark.parametrize("tells", [True, False])
-async def test_an_upload_that_is_cut_goes_on_where_the_registry_says_or_begins_anew(
+async def test_a_cut_upload_continues_where_the_registry_says_or_starts_over(
     registry: RealRegistry, agent: Any, tells: bool
 ) -> None:
     async with front(registry) as before, engine() as making:
         before.cuts, before.tells = 3, tells
-        client = making.registries.registry(before.address)
+        client = making.registries.client_for(before.address)
         await client.upload_file(f"cut/{tells}".lower(), agent.digest, agent.size, Path(agent.path))
         assert before.registry.blob(f"cut/{tells}".lower(), agent.digest) == Path(agent.path).read_bytes()
         assert before.seen["status"] == 3
@@ -256,13 +256,13 @@ async def test_bytes_that_are_not_what_was_asked_for_are_never_passed_on(
         assert (caught.value.kind, caught.value.again) == ("digest", True)
         assert registry.tags("to/spoiled") == []
         before.spoils = registry.digest("base", "1")
-        with pytest.raises(ImageFailed, match="not what") as caught:
+        with pytest.raises(ImageFailed, match="does not match the digest") as caught:
             await making.make(f"{before.address}/base@{before.spoils}", f"{before.address}/to/spoiled")
         assert caught.value.kind == "digest"
         before.fault = times(
             10_000, "GET manifest", lambda: web.Response(body=b"{}", headers={"Docker-Content-Digest": blob})
         )
-        with pytest.raises(ImageFailed, match="not what") as caught:
+        with pytest.raises(ImageFailed, match="does not match the digest") as caught:
             await making.make(f"{before.address}/base:1", f"{before.address}/to/spoiled")
         assert caught.value.kind == "digest"
 
@@ -273,7 +273,7 @@ async def test_a_layer_file_that_changed_is_not_uploaded(
     changed = tmp_path / "changed.tar.gz"
     changed.write_bytes(Path(agent.path).read_bytes()[:-1] + b"x")
     async with engine() as making:
-        client = making.registries.registry(registry.address)
+        client = making.registries.client_for(registry.address)
         for path, kind in ((changed, "digest"), (tmp_path / "absent", "layer")):
             with pytest.raises(ImageFailed, match="cannot be uploaded") as caught:
                 await client.upload_file("to/changed", agent.digest, agent.size, path)
@@ -313,11 +313,11 @@ async def test_a_registry_that_takes_nothing_any_more_is_left(agent: Any) -> Non
 
     server = await asyncio.start_server(stuck, "127.0.0.1", 0, limit=1024)
     port = server.sockets[0].getsockname()[1]
-    impatient = Patience(tries=1, stall=0.3)
+    impatient = RegistryRetryPolicy(tries=1, stall=0.3)
     async with server:
         async with engine(patience=impatient) as making:
-            client = making.registries.registry(f"127.0.0.1:{port}")
-            with pytest.raises(ImageFailed, match=r"silent for 0\.3 s"):
+            client = making.registries.client_for(f"127.0.0.1:{port}")
+            with pytest.raises(ImageFailed, match=r"sent no data for 0\.3 s"):
                 await client.upload_file("a", agent.digest, agent.size, Path(agent.path))
         seen.set()
 
@@ -350,4 +350,4 @@ async def test_a_build_that_is_cancelled_anywhere_is_made_whole_by_the_next(
                 before.fault = lambda kind, request: None
             assert QUICK.pause > 2
             made = await made_well(before, agent, f"to/cancelled{number}")
-            assert made.how is How.MADE
+            assert made.how is ImageOutcome.MADE

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.patience import stretch
-from tests.registry_scene import FORMS, RealRegistry, engine, layer, real_registry, tar
+from tests.registry_server import FORMS, RealRegistry, engine, layer, real_registry, tar
+from tests.wait_bounds import stretch
 
-from holdwater.core.image import How
-from holdwater.image.registry.check import check
+from holdwater.core.image import ImageOutcome
+from holdwater.image.registry.check import check_image
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_what_a_killed_build_left_is_completed(
     assert len(registry.tags("agents")) < count
     async with engine((agent,)) as making:
         made = await making.all(bases, f"{registry.address}/agents")
-        assert {one.how for one in made} == {How.MADE, How.PRESENT}
-        assert [await check(making.registries, one) for one in made] == [""] * count
+        assert {one.how for one in made} == {ImageOutcome.MADE, ImageOutcome.PRESENT}
+        assert [await check_image(making.registries, one) for one in made] == [""] * count
     assert [one for place in places for one in place.iterdir()] == []
     assert len(registry.tags("agents")) == count

@@ -21,9 +21,10 @@ import holdwater as hw
 from holdwater.cli import main
 from holdwater.core.errors import BadInput
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.reader import OutcomeRow, Reader
-from holdwater.rollout.foreign import LONGEST_ANSWER
-from holdwater.sandbox import changes
+from holdwater.ledger.reader import LedgerReader
+from holdwater.ledger.rows import OutcomeRow
+from holdwater.rollout.user_results import LONGEST_ANSWER
+from holdwater.sandbox import salvage_archive
 
 MOST_SECONDS = 120.0  # for what takes a second on a quiet machine
 
@@ -65,7 +66,7 @@ class Scene:
         return await hw.aregrade(self.out, suite=self.suite, only=only)
 
     def rows(self) -> dict[str, OutcomeRow]:
-        with Reader(self.out) as reader:
+        with LedgerReader(self.out) as reader:
             return {row.instance: row for row in reader.outcomes()}
 
 
@@ -86,7 +87,7 @@ def fails(times: int, then: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def test_work_that_is_not_kept_whole_keeps_its_outcome(tmp_path, monkeypatch):
-    monkeypatch.setattr(changes, "LARGEST", 1000)
+    monkeypatch.setattr(salvage_archive, "LARGEST", 1000)
     scene = Scene(tmp_path / "run", "large", "odd", "long", "plain")
     answers = {"odd": {1: "one"}, "long": "x" * (LONGEST_ANSWER + 1), "plain": {"1": 1.5}}
 
@@ -106,7 +107,7 @@ async def test_work_that_is_not_kept_whole_keeps_its_outcome(tmp_path, monkeypat
     assert summary.outcomes == {"passed": 4}
     assert {name for name, _ in scene.graded} == {"long", "plain"}
     rows = scene.rows()
-    assert rows["odd"].regrade == "not regraded: JSON does not give the answer back as it was"
+    assert rows["odd"].regrade == "not regraded: a JSON round trip changes the answer"
     assert rows["large"].regrade.startswith("not regraded: 1 changed files are too large")
     assert (rows["long"].regrade, rows["plain"].regrade) == ("", "")
     assert (summary.regrade.graded, summary.regrade.refused) == (2, 2)
@@ -142,7 +143,7 @@ async def test_a_grader_that_is_away_keeps_the_outcome_and_the_work(tmp_path):
     assert kept.regrade == "not regraded: grade: the grader's machine is away"
     assert (graded.outcomes, graded.exit_status) == ({"passed": 1}, 0)
     assert scene.graded == [("one", "one")] * 2 and scene.acted == {"one": 1}
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         assert [row.regrades for row in reader.attempts()] == [None, 1, 1, 1, 1]
 
 
@@ -200,7 +201,7 @@ async def test_a_regrade_leaves_usage_and_times_of_the_agent(tmp_path):
 async def test_a_grader_that_has_changed_does_not_go_on_with_a_regrade(tmp_path):
     scene = Scene(tmp_path / "run", "one", "two")
     await scene.run()
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         directory = reader.directory
     async with Ledger(directory) as ledger:
         await ledger.begin_regrade("another grader", ())
@@ -276,7 +277,7 @@ def test_an_interrupted_regrade_changes_nothing_until_a_resume_completes_it(tmp_
 
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 3)
     assert scores == {1.0}
-    assert "3 of 6 samples are graded" in told and "outcomes are still those of before" in told
+    assert "3 of 6 samples are graded" in told and "outcomes are still the previous ones" in told
     assert finish("resume", str(run)) == 0
     assert {row.score for row in outcomes(run)} == {0.25}
     counted = Counter(graded.read_text().splitlines())
@@ -287,7 +288,7 @@ def test_an_interrupted_regrade_changes_nothing_until_a_resume_completes_it(tmp_
 
 
 def outcomes(run: Path) -> list[OutcomeRow]:
-    with Reader(run) as reader:
+    with LedgerReader(run) as reader:
         return list(reader.outcomes())
 
 
@@ -319,7 +320,7 @@ async def test_a_failed_grading_is_tried_again_without_the_agent(tmp_path):
 
     assert (summary.outcomes, summary.attempts) == ({"passed": 2}, 4)
     assert scene.acted == {"one": 1, "two": 1}
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         graded = {row.regrades for row in reader.attempts() if row.regrades is not None}
     assert graded <= {1, 2} and graded
     assert hw.audit(scene.out).ok
@@ -338,7 +339,7 @@ async def test_work_that_cannot_be_put_back_runs_the_agent_again(tmp_path):
     summary = await scene.run(retries=2)
 
     assert (summary.outcomes, scene.acted) == ({"passed": 1}, {"one": 2})
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         assert [row.regrades for row in reader.attempts()] == [None, 1, None]
 
 

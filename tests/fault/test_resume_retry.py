@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scene import Scene, lines, until
+from tests.command_runner import Scene, lines, until
 
 import holdwater as hw
-from holdwater.ledger.export import export
-from holdwater.ledger.reader import Reader
-from holdwater.testing.scripted import Reply, serve
+from holdwater.export.formats import export_run
+from holdwater.ledger.reader import LedgerReader
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 SUITE = """
 import os, pathlib, time
@@ -47,7 +47,7 @@ BAD = {
         "many",
     ): "error: invalid value for --concurrency: `many`, expected a whole number or `auto`",
     ("--workers", "-1"): "error: `--workers` must be at least 0: -1",
-    ("--memory", "much"): "error: `--memory` is no size: `much`",
+    ("--memory", "much"): "error: invalid size for `--memory`: `much`",
     ("--timeout", "0"): "error: the limit for acting must be more than 0 s: 0",
 }
 
@@ -82,7 +82,7 @@ async def talk(instance: hw.Instance, sandbox: Any, model: Any) -> str:
 
 @pytest.fixture
 async def base_url():
-    async with serve(lambda request: Reply(text="a reply")) as url:
+    async with serve_script(lambda request: ScriptedReply(text="a reply")) as url:
         yield url
 
 
@@ -93,7 +93,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-async def settled(out: Path, service: Service, base_url: str, **options: Any) -> hw.Summary:
+async def settled(out: Path, service: Service, base_url: str, **options: Any) -> hw.RunSummary:
     """A run that is over, with an infrastructure failure and a zero among its outcomes."""
     summary = await hw.arun(
         service.suite(), talk, out=out, model="m", base_url=base_url, backoff=0.01, retries=1, **options
@@ -196,7 +196,7 @@ async def test_each_changed_setting_is_an_event_and_stays(tmp_path: Path, base_u
     await hw.aresume(out, suite=service.suite(), agent=talk, **changes)
     await hw.aresume(out, suite=service.suite(), agent=talk)
 
-    with Reader(out) as reader:
+    with LedgerReader(out) as reader:
         told = [event.message.split(":")[0] for event in reader.events() if event.kind == "resume.changed"]
         config = reader.config
     assert sorted(told) == sorted(f"`--{name.replace('_', '-')}`" for name in changes)
@@ -238,11 +238,11 @@ def test_a_resume_with_bad_input_changes_nothing(scene: Scene) -> None:
         assert refused.wait(60) == 2
         assert refused.stderr.splitlines()[0] == message
         assert (scene.out / "run.json").read_bytes() == before
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         assert reader.events() == []
 
 
 def rows(path: Path, what: str) -> list[dict[str, Any]]:
     out = io.BytesIO()
-    export(path, what, "jsonl", out)
+    export_run(path, what, "jsonl", out)
     return [json.loads(line) for line in out.getvalue().splitlines()]

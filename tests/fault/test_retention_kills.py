@@ -12,16 +12,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.ledger_scene import exchange, new_run, passed, planned
-from tests.scene import Scene, serving, until
+from tests.command_runner import Scene, serving, until
+from tests.ledger_runs import exchange, new_run, passed, planned
 
 from holdwater.core.records import Attempt, Outcome
-from holdwater.ledger.audit import audit
+from holdwater.ledger.audit import audit_run
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
 from holdwater.ledger.files import attempt_files, log_path
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 SUITE = """
 import holdwater as hw
@@ -56,7 +56,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> None:
     scene.suite(SUITE, COUNT=COUNT)
     chance = random.Random(3)
-    with serving("-m", "holdwater.testing.scripted", "--bytes", "400") as url:
+    with serving("-m", "holdwater.testing.scripted_model", "--bytes", "400") as url:
         options = ("--model", "m", "--base-url", url, "--workers", "1", "--concurrency", "4")
         command = scene.run(*scene.agent(), *options, "--keep", "failures")
         for goal in (2, 6):
@@ -69,7 +69,7 @@ def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> No
             command = scene.resume()
         assert command.wait(120) == 0, command
 
-    with Reader(scene.out) as reader:
+    with LedgerReader(scene.out) as reader:
         passed = {row.instance for row in reader.outcomes() if row.kind == "passed"}
         rows = list(reader.attempts())
         kept = {
@@ -115,7 +115,7 @@ async def _fill(directory: RunDirectory) -> None:
 
 
 async def _attempt(directory: RunDirectory, ledger: Ledger, number: int, row: int) -> None:
-    await ledger.begin(Attempt(id=number, instance=row, sample=0, number=1))
+    await ledger.begin_attempt(Attempt(id=number, instance=row, sample=0, number=1))
     log = AttemptLog(directory, number)
     picture = log.blob(f"picture {number % 50}".encode())
     log.append(exchange(1, [b'{"role":"user","content":"holdwater-blob:%s:image/png"}' % picture.encode()]))
@@ -137,7 +137,7 @@ def test_a_prune_is_killed_on_its_way_and_asked_for_again(
     command.kill()
     assert last.exists(), "it was over before it could be killed"
     if what != "--remove":
-        assert audit(run).ok
+        assert audit_run(run).ok
 
     again = scene.start("prune", str(run), what, "--yes")
 
@@ -146,7 +146,7 @@ def test_a_prune_is_killed_on_its_way_and_asked_for_again(
     if what == "--remove":
         assert not run.exists()
     else:
-        assert audit(run).ok
+        assert audit_run(run).ok
         assert unfinished(run) == 0
 
 

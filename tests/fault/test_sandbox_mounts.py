@@ -12,8 +12,8 @@ import pytest
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, Network
 from holdwater.sandbox import probe as probing
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 TROUBLE = (
     "Can't bind mount /oldroot/ on /newroot/: Unable to apply mount flags: "
@@ -40,7 +40,7 @@ class Stumbling:
         return self._left.stat().st_size
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineFeatures:
         return msgspec.structs.replace(probe(), bubblewrap=str(self.path))
 
 
@@ -84,7 +84,7 @@ async def test_a_mount_that_stays_in_the_way_is_named(boxes: ProcessSandboxes, s
 
 
 @pytest.mark.parametrize("stumbling", [(99, "Creating new namespace failed")], indirect=True)
-async def test_what_is_no_mount_is_not_tried_again(boxes: ProcessSandboxes, stumbling: Stumbling) -> None:
+async def test_only_mount_failures_are_retried(boxes: ProcessSandboxes, stumbling: Stumbling) -> None:
     async with boxes.open(1, Limits(), None) as box:
         with pytest.raises(SandboxFailed, match="Creating new namespace failed"):
             await box.run("true")

@@ -7,23 +7,23 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
-from holdwater.sandbox import cgroup, marks
+from holdwater.sandbox import cgroup, process_marks
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.sweep import Swept, sweep
+from holdwater.sandbox.sweep import SweepReport, sweep
 
 WORKER = """
 import asyncio, sys
 from pathlib import Path
 from holdwater.core.config import Network
 from holdwater.core.records import Limits
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 async def main(scratch, run, kind):
     hiding = "env -i sleep 1000 &" if probe().cgroup.usable else ""  # found by its group alone
-    machine = probe() if kind == "bubblewrap" else Machine(cgroup=probe().cgroup)
+    machine = probe() if kind == "bubblewrap" else MachineFeatures(cgroup=probe().cgroup)
     boxes = ProcessSandboxes(Path(scratch), run, Network.GATEWAY, machine=machine)
     async with boxes.open(7, Limits(), None) as box:
         await box.run(f"{hiding} setsid sleep 1000 & touch started; sleep 1000")
@@ -56,7 +56,7 @@ def environment() -> dict[str, str]:
 
 
 def alive(run: str) -> list[int]:
-    return marks.carrying({marks.RUN: run})
+    return process_marks.find_marked({process_marks.RUN: run})
 
 
 def until(true) -> None:
@@ -79,7 +79,7 @@ def test_in_bubblewrap_the_tree_dies_with_its_worker(start, tmp_path):
     until(lambda: not in_groups(run))
     home = probe().cgroup
     groups = len({place for place in (home.memory, home.pids, home.cpu, home.cpuacct) if place})
-    assert sweep(run, scratch) == Swept(processes=0, directories=1, cgroups=groups)
+    assert sweep(run, scratch) == SweepReport(processes=0, directories=1, cgroups=groups)
     assert list(scratch.iterdir()) == []
 
 
@@ -94,9 +94,9 @@ def test_the_sweep_ends_the_orphans_of_its_run_and_of_no_other(start):
 
     assert swept.processes >= (3 if probe().cgroup.usable else 2) and swept.directories == 1
     assert alive(mine) == [] and in_groups(mine) == set()
-    assert cgroup.left_by(mine) == []
+    assert cgroup.find_leftovers(mine) == []
     assert alive(other) == others
-    assert sweep(mine, scratch) == Swept()
+    assert sweep(mine, scratch) == SweepReport()
 
 
 def test_the_sweep_spares_itself_and_those_above_it(tmp_path):
@@ -106,7 +106,7 @@ def test_the_sweep_spares_itself_and_those_above_it(tmp_path):
 
     told = subprocess.run(
         ["sh", "-c", 'sleep 1000 & "$@"; echo $?', "sh", sys.executable, "-c", script, run, str(tmp_path)],
-        env={**environment(), marks.RUN: run},
+        env={**environment(), process_marks.RUN: run},
         capture_output=True,
         text=True,
         timeout=stretch(30),
@@ -116,4 +116,6 @@ def test_the_sweep_spares_itself_and_those_above_it(tmp_path):
 
 
 def in_groups(run: str) -> set[str]:
-    return {pid for group in cgroup.left_by(run) for pid in (group / "cgroup.procs").read_text().split()}
+    return {
+        pid for group in cgroup.find_leftovers(run) for pid in (group / "cgroup.procs").read_text().split()
+    }

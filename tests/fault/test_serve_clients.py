@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import Server, eventually, model, server
+from tests.server_harness import Server, eventually, model, server
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.client import AsyncClient, Busy
+from holdwater.client import AsyncClient, ServerBusy
 from holdwater.core.records import Instance
-from holdwater.core.serving import Order, Stats
+from holdwater.core.serving_protocol import Order, ServerStats
 
 LARGE = 7_000_000  # characters: more than the kernel takes for someone who does not read
 SIZES = [60, pytest.param(500, marks=pytest.mark.proof)]
@@ -72,11 +72,11 @@ async def test_what_a_killed_client_had_ordered_is_cancelled_and_freed_within_se
 
 
 async def opened(client: AsyncClient, orders: int) -> bool:
-    stats: Stats = await client.stats()
+    stats: ServerStats = await client.stats()
     return stats.orders["open"] == orders
 
 
-async def test_a_client_that_asks_for_more_than_the_queue_holds_is_told_that_it_is_busy(
+async def test_a_client_that_exceeds_the_queue_is_refused_as_busy(
     tmp_path: Path,
 ) -> None:
     async with model() as upstream:
@@ -88,7 +88,7 @@ async def test_a_client_that_asks_for_more_than_the_queue_holds_is_told_that_it_
                 runs = [asyncio.create_task(patient.run(f"i{n}")) for n in range(4)]
                 await eventually(lambda: opened(client, 4), 20.0)
 
-                with pytest.raises(Busy, match="4 rollouts are open, 4 may be"):
+                with pytest.raises(ServerBusy, match="4 rollouts are open, the limit is 4"):
                     await client.run("i7")
                 waits = asyncio.create_task(patient.run("i7"))
                 await eventually(lambda: refused(client), 20.0)
@@ -103,7 +103,7 @@ async def refused(client: AsyncClient) -> bool:
 
 
 @pytest.mark.parametrize("size", [4, pytest.param(12, marks=pytest.mark.proof)])
-async def test_clients_that_read_nothing_are_refused_in_the_end_and_cost_no_memory(
+async def test_clients_that_read_nothing_are_refused_eventually_and_cost_no_memory(
     tmp_path: Path, size: int
 ) -> None:
     """Results of 7 MB that nobody reads: they stay on disk, and what may be open at once is bounded."""
@@ -121,7 +121,7 @@ async def test_clients_that_read_nothing_are_refused_in_the_end_and_cost_no_memo
                 bound = before + size * LARGE / 2
                 await eventually(lambda: process.memory_info().rss < bound, 10.0)  # results are being written
                 async with serve.client(busy="raise") as another:
-                    with pytest.raises(Busy):
+                    with pytest.raises(ServerBusy):
                         await another.run("i1")
                 silent.close()
                 await eventually(lambda: opened(client, 0), 20.0)

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import Model, Server, eventually, kill, model, server
+from tests.server_harness import Model, Server, eventually, kill, model, server
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.client import Ask, AsyncClient, GroupTerms, ModelChoice, Result, Source
-from holdwater.core.records import Failure, MiB
+from holdwater.client import AsyncClient, GroupTerms, LimitOverrides, ModelChoice, ModelSource, OrderResult
+from holdwater.core.records import AttemptFailure, MiB
 
 SUITE = '''
 import asyncio, itertools, json, os, signal
 from pathlib import Path
 import holdwater as hw
-from holdwater.testing.leaks import living
+from holdwater.testing.leaks import count_objects
 
 HERE = Path(__file__).parent
 
@@ -40,7 +40,7 @@ def begun(name):
 async def solve(instance, sandbox, model):
     """Two turns, and then what the instance has for an attempt of this number, once."""
     if instance.data.get("census"):
-        return living()
+        return count_objects()
     name = instance.data["name"]
     number = begun(name)
     end = instance.data.get("ends", {}).get(str(number), "")
@@ -75,7 +75,7 @@ async def group(instance, members):
         raise RuntimeError("no idea")
     if instance.data.get("judged"):
         for member in members:
-            await member.child(judge, f"what of {member.answer}?", name="judge")
+            await member.spawn(judge, f"what of {member.answer}?", name="judge")
     return [hw.Grade(passed=True, score=10.0 + member.number) for member in members]
 
 
@@ -101,8 +101,10 @@ class Scene:
     def __init__(self, serve: Server, client: AsyncClient, upstream: Model) -> None:
         self.serve, self.client, self.upstream = serve, client, upstream
 
-    async def group(self, name: str, size: int, terms: GroupTerms | None = None, **wishes: Any) -> Result:
-        limits = wishes.pop("limits", Ask())
+    async def group(
+        self, name: str, size: int, terms: GroupTerms | None = None, **wishes: Any
+    ) -> OrderResult:
+        limits = wishes.pop("limits", LimitOverrides())
         instance = hw.Instance(id=name, data={"name": name, **wishes})
         return await self.client.run_group(
             instance, size, group=terms, model=self.model, limits=limits, key=name
@@ -110,7 +112,7 @@ class Scene:
 
     @property
     def model(self) -> ModelChoice:
-        return ModelChoice(source=Source.ENDPOINT, url=self.upstream.url, name="m")
+        return ModelChoice(source=ModelSource.ENDPOINT, url=self.upstream.url, name="m")
 
     async def waits(self, why: str) -> bool:
         return (await self.client.stats()).waiting.get(why, 0) > 0
@@ -124,7 +126,9 @@ class Scene:
         """What is alive of rollouts in the worker; of the one that looks there is one each."""
         instance = hw.Instance(id="census", data={"census": True})
         rollout = await self.client.run(instance, model=self.model)
-        return Counter({name: count for name, count in rollout.answer.items() if not name.endswith(".Sink")})
+        return Counter(
+            {name: count for name, count in rollout.answer.items() if not name.endswith(".LogSink")}
+        )
 
     def sandboxes(self) -> list[str]:
         return [path.name for path in (self.serve.out / "scratch").glob("holdwater-*/[0-9]*")]
@@ -137,15 +141,15 @@ async def scene(serve: Server) -> AsyncIterator[Scene]:
         yield Scene(serve, client, upstream)
 
 
-def failures(result: Result) -> list[tuple[str, str] | None]:
+def failures(result: OrderResult) -> list[tuple[str, str] | None]:
     return [_told(rollout.failure) for rollout in result.rollouts]
 
 
-def _told(failure: Failure | None) -> tuple[str, str] | None:
+def _told(failure: AttemptFailure | None) -> tuple[str, str] | None:
     return None if failure is None else (str(failure.where), failure.kind)
 
 
-def rewards(result: Result) -> list[float | None]:
+def rewards(result: OrderResult) -> list[float | None]:
     return [rollout.reward for rollout in result.rollouts]
 
 
@@ -167,7 +171,7 @@ async def test_everything_is_there_when_a_group_is_scored_and_nothing_after(serv
         await eventually(lambda: not s.sandboxes(), 5.0, lambda: str(s.sandboxes()))
 
 
-async def test_a_group_whose_worker_dies_is_run_again_paid_once_and_scored_once(serving: Server) -> None:
+async def test_a_group_whose_worker_dies_runs_again_and_is_scored_once(serving: Server) -> None:
     async with scene(serving) as s:
         result = await s.group("dies", 3, ends={"2": "die"})
 
@@ -181,7 +185,7 @@ async def test_a_group_whose_worker_dies_is_run_again_paid_once_and_scored_once(
 
 async def test_a_member_that_times_out_is_scored_with_the_others(serving: Server) -> None:
     async with scene(serving) as s:
-        result = await s.group("late", 3, ends={"1": "hang"}, limits=Ask(acting=stretch(1.0)))
+        result = await s.group("late", 3, ends={"1": "hang"}, limits=LimitOverrides(acting=stretch(1.0)))
 
         assert sorted(map(str, failures(result))) == ["('limit', 'timeout')", "None", "None"]
         assert (result.together, rewards(result)) == (True, [10.0, 11.0, 12.0])
@@ -192,7 +196,7 @@ async def test_a_member_that_times_out_is_scored_with_the_others(serving: Server
     [(1, 3, True, 3), (0, 1, True, 2), (0, 3, False, 0)],
     ids=["replaced", "short", "too short"],
 )
-async def test_a_member_that_fails_for_good_is_replaced_or_its_group_is_settled_without(
+async def test_a_failed_member_is_replaced_or_its_group_is_settled_without_it(
     serving: Server, replace: int, least: int, together: bool, scored: int
 ) -> None:
     name = f"refused-{replace}-{least}"
@@ -243,11 +247,13 @@ async def test_groups_that_do_not_fit_at_once_run_one_after_the_other(serving: S
         assert s.upstream.most <= SLOTS
 
 
-async def test_groups_whose_memory_does_not_fit_at_once_run_one_after_the_other(serving: Server) -> None:
+async def test_groups_that_exceed_the_memory_together_run_one_after_the_other(serving: Server) -> None:
     async with scene(serving) as s:
         names = [f"memory-{n}" for n in range(3)]
         s.upstream.gate.clear()
-        asked = [asyncio.create_task(s.group(name, 2, limits=Ask(memory=300 * MiB))) for name in names]
+        asked = [
+            asyncio.create_task(s.group(name, 2, limits=LimitOverrides(memory=300 * MiB))) for name in names
+        ]
         await eventually(lambda: s.upstream.waiting == 2, 10.0)
         await eventually(lambda: s.waits("memory"), 10.0)
         s.upstream.gate.set()
@@ -257,7 +263,7 @@ async def test_groups_whose_memory_does_not_fit_at_once_run_one_after_the_other(
         assert s.upstream.most == 2
 
 
-async def test_a_hook_that_raises_is_nobodys_zero(serving: Server) -> None:
+async def test_a_hook_that_raises_is_a_failure_and_no_zero(serving: Server) -> None:
     async with scene(serving) as s:
         result = await s.group("raises", 2, group="raise")
 
@@ -268,7 +274,7 @@ async def test_a_hook_that_raises_is_nobodys_zero(serving: Server) -> None:
         assert sum(s.upstream.asked.values()) == 4  # the second time is answered from the record
 
 
-async def test_a_group_whose_server_dies_goes_on_with_what_is_left_of_its_terms(serving: Server) -> None:
+async def test_a_group_whose_server_dies_continues_with_its_remaining_terms(serving: Server) -> None:
     """One member was replaced before: after that nobody else is."""
     async with scene(serving) as s:
         ends = {"0": "refuse", "3": "wait", "4": "refuse"}
@@ -291,7 +297,7 @@ async def test_many_groups_of_every_kind_settle_as_asked_while_workers_die(tmp_p
         (GroupTerms(), {"judged": True}),
         (GroupTerms(replace=1), {"ends": {"0": "refuse"}}),
         (GroupTerms(), {"ends": {"1": "refuse"}}),
-        (GroupTerms(), {"ends": {"2": "hang"}, "limits": Ask(acting=stretch(1.0))}),
+        (GroupTerms(), {"ends": {"2": "hang"}, "limits": LimitOverrides(acting=stretch(1.0))}),
         (GroupTerms(quorum=5, patience=0.1), {"ends": {"3": "hang"}}),
         (GroupTerms(), {"ends": {"0": "die"}}),
         (GroupTerms(), {"group": "raise"}),

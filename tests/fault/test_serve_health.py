@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import SUITE, Model, Server, eventually, kill, model, server
+from tests.server_harness import SUITE, Model, Server, eventually, kill, model, server
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.client import AsyncClient, Health, ModelChoice, Order, Rollout, Source, Started
+from holdwater.client import AsyncClient, ModelChoice, ModelSource, Order, Rollout, ServerHealth, Started
 
 SILENCE = 2.5  # seconds
 COMPUTING = 20.0
@@ -30,7 +30,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 class Seen(NamedTuple):
     """What the server said, and how many of its workers lived: the most of before and after."""
 
-    health: Health
+    health: ServerHealth
     living: int
 
 
@@ -63,11 +63,11 @@ async def run(client: AsyncClient, upstream: Model, name: str, **data: object) -
 
 
 def endpoint(upstream: Model) -> ModelChoice:
-    return ModelChoice(source=Source.ENDPOINT, url=upstream.url, name="m")
+    return ModelChoice(source=ModelSource.ENDPOINT, url=upstream.url, name="m")
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.proof)])
-async def test_a_worker_that_is_killed_is_never_told_as_ready(serving: Server, times: int) -> None:
+async def test_a_killed_worker_is_never_reported_as_ready(serving: Server, times: int) -> None:
     seen: list[Seen] = []
     async with serving.client() as client:
         await serving.ready(client, workers=2)
@@ -85,10 +85,10 @@ async def test_a_worker_that_is_killed_is_never_told_as_ready(serving: Server, t
     assert states == {("serving", 2), ("degraded", 1)}
 
 
-async def test_a_worker_that_cannot_start_is_told_within_seconds_while_the_other_serves(
+async def test_a_worker_that_cannot_start_is_reported_soon_while_another_serves(
     serving: Server,
 ) -> None:
-    suite = serving.place / "scene.py"
+    suite = serving.place / "command_runner.py"
     async with model() as upstream, serving.client() as client:
         await serving.ready(client, workers=2)
         suite.write_text("def broken(:\n")
@@ -106,7 +106,7 @@ async def test_a_worker_that_cannot_start_is_told_within_seconds_while_the_other
 
     assert seconds < stretch(5.0)
     assert (health.ok, health.state, health.ready, health.wanted) == (True, "degraded", 1, 2)
-    assert "scene.py" in health.reason
+    assert "command_runner.py" in health.reason
     assert meanwhile.outcome == "passed"
     assert (after.state, after.reason) == ("serving", "")
 
@@ -116,7 +116,7 @@ async def tells(client: AsyncClient, reason: str) -> bool:
 
 
 @pytest.mark.proof
-async def test_an_agent_that_holds_the_interpreter_costs_nobody_anything(serving: Server) -> None:
+async def test_an_agent_that_holds_the_interpreter_costs_no_other_rollout(serving: Server) -> None:
     """Smaller, and at the level of the fleet, in `test_fleet_supervision.py`; as what follows."""
     async with model() as upstream, serving.client() as client:
         await serving.ready(client, workers=2)
@@ -134,7 +134,7 @@ async def test_an_agent_that_holds_the_interpreter_costs_nobody_anything(serving
 
 
 @pytest.mark.proof
-async def test_a_loop_that_sleeps_for_good_is_found_and_its_rollouts_go_on(serving: Server) -> None:
+async def test_a_loop_that_sleeps_forever_is_found_and_its_rollouts_continue(serving: Server) -> None:
     async with model() as upstream, serving.client() as client:
         await serving.ready(client, workers=2)
         names = [f"innocent-{n}" for n in range(4)]
@@ -166,7 +166,7 @@ async def over(client: AsyncClient, key: str) -> bool:
 
 
 @pytest.mark.proof
-async def test_whose_loop_sleeps_whenever_it_is_tried_has_a_verdict_in_the_end(serving: Server) -> None:
+async def test_a_rollout_that_blocks_every_loop_gets_a_verdict_in_the_end(serving: Server) -> None:
     async with model() as upstream, serving.client() as client:
         await serving.ready(client, workers=2)
         beside = [

@@ -16,28 +16,28 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import Server, eventually, kill, server
-from tests.trainer_scene import SUITE, WAYS, Trainer, heard, line, said, talk, talks
+from tests.server_harness import Server, eventually, kill, server
+from tests.trainer_harness import SUITE, WAYS, Trainer, heard, line, said, talk, talks
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.client import (
-    Answer,
-    AnyEvent,
-    Ask,
+    AnyOrderEvent,
     AsyncClient,
-    Call,
+    CallAnswer,
     Called,
     Dropped,
+    LimitOverrides,
     ModelChoice,
+    ModelSource,
     OrderRefused,
-    Source,
+    PolicyCall,
 )
 from holdwater.core.records import MiB
 
 SIZES = [24, pytest.param(104, marks=pytest.mark.proof)]
 SLOTS = 128
-HELD = ModelChoice(source=Source.TRAINER)
+HELD = ModelChoice(source=ModelSource.TRAINER)
 TRAINER = """
 import asyncio, json, sys
 from holdwater.client import AsyncClient, Instance
@@ -116,15 +116,13 @@ async def test_a_trainer_that_is_killed_leaves_no_call_behind(serving: Server, s
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
-    serving: Server, size: int
-) -> None:
+async def test_an_answer_after_the_end_of_its_attempt_is_refused(serving: Server, size: int) -> None:
     """Some time out while they are being graded, others wait on: what is late is told so."""
     (serving.place / "graded").unlink(missing_ok=True)
     trainer, dropped, calls = Trainer(), Counter[str](), dict[str, str]()
 
-    def event(name: str) -> Callable[[AnyEvent], None]:
-        def tell(event: AnyEvent) -> None:
+    def event(name: str) -> Callable[[AnyOrderEvent], None]:
+        def tell(event: AnyOrderEvent) -> None:
             if isinstance(event, Called):
                 calls[name] = event.call
             dropped[name] += isinstance(event, Dropped)
@@ -141,7 +139,7 @@ async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
                     policy=trainer,
                     on_event=event(n),
                     key=n,
-                    limits=Ask(acting=stretch(1.0)),
+                    limits=LimitOverrides(acting=stretch(1.0)),
                 )
             )
             for n, w in late.items()
@@ -150,7 +148,7 @@ async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
         await eventually(lambda: dropped.total() == len(late), 30.0)
         for name, call in calls.items():
             with pytest.raises(OrderRefused) as refused:
-                await client.answer(name, Answer(call=call, text="too late"))
+                await client.answer(name, CallAnswer(call=call, text="too late"))
             assert refused.value.code == "gone"
         (serving.place / "graded").touch()
         rollouts = [await run for run in ended.values()]
@@ -164,13 +162,13 @@ async def test_an_answer_that_comes_after_its_attempt_is_over_goes_to_nobody(
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_worker_that_is_killed_with_calls_held_is_asked_no_turn_again(
+async def test_a_kill_of_a_worker_with_held_calls_repeats_no_answered_turn(
     serving: Server, size: int
 ) -> None:
     first, second = Trainer(), Trainer()
     first.go.set()
 
-    async def trainer(call: Call) -> str:
+    async def trainer(call: PolicyCall) -> str:
         return await (second if said(call).endswith(" 1") else first)(call)
 
     async with scene(serving) as client:
@@ -196,7 +194,7 @@ async def test_workers_that_are_recycled_with_calls_held_lose_none(tmp_path: Pat
     first, second = Trainer(), Trainer()
     first.go.set()
 
-    async def trainer(call: Call) -> str:
+    async def trainer(call: PolicyCall) -> str:
         return await (second if "long" in said(call) and said(call).endswith(" 1") else first)(call)
 
     flags = ("--workers", "1", "--recycle-after", "12", "--concurrency", "40", "--ungoverned")
@@ -226,7 +224,7 @@ async def test_a_server_that_is_killed_with_calls_held_asks_only_those_again(tmp
     first, second = Trainer(), Trainer()
     first.go.set()
 
-    async def trainer(call: Call) -> str:
+    async def trainer(call: PolicyCall) -> str:
         return await (second if said(call).endswith(" 1") else first)(call)
 
     with server(tmp_path, "--workers", "1", "--concurrency", "104", "--ungoverned", suite=SUITE) as serve:

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.serve_scene import eventually, kill, model, server
+from tests.server_harness import eventually, kill, model, server
 
 import holdwater as hw
 from holdwater.core.records import Instance
-from holdwater.core.serving import Health, Order, Rollout
+from holdwater.core.serving_protocol import Order, Rollout, ServerHealth
 
 SIZES = [16, pytest.param(64, marks=pytest.mark.proof)]
 TURNS = 4
@@ -21,16 +21,14 @@ def instance(number: int, **data: object) -> Instance:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_killed_worker_costs_no_rollout_and_no_turn_is_paid_for_twice(
-    tmp_path: Path, size: int
-) -> None:
+async def test_a_killed_worker_costs_no_rollout_and_pays_no_turn_twice(tmp_path: Path, size: int) -> None:
     async with model() as upstream:
         flags = ("--model", "m", "--base-url", upstream.url, "--workers", "2", "--least-workers", "2")
         # What is declared need not be learned first: all run at once.
         with server(tmp_path, *flags, "--concurrency", str(size), "--sandbox-memory", "64MiB") as serve:
             async with serve.client() as client:
                 await serve.ready(client, workers=2)
-                told: list[Health] = []
+                told: list[ServerHealth] = []
                 watch = asyncio.create_task(watched(client, told))
                 upstream.gate.clear()
                 runs = [
@@ -59,7 +57,7 @@ async def test_a_killed_worker_costs_no_rollout_and_no_turn_is_paid_for_twice(
     assert status in (0, 3)
 
 
-async def watched(client: object, told: list[Health]) -> None:
+async def watched(client: object, told: list[ServerHealth]) -> None:
     """What the server says of itself, all the time."""
     while True:
         told.append(await client.health())  # type: ignore[attr-defined]
@@ -67,9 +65,7 @@ async def watched(client: object, told: list[Health]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_a_killed_server_goes_on_where_it_was_and_sends_nothing_twice_as_new(
-    tmp_path: Path, size: int
-) -> None:
+async def test_a_killed_server_continues_and_sends_nothing_twice_as_new(tmp_path: Path, size: int) -> None:
     async with model() as upstream:
         flags = ("--model", "m", "--base-url", upstream.url, "--workers", "1", "--concurrency", str(size))
         with server(tmp_path, *flags, "--sandbox-memory", "64MiB") as serve:
@@ -99,7 +95,7 @@ async def test_a_killed_server_goes_on_where_it_was_and_sends_nothing_twice_as_n
     assert (audit.planned, audit.settled, audit.lost, audit.duplicated) == (size + 1, size + 1, 0, 0)
 
 
-async def test_what_nobody_comes_back_for_after_a_kill_is_reported_as_cancelled(tmp_path: Path) -> None:
+async def test_an_order_without_a_returning_client_after_a_kill_is_reported_cancelled(tmp_path: Path) -> None:
     async with model() as upstream:
         flags = ("--model", "m", "--base-url", upstream.url, "--workers", "1", "--return-grace", "0.5")
         with server(tmp_path, *flags) as serve:

@@ -20,21 +20,30 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE
+from tests.command_runner import SOURCE
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.client import Ask, AsyncClient, ModelChoice, Order, ServerGone, Source, Started
-from holdwater.client.server import Server
-from holdwater.core.serving import Called, Event
+from holdwater.client import AsyncClient, LimitOverrides, ModelChoice, ModelSource, Order, ServerGone, Started
+from holdwater.client.server_connection import ServerConnection
+from holdwater.core.serving_protocol import Called, OrderEvent
 
 MiB = 1024 * 1024
 AT_ONCE = 6
 WITHIN = 15 * MiB  # of what it was
 INSTANT = 3.0  # seconds
 REST = 30.0  # seconds for memory to go back, and for what is cancelled to be over
-FUNCTION = ModelChoice(source=Source.FUNCTION)
-OF_A_ROLLOUT = ("Life", "Scope", "Session", "AttemptLog", "ProcessSandbox", "_HeldCall", "Ticket", "Follower")
+FUNCTION = ModelChoice(source=ModelSource.FUNCTION)
+OF_A_ROLLOUT = (
+    "AttemptState",
+    "Scope",
+    "Session",
+    "AttemptLog",
+    "ProcessSandbox",
+    "_HeldCall",
+    "ActiveOrder",
+    "OrderFollower",
+)
 
 SUITE = """
 import asyncio
@@ -42,7 +51,7 @@ import gc
 import os
 
 import holdwater as hw
-from holdwater.testing.leaks import living
+from holdwater.testing.leaks import count_objects
 
 gc.collect = lambda generation=2: 0  # a worker's own collections are full ones
 gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
@@ -50,7 +59,7 @@ gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
 
 async def solve(instance, sandbox, model):
     if instance.id == "census":
-        return {"pid": os.getpid(), "living": living()}
+        return {"pid": os.getpid(), "living": count_objects()}
     messages = []
     for turn in range(3):
         messages.append({"role": "user", "content": f"{id(messages)} {turn} " + "x" * 300_000})
@@ -83,14 +92,14 @@ gc.collect = lambda generation=2: 0
 gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
 
 from holdwater.cli import command
-from holdwater.testing.leaks import living
+from holdwater.testing.leaks import count_objects
 
 
 def tell():
     for line in sys.stdin:
         path = line.strip()
         with open(path + ".new", "w") as file:
-            json.dump(living(), file)
+            json.dump(count_objects(), file)
         os.rename(path + ".new", path)
 
 
@@ -125,7 +134,7 @@ class Scene:
         return (await self.client.run("passes", policy=lambda call: "seen")).outcome
 
     async def times_out(self) -> str:
-        rollout = await self.client.run("hangs", model=FUNCTION, limits=Ask(acting=stretch(0.5)))
+        rollout = await self.client.run("hangs", model=FUNCTION, limits=LimitOverrides(acting=stretch(0.5)))
         assert rollout.failure is not None and rollout.failure.kind == "timeout", rollout
         return rollout.outcome
 
@@ -137,10 +146,10 @@ class Scene:
 
     async def gone(self) -> str:
         """Its client hangs up with a call that it was to answer."""
-        order = Order(key=self._key(), instance="passes", model=ModelChoice(source=Source.TRAINER))
+        order = Order(key=self._key(), instance="passes", model=ModelChoice(source=ModelSource.TRAINER))
         async with (
-            Server(self.url, None, 1) as server,
-            server.attended(msgspec.msgpack.encode(order), {}) as frames,
+            ServerConnection(self.url, None, 1) as server,
+            server.open_stream(msgspec.msgpack.encode(order), {}) as frames,
         ):
             while not isinstance(await frames.next(), Called):
                 pass
@@ -280,7 +289,7 @@ async def back(scene: Scene, base: dict[str, int]) -> dict[str, float]:
     return {}
 
 
-async def _until(kind: type[Event], events: Any) -> None:
+async def _until(kind: type[OrderEvent], events: Any) -> None:
     async for event in events:
         if isinstance(event, kind):
             return

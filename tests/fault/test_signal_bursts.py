@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE, Command, Scene, hears, until
-from tests.serve_scene import Server, eventually, model
+from tests.command_runner import SOURCE, Command, Scene, hears, until
+from tests.server_harness import Server, eventually, model
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 
@@ -75,11 +75,11 @@ EVERY_MOMENT = """
 import json, os, signal, sys
 from pathlib import Path
 from holdwater import api, cli
-from holdwater.cli import conduct, run, show
-from holdwater.run import signals
-from holdwater.view import terminal
+from holdwater.cli import foreground_run, run, show
+from holdwater.run.conductor import signals
+from holdwater.view import live_display
 
-WATCHED = {cli.__file__, conduct.__file__, signals.__file__, signal.__file__}
+WATCHED = {cli.__file__, foreground_run.__file__, signals.__file__, signal.__file__}
 place, words = Path(sys.argv[1]), sys.argv[2:]
 
 
@@ -88,12 +88,12 @@ def play(moment):
 
     def count(frame, event, argument):
         nonlocal seen
-        if frame.f_code.co_filename in WATCHED and signals.Signals.current is not None:
+        if frame.f_code.co_filename in WATCHED and signals.CommandSignals.current is not None:
             seen += 1
             if not moment:
                 (place / "moments").write_text(str(seen))
             if seen == moment:
-                for number in signals.BOTH:
+                for number in signals.HANDLED:
                     os.kill(os.getpid(), number)
 
     child = os.fork()

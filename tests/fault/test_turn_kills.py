@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scene import Scene, lines, serving, until
+from tests.command_runner import Scene, lines, serving, until
 
-from holdwater.ledger.disk import replace_file
+from holdwater.ledger.durable_files import replace_file
 
 INSTANCES, TURNS = 6, 12
 AT_ONCE = 3
 
 MODEL = """
 import asyncio, secrets, sys
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 def say(request):
     text = secrets.token_hex(16)
     with open(sys.argv[1], "a") as trace:
         trace.write(text + "\\n")
-    return Reply(text=text)
+    return ScriptedReply(text=text)
 
 async def main():
-    async with serve(say) as url:
+    async with serve_script(say) as url:
         print(url, flush=True)
         await asyncio.Event().wait()
 

@@ -13,8 +13,8 @@ from holdwater.core.errors import BadInput
 from holdwater.core.records import Instance, Limits, Network
 from holdwater.sandbox.bubblewrap import PRIVATE
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
-from holdwater.sandbox.visibility import Visible
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.visibility import VisibilitySpec
 
 FILES = {
     "shop.py": "def price(): return 1\n",
@@ -46,7 +46,9 @@ WEAK = {  # trick -> a grader that falls to it
     "open-file-link": f"cmp {EXPECTED} out.txt",
     "git": "echo >> shop.py; git diff | grep passed",
 }
-ELSEWHERE = {"background"}  # a process sandbox ends it with its command: tests/docker/test_ground_grades.py
+ELSEWHERE = {
+    "background"
+}  # a process sandbox ends it with its command: tests/docker/test_container_run_grades.py
 
 
 def test_every_trick_is_shown_to_work() -> None:
@@ -58,7 +60,7 @@ async def test_a_trick_passes_a_grader_that_trusts_the_sandbox(trick: str, tmp_p
     machine = probe()
     if not machine.works:
         pytest.skip(f"these files are for a sandbox alone: {machine.why_not}")
-    visible = Visible(mounts=((sys.prefix, sys.prefix),))  # with pytest in it
+    visible = VisibilitySpec(mounts=((sys.prefix, sys.prefix),))  # with pytest in it
     boxes = ProcessSandboxes(
         tmp_path / "scratch", f"tricks-{os.getpid()}", Network.NONE, machine=machine, visible=visible
     )

@@ -9,39 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.directory import Directory
+from tests.directory_sandbox import Directory
 from tests.http_model import HttpModel
 
 from holdwater.agent import bash, nop, oracle
 from holdwater.core.errors import AgentFailed, LimitReached, ModelFailed
 from holdwater.core.records import Instance
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 INSTANCE = Instance(id="i", instruction="write x")
 
 
-def calls(*commands: str) -> Reply:
-    return Reply(tool_calls=[{"name": "bash", "arguments": {"command": c}} for c in commands])
+def calls(*commands: str) -> ScriptedReply:
+    return ScriptedReply(tool_calls=[{"name": "bash", "arguments": {"command": c}} for c in commands])
 
 
 @asynccontextmanager
 async def scripted(
-    replies: Sequence[Reply] | Callable[[], Reply],
+    replies: Sequence[ScriptedReply] | Callable[[], ScriptedReply],
 ) -> AsyncIterator[tuple[HttpModel, list[dict[str, Any]]]]:
     """A model that gives these replies, and the requests that it got."""
     asked: list[dict[str, Any]] = []
     rest = iter(replies) if not callable(replies) else iter(replies, None)
 
-    def reply(request: dict[str, Any]) -> Reply:
+    def reply(request: dict[str, Any]) -> ScriptedReply:
         asked.append(request)
         return next(rest)
 
-    async with serve(reply) as url, HttpModel(url) as model:
+    async with serve_script(reply) as url, HttpModel(url) as model:
         yield model, asked
 
 
-async def test_it_runs_what_the_model_asks_for_and_answers_with_its_last_words(tmp_path: Path) -> None:
-    async with scripted([calls("echo one > x", "cat x; exit 3"), Reply(text="done")]) as (model, asked):
+async def test_it_runs_the_models_commands_and_returns_its_last_message(tmp_path: Path) -> None:
+    async with scripted([calls("echo one > x", "cat x; exit 3"), ScriptedReply(text="done")]) as (
+        model,
+        asked,
+    ):
         answer = await bash.act(INSTANCE, Directory(tmp_path), model)
 
     assert answer == "done"
@@ -54,7 +57,7 @@ async def test_it_runs_what_the_model_asks_for_and_answers_with_its_last_words(t
 
 
 async def test_the_round_is_the_seed(tmp_path: Path) -> None:
-    async with scripted([Reply(text="done"), Reply(text="done")]) as (model, asked):
+    async with scripted([ScriptedReply(text="done"), ScriptedReply(text="done")]) as (model, asked):
         await bash.act(INSTANCE, Directory(tmp_path), model)
         model.seed = 2
         await bash.act(INSTANCE, Directory(tmp_path), model)
@@ -63,10 +66,10 @@ async def test_the_round_is_the_seed(tmp_path: Path) -> None:
 
 
 async def test_a_malformed_call_is_the_models_to_correct(tmp_path: Path) -> None:
-    def raw(name: str, arguments: str) -> Reply:
+    def raw(name: str, arguments: str) -> ScriptedReply:
         call = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
         body = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [call]}}]}
-        return Reply(body=json.dumps(body).encode())
+        return ScriptedReply(body=json.dumps(body).encode())
 
     bad = [
         raw("bash", '{"command": '),
@@ -75,7 +78,7 @@ async def test_a_malformed_call_is_the_models_to_correct(tmp_path: Path) -> None
         raw("bash", "[" * 5000),
     ]
     too_long = raw("bash", json.dumps({"command": "x" * 200_000}))
-    async with scripted([*bad, too_long, Reply(text="done")]) as (model, asked):
+    async with scripted([*bad, too_long, ScriptedReply(text="done")]) as (model, asked):
         assert await bash.act(INSTANCE, Directory(tmp_path), model) == "done"
 
     told = [m["content"] for m in asked[-1]["messages"] if m["role"] == "tool"]
@@ -83,7 +86,10 @@ async def test_a_malformed_call_is_the_models_to_correct(tmp_path: Path) -> None
 
 
 async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
-    async with scripted([calls("echo begin; seq 100000; echo end"), Reply(text="done")]) as (model, asked):
+    async with scripted([calls("echo begin; seq 100000; echo end"), ScriptedReply(text="done")]) as (
+        model,
+        asked,
+    ):
         await bash.act(INSTANCE, Directory(tmp_path), model)
 
     told = asked[1]["messages"][-1]["content"]
@@ -91,11 +97,11 @@ async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
     assert told.startswith("exit status: 0\nbegin\n1\n") and told.endswith("100000\nend\n")
 
 
-async def test_a_command_that_hangs_is_stopped_and_told(
+async def test_a_command_that_hangs_is_stopped_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bash, "COMMAND_SECONDS", 0.2)
-    async with scripted([calls("sleep 1000"), Reply(text="done")]) as (model, asked):
+    async with scripted([calls("sleep 1000"), ScriptedReply(text="done")]) as (model, asked):
         await bash.act(INSTANCE, Directory(tmp_path), model)
 
     assert asked[1]["messages"][-1]["content"].startswith("stopped after 0 seconds")
@@ -110,8 +116,8 @@ async def test_a_model_that_never_ends_reaches_the_limit(tmp_path: Path) -> None
 
 
 async def test_a_reply_without_a_message_is_the_models_failure(tmp_path: Path) -> None:
-    async with scripted([Reply(body=b'{"choices": []}')]) as (model, _):
-        with pytest.raises(ModelFailed, match="holds no message"):
+    async with scripted([ScriptedReply(body=b'{"choices": []}')]) as (model, _):
+        with pytest.raises(ModelFailed, match="contains no message"):
             await bash.act(INSTANCE, Directory(tmp_path), model)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.directory import Directory
+from tests.directory_sandbox import Directory
 
 from holdwater.agent.command import LONGEST_ARGUMENT, command
 from holdwater.core.config import Network
 from holdwater.core.errors import AgentFailed, ModelFailed, RunFailed
 from holdwater.core.records import Instance, Limits
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 
 class Gate:
@@ -121,7 +121,7 @@ async def test_an_instruction_that_is_an_argument_leaves_no_file(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_status_is_the_agents_failure_with_the_end_of_what_it_said(tmp_path: Path) -> None:
+async def test_an_exit_status_is_the_agents_failure_with_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(AgentFailed) as caught:
         await acted("sh -c 'echo lots; echo it broke >&2; exit 3'", tmp_path)
 

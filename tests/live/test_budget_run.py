@@ -4,18 +4,18 @@ import io
 import json
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.core.records import Where
-from holdwater.ledger.export import export
-from holdwater.testing.scripted import Reply, serve
+from holdwater.core.records import FailureOrigin
+from holdwater.export.formats import export_run
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 PRICES = '["test-*"]\ninput = 10.0\noutput = 100.0\n'
 
 
 def suite(count, **limits):
-    ask = hw.Ask(**limits)
+    ask = hw.LimitOverrides(**limits)
     return hw.Suite(
         name="s",
         instances=lambda: (hw.Instance(id=f"i{n}", limits=ask) for n in range(count)),
@@ -33,13 +33,13 @@ def talks(turns):
 
 def exported(path, what):
     out = io.BytesIO()
-    export(path, what, "jsonl", out)
+    export_run(path, what, "jsonl", out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 @pytest.fixture
 async def base_url():
-    async with serve(lambda request: Reply(text="a reply", delay=0.05)) as url:
+    async with serve_script(lambda request: ScriptedReply(text="a reply", delay=0.05)) as url:
         yield url
 
 
@@ -50,7 +50,7 @@ def prices(tmp_path):
     return path
 
 
-async def test_an_attempt_that_used_its_budget_up_is_graded_on_what_it_left(tmp_path, base_url):
+async def test_an_attempt_that_used_up_its_budget_is_graded_on_its_work(tmp_path, base_url):
     async def gives_in(instance, sandbox, model):
         try:
             await talks(5)(instance, sandbox, model)
@@ -69,7 +69,11 @@ async def test_an_attempt_that_used_its_budget_up_is_graded_on_what_it_left(tmp_
         )
         assert (summary.outcomes, summary.exit_status, summary.usage.requests) == ({"passed": 2}, 0, 4)
         for row in exported(out, "attempts"):
-            assert (row["where"], row["failure_kind"], row["phase"]) == (Where.LIMIT, "requests", "acting")
+            assert (row["where"], row["failure_kind"], row["phase"]) == (
+                FailureOrigin.LIMIT,
+                "requests",
+                "acting",
+            )
             assert row["failure"] == "the attempt's budget is used up: 2 of 2 requests"
 
 
@@ -87,7 +91,7 @@ async def test_costs_add_up_from_exchanges_to_the_run(tmp_path, base_url, prices
     assert summary.usage.priced == summary.usage.requests == 12
 
 
-async def test_a_run_that_used_its_budget_up_stops_and_goes_on_with_a_larger_one(tmp_path, base_url, prices):
+async def test_a_run_that_used_up_its_budget_continues_with_a_larger_one(tmp_path, base_url, prices):
     out, given = tmp_path / "run", suite(16)
     agent = talks(4)
     summary = await hw.arun(
@@ -115,7 +119,7 @@ async def test_the_time_of_a_run_is_a_budget_too(tmp_path):
     summary = await hw.arun(suite(1), sleeps, out=tmp_path / "run", run_time=0.5)
     assert (summary.state, summary.exit_status, summary.seconds < stretch(30)) == ("stopped", 4, True)
     assert summary.reason.startswith("the run's budget is used up: 1 of 0.5 s")
-    assert exported(tmp_path / "run", "attempts")[0]["where"] == Where.INTERRUPTED
+    assert exported(tmp_path / "run", "attempts")[0]["where"] == FailureOrigin.INTERRUPTED
 
 
 @pytest.mark.parametrize(

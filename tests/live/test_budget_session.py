@@ -3,18 +3,18 @@
 import asyncio
 
 import pytest
-from tests.gateway_scene import Log, ask, scene
+from tests.gateway_harness import Log, ask, scene
 
-from holdwater.core.prices import Price
-from holdwater.core.records import Limits, Where
-from holdwater.gateway.terms import Terms
-from holdwater.testing.scripted import Fault, Reply, planned, serve
+from holdwater.core.prices import ModelPrice
+from holdwater.core.records import FailureOrigin, Limits
+from holdwater.gateway.terms import CallTerms
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, apply_plan, serve_script
 
-PRICE = Price(input=1.0, output=1000.0)  # a word of four letters: a tenth of a cent
+PRICE = ModelPrice(input=1.0, output=1000.0)  # a word of four letters: a tenth of a cent
 
 
 def fine(request):
-    return Reply(text="four" * 10)
+    return ScriptedReply(text="four" * 10)
 
 
 async def status(s, key, **options):
@@ -31,12 +31,12 @@ async def status(s, key, **options):
         (Limits(cost=0.021), 3, "cost"),
     ],
 )
-async def test_the_call_after_the_last_is_refused_and_is_why_the_attempt_ended(limits, calls, kind):
+async def test_the_call_beyond_the_budget_is_refused_and_ends_the_attempt(limits, calls, kind):
     log = Log()
     async with (
-        serve(fine) as upstream,
-        scene(upstream, terms=Terms(PRICE)) as s,
-        s.gateway.session(2, log, limits) as session,
+        serve_script(fine) as upstream,
+        scene(upstream, terms=CallTerms(PRICE)) as s,
+        s.gateway.open_session(2, log, limits) as session,
     ):
         for _ in range(calls):
             assert (await status(s, session.key))[0] == 200
@@ -45,7 +45,7 @@ async def test_the_call_after_the_last_is_refused_and_is_why_the_attempt_ended(l
             code, body, headers = await status(s, session.key)
             assert (code, headers["x-should-retry"]) == (400, "false")
             assert body["error"]["message"].startswith("the attempt's budget is used up: ")
-        assert (session.failure.where, session.failure.kind) == (Where.LIMIT, kind)
+        assert (session.failure.where, session.failure.kind) == (FailureOrigin.LIMIT, kind)
         assert len(log.exchanges) == calls == session.usage.requests
 
 
@@ -61,9 +61,9 @@ async def test_calls_at_once_do_not_exceed_the_number_of_requests():
         return fine(request)
 
     async with (
-        serve(held) as upstream,
+        serve_script(held) as upstream,
         scene(upstream) as s,
-        s.gateway.session(2, Log(), Limits(requests=3)) as session,
+        s.gateway.open_session(2, Log(), Limits(requests=3)) as session,
     ):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(status(s, session.key)) for _ in range(8)]
@@ -79,18 +79,18 @@ async def test_calls_at_once_do_not_exceed_the_number_of_requests():
 
 async def test_a_request_that_is_no_request_uses_nothing_up():
     async with (
-        serve(fine) as upstream,
+        serve_script(fine) as upstream,
         scene(upstream) as s,
-        s.gateway.session(2, Log(), Limits(requests=1)) as session,
+        s.gateway.open_session(2, Log(), Limits(requests=1)) as session,
     ):
         async with s.post(b"{", key=session.key) as response:
             assert response.status == 400
         assert (await status(s, session.key))[0] == 200
 
 
-async def test_each_exchange_knows_its_cost_and_what_is_not_known_stays_so():
-    plan = [None, Reply(status=400), Fault.GARBAGE, None]
-    async with serve(planned(plan, fine)) as upstream, scene(upstream, terms=Terms(PRICE)) as s:
+async def test_each_exchange_has_its_cost_and_an_unknown_cost_stays_unknown():
+    plan = [None, ScriptedReply(status=400), ReplyFault.GARBAGE, None]
+    async with serve_script(apply_plan(plan, fine)) as upstream, scene(upstream, terms=CallTerms(PRICE)) as s:
         for stream in (False, False, False, True):
             async with s.post(ask("hi", stream=stream)) as response:
                 await response.read()
@@ -110,7 +110,10 @@ async def test_parameters_are_imposed_on_what_upstream_and_record_see():
         seen.append(request)
         return fine(request)
 
-    async with serve(look) as upstream, scene(upstream, terms=Terms(sampling={"temperature": 0.5})) as s:
+    async with (
+        serve_script(look) as upstream,
+        scene(upstream, terms=CallTerms(sampling={"temperature": 0.5})) as s,
+    ):
         await status(s, s.session.key, temperature=1.0, top_p=0.9)
         assert (seen[0]["temperature"], seen[0]["top_p"]) == (0.5, 0.9)
         assert s.log.requests() == seen

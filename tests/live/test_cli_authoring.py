@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.api.checking import Fault
+from holdwater.api.checking import InstanceFault
 from holdwater.cli import main
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -37,15 +37,15 @@ async def grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: Any) -> hw.G
 suite = hw.Suite(name="mixed", instances=instances, grade=grade)
 
 
-def test_a_check_names_what_is_wrong_and_why(tmp_path: Path) -> None:
+def test_a_check_names_each_fault_and_its_reason(tmp_path: Path) -> None:
     found = hw.check(suite, out=tmp_path, retries=0)
 
     assert (found.suite, found.instances, found.good, found.ok) == ("mixed", 5, 1, False)
     assert found.oracle_failed == (
-        Fault("hard", "`out.txt` does not say `done`"),
-        Fault("unsolved", "the instance has no solution"),
+        InstanceFault("hard", "`out.txt` does not say `done`"),
+        InstanceFault("unsolved", "the instance has no solution"),
     )
-    assert found.nop_passed == (Fault("easy", "score 1"),)
+    assert found.nop_passed == (InstanceFault("easy", "score 1"),)
     assert [fault.id for fault in found.infrastructure] == ["broken", "broken"]
     assert found.infrastructure[0].why.startswith("oracle: sandbox: set-up command exited with 3")
     assert found.infrastructure[1].why.startswith("nop: sandbox: ")
@@ -64,7 +64,7 @@ def test_the_command_prints_one_document_and_fails_when_something_is_wrong(tmp_p
     assert "check: oracle in" in done.stderr and "check: nop in" in done.stderr
 
 
-def test_a_check_of_what_is_good_succeeds(tmp_path: Path) -> None:
+def test_a_check_of_a_good_suite_succeeds(tmp_path: Path) -> None:
     words = ("check", f"{__file__}:suite", "--only", "good", "--out", str(tmp_path / "run"), "--workers", "0")
 
     done = holdwater(*words)
@@ -132,7 +132,7 @@ def test_what_init_writes_passes_its_own_test_and_is_not_overwritten(
     assert document["next"][1] == f"pytest test_{module}.py"
     assert tested.returncode == 0, tested.stdout + tested.stderr
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_init_says_what_to_do_next(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_init_says_what_to_do_next(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("name", ["../x", "1st", "a b", "", "class", "x" * 65, "a/b", "$x", "é"])
-def test_what_is_no_name_is_refused(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_name_is_refused(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "agent", name, "--dir", str(tmp_path)]) == 2
 
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 PATIENCE = stretch(60.0)
 
@@ -38,20 +38,20 @@ def environment() -> dict[str, str]:
         (["rnu"], "unknown verb: `rnu`", "did you mean `holdwater run`?"),
         (["zzz"], "unknown verb: `zzz`", "`holdwater --help` lists the verbs"),
         (["a\x1b[2J\nb"], "unknown verb: `a\\x1b[2J\\nb`", "`holdwater --help` lists the verbs"),
-        (["agents", "--jsno"], "unknown option: --jsno", "`holdwater agents --help` shows what it takes"),
+        (["agents", "--jsno"], "unknown option: --jsno", "`holdwater agents --help` lists its arguments"),
         (
             ["agents", "stray"],
             "unexpected argument: `stray`",
-            "`holdwater agents --help` shows what it takes",
+            "`holdwater agents --help` lists its arguments",
         ),
         (["show", "no/such/run"], "no such directory: `no/such/run`", None),
         (["show", "latest"], "no run in `", "name a run's directory, or make a run: `holdwater run demo`"),
         (
             ["run", "demo", "--concurrency", "many"],
             "invalid value for --concurrency: `many`, expected a whole number or `auto`",
-            "`holdwater run --help` shows what it takes",
+            "`holdwater run --help` lists its arguments",
         ),
-        (["export", "latest", "--format", "xml"], "xml", "`holdwater export --help` shows what it takes"),
+        (["export", "latest", "--format", "xml"], "xml", "`holdwater export --help` lists its arguments"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_2(
@@ -131,7 +131,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_a_full_disk_behind_stdout_is_told() -> None:
+def test_a_full_disk_behind_stdout_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
         done = holdwater("agents", stdout=full, stderr=subprocess.PIPE, capture_output=False)
 

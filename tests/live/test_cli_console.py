@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 PATIENCE = stretch(60.0)
 
 
 def python(code: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-c", "from holdwater.cli.console import Console\n" + code, *words]
+    command = [sys.executable, "-c", "from holdwater.cli.console import CommandConsole\n" + code, *words]
     settings = {"capture_output": True, "timeout": PATIENCE, "env": environment(), **options}
     return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
 
@@ -33,7 +33,7 @@ CLOSED = {"stderr": None, "stdout": subprocess.PIPE, "capture_output": False, "p
 NOISE = """
 import ctypes, os, subprocess, sys
 libc = ctypes.CDLL(None)
-console = Console.claim()
+console = CommandConsole.claim()
 print("before the log is known")
 console.divert(__import__("pathlib").Path(sys.argv[1]))
 print("from python")
@@ -44,7 +44,7 @@ libc.printf(b"from C's printf\\n")
 libc.fflush(None)
 subprocess.run(["sh", "-c", "echo from a child; echo a child to stderr >&2"])
 console.say("said")
-console.data({"answer": [1, 2]})
+console.write_json({"answer": [1, 2]})
 console.flush(50)
 """
 STRAYS = (
@@ -58,7 +58,7 @@ STRAYS = (
 )
 
 
-def test_stray_prints_of_every_kind_go_to_the_log_and_stdout_is_one_document(tmp_path: Path) -> None:
+def test_stray_prints_go_to_the_log_and_stdout_is_one_document(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
 
     done = python(NOISE, str(log))
@@ -72,23 +72,23 @@ def test_stray_prints_of_every_kind_go_to_the_log_and_stdout_is_one_document(tmp
 def test_the_real_descriptors_are_not_inherited_by_children() -> None:
     code = """
 import subprocess
-console = Console.claim()
+console = CommandConsole.claim()
 seen = subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True, close_fds=False).stdout.split()
-console.data(seen)
+console.write_json(seen)
 """
     done = python(code)
 
     assert set(json.loads(done.stdout)) <= {"0", "1", "2", "3"}  # 3: the directory that ls reads
 
 
-def test_a_stderr_that_nobody_reads_blocks_nobody() -> None:
+def test_an_unread_stderr_does_not_block_the_command() -> None:
     reader, writer = os.pipe()
     code = """
-console = Console.claim()
+console = CommandConsole.claim()
 for number in range(2000):
     console.say(f"{number} " + "x" * 1000)
 flushed = [console.flush(0.2), console.flush(1000)]
-console.data({"dropped": console.dropped, "flushed": flushed})
+console.write_json({"dropped": console.dropped, "flushed": flushed})
 """
     try:
         done = python(code, stderr=writer, stdout=subprocess.PIPE, capture_output=False)
@@ -104,11 +104,11 @@ console.data({"dropped": console.dropped, "flushed": flushed})
 @pytest.mark.parametrize("how", ["closed", "gone"])
 def test_a_stderr_that_is_closed_costs_what_was_said_and_nothing_else(how: str) -> None:
     code = """
-console = Console.claim()
+console = CommandConsole.claim()
 console.say("to nobody")
 first = console.flush(50)
 console.say("to nobody again")
-console.data({"first": first, "second": console.flush(50)})
+console.write_json({"first": first, "second": console.flush(50)})
 """
     reader, writer = os.pipe()
     os.close(reader)
@@ -129,10 +129,10 @@ console.data({"first": first, "second": console.flush(50)})
 def test_a_file_of_ours_never_becomes_a_standard_descriptor(tmp_path: Path) -> None:
     code = """
 import os, sys
-console = Console.claim()
+console = CommandConsole.claim()
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 os.write(2, b"a stray print")
-console.data(fd)
+console.write_json(fd)
 """
     done = python(
         code,
@@ -153,7 +153,8 @@ def test_all_data_arrives_through_a_stdout_that_was_made_non_blocking() -> None:
     command = [
         sys.executable,
         "-c",
-        "from holdwater.cli.console import Console\nConsole.claim().data('x' * 1_000_000)",
+        "from holdwater.cli.console import CommandConsole\n"
+        "CommandConsole.claim().write_json('x' * 1_000_000)",
     ]
     with subprocess.Popen(command, stdout=writer, env=environment()) as child:
         os.close(writer)
@@ -166,8 +167,8 @@ def test_all_data_arrives_through_a_stdout_that_was_made_non_blocking() -> None:
 
 def test_reports_name_every_field_of_a_record() -> None:
     code = """
-from holdwater.core.summary import Gauge
-Console().data([Gauge(at=1.0)])
+from holdwater.core.summary import RunGauge
+CommandConsole().write_json([RunGauge(at=1.0)])
 """
     told = json.loads(python(code).stdout)
 
@@ -178,7 +179,7 @@ FRAME = """
 import os, pty, select
 screen, terminal = pty.openpty()
 os.dup2(terminal, 2)
-console = Console.claim()
+console = CommandConsole.claim()
 console.terminal.draw("frame one\\nrow two")
 console.flush(50)
 console.say("a line")
@@ -188,7 +189,7 @@ console.flush(50)
 shown = b""  # a pseudo-terminal hands over in pieces, and later than the write
 while not shown.endswith(b"\\x1b[2A\\r\\x1b[J") and select.select([screen], [], [], 10)[0]:
     shown += os.read(screen, 65536)
-console.data(shown.decode())
+console.write_json(shown.decode())
 """
 
 

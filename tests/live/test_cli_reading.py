@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from tests.patience import stretch
-from tests.terminal_scene import on_terminal
+from tests.terminal_screen import on_terminal
+from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 DETAIL = """\
 === test session starts ===
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("reading") / "run"
 
     async def conduct() -> None:
-        async with serve(lambda request: Reply(text="Done.")) as url:
+        async with serve_script(lambda request: ScriptedReply(text="Done.")) as url:
             suite = hw.Suite(name="s", instances=lambda: [hw.Instance(id="i0")], grade=grade)
             await hw.arun(suite, act, out=path, model="m", base_url=url, samples=2)
 

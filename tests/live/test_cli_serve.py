@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.api import resume
 from holdwater.api.serving import prepare_server
-from holdwater.cli import call
-from holdwater.cli.serve import Flags
-from holdwater.cli.settings import merged
-from holdwater.core.config import RunConfig, Serving
+from holdwater.cli import call_verb
+from holdwater.cli.config_file import merge_flags
+from holdwater.cli.serve import ServerFlags
+from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.errors import BadInput
-from holdwater.run.execute import create
+from holdwater.run.execute import create_run
 
 PATIENCE = stretch(60.0)
 
@@ -38,16 +38,16 @@ def environment(**more: str) -> dict[str, str]:
     [
         ({"listen": "0.0.0.0:0"}, "can be reached from other machines", "`--key-file FILE`"),
         ({"listen": "somewhere"}, "`--listen` must look like `127.0.0.1:8400`", ""),
-        ({"key_file": "empty"}, "no key in `empty`", "write one a line"),
+        ({"key_file": "empty"}, "no key in `empty`", "write one key per line"),
         ({"key_file": "missing"}, "cannot read `missing`", ""),
-        ({"tls_cert": "empty"}, "`--tls-cert` and `--tls-key` go together", ""),
-        ({"tls_cert": "empty", "tls_key": "empty"}, "no certificate and key for TLS", ""),
+        ({"tls_cert": "empty"}, "`--tls-cert` and `--tls-key` require each other", ""),
+        ({"tls_cert": "empty", "tls_key": "empty"}, "cannot load the certificate and key for TLS", ""),
         ({"queue": 0}, "`--queue` must be at least 1: 0", ""),
         ({"grace": -1.0}, "`--grace` must be at least 0: -1", ""),
         ({"least_workers": 3}, "`--least-workers` must be at most `--workers 2`: 3", ""),
         ({"policy": "policy.py:missing"}, "`policy.py` has no `missing`", ""),
         ({"policy": "policy.py:number"}, "not a policy: `policy.py:number`", "it must be a function"),
-        ({"out": "other"}, "the directory holds a run that is no server's: `other`", "another `--out`"),
+        ({"out": "other"}, "the directory contains a run that is not a server: `other`", "another `--out`"),
         ({"out": "served"}, "a server with agent `nop`, not `oracle`", "another `--out`"),
     ],
 )
@@ -63,9 +63,9 @@ def test_what_cannot_be_served_is_refused_before_anything_is_made(place, monkeyp
 
 def test_flags_that_are_a_runs_alone_are_refused(place):
     with pytest.raises(BadInput, match="unknown option: --only"):
-        call("serve", ["demo", "--only", "a*"])
-    with pytest.raises(BadInput, match="no such setting: `lissten`") as refused:
-        merged(Flags(), place / "serve.toml")
+        call_verb("serve", ["demo", "--only", "a*"])
+    with pytest.raises(BadInput, match="unknown setting: `lissten`") as refused:
+        merge_flags(ServerFlags(), place / "serve.toml")
     assert refused.value.hint == "did you mean `listen`?"
 
 
@@ -77,14 +77,14 @@ def place(tmp_path_factory) -> Path:
     (path / "empty").chmod(0o600)
     (path / "policy.py").write_text("number = 7\n")
     (path / "serve.toml").write_text('lissten = "127.0.0.1:0"\n')
-    for name, serving in (("other", None), ("served", Serving())):
+    for name, serving in (("other", None), ("served", ServingConfig())):
         config = RunConfig(id=name, suite="demo", agent="nop", created=0.0, version="1", serving=serving)
-        create(path / name, config)
+        create_run(path / name, config)
     return path
 
 
 def test_resuming_a_server_says_how_that_is_done(place):
-    with pytest.raises(BadInput, match="the directory is a server's") as refused:
+    with pytest.raises(BadInput, match="the directory belongs to a server") as refused:
         resume(place / "served")
 
     assert refused.value.hint.startswith("`holdwater serve demo --agent nop --out ")
@@ -106,7 +106,7 @@ def test_a_taken_port_is_exit_2_and_a_sentence(tmp_path):
     assert f"cannot listen on `127.0.0.1:{port}`: " in done.stderr
 
 
-def test_it_says_where_it_listens_goes_on_after_a_kill_and_drains_on_a_signal(tmp_path):
+def test_it_prints_its_address_continues_after_a_kill_and_drains_on_signal(tmp_path):
     words = ["--json", "--quiet"]
     keys = {"HOLDWATER_SERVE_KEYS": "first, second"}
     with served(tmp_path / "run", *words, **keys) as server:

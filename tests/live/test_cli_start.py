@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.scene import SOURCE
+from tests.command_runner import SOURCE
 
 SUITE = """
 import holdwater as hw
@@ -91,11 +91,11 @@ REFUSED = {
     ),
     ("--command", "lost x"): (
         "the interpreter of the agent's program `lost` is missing: `/opt/no-such/python3`",
-        "install it, or mend the first line of `{place}/bin/lost`",
+        "install it, or fix the first line of `{place}/bin/lost`",
     ),
     ("--command", "lost-too x"): (
         "the interpreter of the agent's program `lost-too` is missing: `no-such-node`",
-        "install it, or mend the first line of `{place}/bin/lost-too`",
+        "install it, or fix the first line of `{place}/bin/lost-too`",
     ),
 }
 
@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_written_names_the_flag(place: Path) -> None:
 
     first, second = done.stderr.splitlines()
     assert first.startswith("error: cannot make the run's directory: `runs")
-    assert second == "hint: name a directory that can be written with `--out`"
+    assert second == "hint: choose a writable directory with `--out`"
     assert done.returncode == 2
 
 
@@ -143,7 +143,7 @@ def test_a_file_of_the_current_directory_in_the_command_is_noted(place: Path) ->
 
     done = holdwater(place, "run", "suite.py:suite", "--command", "python3 agent.py", "--limit", "1")
 
-    note = "note: `agent.py` in the agent's command is looked for in the sandbox's working directory"
+    note = "note: `agent.py` in the agent's command refers to the sandbox's working directory"
     assert f"{note}; the file here is `{place}/agent.py`" in done.stderr.splitlines()
 
 
@@ -153,6 +153,6 @@ def test_credentials_in_the_url_of_a_provider_are_refused(place: Path) -> None:
     done = holdwater(place, *words, ANTHROPIC_BASE_URL="http://user:secret@localhost:1")
 
     assert done.returncode == 2
-    assert done.stderr.startswith("error: `ANTHROPIC_BASE_URL` must hold no credentials")
+    assert done.stderr.startswith("error: `ANTHROPIC_BASE_URL` must not contain credentials")
     assert "secret" not in done.stderr
     assert not (place / "runs").exists()

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.client_scene import Connection, Play, Stage, cut, finish, hang, playing, refusing
-from tests.patience import stretch
+from tests.faulty_server import Connection, Play, Stage, cut, finish, hang, playing, refusing
+from tests.wait_bounds import stretch
 
 from holdwater.client import (
     Accepted,
+    AccessRefused,
     AsyncClient,
-    Busy,
     Finished,
     Instance,
     Order,
     OrderRefused,
+    ServerBusy,
     ServerGone,
     Started,
-    Unauthorized,
 )
-from holdwater.core.serving import Problem
+from holdwater.core.serving_protocol import ProblemDetails
 
-BUSY = refusing(429, Problem(code="busy", message="the queue is full", after=0.15))
+BUSY = refusing(429, ProblemDetails(code="busy", message="the queue is full", after=0.15))
 
 
 async def cut_at_once(connection: Connection) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def a_web_page(connection: Connection) -> web.StreamResponse:
 
 
 def unready(code: str) -> Play:
-    return refusing(503, Problem(code=code, message="not now"))
+    return refusing(503, ProblemDetails(code=code, message="not now"))
 
 
 FAULTS: dict[str, Play] = {
@@ -94,7 +94,7 @@ async def test_a_fault_costs_a_connection_and_nothing_else(fault: str) -> None:
     assert list(stage.begun.values()) == [1], "the key was the same each time"
 
 
-async def test_a_server_that_is_started_again_on_its_port_gets_the_same_key() -> None:
+async def test_a_server_restarted_on_its_port_gets_the_same_key() -> None:
     async with playing(hang) as stage, AsyncClient(stage.url) as client, asyncio.TaskGroup() as tasks:
         order = tasks.create_task(client.run_group("add-1", 4, key="step 1/group 2"))
         await stage.hanging.wait()
@@ -107,7 +107,7 @@ async def test_a_server_that_is_started_again_on_its_port_gets_the_same_key() ->
 
 
 async def test_a_server_that_says_nothing_for_too_long_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdwater.client.server.SILENCE", 0.2)
+    monkeypatch.setattr("holdwater.client.server_connection.SILENCE", 0.2)
     async with playing(hang) as stage, AsyncClient(stage.url) as client:
         assert (await client.run("add-1")).outcome == "passed"
 
@@ -126,13 +126,13 @@ async def test_busy_is_waited_for_beyond_all_patience() -> None:
 
 async def test_busy_is_raised_where_that_is_asked_for() -> None:
     async with playing(BUSY) as stage, AsyncClient(stage.url, busy="raise") as client:
-        with pytest.raises(Busy) as busy:
+        with pytest.raises(ServerBusy) as busy:
             await client.run("add-1")
 
     assert busy.value.after == 0.15
 
 
-async def test_patience_ends_where_nobody_listens() -> None:
+async def test_patience_ends_where_no_server_listens() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -162,8 +162,8 @@ async def test_what_talks_nonsense_for_good_is_no_server() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "invalid"), (409, "conflict"), (503, "draining")])
-async def test_what_is_refused_is_not_sent_again(status: int, code: str) -> None:
-    refuse = refusing(status, Problem(code=code, message="no", hint="never"))
+async def test_a_refused_order_is_not_sent_again(status: int, code: str) -> None:
+    refuse = refusing(status, ProblemDetails(code=code, message="no", hint="never"))
     async with playing(refuse) as stage, AsyncClient(stage.url) as client:
         with pytest.raises(OrderRefused, match="no") as refused:
             await client.run("add-1")
@@ -175,7 +175,7 @@ async def test_what_is_refused_is_not_sent_again(status: int, code: str) -> None
 async def test_a_wrong_key_is_said_at_once() -> None:
     async with playing() as stage, AsyncClient(stage.url, "wrong") as wrong:
         stage.key = "right"
-        with pytest.raises(Unauthorized):
+        with pytest.raises(AccessRefused):
             await wrong.run("add-1")
         async with AsyncClient(stage.url, "right") as right:
             assert (await right.run("add-1")).outcome == "passed"

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.client_scene import hang, playing
-from tests.patience import stretch
+from tests.faulty_server import hang, playing
+from tests.wait_bounds import stretch
 
 from holdwater.client import Client, Finished, Order, ServerGone
 from holdwater.core.errors import BadInput
@@ -46,7 +46,7 @@ async def test_threads_share_a_client() -> None:
     assert len(set(stage.posts)) == 40
 
 
-async def test_map_gives_every_result_and_pulls_no_more_than_it_has_room_for() -> None:
+async def test_map_gives_every_result_and_pulls_no_more_than_fits() -> None:
     ahead: list[int] = []
 
     def work(url: str) -> int:
@@ -121,7 +121,7 @@ async def test_closing_cancels_what_other_threads_wait_for() -> None:
         client.health()
 
 
-async def test_a_callback_that_would_wait_for_itself_is_told_so() -> None:
+async def test_a_callback_that_would_wait_for_itself_is_refused() -> None:
     def work(url: str) -> None:
         with Client(url) as client:
             client.run("add-1", on_event=lambda event: client.health())

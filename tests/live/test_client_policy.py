@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.client_scene import Connection, called, cut, playing
+from tests.faulty_server import Connection, called, cut, playing
 
-from holdwater.client import Answer, AsyncClient, Call, Dropped, ModelChoice, Source
-from holdwater.client.answering import Answering
-from holdwater.client.calls import Conversations, Unknown
-from holdwater.core.serving import KEPT_CALLS, Accepted
+from holdwater.client import AsyncClient, CallAnswer, Dropped, ModelChoice, ModelSource, PolicyCall
+from holdwater.client.policy_calls import CallHistory, UnknownParent
+from holdwater.client.policy_runner import PolicyRunner
+from holdwater.core.serving_protocol import KEPT_CALLS, Accepted
 
 
-def texts(call: Call) -> list[str]:
+def texts(call: PolicyCall) -> list[str]:
     return [message["content"] for message in call.messages]
 
 
@@ -30,13 +30,13 @@ async def two_calls(connection: Connection) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_a_conversation_is_put_together_from_what_is_new(kind: str) -> None:
-    calls: list[Call] = []
+async def test_a_conversation_is_assembled_from_its_new_messages(kind: str) -> None:
+    calls: list[PolicyCall] = []
 
-    async def policy(call: Call) -> str:
+    async def policy(call: PolicyCall) -> str:
         return plain(call)
 
-    def plain(call: Call) -> str:
+    def plain(call: PolicyCall) -> str:
         calls.append(call)
         return f"reply {len(calls)}"
 
@@ -46,11 +46,11 @@ async def test_a_conversation_is_put_together_from_what_is_new(kind: str) -> Non
     assert rollout.outcome == "passed"
     assert [texts(call) for call in calls] == [["hello"], ["hello", "reply 1", "and?"]]
     assert calls[1].request == calls[1].chat == {"model": "m", "messages": calls[1].messages}
-    assert stage.connections[0].order.model == ModelChoice(source=Source.TRAINER)
+    assert stage.connections[0].order.model == ModelChoice(source=ModelSource.TRAINER)
 
 
-async def answer_to_one(policy: Any, **wishes: Any) -> Answer:
-    found: list[Answer] = []
+async def answer_to_one(policy: Any, **wishes: Any) -> CallAnswer:
+    found: list[CallAnswer] = []
 
     async def one_call(connection: Connection) -> web.StreamResponse:
         await connection.tell(Accepted(order=1), called("1", "hello"))
@@ -64,14 +64,16 @@ async def answer_to_one(policy: Any, **wishes: Any) -> Answer:
 
 async def test_whatever_a_policy_returns_is_an_answer_to_its_call() -> None:
     message = {"role": "assistant", "content": "hi"}
-    choice = ModelChoice(source=Source.TRAINER, version="7")
+    choice = ModelChoice(source=ModelSource.TRAINER, version="7")
 
-    assert await answer_to_one(lambda call: message, model=choice) == Answer("1", reply=message, version="7")
-    said = Answer("?", text="hi", version="8")
-    assert await answer_to_one(lambda call: said, model=choice) == Answer("1", text="hi", version="8")
+    assert await answer_to_one(lambda call: message, model=choice) == CallAnswer(
+        "1", reply=message, version="7"
+    )
+    said = CallAnswer("?", text="hi", version="8")
+    assert await answer_to_one(lambda call: said, model=choice) == CallAnswer("1", text="hi", version="8")
 
 
-async def cancel_itself(call: Call) -> str:
+async def cancel_itself(call: PolicyCall) -> str:
     raise asyncio.CancelledError
 
 
@@ -86,7 +88,7 @@ async def test_a_policy_that_fails_fails_its_call_and_nothing_else(policy: Any) 
     assert answer.error is not None and answer.error.startswith("the policy failed: ")
 
 
-async def test_a_call_that_nobody_waits_for_any_more_ends_its_policy() -> None:
+async def test_a_dropped_call_ends_its_policy() -> None:
     ended = asyncio.Event()
 
     async def drop(connection: Connection) -> web.StreamResponse:
@@ -98,7 +100,7 @@ async def test_a_call_that_nobody_waits_for_any_more_ends_its_policy() -> None:
 
     begun = asyncio.Event()
 
-    async def policy(call: Call) -> str:
+    async def policy(call: PolicyCall) -> str:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -112,7 +114,7 @@ async def test_a_call_that_nobody_waits_for_any_more_ends_its_policy() -> None:
     assert stage.answers == {}
 
 
-async def test_a_call_that_is_told_again_after_its_answer_is_not_asked_again() -> None:
+async def test_a_call_repeated_after_its_answer_is_not_asked_again() -> None:
     """As when a connection is lost: what is told on the next may cross the answer."""
     asked: list[str] = []
 
@@ -125,7 +127,7 @@ async def test_a_call_that_is_told_again_after_its_answer_is_not_asked_again() -
         await connection.answer("3")
         return await connection.finish()
 
-    def policy(call: Call) -> str:
+    def policy(call: PolicyCall) -> str:
         asked.append(call.id)
         return "hi"
 
@@ -135,7 +137,7 @@ async def test_a_call_that_is_told_again_after_its_answer_is_not_asked_again() -
     assert asked == ["1", "2", "3"]
 
 
-async def test_a_lost_connection_neither_asks_twice_nor_loses_what_is_known() -> None:
+async def test_a_lost_connection_neither_asks_twice_nor_loses_known_calls() -> None:
     asked: list[str] = []
     goes_on = asyncio.Event()
 
@@ -153,7 +155,7 @@ async def test_a_lost_connection_neither_asks_twice_nor_loses_what_is_known() ->
         await connection.answer("2")
         return await connection.finish()
 
-    async def policy(call: Call) -> str:
+    async def policy(call: PolicyCall) -> str:
         asked.append(call.id)
         if call.id == "2":
             await goes_on.wait()
@@ -180,7 +182,7 @@ async def test_a_call_after_one_that_is_not_known_is_asked_for_anew() -> None:
         await connection.answer("8")
         return await connection.finish()
 
-    def policy(call: Call) -> str:
+    def policy(call: PolicyCall) -> str:
         heard.append(texts(call))
         return "yes"
 
@@ -190,7 +192,7 @@ async def test_a_call_after_one_that_is_not_known_is_asked_for_anew() -> None:
     assert heard == [["hello", "and?"]]
 
 
-async def test_an_answer_that_nobody_wants_is_no_failure() -> None:
+async def test_an_answer_to_a_call_that_is_gone_is_no_failure() -> None:
     async def forget(connection: Connection) -> web.StreamResponse:
         await connection.tell(Accepted(order=1), called("1", "a"), called("2", "b"))
         await connection.answer("2")
@@ -212,7 +214,7 @@ async def test_no_more_calls_are_given_to_a_policy_than_are_allowed() -> None:
             await connection.answer(n)
         return await connection.finish()
 
-    async def policy(call: Call) -> str:
+    async def policy(call: PolicyCall) -> str:
         nonlocal now, most
         with lock:
             now += 1
@@ -229,7 +231,7 @@ async def test_no_more_calls_are_given_to_a_policy_than_are_allowed() -> None:
 
 
 async def test_an_order_that_is_over_leaves_nothing_behind() -> None:
-    async def policy(call: Call) -> str:  # a thread would be a moment late to let go
+    async def policy(call: PolicyCall) -> str:  # a thread would be a moment late to let go
         return "x"
 
     gc.collect()
@@ -238,7 +240,9 @@ async def test_an_order_that_is_over_leaves_nothing_behind() -> None:
         async with playing(two_calls) as stage, AsyncClient(stage.url) as client:
             await client.run("add-1", policy=policy)
             await asyncio.sleep(0)  # the last callbacks
-            left = [kept for kept in gc.get_objects() if isinstance(kept, Answering | Conversations | Call)]
+            left = [
+                kept for kept in gc.get_objects() if isinstance(kept, PolicyRunner | CallHistory | PolicyCall)
+            ]
     finally:
         gc.enable()
 
@@ -246,14 +250,14 @@ async def test_an_order_that_is_over_leaves_nothing_behind() -> None:
 
 
 def test_of_a_long_conversation_the_newest_calls_are_known_and_no_others() -> None:
-    known = Conversations("k")
-    known.take(called("0", "hello"))
+    known = CallHistory("k")
+    known.rebuild_call(called("0", "hello"))
     for n in range(1, 40):
-        call = known.take(called(str(n), "more", parent=str(n - 1), keep=n))
+        call = known.rebuild_call(called(str(n), "more", parent=str(n - 1), keep=n))
         assert len(call.messages) == n + 1
 
-    assert known.have().split(",") == [str(n) for n in range(39, 39 - KEPT_CALLS, -1)]
-    with pytest.raises(Unknown):
-        known.take(called("x", parent="20", keep=1))
+    assert known.render_known().split(",") == [str(n) for n in range(39, 39 - KEPT_CALLS, -1)]
+    with pytest.raises(UnknownParent):
+        known.rebuild_call(called("x", parent="20", keep=1))
     known.forget(0)
-    assert known.have() == ""
+    assert known.render_known() == ""

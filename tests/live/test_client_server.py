@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
-from holdwater.client import AsyncClient, Call
+from holdwater.client import AsyncClient, PolicyCall
 
 ROOT = Path(__file__).parents[2]
 GUESSING = ROOT / "examples" / "guessing.py"
@@ -61,7 +61,7 @@ class Teller:
         self.goes_on.set()
         self.waits = asyncio.Event()
 
-    async def __call__(self, call: Call) -> str:
+    async def __call__(self, call: PolicyCall) -> str:
         turn = len(call.messages) // 2
         self.asked.append(turn)
         if turn == 1 and not self.goes_on.is_set():

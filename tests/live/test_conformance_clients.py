@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.live.test_transcript_secrets import found
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 from zstandard import ZstdDecompressor
 
 import holdwater as hw
 from holdwater.agent.presets import PRESETS
-from holdwater.core.summary import Summary
+from holdwater.conversation.raw_turns import render_raw_turn
+from holdwater.conversation.trajectory import ExchangeTree
+from holdwater.core.summary import RunSummary
+from holdwater.export.formats import export_run
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.export import export
-from holdwater.ledger.raw import raw_turn
-from holdwater.ledger.trajectory import Tree
 from holdwater.sandbox.probe import probe
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",
@@ -60,20 +60,20 @@ suite = hw.Suite(name="conformance", instances=instances, grade=grade)
 """
 
 
-def call(name: str, command: str = COMMAND, key: str = "command", **arguments: Any) -> Reply:
-    return Reply(text="let me", tool_calls=[{"name": name, "arguments": {key: command, **arguments}}])
+def call(name: str, command: str = COMMAND, key: str = "command", **arguments: Any) -> ScriptedReply:
+    return ScriptedReply(text="let me", tool_calls=[{"name": name, "arguments": {key: command, **arguments}}])
 
 
-def edit(name: str) -> Reply:
+def edit(name: str) -> ScriptedReply:
     """How aider is told to make a file."""
-    return Reply(text=f"{name}\n```\nmade\n```\n")
+    return ScriptedReply(text=f"{name}\n```\nmade\n```\n")
 
 
 class Client(NamedTuple):
     """What the model says to a client, and what of its requests differs between two runs of the same."""
 
-    first: Reply
-    then: Reply
+    first: ScriptedReply
+    then: ScriptedReply
     returned: str  # what a request has that tells what came of the first reply
     volatile: tuple[str, ...] = ()
     threads: tuple[int, ...] = (2,)  # turns of the trajectory, and of what is beside it
@@ -90,25 +90,25 @@ CODEX_VOLATILE = (
 CLIENTS = {
     "claude-code": Client(
         first=call("Bash", description="make it"),
-        then=Reply(text=DONE),
+        then=ScriptedReply(text=DONE),
         returned='"tool_result"',
         volatile=("metadata.user_id",),
     ),
     "codex": Client(
         first=call("exec_command", key="cmd"),
-        then=Reply(text=DONE),
+        then=ScriptedReply(text=DONE),
         returned='"function_call_output"',
         volatile=CODEX_VOLATILE,
     ),
     "opencode": Client(
         first=call("bash", description="make it"),
-        then=Reply(text=DONE),
+        then=ScriptedReply(text=DONE),
         returned='"role":"tool"',
         threads=(2, 1),
     ),
     "gemini-cli": Client(
         first=call("run_shell_command"),
-        then=Reply(text=DONE),
+        then=ScriptedReply(text=DONE),
         returned='"functionResponse"',
         volatile=("contents[].parts[].functionCall.id", "contents[].parts[].functionResponse.id"),
     ),
@@ -137,19 +137,19 @@ class Upstream:
         self._client = client
         self._has_tools = has_tools
 
-    def __call__(self, headers: Mapping[str, str], body: bytes) -> Reply:
+    def __call__(self, headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         request = json.loads(body)
         self.seen.append(request)
         self.keys |= {headers.get("x-api-key", ""), headers.get("x-goog-api-key", "")}
         self.keys.add(headers.get("Authorization", "").removeprefix("Bearer "))
         if self._has_tools and not request.get("tools"):
-            return Reply(text="A title")
+            return ScriptedReply(text="A title")
         compact = json.dumps(request, separators=(",", ":"))
         return self._client.then if self._client.returned in compact else self._client.first
 
 
 class Played(NamedTuple):
-    summary: Summary
+    summary: RunSummary
     upstream: Upstream
     url: str
     run: Path
@@ -216,7 +216,7 @@ def check_record(played: Played, client: Client) -> None:
     directory = RunDirectory.open(played.run)
     both, identities = [], []
     for attempt in (1, 2):
-        tree = Tree(directory, attempt)
+        tree = ExchangeTree(directory, attempt)
         threads = tree.threads()
         assert [len(thread.numbers) for thread in threads] == list(client.threads)
         numbers = [number for thread in threads for number in thread.numbers]
@@ -225,7 +225,7 @@ def check_record(played: Played, client: Client) -> None:
             assert (exchange.status, exchange.error) == (200, "")
             assert exchange.usage.input_tokens > 0 and exchange.usage.output_tokens > 0
         identities.append([tree.exchange(number).identity for number in numbers])
-        both.append([json.loads(b"".join(raw_turn(tree, n)))["request"] for n in numbers])
+        both.append([json.loads(b"".join(render_raw_turn(tree, n)))["request"] for n in numbers])
     recorded = [request for requests in both for request in requests]
     assert sorted(map(told, recorded)) == sorted(map(told, played.upstream.seen))
     assert any(BEGINNING in text for text in texts(both[0][0]))
@@ -272,7 +272,7 @@ async def test_codex_goes_on_when_it_gets_no_websocket(
 
 def attempts(run: Path) -> list[Any]:
     out = io.BytesIO()
-    export(run, "attempts", "jsonl", out)
+    export_run(run, "attempts", "jsonl", out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 

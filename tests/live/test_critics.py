@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import point
-from tests.patience import stretch
-from tests.scene import Scene, until
+from tests import in_process_run
+from tests.command_runner import Scene, until
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater import api
@@ -73,22 +73,22 @@ def never(instance: hw.Instance, sandbox: hw.Sandbox, answer: str | None) -> boo
 
 
 def tried(out: Path) -> dict[str, int]:
-    return dict(Counter(row.instance for row in point.attempts(out)))
+    return dict(Counter(row.instance for row in in_process_run.attempts(out)))
 
 
 def play(out: Path, critic: Any, **parts: Any) -> dict[str, int]:
     """How many attempts each instance was given."""
     suite = hw.Suite(**{"name": "critics", "instances": instances, "grade": never, "patch": patch, **parts})
-    point.play(out, suite, solve, critic=critic, attempts=3)
-    assert point.kinds(out) == {"slow": "failed", "idle": "failed"}
+    in_process_run.play(out, suite, solve, critic=critic, attempts=3)
+    assert in_process_run.kinds(out) == {"slow": "failed", "idle": "failed"}
     return tried(out)
 
 
-def untroubled(instance: hw.Instance, tried: hw.Tried) -> bool:
+def untroubled(instance: hw.Instance, tried: hw.CriticInput) -> bool:
     return tried.failure is None
 
 
-async def all_of_it(instance: hw.Instance, tried: hw.Tried) -> bool:
+async def all_of_it(instance: hw.Instance, tried: hw.CriticInput) -> bool:
     assert tried.grade == hw.Grade(passed=False, score=0.0)
     return tried.patch == "all" and tried.answer == "all"
 
@@ -117,11 +117,11 @@ def test_where_no_patch_is_taken_it_is_the_work_that_counts(tmp_path: Path) -> N
     assert play(tmp_path / "run", "patch", patch=None) == {"slow": 2, "idle": 1}
 
 
-def confused(instance: hw.Instance, tried: hw.Tried) -> bool:
+def confused(instance: hw.Instance, tried: hw.CriticInput) -> bool:
     raise RuntimeError("what was asked?")
 
 
-def vague(instance: hw.Instance, tried: hw.Tried) -> Any:
+def vague(instance: hw.Instance, tried: hw.CriticInput) -> Any:
     return "perhaps"
 
 
@@ -135,18 +135,18 @@ def vague(instance: hw.Instance, tried: hw.Tried) -> Any:
 def test_a_critic_that_fails_is_an_event_and_not_satisfied(tmp_path: Path, critic: Any, message: str) -> None:
     assert play(tmp_path / "run", critic) == {"slow": 3, "idle": 3}
 
-    told = point.events(tmp_path / "run", "critic.failed")
+    told = in_process_run.events(tmp_path / "run", "critic.failed")
     assert [event.message for event in told] == [message] * 6
 
 
-def test_a_command_that_cannot_end_in_time_is_an_event_and_the_work_is_graded(tmp_path: Path) -> None:
+def test_a_command_that_exceeds_its_time_is_noted_and_work_is_graded(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    suite = point.suite(instances=point.numbered(1))
+    suite = in_process_run.suite(instances=in_process_run.numbered(1))
 
-    point.play(out, suite, critic="command:sleep 60", attempts=3, grade_timeout=2.0)
+    in_process_run.play(out, suite, critic="command:sleep 60", attempts=3, grade_timeout=2.0)
 
-    assert point.kinds(out) == {"i0": "passed"}
-    assert len(point.events(out, "critic.failed")) == len(point.attempts(out)) == 3
+    assert in_process_run.kinds(out) == {"i0": "passed"}
+    assert len(in_process_run.events(out, "critic.failed")) == len(in_process_run.attempts(out)) == 3
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_a_command_that_cannot_end_in_time_is_an_event_and_the_work_is_graded(tm
         (f"{__file__}:nobody", "has no `nobody`"),
     ],
 )
-def test_what_is_no_critic_is_refused_before_anything_is_made(
+def test_an_invalid_critic_is_refused_before_anything_is_made(
     tmp_path: Path, critic: str, message: str
 ) -> None:
     with pytest.raises(hw.BadInput) as refused:
-        api.prepare(point.suite(), "nop", tmp_path / "run", {"critic": critic})
+        api.prepare(in_process_run.suite(), "nop", tmp_path / "run", {"critic": critic})
 
     assert message in refused.value.message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_regrade_asks_no_critic_so_that_one_which_is_gone_does_not_matter(tmp_path: Path) -> None:
+def test_a_regrade_asks_no_critic_and_needs_none(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    suite = point.suite(instances=point.numbered(1))
-    point.play(out, suite, critic=lambda instance, tried: True)
+    suite = in_process_run.suite(instances=in_process_run.numbered(1))
+    in_process_run.play(out, suite, critic=lambda instance, tried: True)
 
     summary = hw.regrade(out, suite=suite)
 
@@ -186,9 +186,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-def test_a_killed_run_that_goes_on_is_decided_by_what_the_critic_said_before(
-    tmp_path: Path, scene: Scene
-) -> None:
+def test_a_resumed_run_follows_the_earlier_decisions_of_its_critic(tmp_path: Path, scene: Scene) -> None:
     scene.suite(SUITE, PLACE=str(tmp_path))
     running = scene.run(
         *scene.agent(), "--attempts", "3", "--workers", "1", "--critic", f"{scene.file}:third"
@@ -224,5 +222,5 @@ async def test_a_run_that_was_given_a_function_is_given_it_again(tmp_path: Path)
     summary = await asyncio.to_thread(hw.resume, out, suite=suite, agent=solve, critic=untroubled)
 
     assert summary.outcomes == {"failed": 2}
-    settled = Counter(row.instance for row in point.attempts(out) if row.kind != "interrupted")
+    settled = Counter(row.instance for row in in_process_run.attempts(out) if row.kind != "interrupted")
     assert settled == {"slow": 3, "idle": 2}

@@ -9,19 +9,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.docs_scene import PAGES, ROOT, Desk, Example, examples, furnished
-from tests.scene import SOURCE
+from tests.command_runner import SOURCE
+from tests.docs_examples import PAGES, ROOT, Desk, Example, examples, furnished
 
-from holdwater.core.image import Recipe
+from holdwater.core.image import ImageRecipe
 from holdwater.gateway.prices import read_prices
-from holdwater.image.recipe import read as read_recipe
+from holdwater.image.recipe import read_recipe
 
 # Commands that need a docker daemon, or an hour: (how they begin, who runs them, or says why not).
 ELSEWHERE = {
-    "holdwater check ./terminal-bench-2": "tests/docker/test_ground_harbor.py",
-    "holdwater check --attack ./terminal-bench-2": "tests/docker/test_ground_grades.py",
-    "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_ground_swebench.py",
-    "holdwater run swebench:": "tests/docker/test_ground_swebench.py",
+    "holdwater check ./terminal-bench-2": "tests/docker/test_container_run_harbor.py",
+    "holdwater check --attack ./terminal-bench-2": "tests/docker/test_container_run_grades.py",
+    "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_container_run_swebench.py",
+    "holdwater run swebench:": "tests/docker/test_container_run_swebench.py",
     "holdwater images clean": "tests/docker/test_images_command.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.
@@ -31,8 +31,8 @@ SHELL_ONLY = ("source ", "export ")  # the desk's environment has them
 BEFORE = {  # what a page's prose says is there: (page, text of the example) -> code that comes first
     ("README.md", "hw.run(suite, solve"): "import holdwater as hw\nfrom suite import suite, solve",
     ("README.md", "run_group("): (
-        "from holdwater.client import Answer\nmean = 0.5\n"
-        "def answer(call): return Answer(call=call.id, text='2')"
+        "from holdwater.client import CallAnswer\nmean = 0.5\n"
+        "def answer(call): return CallAnswer(call=call.id, text='2')"
     ),
     (
         "training.md",
@@ -53,7 +53,7 @@ AFTER = {  # what shows that a definition works
         "import holdwater as hw\n"
         "assert hw.run('suite.py:suite', solve, model='gpt-5').outcomes == {'failed': 1}"
     ),
-    ("agents.md", "attempt.child(review"): (
+    ("agents.md", "attempt.spawn(review"): (
         "import holdwater as hw\n"
         "assert hw.run('suite.py:suite', solve, model='gpt-5').outcomes == {'failed': 1}"
     ),
@@ -148,7 +148,7 @@ def read_toml(example: Example, desk: Desk) -> None:
     path.write_text(example.text)
     if "target" in values:
         (desk.place / "pyproject.toml").write_text('[project]\nname = "agent"\nversion = "1"\n')
-        assert isinstance(read_recipe(path), Recipe)
+        assert isinstance(read_recipe(path), ImageRecipe)
     elif "project" in values:
         for group, names in values["project"]["entry-points"].items():
             assert group in ("holdwater.agents", "holdwater.suites")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.directory import Directory, prepared
+from tests.directory_sandbox import Directory, prepared
 from tests.http_model import HttpModel
 
-from holdwater.agent.load import load as load_agent
+from holdwater.agent.loader import load as load_agent
 from holdwater.core.records import Grade, Instance
-from holdwater.suite.load import load as load_suite
-from holdwater.testing.scripted import Reply, serve
+from holdwater.suite.loader import load as load_suite
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUITES = (f"{EXAMPLES}/adding.py:suite", f"{EXAMPLES}/tasks.jsonl")
@@ -66,16 +66,18 @@ async def test_the_program_solves_it_with_a_model_that_knows_how(tmp_path: Path)
         i.instruction: i.solution for i in load_suite(SUITES[1]).instances() if isinstance(i, Instance)
     }
 
-    def reply(request: dict[str, Any]) -> Reply:
+    def reply(request: dict[str, Any]) -> ScriptedReply:
         asked = request["messages"][0]["content"]
-        return Reply(text=next(f"`{solution}`" for text, solution in solutions.items() if text in asked))
+        return ScriptedReply(
+            text=next(f"`{solution}`" for text, solution in solutions.items() if text in asked)
+        )
 
     template = f"{sys.executable} {EXAMPLES}/command_agent.py {{instruction_file}} {{model}}"
-    async with serve(reply) as url, HttpModel(url) as model:
+    async with serve_script(reply) as url, HttpModel(url) as model:
         assert all(await passed(SUITES[1], f"command:{template}", tmp_path, model))
 
 
-def test_every_command_in_the_readme_names_what_is_there() -> None:
+def test_every_example_file_is_in_a_command_of_the_readme() -> None:
     readme = (EXAMPLES / "README.md").read_text()
     names = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".jsonl")}
 

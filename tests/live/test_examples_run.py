@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(
@@ -22,14 +22,14 @@ COMMANDS = re.findall(
 )
 
 
-def solving(request: dict[str, object]) -> Reply:
+def solving(request: dict[str, object]) -> ScriptedReply:
     """A model that knows the three tasks of `tasks.jsonl` by heart."""
     asked = json.dumps(request["messages"])
     for line in (ROOT / "examples" / "tasks.jsonl").read_text().splitlines():
         row = json.loads(line)
         if json.dumps(row["instruction"])[1:-1][:60] in asked:
-            return Reply(text=row["solution"])
-    return Reply(text="false")
+            return ScriptedReply(text=row["solution"])
+    return ScriptedReply(text="false")
 
 
 def type_in(line: str, out: Path, url: str) -> dict[str, object]:
@@ -53,7 +53,7 @@ def test_the_readme_has_commands() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 async def test_an_example_passes_as_it_is_typed(line: str, tmp_path: Path) -> None:
-    async with serve(solving) as url:
+    async with serve_script(solving) as url:
         summary = await asyncio.to_thread(type_in, line, tmp_path / "run", url)
 
     assert summary["outcomes"] == {"passed": summary["planned"]}

@@ -9,32 +9,34 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests import point
-from tests.ledger_scene import new_run
-from tests.readers import read_by_others
-from tests.transcript_scene import CONVERSATIONS, IMAGE, Recording, chat, says
+from tests import in_process_run
+from tests.export_readers import read_by_others
+from tests.ledger_runs import new_run
+from tests.recorded_conversations import CONVERSATIONS, IMAGE, Recording, chat, says
 
 import holdwater as hw
 from holdwater.cli import main
 from holdwater.core.records import (
     Attempt,
-    Failure,
+    AttemptFailure,
+    FailureOrigin,
     Grade,
     Instance,
+    ModelUsage,
     Outcome,
-    Times,
-    Usage,
+    PhaseTimes,
     Verdict,
-    Where,
 )
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import segment_path
 from holdwater.ledger.files import log_path, patch_path, taken_out_path
-from holdwater.ledger.ledger import Ledger, Planned
+from holdwater.ledger.ledger import Ledger, PlannedInstance
 
 PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-é\n+è\n"
-USED = Usage(requests=2, input_tokens=30, cached_tokens=10, output_tokens=7, nanodollars=5_000_000, priced=2)
-TIMES = Times(setup=1.0, acting=5.0, grading=2.0)
+USED = ModelUsage(
+    requests=2, input_tokens=30, cached_tokens=10, output_tokens=7, nanodollars=5_000_000, priced=2
+)
+TIMES = PhaseTimes(setup=1.0, acting=5.0, grading=2.0)
 
 
 class Told:
@@ -49,18 +51,24 @@ class Told:
             self.ledger = ledger
             await self.settle("good", "passed", patch=PATCH, dialect="chat")
             await self.settle("bad", "failed", patch="", dialect="responses")
-            await self.settle("late", "failed", Where.LIMIT, patch=PATCH, dialect="messages")
-            await self.settle("broken/../x y", "model", Where.MODEL)
-            await self.settle("rescued", "sandbox", Where.SANDBOX, patch=PATCH, dialect="gemini")
+            await self.settle("late", "failed", FailureOrigin.LIMIT, patch=PATCH, dialect="messages")
+            await self.settle("broken/../x y", "model", FailureOrigin.MODEL)
+            await self.settle("rescued", "sandbox", FailureOrigin.SANDBOX, patch=PATCH, dialect="gemini")
             await self.again("good")
         return self.directory
 
     async def settle(
-        self, name: str, kind: str, where: Where | None = None, *, patch: str | None = None, dialect: str = ""
+        self,
+        name: str,
+        kind: str,
+        where: FailureOrigin | None = None,
+        *,
+        patch: str | None = None,
+        dialect: str = "",
     ) -> None:
         instance = Instance(id=name, instruction=f"Fix {name}.", data={"repo": "a/b", "n": [1, None]})
         payload = msgspec.msgpack.encode(instance)
-        planned = Planned(name=name, digest=payload[:16], payload=payload, place="x")
+        planned = PlannedInstance(name=name, digest=payload[:16], payload=payload, place="x")
         [row] = await self.ledger.plan([planned])
         await self.attempt(row, name, kind, where, patch=patch, dialect=dialect)
 
@@ -69,14 +77,14 @@ class Told:
         row: int,
         name: str,
         kind: str,
-        where: Where | None,
+        where: FailureOrigin | None,
         *,
         patch: str | None,
         dialect: str = "",
         sample: int = 0,
     ) -> None:
         attempt = await self.ledger.next_attempt()
-        await self.ledger.begin(Attempt(id=attempt, instance=row, sample=sample, number=1, round=2))
+        await self.ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=sample, number=1, round=2))
         exchanges = 0
         if dialect:
             recording = Recording(self.directory, attempt, dialect)
@@ -90,7 +98,7 @@ class Told:
         verdict = Verdict(
             attempt=attempt,
             token=self.ledger.token,
-            failure=Failure(where=where, kind="timeout", message="it ended") if where else None,
+            failure=AttemptFailure(where=where, kind="timeout", message="it ended") if where else None,
             grade=Grade(kind == "passed", 0.5, "2 of 4 tests", {"tests": 0.5}) if scored else None,
             answer='{"said": "done"}',
             usage=USED,
@@ -178,9 +186,7 @@ async def test_openhands_sdk_reads_our_rows(told: RunDirectory, tmp_path: Path) 
         assert messages[1][2], dialect
 
 
-async def test_a_row_with_an_error_and_a_patch_is_scored_and_not_dropped(
-    told: RunDirectory, tmp_path: Path
-) -> None:
+async def test_a_row_with_an_error_and_a_patch_is_scored(told: RunDirectory, tmp_path: Path) -> None:
     omitted = hw.export(told.path, tmp_path, format="openhands")
 
     output, errors = rows(tmp_path / "output.jsonl"), rows(tmp_path / "output_errors.jsonl")
@@ -305,7 +311,7 @@ async def test_harbors_viewer_reads_our_job(told: RunDirectory, tmp_path: Path) 
     assert (job / "artifacts" / "out").is_symlink()
 
 
-async def test_a_job_is_replaced_by_the_same_run_and_by_nobody_else(
+async def test_a_job_is_replaced_only_by_an_export_of_the_same_run(
     told: RunDirectory, tmp_path: Path
 ) -> None:
     hw.export(told.path, tmp_path / "jobs", format="harbor")
@@ -315,7 +321,7 @@ async def test_a_job_is_replaced_by_the_same_run_and_by_nobody_else(
     assert not stale.exists()
 
     (tmp_path / "jobs" / "told" / "result.json").unlink()
-    with pytest.raises(hw.BadInput, match="no export of this run"):
+    with pytest.raises(hw.BadInput, match="not an export of this run"):
         hw.export(told.path, tmp_path / "jobs", format="harbor")
 
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["told"]
@@ -427,7 +433,7 @@ def test_a_real_run_is_read_by_all_of_them(tmp_path: Path) -> None:
         return (await sandbox.read("made.txt")).decode()
 
     def instances() -> list[hw.Instance]:
-        return [hw.Instance(id=name, instruction=f"{IMAGE[:30]} {name}") for name in point.names(3)]
+        return [hw.Instance(id=name, instruction=f"{IMAGE[:30]} {name}") for name in in_process_run.names(3)]
 
     def grade(instance: hw.Instance, sandbox: hw.Sandbox, work: str) -> hw.Grade:
         return hw.Grade(passed=work == "done", score=1.0, metrics={"words": 1.0})

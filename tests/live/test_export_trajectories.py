@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.ledger_scene import new_run, passed, planned
-from tests.readers import read_by_others
-from tests.transcript_scene import CONVERSATIONS, IMAGE, PIXELS, SCHEMA, Recording, chat, recorded, says
+from tests.export_readers import read_by_others
+from tests.ledger_runs import new_run, passed, planned
+from tests.recorded_conversations import CONVERSATIONS, IMAGE, PIXELS, SCHEMA, Recording, chat, recorded, says
 
 import holdwater as hw
 from holdwater.cli import main
@@ -127,7 +127,7 @@ async def talk(path: Path, *exchanges: tuple[dict[str, Any], Any, str]) -> RunDi
     directory = new_run(path, model="m")
     async with Ledger(directory) as ledger:
         await ledger.plan([planned("../x y")])
-        await ledger.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await ledger.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
         recording = Recording(directory, 1)
         for request, reply, error in exchanges:
             recording.add(request, reply, error, 429 if error else 200)

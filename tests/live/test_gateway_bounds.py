@@ -17,13 +17,13 @@ import brotli  # type: ignore[import-untyped]
 import msgspec
 import pytest
 import zstandard
-from tests.gateway_scene import Log, Scene, ask, scene
-from tests.patience import stretch
-from tests.speech import message_of, send, speak
+from tests.dialect_requests import message_of, send, speak
+from tests.gateway_harness import Log, Scene, ask, scene
+from tests.wait_bounds import stretch
 
-from holdwater.gateway import heads, incoming, open_connections
+from holdwater.gateway import body_reader, open_connections, request_heads
 from holdwater.gateway.encodings import DECODERS
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 Told = list[tuple[str, int | None]]
 FILES = 1024  # that the worker may have open
@@ -33,10 +33,10 @@ FILES = 1024  # that the worker may have open
 async def neighbours(**options: Any) -> AsyncIterator[tuple[Scene, Scene, Told]]:
     """Two attempts of one gateway, and the events of requests that it refuses."""
     told: Told = []
-    async with serve_raw(lambda headers, body: Reply(text="fine")) as url, scene(url, **options) as s:
+    async with serve_raw(lambda headers, body: ScriptedReply(text="fine")) as url, scene(url, **options) as s:
         s.gateway.on_refused = lambda what, attempt: told.append((what, attempt))
         log = Log()
-        async with s.gateway.session(2, log) as session:
+        async with s.gateway.open_session(2, log) as session:
             yield s, Scene(s.gateway, session, log, s.http), told
 
 
@@ -91,7 +91,7 @@ def speak_key(dialect: str) -> bytes:
 async def test_a_body_of_too_many_messages_is_refused() -> None:
     async with neighbours() as (greedy, _, told):
         assert await answered(greedy, tiny(60_000)) == 413
-    assert told[0][0].endswith("the request has 60000 messages, and at most 50000 are taken")
+    assert told[0][0].endswith("the request has 60000 messages, more than the limit of 50000")
 
 
 def words(count: int) -> str:
@@ -140,7 +140,7 @@ async def test_connections_without_a_key_are_closed_soon() -> None:
         for one in (silent, reader):
             assert await asyncio.wait_for(one.read(), stretch(10)) == b""
 
-        assert told[0] == ("408 `connection`: no request with a valid key came within 0.2 s", 1)
+        assert told[0] == ("408 `connection`: no request with a valid key within 0.2 s", 1)
 
 
 async def test_a_connection_with_a_key_stays_open() -> None:
@@ -177,16 +177,16 @@ async def test_a_flood_of_connections_takes_none_from_a_neighbour(monkeypatch: p
         assert connections.count <= connections.most
         await patient(lambda: sum(not reader.at_eof() for reader in readers[::2]) <= connections.most_each)
         assert await answered(neighbour) == 200
-    assert any("a connection was closed: more than 128 were open" in what for what, _ in told)
+    assert any("connection closed: more than 128 are open" in what for what, _ in told)
 
 
 async def test_calls_in_flight_are_not_closed_for_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdwater.gateway.server._most_files", lambda: 128)
     go = asyncio.Event()
 
-    async def slowly(headers: Any, body: bytes) -> Reply:
+    async def slowly(headers: Any, body: bytes) -> ScriptedReply:
         await go.wait()
-        return Reply(text="fine")
+        return ScriptedReply(text="fine")
 
     async with serve_raw(slowly) as url, scene(url) as s, AsyncExitStack() as stack:
         most = s.gateway.connections.most_each
@@ -203,7 +203,7 @@ async def test_a_head_without_an_end_is_refused() -> None:
     async with neighbours() as (s, _, told), AsyncExitStack() as stack:
         reader, writer = await connect(s, stack)
         content = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + long_headers(3)
-        writer.write(content[: heads.LONGEST_HEAD + 1])  # the last of these bytes is too much
+        writer.write(content[: request_heads.LONGEST_HEAD + 1])  # the last of these bytes is too much
         async with asyncio.timeout(stretch(10)):
             answer = await reader.read()
 
@@ -244,7 +244,7 @@ async def test_heads_of_all_connections_together_are_bounded(end: bytes) -> None
 
         async with asyncio.timeout(stretch(30)):
             await readers[0].read()  # it is closed
-        await patient(lambda: any("bytes of heads were held" in what for what, _ in told))
+        await patient(lambda: any("request heads of all connections exceed" in what for what, _ in told))
         assert await answered(neighbour) == 200
         assert not readers[-1].at_eof()
 
@@ -260,14 +260,14 @@ async def test_trailers_without_an_end_are_not_kept() -> None:
             await writer.drain()
         assert await answered(neighbour) == 200
 
-        parser = getattr(connection, heads.PARSER)
+        parser = getattr(connection, request_heads.PARSER_ATTRIBUTE)
         await patient(lambda: parser._ignores)
-        assert parser._unfinished <= heads.LONGEST_HEAD + heads.STEP
+        assert parser._unfinished <= request_heads.LONGEST_HEAD + request_heads.STEP
 
 
 async def test_a_body_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many bytes at first do not make up for it."""
-    monkeypatch.setattr(incoming, "PATIENCE", 0.5)
+    monkeypatch.setattr(body_reader, "PATIENCE", 0.5)
     async with neighbours() as (greedy, _, told), AsyncExitStack() as stack:
         reader, writer = await connect(greedy, stack)
         writer.write(
@@ -280,7 +280,7 @@ async def test_a_body_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatc
                 await asyncio.sleep(0.02)
 
         assert await answer == b"HTTP/1.1 408 Request Timeout\r\n"
-    assert told[0][0].endswith("the body stopped coming")
+    assert told[0][0].endswith("timed out waiting for the request body")
 
 
 async def test_a_small_body_does_not_wait_behind_large_ones() -> None:
@@ -304,7 +304,7 @@ async def test_bytes_after_the_end_of_a_compressed_body_are_refused(encoding: st
         for tail in (b"\0", b"\0" * 300_000, packed):
             async with s.post(packed + tail, headers={"Content-Encoding": encoding}) as response:
                 assert response.status == 400
-                assert f"the body is not {encoding}" in message_of(await response.json())
+                assert f"invalid {encoding} body" in message_of(await response.json())
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -10,23 +10,23 @@ import stat
 
 import aiohttp
 import pytest
-from tests.gateway_scene import MODEL, UPSTREAM_KEY, Log, ask, scene
+from tests.gateway_harness import MODEL, UPSTREAM_KEY, Log, ask, scene
 
 from holdwater.core.errors import BadInput, ModelFailed
 from holdwater.gateway.server import Gateway
-from holdwater.testing.scripted import Reply, serve, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw, serve_script
 
 CALL = {"name": "bash", "arguments": {"command": "ls"}}
 
 
 def hello(request):
-    return Reply(text="hello", tool_calls=[CALL])
+    return ScriptedReply(text="hello", tool_calls=[CALL])
 
 
 class Seen:
     """A raw script that notes what reached the upstream."""
 
-    def __init__(self, reply=Reply(text="hello")):  # noqa: B008 (a frozen record)
+    def __init__(self, reply=ScriptedReply(text="hello")):  # noqa: B008 (a frozen record)
         self.bodies, self.headers, self._reply = [], [], reply
 
     def __call__(self, headers, body):
@@ -36,7 +36,7 @@ class Seen:
 
 
 async def test_a_plain_call_is_answered_and_recorded():
-    async with serve(hello) as upstream, scene(upstream) as s:
+    async with serve_script(hello) as upstream, scene(upstream) as s:
         reply = await s.client.chat([{"role": "user", "content": "hi"}], temperature=0.5)
         message = reply["choices"][0]["message"]
         assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("hello", "bash")
@@ -51,7 +51,7 @@ async def test_a_plain_call_is_answered_and_recorded():
 async def test_unknown_fields_pass_both_ways_byte_for_byte():
     request = b'{ "x-new" : [1e3, "\\u00fc"],"messages":[ {"role":"user" ,"content":"hi"}], "n":1.50 }'
     reply = b'{"choices": [], "x-other": 1.250, "usage": {"prompt_tokens": 3, "details": null}}\n'
-    seen = Seen(Reply(body=reply, headers={"Content-Type": "application/json", "X-Ratelimit": "9"}))
+    seen = Seen(ScriptedReply(body=reply, headers={"Content-Type": "application/json", "X-Ratelimit": "9"}))
     async with serve_raw(seen) as upstream, scene(upstream) as s:
         async with s.post(request, headers={"X-Request-Id": "kept", "OpenAI-Beta": "b=1"}) as response:
             assert await response.read() == reply
@@ -76,8 +76,10 @@ async def test_each_key_stays_on_its_side():
 
 
 async def test_an_upstream_that_tells_its_key_is_not_quoted():
-    leak = Reply(status=400, text=f"bad header: Bearer {UPSTREAM_KEY}", headers={"X-Echo": UPSTREAM_KEY})
-    async with serve(lambda request: leak) as upstream, scene(upstream) as s:
+    leak = ScriptedReply(
+        status=400, text=f"bad header: Bearer {UPSTREAM_KEY}", headers={"X-Echo": UPSTREAM_KEY}
+    )
+    async with serve_script(lambda request: leak) as upstream, scene(upstream) as s:
         async with s.post(ask("hi")) as response:
             answer = str(response.headers) + await response.text()
         assert response.status == 400
@@ -89,7 +91,7 @@ async def test_a_key_works_for_its_attempt_while_it_lives():
     seen = Seen()
     async with serve_raw(seen) as upstream, scene(upstream) as s:
         other = Log()
-        async with s.gateway.session(2, other) as session:
+        async with s.gateway.open_session(2, other) as session:
             dead = session.key
             async with s.post(ask("hi"), key=dead) as response:
                 assert response.status == 200
@@ -118,7 +120,7 @@ async def test_side_calls_are_answered_here_and_not_recorded():
 
 
 async def test_the_socket_and_the_port_reach_the_same_session(tmp_path):
-    async with serve(hello) as upstream, scene(upstream) as s:
+    async with serve_script(hello) as upstream, scene(upstream) as s:
         assert stat.S_IMODE(s.gateway.socket.stat().st_mode) == 0o600
         headers = {"Authorization": f"Bearer {s.session.key}"}
         async with (
@@ -145,8 +147,10 @@ async def test_the_imposed_model_is_what_upstream_and_record_see():
         assert (s.log.last.keep, s.log.last.head) == (1, None)
 
 
-async def test_usage_of_a_stream_is_asked_for_upstream_and_kept_from_a_client_that_did_not_ask():
-    seen = Seen(Reply(text="hello there", tool_calls=[CALL], headers={"content-type": "text/event-stream"}))
+async def test_usage_of_a_stream_is_requested_upstream_and_hidden_from_the_client():
+    seen = Seen(
+        ScriptedReply(text="hello there", tool_calls=[CALL], headers={"content-type": "text/event-stream"})
+    )
     async with serve_raw(seen) as upstream, scene(upstream) as s:
         request = ask("hi", stream=True, stream_options={"x": 1})
         async with s.post(request) as response:
@@ -178,7 +182,10 @@ async def test_an_exchange_is_in_the_record_before_its_end_leaves(stream):
     received = bytearray()
     at_writing = []
     log = Log(before=lambda exchange: at_writing.append(bytes(received)))
-    async with serve(lambda r: Reply(text="words " * 20000)) as upstream, scene(upstream, log=log) as s:
+    async with (
+        serve_script(lambda r: ScriptedReply(text="words " * 20000)) as upstream,
+        scene(upstream, log=log) as s,
+    ):
         async with s.post(ask("hi", stream=stream)) as response:
             async for piece in response.content.iter_any():
                 received += piece
@@ -193,7 +200,7 @@ async def test_a_reply_that_cannot_be_recorded_is_not_delivered():
     def full(exchange):
         raise OSError("no space left on device")
 
-    async with serve(hello) as upstream, scene(upstream, log=Log(before=full)) as s:
+    async with serve_script(hello) as upstream, scene(upstream, log=Log(before=full)) as s:
         with pytest.raises(ModelFailed, match="no space left"):
             await s.client.chat([{"role": "user", "content": "hi"}])
         assert (s.session.failure.where, s.session.failure.again) == ("run", False)

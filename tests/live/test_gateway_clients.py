@@ -9,10 +9,10 @@ import os
 import warnings
 
 import pytest
-from tests.gateway_scene import MODEL, scene
-from tests.speech import root
+from tests.dialect_requests import root
+from tests.gateway_harness import MODEL, scene
 
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
@@ -40,8 +40,8 @@ class Upstream:
     def __call__(self, headers, body):
         self.seen.append(json.loads(body))
         if len(self.seen) == 1:
-            return Reply(text="let me add", tool_calls=[CALL], cached=4)
-        return Reply(text="it is 42")
+            return ScriptedReply(text="let me add", tool_calls=[CALL], cached=4)
+        return ScriptedReply(text="it is 42")
 
 
 def check(s, upstream, dialect, stream):

@@ -11,15 +11,17 @@ import aiohttp
 import brotli
 import pytest
 import zstandard
-from tests.gateway_scene import MODEL, UPSTREAM_KEY, Log, scene
-from tests.speech import DIALECTS, message_of, root, send, speak, text_of
+from tests.dialect_requests import DIALECTS, message_of, root, send, speak, text_of
+from tests.gateway_harness import MODEL, UPSTREAM_KEY, Log, scene
 
-from holdwater.gateway.upstreams.http import Address
-from holdwater.testing.scripted import Fault, Reply, planned, serve, serve_raw
-from holdwater.testing.wires import WIRES, Asked
+from holdwater.gateway.upstreams.http import ProviderAddress
+from holdwater.testing.reply_formats import WIRES, ScriptedRequest
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, apply_plan, serve_raw, serve_script
 
 CALL = {"name": "bash", "arguments": {"command": "ls -l", "n": 1.5}, "id": "call_x"}
-ANSWER = Reply(text="here you are, in many words", reasoning="let me see", tool_calls=[CALL], cached=20)
+ANSWER = ScriptedReply(
+    text="here you are, in many words", reasoning="let me see", tool_calls=[CALL], cached=20
+)
 WAYS = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
 
@@ -37,7 +39,7 @@ class Seen:
 
 
 def fine(request):
-    return Reply(text="a fine reply, long enough to be cut")
+    return ScriptedReply(text="a fine reply, long enough to be cut")
 
 
 def timeless(reply):
@@ -60,8 +62,10 @@ async def test_a_call_is_answered_and_recorded_whole(dialect, stream):
             "",
         )
         # the record has the reply as the upstream would have given it in one piece
-        asked = Asked(model=MODEL, size=len(seen.bodies[0]))
-        assert timeless(s.log.reply) == timeless(json.loads(json.dumps(WIRES[dialect].whole(ANSWER, asked))))
+        asked = ScriptedRequest(model=MODEL, size=len(seen.bodies[0]))
+        assert timeless(s.log.reply) == timeless(
+            json.loads(json.dumps(WIRES[dialect].render_reply(ANSWER, asked)))
+        )
         if not stream:
             assert bytes(exchange.reply) == answer
         tokens, said = asked.tokens(ANSWER)
@@ -82,15 +86,15 @@ OWN_HEADERS = {
 @WAYS
 async def test_bytes_and_headers_pass_as_they_are_both_ways(dialect, stream):
     body = speak(dialect, "hi", stream=stream).body[:-1] + b', "x-new" : [1e3, "\\u00fc"] }'
-    asked = Asked(model=MODEL, stream=stream, size=9)
+    asked = ScriptedRequest(model=MODEL, stream=stream, size=9)
     wire = WIRES[dialect]
     reply = (
-        b"".join(wire.events(ANSWER, asked))
+        b"".join(wire.render_events(ANSWER, asked))
         if stream
-        else b" " + json.dumps(wire.whole(ANSWER, asked)).encode()
+        else b" " + json.dumps(wire.render_reply(ANSWER, asked)).encode()
     )
     kind = "text/event-stream; charset=utf-8" if stream else "application/json"
-    seen = Seen(Reply(body=reply, headers={"Content-Type": kind, "X-Rate": "9", "request-id": "r1"}))
+    seen = Seen(ScriptedReply(body=reply, headers={"Content-Type": kind, "X-Rate": "9", "request-id": "r1"}))
     request = speak(dialect, stream=stream)._replace(body=body)
     told = {"x-stainless-lang": "python", **OWN_HEADERS.get(dialect, {"OpenAI-Beta": "b=1"})}
     async with serve_raw(seen) as upstream, scene(upstream) as s:
@@ -104,7 +108,7 @@ async def test_bytes_and_headers_pass_as_they_are_both_ways(dialect, stream):
 
 @SPOKEN
 @pytest.mark.parametrize("place", ["bearer", "x-api-key", "x-goog-api-key", "query", "path"])
-async def test_a_key_is_found_wherever_clients_put_it_and_the_upstreams_own_is_sent_instead(dialect, place):
+async def test_a_key_is_found_in_any_place_and_replaced_by_the_upstreams(dialect, place):
     seen, reached = Seen(), []
 
     async def handle(headers, body):
@@ -167,7 +171,7 @@ async def test_errors_of_the_gateway_have_the_dialects_shape_and_stop_clients(di
         "messages": {"type", "message"},
         "gemini": {"code", "message", "status"},
     }
-    async with serve(fine) as upstream, scene(upstream) as s:
+    async with serve_script(fine) as upstream, scene(upstream) as s:
         request = speak(dialect, "hi")
         garbage = request._replace(body=b"{no")
         for wrong, key, status in ((request, "sk-wrong", 401), (garbage, s.session.key, 400)):
@@ -181,13 +185,13 @@ async def test_errors_of_the_gateway_have_the_dialects_shape_and_stop_clients(di
 
 @SPOKEN
 @WAYS
-async def test_an_upstream_of_another_dialect_is_told_at_once(dialect, stream):
-    other = {name: Address("http://127.0.0.1:9/v1") for name in DIALECTS if name != dialect}
+async def test_an_upstream_of_another_dialect_is_reported_at_once(dialect, stream):
+    other = {name: ProviderAddress("http://127.0.0.1:9/v1") for name in DIALECTS if name != dialect}
     async with scene(other) as s:
         async with send(s, speak(dialect, "hi", stream=stream)) as response:
             message = message_of(await response.json())
         assert (response.status, response.headers["x-should-retry"]) == (400, "false")
-        assert f"does not speak the agent's dialect `{dialect}`" in message
+        assert f"does not support the agent's dialect `{dialect}`" in message
         assert (s.session.failure.where, s.session.failure.kind, s.session.failure.again) == (
             "run",
             "dialect",
@@ -204,9 +208,9 @@ async def test_each_dialect_has_an_address_and_a_key_of_its_own():
         serve_raw(seen["gemini"]) as google,
     ):
         addresses = {
-            "chat": Address(openai, "key-o"),
-            "messages": Address(anthropic.removesuffix("/v1"), "key-a", bearer=True),
-            "gemini": Address(google.removesuffix("/v1") + "/", "key-g"),
+            "chat": ProviderAddress(openai, "key-o"),
+            "messages": ProviderAddress(anthropic.removesuffix("/v1"), "key-a", bearer=True),
+            "gemini": ProviderAddress(google.removesuffix("/v1") + "/", "key-g"),
         }
         async with scene(addresses) as s:
             for name in addresses:
@@ -252,25 +256,28 @@ async def test_constants_are_in_the_record_once_for_all_conversations(dialect):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        (Reply(status=429, headers={"Retry-After": "0"}, text="slow down"), "429"),
-        (Reply(status=500, headers={"retry-after": "0"}, text="oh no"), "5xx"),
-        (Reply(status=400, text="bad temperature"), "invalid"),
-        (Fault.RESET, "unreachable"),
-        (Fault.STALL, "stall"),
-        (Fault.CUT, "cut"),
-        (Fault.HANG, "stall"),
-        (Fault.SHORT, "cut"),
-        (Fault.ERROR, "error"),
-        (Fault.GARBAGE, "garbage"),
+        (ScriptedReply(status=429, headers={"Retry-After": "0"}, text="slow down"), "429"),
+        (ScriptedReply(status=500, headers={"retry-after": "0"}, text="oh no"), "5xx"),
+        (ScriptedReply(status=400, text="bad temperature"), "invalid"),
+        (ReplyFault.RESET, "unreachable"),
+        (ReplyFault.STALL, "stall"),
+        (ReplyFault.CUT, "cut"),
+        (ReplyFault.HANG, "stall"),
+        (ReplyFault.SHORT, "cut"),
+        (ReplyFault.ERROR, "error"),
+        (ReplyFault.GARBAGE, "garbage"),
     ],
     ids=lambda value: str(getattr(value, "value", getattr(value, "status", value))),
 )
-async def test_what_goes_wrong_upstream_is_told_and_recorded_once(dialect, stream, fault, kind):
+async def test_a_fault_of_the_upstream_is_reported_and_recorded_once(dialect, stream, fault, kind):
     if kind == "garbage" and stream:
         kind = "error"
-    if fault is Fault.SHORT and not stream:
+    if fault is ReplyFault.SHORT and not stream:
         kind = "garbage"
-    async with serve(planned([fault] * 3, fine)) as upstream, scene(upstream, retries=1, stall=0.3) as s:
+    async with (
+        serve_script(apply_plan([fault] * 3, fine)) as upstream,
+        scene(upstream, retries=1, stall=0.3) as s,
+    ):
         try:
             async with send(s, speak(dialect, "hi", stream=stream)) as response:
                 status, text = response.status, await response.text()
@@ -280,9 +287,9 @@ async def test_what_goes_wrong_upstream_is_told_and_recorded_once(dialect, strea
         assert (failure.where, failure.kind) == ("model", kind)
         assert len(s.log.exchanges) == 1
         assert (s.log.last.error, s.log.last.dialect) == (failure.message, dialect)
-        if isinstance(fault, Reply):
+        if isinstance(fault, ScriptedReply):
             assert (status, fault.text in text, fault.text in failure.message) == (fault.status, True, True)
-        elif stream and kind in ("cut", "stall") and fault is not Fault.STALL:
+        elif stream and kind in ("cut", "stall") and fault is not ReplyFault.STALL:
             assert text is None, "cut, not ended as if it were whole"
             assert text_of(dialect, s.log.reply).startswith("a reply")
         elif kind in ("cut", "stall", "unreachable"):
@@ -296,11 +303,11 @@ async def test_what_goes_wrong_upstream_is_told_and_recorded_once(dialect, strea
 async def test_what_passes_is_tried_again_before_the_first_byte(dialect, stream):
     date = format_datetime(datetime.now(UTC), usegmt=True)
     limits = [
-        Reply(status=429, headers={"Retry-After": "0"}),
-        Reply(status=429, headers={"retry-after": date}),
+        ScriptedReply(status=429, headers={"Retry-After": "0"}),
+        ScriptedReply(status=429, headers={"retry-after": date}),
     ]
-    faults = [*limits, Reply(status=529, headers={"retry-after": "0"}), Fault.RESET]
-    async with serve(planned(faults, fine)) as upstream, scene(upstream) as s:
+    faults = [*limits, ScriptedReply(status=529, headers={"retry-after": "0"}), ReplyFault.RESET]
+    async with serve_script(apply_plan(faults, fine)) as upstream, scene(upstream) as s:
         async with send(s, speak(dialect, "hi", stream=stream)) as response:
             assert response.status == 200
             await response.read()
@@ -321,7 +328,7 @@ async def test_a_client_that_hangs_up_at_once_cancels_the_call_upstream(dialect,
             cancelled.set()
 
     log = Log(before=lambda exchange: recorded.set())
-    async with serve(held) as upstream, scene(upstream, log=log) as s:
+    async with serve_script(held) as upstream, scene(upstream, log=log) as s:
 
         async def call():
             async with send(s, speak(dialect, "hi", stream=stream)) as response:
@@ -337,11 +344,11 @@ async def test_a_client_that_hangs_up_at_once_cancels_the_call_upstream(dialect,
 
 
 @SPOKEN
-async def test_a_client_that_hangs_up_in_mid_stream_leaves_what_came_in_the_record(dialect):
+async def test_a_client_that_hangs_up_during_a_stream_leaves_a_partial_record(dialect):
     recorded = asyncio.Event()
     log = Log(before=lambda exchange: recorded.set())
-    script = planned([Reply(text="many words " * 9, fault=Fault.HANG)], fine)
-    async with serve(script) as upstream, scene(upstream, log=log) as s:
+    script = apply_plan([ScriptedReply(text="many words " * 9, fault=ReplyFault.HANG)], fine)
+    async with serve_script(script) as upstream, scene(upstream, log=log) as s:
         async with send(s, speak(dialect, "hi", stream=True)) as response:
             await response.content.readany()
             response.close()
@@ -353,8 +360,8 @@ async def test_a_client_that_hangs_up_in_mid_stream_leaves_what_came_in_the_reco
 @SPOKEN
 async def test_a_client_that_hangs_up_right_after_the_terminal_event_has_succeeded(dialect):
     """The upstream never ends its answer; the client goes when it has what ends a reply for it."""
-    asked = Asked(model=MODEL, stream=True, size=9)
-    events = list(WIRES[dialect].events(ANSWER, asked))
+    asked = ScriptedRequest(model=MODEL, stream=True, size=9)
+    events = list(WIRES[dialect].render_events(ANSWER, asked))
     ended = asyncio.Event()
 
     async def handle(request):
@@ -388,7 +395,7 @@ async def test_a_client_that_hangs_up_right_after_the_terminal_event_has_succeed
         await runner.cleanup()
 
 
-async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging_in_any_dialect():
+async def test_an_attempt_that_closes_leaves_no_call_hanging_in_any_dialect():
     calls = 50
     arrived = asyncio.Semaphore(0)
 
@@ -397,13 +404,13 @@ async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging_in_any_di
         await asyncio.Event().wait()
 
     log = Log()
-    async with serve(held) as upstream, scene(upstream) as s:
+    async with serve_script(held) as upstream, scene(upstream) as s:
 
         async def call(key, dialect, stream):
             async with send(s, speak(dialect, "hi", stream=stream), key=key) as response:
                 return response.status, response.headers["x-should-retry"], message_of(await response.json())
 
-        async with asyncio.TaskGroup() as group, s.gateway.session(2, log) as session:
+        async with asyncio.TaskGroup() as group, s.gateway.open_session(2, log) as session:
             ways = [(dialect, stream) for dialect in DIALECTS for stream in (False, True)]
             tasks = [group.create_task(call(session.key, *ways[i % 8])) for i in range(calls)]
             for _ in range(calls):
@@ -417,7 +424,7 @@ async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging_in_any_di
 async def test_a_silent_stream_is_kept_alive_after_its_start_and_not_before(dialect):
     go, said = asyncio.Event(), []
     sign = b"event: ping\n" if dialect == "messages" else b": keep-alive\n\n"
-    events = list(WIRES[dialect].events(fine({}), Asked(stream=True, size=9)))
+    events = list(WIRES[dialect].render_events(fine({}), ScriptedRequest(stream=True, size=9)))
 
     async def handle(request):
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -479,7 +486,7 @@ async def test_a_compressed_body_is_read(encoding, chunked):
 async def test_a_compressed_body_meets_the_cap_and_a_cut_one_is_refused(encoding):
     bomb = ENCODINGS[encoding](speak("chat", " " * 30_000_000).body)
     small = ENCODINGS[encoding](speak("chat", "".join(map(str, range(2000)))).body)
-    async with serve(fine) as upstream, scene(upstream, body_cap=2_000_000) as s:
+    async with serve_script(fine) as upstream, scene(upstream, body_cap=2_000_000) as s:
         for body, status in (
             (bomb, 413),
             (small[: len(small) // 2], 400),
@@ -555,9 +562,9 @@ async def test_tokens_are_counted_by_an_upstream_that_can_and_estimated_otherwis
     request = speak(dialect, "how many tokens?")._replace(path=COUNTS[dialect])
     estimate = len(request.body) // 4
     field = "totalTokens" if dialect == "gemini" else "input_tokens"
-    async with serve(fine) as upstream:
-        other = {"chat": Address(upstream)}
-        gone = {dialect: Address("http://127.0.0.1:9")}
+    async with serve_script(fine) as upstream:
+        other = {"chat": ProviderAddress(upstream)}
+        gone = {dialect: ProviderAddress("http://127.0.0.1:9")}
         # An upstream that was asked is in the record, whether it could be reached or not.
         for addresses, tokens, calls in (
             (upstream, estimate + 1, 1),
@@ -585,11 +592,11 @@ async def test_tokens_are_counted_by_an_upstream_that_can_and_estimated_otherwis
         "/responses",
     ],
 )
-async def test_a_base_url_with_a_version_too_many_or_too_few_still_leads_there(path):
+async def test_a_base_url_with_an_extra_or_missing_version_still_works(path):
     dialect = next(
         d for d, word in zip(DIALECTS, ("chat", "resp", "mess", "gen"), strict=True) if word in path
     )
-    async with serve(fine) as upstream, scene(upstream) as s:
+    async with serve_script(fine) as upstream, scene(upstream) as s:
         async with send(s, speak(dialect, "hi")._replace(path=path)) as response:
             assert response.status == 200
         assert s.log.last.dialect == dialect

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
+from tests.dialect_requests import DIALECTS
 from tests.live.test_gateway_replay import place
-from tests.speech import DIALECTS
 
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 WORDS = "what is to be seen here, and what is to be done about it? " * 20
 
@@ -52,12 +52,12 @@ PATHS = {
     ("turns", "size"),
     [(12, 20_000), pytest.param(45, 150_000, marks=pytest.mark.proof)],
 )
-async def test_within_a_fifth_of_what_is_unique(tmp_path: Path, dialect: str, turns: int, size: int) -> None:
+async def test_repeated_content_is_stored_once(tmp_path: Path, dialect: str, turns: int, size: int) -> None:
     path, key = PATHS[dialect]
     messages: list[Any] = []
     texts, pictures = b"", 0
     async with (
-        serve(lambda request: Reply(text="I see")) as upstream,
+        serve_script(lambda request: ScriptedReply(text="I see")) as upstream,
         place(tmp_path, upstream) as p,
         p.attempt(1) as scene,
     ):

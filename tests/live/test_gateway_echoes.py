@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp.web
 import pytest
-from tests.gateway_scene import UPSTREAM_KEY, Scene, ask, scene
+from tests.gateway_harness import UPSTREAM_KEY, Scene, ask, scene
 
 CUT = UPSTREAM_KEY[:7].encode(), UPSTREAM_KEY[7:].encode()
 ESCAPED = {

@@ -10,17 +10,17 @@ from email.utils import format_datetime
 
 import aiohttp
 import pytest
-from tests.gateway_scene import Log, ask, scene
-from tests.patience import stretch
+from tests.gateway_harness import Log, ask, scene
+from tests.wait_bounds import stretch
 
 from holdwater.core.errors import ModelFailed
-from holdwater.testing.scripted import Fault, Reply, planned, serve
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, apply_plan, serve_script
 
 NOW = {"retry-after": "0"}  # in lower case, as many servers write it
 
 
 def fine(request):
-    return Reply(text="a fine reply, long enough to be cut")
+    return ScriptedReply(text="a fine reply, long enough to be cut")
 
 
 async def outcome(s, request):
@@ -36,14 +36,18 @@ async def outcome(s, request):
 @pytest.mark.parametrize(
     "faults",
     [
-        [Reply(status=429, headers=NOW)],
-        [Reply(status=500, headers=NOW), Reply(status=502, headers=NOW), Reply(status=529, headers=NOW)],
-        [Fault.RESET],
+        [ScriptedReply(status=429, headers=NOW)],
+        [
+            ScriptedReply(status=500, headers=NOW),
+            ScriptedReply(status=502, headers=NOW),
+            ScriptedReply(status=529, headers=NOW),
+        ],
+        [ReplyFault.RESET],
     ],
     ids=["429", "5xx", "reset"],
 )
 async def test_what_passes_is_tried_again_before_the_first_byte(faults, stream):
-    async with serve(planned(faults, fine)) as upstream, scene(upstream) as s:
+    async with serve_script(apply_plan(faults, fine)) as upstream, scene(upstream) as s:
         status, _ = await outcome(s, ask("hi", stream=stream))
         assert status == 200
         assert s.log.reply["choices"][0]["message"]["content"] == fine({}).text
@@ -53,10 +57,10 @@ async def test_what_passes_is_tried_again_before_the_first_byte(faults, stream):
 async def test_waiting_for_a_rate_limit_is_counted_and_both_forms_are_honoured():
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
     plan = [
-        Reply(status=429, headers={"Retry-After": "0.3"}),
-        Reply(status=503, headers={"Retry-After": date}),
+        ScriptedReply(status=429, headers={"Retry-After": "0.3"}),
+        ScriptedReply(status=503, headers={"Retry-After": date}),
     ]
-    async with serve(planned(plan, fine)) as upstream, scene(upstream) as s:
+    async with serve_script(apply_plan(plan, fine)) as upstream, scene(upstream) as s:
         status, _ = await outcome(s, ask("hi"))
         assert status == 200
         assert 1.0 < s.session.waited < stretch(4.0)
@@ -68,32 +72,32 @@ async def test_waiting_for_a_rate_limit_is_counted_and_both_forms_are_honoured()
     ("fault", "status", "where", "kind"),
     [
         (
-            Reply(status=429, headers={"Retry-After": "0", "X-Own": "1"}, text="slow down"),
+            ScriptedReply(status=429, headers={"Retry-After": "0", "X-Own": "1"}, text="slow down"),
             429,
             "model",
             "429",
         ),
-        (Reply(status=503, headers=NOW), 503, "model", "5xx"),
-        (Reply(status=429, headers={"Retry-After": "9999"}), 429, "model", "429"),
-        (Reply(status=500, headers={"x-should-retry": "false"}), 500, "model", "5xx"),
-        (Reply(status=400, text="bad temperature"), 400, "model", "invalid"),
-        (Reply(status=401, text="wrong key"), 401, "run", "key"),
-        (Reply(status=404, text="no such model"), 404, "run", "model"),
-        (Fault.STALL, 504, "model", "stall"),
-        (Fault.GARBAGE, 200, "model", "garbage"),
-        (Fault.ERROR, 200, "model", "error"),
-        (Fault.CUT, 0, "model", "cut"),
-        (Fault.HANG, 0, "model", "stall"),
+        (ScriptedReply(status=503, headers=NOW), 503, "model", "5xx"),
+        (ScriptedReply(status=429, headers={"Retry-After": "9999"}), 429, "model", "429"),
+        (ScriptedReply(status=500, headers={"x-should-retry": "false"}), 500, "model", "5xx"),
+        (ScriptedReply(status=400, text="bad temperature"), 400, "model", "invalid"),
+        (ScriptedReply(status=401, text="wrong key"), 401, "run", "key"),
+        (ScriptedReply(status=404, text="no such model"), 404, "run", "model"),
+        (ReplyFault.STALL, 504, "model", "stall"),
+        (ReplyFault.GARBAGE, 200, "model", "garbage"),
+        (ReplyFault.ERROR, 200, "model", "error"),
+        (ReplyFault.CUT, 0, "model", "cut"),
+        (ReplyFault.HANG, 0, "model", "stall"),
     ],
     ids=lambda value: str(getattr(value, "value", getattr(value, "status", value))),
 )
-async def test_what_does_not_pass_is_told_and_recorded_once(fault, status, where, kind, stream):
+async def test_a_failed_call_is_reported_and_recorded_once(fault, status, where, kind, stream):
     if stream and kind == "garbage":
         kind = "error"
     if not stream and status == 0:
         status = 504 if kind == "stall" else 502  # nothing has left yet: it can be said
     plan = [fault] * 3
-    async with serve(planned(plan, fine)) as upstream, scene(upstream, retries=1, stall=0.3) as s:
+    async with serve_script(apply_plan(plan, fine)) as upstream, scene(upstream, retries=1, stall=0.3) as s:
         got, text = await outcome(s, ask("hi", stream=stream))
         assert got == status or (status == 0 and text is None)
         failure = s.session.failure
@@ -101,15 +105,15 @@ async def test_what_does_not_pass_is_told_and_recorded_once(fault, status, where
         assert len(s.log.exchanges) == 1
         assert s.log.last.error == failure.message
         assert s.log.requests()[0]["messages"] == ask("hi")["messages"]
-        if isinstance(fault, Reply) and fault.text:
+        if isinstance(fault, ScriptedReply) and fault.text:
             assert fault.text in text
             assert fault.text in failure.message
     assert s.log.last.usage.requests == 1
 
 
 async def test_a_retry_after_that_is_too_long_is_left_to_the_run():
-    plan = [Reply(status=429, headers={"Retry-After": "9999"})]
-    async with serve(planned(plan, fine)) as upstream, scene(upstream) as s:
+    plan = [ScriptedReply(status=429, headers={"Retry-After": "9999"})]
+    async with serve_script(apply_plan(plan, fine)) as upstream, scene(upstream) as s:
         assert (await outcome(s, ask("hi")))[0] == 429
         assert s.session.failure.after == 9999
         assert (await outcome(s, ask("hi")))[0] == 200
@@ -136,7 +140,7 @@ async def test_a_client_that_goes_away_cancels_the_call_upstream(stream):
 
     recorded = asyncio.Event()
     log = Log(before=lambda exchange: recorded.set())
-    async with serve(held) as upstream, scene(upstream, log=log) as s:
+    async with serve_script(held) as upstream, scene(upstream, log=log) as s:
         async with asyncio.TaskGroup() as group:
             client = group.create_task(outcome(s, ask("hi", stream=stream)))
             await reached.wait()
@@ -146,11 +150,11 @@ async def test_a_client_that_goes_away_cancels_the_call_upstream(stream):
         assert (log.last.error, log.last.status, log.last.reply) == ("client went away", 499, None)
 
 
-async def test_a_client_that_goes_away_in_mid_stream_leaves_what_came_in_the_record():
+async def test_a_client_that_leaves_during_a_stream_leaves_a_partial_record():
     recorded = asyncio.Event()
     log = Log(before=lambda exchange: recorded.set())
-    script = planned([Reply(text="many words " * 9, fault=Fault.HANG)], fine)
-    async with serve(script) as upstream, scene(upstream, log=log) as s:
+    script = apply_plan([ScriptedReply(text="many words " * 9, fault=ReplyFault.HANG)], fine)
+    async with serve_script(script) as upstream, scene(upstream, log=log) as s:
         async with s.post(ask("hi", stream=True)) as response:
             assert b"many" in await response.content.readany()
             response.close()
@@ -168,10 +172,10 @@ async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging(mid_strea
         arrived.release()
         if not mid_stream:
             await asyncio.Event().wait()
-        return Reply(text="many words " * 9, fault=Fault.HANG)
+        return ScriptedReply(text="many words " * 9, fault=ReplyFault.HANG)
 
     log = Log()
-    async with serve(held) as upstream, scene(upstream) as s:
+    async with serve_script(held) as upstream, scene(upstream) as s:
         started = asyncio.Semaphore(0)
 
         async def call(key, stream):
@@ -183,7 +187,7 @@ async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging(mid_strea
                 return 0, None
 
         async with asyncio.TaskGroup() as group:
-            async with s.gateway.session(2, log) as session:
+            async with s.gateway.open_session(2, log) as session:
                 tasks = [group.create_task(call(session.key, mid_stream or i % 2 == 1)) for i in range(calls)]
                 for _ in range(calls):
                     await (started if mid_stream else arrived).acquire()
@@ -219,9 +223,9 @@ async def test_an_attempt_that_closes_leaves_none_of_its_calls_hanging(mid_strea
     ],
     ids=lambda value: str(value)[:24],
 )
-async def test_what_cannot_be_read_is_refused_in_the_dialect_and_leaves_no_trace(body, headers, status):
+async def test_an_unreadable_request_is_refused_in_the_dialect_and_leaves_no_trace(body, headers, status):
     cap = 200_000 if body.startswith(b"[[") else 2000
-    async with serve(fine) as upstream, scene(upstream, body_cap=cap) as s:
+    async with serve_script(fine) as upstream, scene(upstream, body_cap=cap) as s:
         async with s.post(body, headers=headers) as response:
             assert response.status == status
             assert (await response.json()).keys() & {"error", "choices"}
@@ -234,7 +238,7 @@ async def test_a_body_over_the_cap_is_refused_while_it_is_still_coming():
         while True:
             yield b" " * 10_000
 
-    async with serve(fine) as upstream, scene(upstream, body_cap=100_000) as s:
+    async with serve_script(fine) as upstream, scene(upstream, body_cap=100_000) as s:
         try:
             async with s.post(endless()) as response:
                 assert response.status == 413
@@ -283,16 +287,16 @@ async def test_bodies_beyond_the_bound_wait_outside_of_memory():
 
 
 async def test_all_are_served_through_a_small_bound():
-    async with serve(fine) as upstream, scene(upstream, admitted_bytes=1024 * 1024) as s:
+    async with serve_script(fine) as upstream, scene(upstream, admitted_bytes=1024 * 1024) as s:
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(outcome(s, ask(f"{i}" + "x" * 300_000))) for i in range(40)]
         assert {call.result()[0] for call in calls} == {200}
         assert len(s.log.exchanges) == 40
 
 
-async def test_a_body_that_could_not_be_kept_is_not_tried_again_but_told():
-    plan = [Reply(status=429, headers=NOW)]
-    async with serve(planned(plan, fine)) as upstream, scene(upstream) as s:
+async def test_a_refusal_of_a_body_too_large_to_retain_is_passed_on():
+    plan = [ScriptedReply(status=429, headers=NOW)]
+    async with serve_script(apply_plan(plan, fine)) as upstream, scene(upstream) as s:
         s.gateway.relay.retention.bound = 10
         assert (await outcome(s, ask("hi")))[0] == 429
         assert (await outcome(s, ask("hi")))[0] == 200

@@ -6,11 +6,11 @@ import random
 
 import aiohttp
 import pytest
-from tests.gateway_scene import scene
-from tests.speech import DIALECTS, root, send, speak, text_of
+from tests.dialect_requests import DIALECTS, root, send, speak, text_of
+from tests.gateway_harness import scene
 
-from holdwater.testing.scripted import Reply, serve, serve_raw
-from holdwater.testing.wires import WIRES, Asked
+from holdwater.testing.reply_formats import WIRES, ScriptedRequest
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw, serve_script
 
 SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
 PIECES = [
@@ -26,7 +26,7 @@ PIECES = [
 
 
 def fine(request):
-    return Reply(text="fine")
+    return ScriptedReply(text="fine")
 
 
 def garbled(rng, body):
@@ -41,7 +41,7 @@ def garbled(rng, body):
 async def test_any_body_is_answered_and_the_next_call_works(dialect):
     rng = random.Random(5)
     statuses = set()
-    async with serve(fine) as upstream, scene(upstream) as s:
+    async with serve_script(fine) as upstream, scene(upstream) as s:
         for n in range(120):
             request = speak(dialect, "hi", "yes", stream=n % 2 == 0)
             async with send(s, request._replace(body=garbled(rng, request.body))) as response:
@@ -58,18 +58,22 @@ async def test_any_body_is_answered_and_the_next_call_works(dialect):
 
 
 @SPOKEN
-async def test_any_answer_of_an_upstream_is_recorded_once_and_the_next_call_works(dialect):
+async def test_any_upstream_answer_is_recorded_once_and_the_next_call_works(dialect):
     rng = random.Random(6)
-    asked = Asked(model="m", stream=True, size=40)
-    reply = Reply(text="some words", reasoning="hm", tool_calls=[{"name": "f", "arguments": {"a": 1}}])
-    events = b"".join(WIRES[dialect].events(reply, asked))
-    whole = json.dumps(WIRES[dialect].whole(reply, asked)).encode()
+    asked = ScriptedRequest(model="m", stream=True, size=40)
+    reply = ScriptedReply(
+        text="some words", reasoning="hm", tool_calls=[{"name": "f", "arguments": {"a": 1}}]
+    )
+    events = b"".join(WIRES[dialect].render_events(reply, asked))
+    whole = json.dumps(WIRES[dialect].render_reply(reply, asked)).encode()
     kinds = ["text/event-stream", "application/json", "Text/Event-Stream; x", "text/html"]
 
     def script(headers, body):
         kind = rng.choice(kinds)
         body = garbled(rng, events if rng.random() < 0.7 else whole)
-        return Reply(body=body, headers={"Content-Type": kind}, status=rng.choice([200, 200, 200, 400, 201]))
+        return ScriptedReply(
+            body=body, headers={"Content-Type": kind}, status=rng.choice([200, 200, 200, 400, 201])
+        )
 
     async with serve_raw(script) as upstream, scene(upstream, retries=0) as s:
         for n in range(120):
@@ -85,7 +89,7 @@ async def test_any_answer_of_an_upstream_is_recorded_once_and_the_next_call_work
 
 async def test_odd_requests_get_a_status_and_never_a_traceback():
     """Paths, methods and header values that no client library sends."""
-    async with serve(fine) as upstream, scene(upstream) as s:
+    async with serve_script(fine) as upstream, scene(upstream) as s:
         body = speak("chat", "hi").body
         key = s.session.key.encode()
 

@@ -11,15 +11,15 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from tests.held_scene import Held, Trainer, Unheld, worker
-from tests.patience import stretch
-from tests.speech import DIALECTS, message_of, send, speak, text_of
+from tests.dialect_requests import DIALECTS, message_of, send, speak, text_of
+from tests.held_call_harness import CallHeld, CallReleased, Trainer, worker
+from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, MiB
 from holdwater.gateway.client import ChatClient
-from holdwater.gateway.dialects import Place
+from holdwater.gateway.dialects import RequestTarget
 from holdwater.gateway.routes import DIALECTS as SPOKEN
-from holdwater.rollout.wire import Asked
+from holdwater.rollout.worker_protocol import HeldCallContent
 
 
 class Client:
@@ -35,7 +35,9 @@ async def said(client, dialect, stream, *texts):
     if response.status != 200:
         return response.status, message_of(json.loads(body))
     if stream:
-        reader = SPOKEN[dialect].stream(SPOKEN[dialect].ask({}, Place("v1beta/models/m:x"), None))
+        reader = SPOKEN[dialect].stream(
+            SPOKEN[dialect].adapt_request({}, RequestTarget("v1beta/models/m:x"), None)
+        )
         assert list(reader.events(body))
         body = reader.reply()
     return 200, text_of(dialect, json.loads(body))
@@ -59,21 +61,21 @@ async def test_a_hundred_at_once_each_get_their_own_answer(tmp_path):
             for way, n in each:
                 text = f"{attempt} {way} {n}"
                 asking[text] = group.create_task(said(client, *way, text))
-        await w.until(lambda _: len(w.of(Held)) == len(asking))
-        calls = [await w.asked(held.attempt, held.call) for held in w.of(Held)]
+        await w.until(lambda _: len(w.of(CallHeld)) == len(asking))
+        calls = [await w.asked(held.attempt, held.call) for held in w.of(CallHeld)]
         for call in reversed(calls):
             text = last_text(call.dialect, {SPOKEN[call.dialect].form.key: [json.loads(call.append[-1])]})
             w.answer(call.attempt, call.call, text=f"to {text}", version=f"{call.attempt}.{call.call}")
         assert len(asking) == 120
         assert {text: await task for text, task in asking.items()} == {t: (200, f"to {t}") for t in asking}
-        assert not w.of(Unheld)
+        assert not w.of(CallReleased)
         for attempt in attempts:
             versions = {exchange.version for exchange in w.exchanges(attempt)}
             assert versions == {f"{attempt}.{n}" for n in range(1, 1 + len(each))}
 
 
 @pytest.mark.parametrize(("dialect", "stream"), WAYS)
-async def test_a_conversation_is_handed_out_in_what_is_new(tmp_path, dialect, stream):
+async def test_a_conversation_is_handed_out_by_its_new_messages(tmp_path, dialect, stream):
     async with worker(tmp_path) as w, w.session(3) as session:
         trainer = Trainer(w, lambda name, request: {"text": f"{last_text(name, request)}!"})
         client = Client(w, session)
@@ -83,7 +85,7 @@ async def test_a_conversation_is_handed_out_in_what_is_new(tmp_path, dialect, st
             status, text = await said(client, dialect, stream, *texts)
             assert (status, text) == (200, f"turn {turn}!")
             texts.append(text)
-    first, second, third = w.of(Asked)
+    first, second, third = w.of(HeldCallContent)
     assert (first.parent, len(first.append), first.streamed) == (None, 1, stream)
     assert [(a.parent, a.keep, len(a.append), a.head) for a in (second, third)] == [
         (1, 1, 2, None),
@@ -93,7 +95,7 @@ async def test_a_conversation_is_handed_out_in_what_is_new(tmp_path, dialect, st
     assert {key: trainer.requests[-1].get(key) for key in sent} == sent
 
 
-async def test_what_is_not_known_is_handed_out_whole(tmp_path):
+async def test_an_unknown_conversation_is_handed_out_whole(tmp_path):
     picture = base64.b64encode(os.urandom(9000)).decode()
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
     shown = {"role": "user", "content": [part]}
@@ -110,7 +112,7 @@ async def test_what_is_not_known_is_handed_out_whole(tmp_path):
     async with worker(tmp_path) as w, asyncio.TaskGroup() as group:
         async with w.session(1) as session:
             first = group.create_task(ask(w, session))
-            await w.until(lambda _: w.of(Held))
+            await w.until(lambda _: w.of(CallHeld))
             asked = await w.asked(1, 1)
             assert [json.loads(m) for m in asked.append] == [shown]
             assert json.loads(asked.head)["tools"] == tools
@@ -118,10 +120,10 @@ async def test_what_is_not_known_is_handed_out_whole(tmp_path):
             reply = await first
         async with w.session(2, earlier=(1,)) as session:
             assert await ask(w, session) == reply  # from the record, and nobody was asked
-            assert [m.attempt for m in w.of(Held)] == [1]
+            assert [m.attempt for m in w.of(CallHeld)] == [1]
             more = [reply, {"role": "user", "content": "and?"}]
             second = group.create_task(ask(w, session, *more))
-            await w.until(lambda _: w.of(Held, 2))
+            await w.until(lambda _: w.of(CallHeld, 2))
             for whole in (False, True):
                 asked = await w.asked(2, 1, whole=whole)
                 assert (asked.parent, asked.keep) == (None, 0)
@@ -131,7 +133,7 @@ async def test_what_is_not_known_is_handed_out_whole(tmp_path):
             third = group.create_task(
                 ask(w, session, *more, await second, {"role": "user", "content": "so?"})
             )
-            await w.until(lambda _: len(w.of(Held, 2)) == 2)
+            await w.until(lambda _: len(w.of(CallHeld, 2)) == 2)
             assert (await w.asked(2, 2)).parent == 1
             asked = await w.asked(2, 2, whole=True)
             assert (asked.parent, len(asked.append)) == (None, 5)
@@ -146,36 +148,36 @@ async def test_the_attempt_ends_and_everyone_has_an_answer_at_once(tmp_path, tak
         async with w.session(1) as session:
             client = Client(w, session)
             asking = [group.create_task(said(client, *way, "x")) for way in WAYS]
-            await w.until(lambda _: len(w.of(Held)) == len(WAYS))
+            await w.until(lambda _: len(w.of(CallHeld)) == len(WAYS))
             if taken:
-                for held in w.of(Held):
+                for held in w.of(CallHeld):
                     await w.asked(1, held.call)
         async with asyncio.timeout(stretch(2)):
             assert [await task for task in asking] == [(400, "the attempt is over")] * len(WAYS)
-        assert {m.call for m in w.of(Unheld)} == {m.call for m in w.of(Held)}
+        assert {m.call for m in w.of(CallReleased)} == {m.call for m in w.of(CallHeld)}
         assert {(e.status, e.error) for e in w.exchanges(1)} == {(499, "the attempt ended")}
         w.answer(1, 1, text="too late")
         assert (await w.asked(1, 1)).dialect == ""
 
 
-async def test_a_client_that_goes_away_is_told_and_its_next_try_is_new(tmp_path):
+async def test_a_client_that_leaves_is_reported_and_its_retry_is_new(tmp_path):
     async with worker(tmp_path) as w, w.session(1) as session, asyncio.TaskGroup() as group:
         client = Client(w, session)
         leaving = group.create_task(said(client, "chat", False, "x"))
-        await w.until(lambda _: w.of(Held))
+        await w.until(lambda _: w.of(CallHeld))
         await w.asked(1, 1)
         leaving.cancel()
-        assert (await w.until(lambda _: w.of(Unheld)))[0].call == 1
+        assert (await w.until(lambda _: w.of(CallReleased)))[0].call == 1
         w.answer(1, 1, text="for the first")
         again = group.create_task(said(client, "chat", False, "x"))
-        await w.until(lambda _: len(w.of(Held)) == 2)
+        await w.until(lambda _: len(w.of(CallHeld)) == 2)
         asked = await w.asked(1, 2)
         assert (asked.parent, asked.keep, asked.append) == (1, 1, ())
         w.answer(1, 2, text="for the second")
         assert await again == (200, "for the second")
 
 
-async def test_an_error_and_what_is_no_reply_fail_the_call(tmp_path):
+async def test_an_error_and_an_invalid_reply_fail_the_call(tmp_path):
     answers = iter([{"error": "no GPU"}, {"reply": {"choices": [1]}}, {"text": "fine"}])
     async with worker(tmp_path) as w, w.session(1) as session:
         Trainer(w, lambda dialect, request: next(answers))
@@ -189,13 +191,13 @@ async def test_an_error_and_what_is_no_reply_fail_the_call(tmp_path):
         assert session.failure is None
 
 
-async def test_a_budget_ends_what_is_asked_next(tmp_path):
+async def test_a_used_up_budget_refuses_the_next_call(tmp_path):
     async with worker(tmp_path) as w, w.session(1, limits=Limits(requests=1)) as session:
         Trainer(w, lambda dialect, request: {"text": "one"})
         client = Client(w, session)
         assert await said(client, "gemini", True, "x") == (200, "one")
         assert (await said(client, "gemini", True, "x"))[0] == 400
-        assert len(w.of(Held)) == 1
+        assert len(w.of(CallHeld)) == 1
 
 
 async def test_counting_tokens_is_no_turn(tmp_path):
@@ -217,7 +219,7 @@ async def test_bodies_are_gone_while_calls_are_held(tmp_path):
         tracemalloc.start()
         try:
             asking = [group.create_task(model.chat([long, user(n)])) for n in range(20)]
-            await w.until(lambda _: len(w.of(Held)) == 21)
+            await w.until(lambda _: len(w.of(CallHeld)) == 21)
             kept, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -245,11 +247,11 @@ async def test_nothing_of_an_attempt_waits_for_a_collection(tmp_path):
     async def left(w, session):
         w.on = lambda message: None
         asking = asyncio.ensure_future(said(Client(w, session), "gemini", False, "x"))
-        await w.until(lambda _: w.of(Held, session.attempt))
+        await w.until(lambda _: w.of(CallHeld, session.attempt))
         await w.asked(session.attempt, 1)
         if session.attempt % 2:
             asking.cancel()
-            await w.until(lambda _: w.of(Unheld, session.attempt))
+            await w.until(lambda _: w.of(CallReleased, session.attempt))
         return asking
 
     gc.collect()
@@ -272,7 +274,7 @@ async def test_nothing_of_an_attempt_waits_for_a_collection(tmp_path):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_who_reads_events_is_kept_alive_while_nobody_answers(tmp_path, dialect):
+async def test_a_reader_of_events_is_kept_alive_before_the_answer(tmp_path, dialect):
     async with worker(tmp_path, keep_alive=0.01) as w, w.session(1) as session, asyncio.TaskGroup() as group:
         sign = SPOKEN[dialect].keep_alive
         async with send(Client(w, session), speak(dialect, "x", stream=True)) as response:
@@ -286,7 +288,7 @@ async def test_who_reads_events_is_kept_alive_while_nobody_answers(tmp_path, dia
             with pytest.raises(aiohttp.ClientError):
                 await response.read()
         plain = group.create_task(said(Client(w, session), dialect, False, "x"))
-        await w.until(lambda _: len(w.of(Held)) == 3)
+        await w.until(lambda _: len(w.of(CallHeld)) == 3)
         w.answer(1, 3, error="no")
         assert (await plain)[0] == 502
     assert [(e.status, e.version) for e in w.exchanges(1)] == [(200, "9"), (499, ""), (502, "")]

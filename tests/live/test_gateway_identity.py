@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gateway_scene import Scene
+from tests.gateway_harness import Scene
 from tests.live.test_gateway_replay import place
 
-from holdwater.testing.scripted import Reply, serve
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 HINT = {"cache_control": {"type": "ephemeral"}}
 
@@ -56,11 +56,11 @@ async def test_a_recorded_reply_answers_its_own_request_alone(
 ) -> None:
     asked: list[Any] = []
 
-    def script(request: dict[str, Any]) -> Reply:
+    def script(request: dict[str, Any]) -> ScriptedReply:
         asked.append(request)
-        return Reply(text=f"answer {len(asked)}")
+        return ScriptedReply(text=f"answer {len(asked)}")
 
-    async with serve(script) as url, place(tmp_path, url) as here:
+    async with serve_script(script) as url, place(tmp_path, url) as here:
         async with here.attempt(1) as s:
             before = await ask(s, first)
         async with here.attempt(2, 1) as s:

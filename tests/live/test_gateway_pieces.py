@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from tests.gateway_scene import ask, scene
+from tests.gateway_harness import ask, scene
 
-from holdwater.gateway import incoming
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.gateway import body_reader
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 
 @pytest.mark.parametrize(
@@ -18,15 +18,15 @@ from holdwater.testing.scripted import Reply, serve_raw
     [
         (20_000, 7),  # crumbs
         (2_000_000, 100_000),
-        (incoming.JOINED + 100_000, 1_000_000),
+        (body_reader.LARGEST_JOINED + 100_000, 1_000_000),
     ],
 )
 async def test_a_body_in_pieces_arrives_whole(size: int, piece: int) -> None:
     seen: list[bytes] = []
 
-    def script(headers: Mapping[str, str], body: bytes) -> Reply:
+    def script(headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         seen.append(bytes(body))
-        return Reply(text="so it is")
+        return ScriptedReply(text="so it is")
 
     async with serve_raw(script) as upstream, scene(upstream) as here:
         body = msgspec.json.encode(ask("x" * size))

@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway_scene import Log, Scene, scene
-from tests.scene import Scene as SceneOfRun
+from tests.command_runner import Scene as SceneOfRun
+from tests.gateway_harness import Log, Scene, scene
 
 import holdwater as hw
 from holdwater.cli import main
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 BODY = b'{"model":"test-model","messages":[{"role":"user","content":"hello"}]}'
 Told = list[tuple[str, int | None]]
@@ -24,9 +24,9 @@ Told = list[tuple[str, int | None]]
 
 @asynccontextmanager
 async def gateway(seen: list[Any], **options: Any) -> AsyncIterator[tuple[Scene, Told]]:
-    def script(headers: Any, body: bytes) -> Reply:
+    def script(headers: Any, body: bytes) -> ScriptedReply:
         seen.append(headers)
-        return Reply(text="fine")
+        return ScriptedReply(text="fine")
 
     told: Told = []
     async with serve_raw(script) as url, scene(url, **options) as s:
@@ -117,17 +117,17 @@ def bad_requests(s: Scene) -> dict[str, tuple[bytes, int, str]]:
     return {
         "json": (request(s, body=b"{not json"), 400, f"400 {call}: the request cannot be read"),
         "large": (request(s, body=b" " * 5000), 413, f"413 {call}: the body is larger than the 4096 bytes"),
-        "path": (request(s, path="/v2/nothing"), 404, "404 `POST /v2/nothing`: not served here"),
+        "path": (request(s, path="/v2/nothing"), 404, "404 `POST /v2/nothing`: unknown endpoint"),
         "header": (request(s, "A\x01B: c"), 400, f"400 {unread}: "),
         "lengths": (request(s, "Content-Length: 1"), 400, f"400 {unread}: "),
         "codings": (request(s, "Transfer-Encoding: a", "Transfer-Encoding: b"), 400, f"400 {unread}: "),
-        "encoding": (request(s, "Content-Encoding: odd"), 415, f"415 {call}: `Content-Encoding`"),
+        "encoding": (request(s, "Content-Encoding: odd"), 415, f"415 {call}: unsupported `Content-Encoding`"),
     }
 
 
 @pytest.mark.parametrize("kind", ["json", "large", "path", "header", "lengths", "codings", "encoding"])
 async def test_a_refused_request_is_an_event_of_its_attempt(kind: str) -> None:
-    async with gateway([], body_cap=4096) as (s, told), s.gateway.session(2, Log()):
+    async with gateway([], body_cap=4096) as (s, told), s.gateway.open_session(2, Log()):
         sent, status, event = bad_requests(s)[kind]
 
         found, reply = await raw(s, sent)
@@ -139,7 +139,7 @@ async def test_a_refused_request_is_an_event_of_its_attempt(kind: str) -> None:
 
 
 async def test_a_request_without_a_key_counts_by_its_process() -> None:
-    async with gateway([]) as (s, told), s.gateway.session(7, Log()) as other:
+    async with gateway([]) as (s, told), s.gateway.open_session(7, Log()) as other:
         s.gateway.attempt_of = lambda pid: 7
         keyless = request(s).replace(s.session.key.encode(), b"sk-wrong")
 
@@ -150,9 +150,9 @@ async def test_a_request_without_a_key_counts_by_its_process() -> None:
         assert other.exchanges == 0
 
 
-async def test_refused_requests_are_told_once_and_counted() -> None:
+async def test_refused_requests_are_reported_once_and_counted() -> None:
     async with gateway([]) as (s, told):
-        async with s.gateway.session(2, Log()) as session:
+        async with s.gateway.open_session(2, Log()) as session:
             headers = {"Authorization": f"Bearer {session.key}"}
             for n in range(100):
                 url = f"{s.gateway.url}/nothing/{n % 40}"
@@ -206,7 +206,7 @@ def test_show_lists_what_the_gateway_refused(tmp_path: Path) -> None:
         shown = play.start("show", str(play.out), name)
         assert shown.wait(60) == 0, shown
         told = " ".join(shown.stdout.split())
-        assert "event gateway.refused: 404 `POST /v1/nothing`: not served here" in told
+        assert "event gateway.refused: 404 `POST /v1/nothing`: unknown endpoint" in told
         assert "event gateway.refused: 400 `POST chat/completions`: the request cannot be read" in told
         assert (
             "event gateway.refused: 401 `POST chat/completions`: no attempt is running with this key" in told
@@ -237,8 +237,8 @@ async def test_show_tells_of_refused_requests_that_belong_to_no_attempt(
     assert main(["show", str(tmp_path / "run")]) == 0
     told = " ".join(capfd.readouterr().out.split())
     call = "401 `POST chat/completions`: no attempt is running with this key"
-    assert f"refused {call} (of no attempt)" in told
-    assert f"refused 10 times: {call} (of no attempt)" in told
+    assert f"refused {call} (not part of an attempt)" in told
+    assert f"refused 10 times: {call} (not part of an attempt)" in told
     assert main(["show", str(tmp_path / "run"), "--json"]) == 0
     refused = json.loads(capfd.readouterr().out)["refused"]
     assert refused["events"] == len(refused["last"]) >= 2

@@ -12,21 +12,23 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway_scene import Scene, connect
-from tests.speech import DIALECTS, send, speak, text_of
+from tests.dialect_requests import DIALECTS, send, speak, text_of
+from tests.gateway_harness import Scene, connect
 
-from holdwater.core.records import Limits, Usage
-from holdwater.gateway.rate import Rate
+from holdwater.conversation.earlier_replies import EarlierReplies
+from holdwater.core.records import Limits, ModelUsage
+from holdwater.gateway.rate import RateLimiter
 from holdwater.gateway.server import Gateway
-from holdwater.gateway.terms import Terms
+from holdwater.gateway.terms import CallTerms
 from holdwater.gateway.upstreams.http import HttpUpstream
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges, segment_path
-from holdwater.ledger.recording import EarlierReplies
-from holdwater.testing.scripted import Fault, Reply, serve
+from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, serve_script
 
 CALL = {"name": "bash", "arguments": {"command": "ls -l", "n": 1.5}, "id": "call_x"}
-ANSWER = Reply(text="here you are, in many words", reasoning="let me see", tool_calls=[CALL], cached=20)
+ANSWER = ScriptedReply(
+    text="here you are, in many words", reasoning="let me see", tool_calls=[CALL], cached=20
+)
 SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
 
 
@@ -42,7 +44,7 @@ class Place:
     async def attempt(self, number: int, *earlier: int, **options: Any) -> AsyncIterator[Scene]:
         log = AttemptLog(self.directory, number)
         recording = EarlierReplies(self.directory, earlier) if earlier else None
-        async with self.gateway.session(number, log, recording=recording, **options) as session:
+        async with self.gateway.open_session(number, log, recording=recording, **options) as session:
             yield Scene(self.gateway, session, log, self.http)  # type: ignore[arg-type]
         log.close()
 
@@ -61,10 +63,10 @@ async def place(path: Path, upstream: str, **options: Any) -> AsyncIterator[Plac
         yield Place(directory, gateway, http)
 
 
-def saying(*replies: Reply) -> Callable[[Any], Reply]:
+def saying(*replies: ScriptedReply) -> Callable[[Any], ScriptedReply]:
     """A script that gives these replies one after another, and then refuses."""
     left = iter(replies)
-    return lambda request: next(left, Reply(status=400))
+    return lambda request: next(left, ScriptedReply(status=400))
 
 
 async def said(scene: Scene, dialect: str, *texts: str) -> str:
@@ -85,13 +87,13 @@ async def answered(scene: Scene, request: Any) -> bytes:
 async def test_the_same_reply_in_the_form_that_is_asked_for(
     tmp_path: Path, dialect: str, before: bool, now: bool
 ) -> None:
-    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+    async with serve_script(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             await answered(first, speak(dialect, "hi", stream=before))
         async with p.attempt(2, 1) as second:  # the upstream has nothing more to say
             body = await answered(second, speak(dialect, "hi", stream=now))
-            assert second.session.usage == Usage()
-            assert second.session.saved == first.session.usage != Usage()
+            assert second.session.usage == ModelUsage()
+            assert second.session.replayed_usage == first.session.usage != ModelUsage()
     [old], [new] = p.exchanges(1), p.exchanges(2)
     assert json.loads(bytes(new.reply)) == json.loads(bytes(old.reply))
     assert (new.identity, new.streamed, new.status, new.error) == (old.identity, now, 200, "")
@@ -103,24 +105,24 @@ async def test_google_clients_get_each_chunk_of_a_stream_again(tmp_path: Path, q
     """They keep each chunk as a message of its own, so that chunks in other places ask something new."""
     request = speak("gemini", "hi", stream=True)
     path = request.path.partition("?")[0] + ("?" + query if query else "")
-    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+    async with serve_script(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             before = chunks_of(await answered(first, request._replace(path=path)))
         async with p.attempt(2, 1) as second:
             assert chunks_of(await answered(second, request._replace(path=path))) == before
-            assert second.session.saved == first.session.usage
+            assert second.session.replayed_usage == first.session.usage
     assert len(before) > 2
 
 
-async def test_an_image_in_a_stream_is_kept_once_and_served_in_its_chunk(tmp_path: Path) -> None:
+async def test_an_image_in_a_stream_is_kept_once_and_replayed_in_place(tmp_path: Path) -> None:
     image = base64.b64encode(os.urandom(200_000)).decode()
     parts: list[Any] = [{"text": "look"}, {"inlineData": {"mimeType": "image/png", "data": image}}]
     told = [{"candidates": [{"content": {"parts": [part], "role": "model"}}]} for part in parts]
     told[-1]["candidates"][0]["finishReason"] = "STOP"
     body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in told)
-    reply = Reply(body=body, headers={"Content-Type": "text/event-stream"})
+    reply = ScriptedReply(body=body, headers={"Content-Type": "text/event-stream"})
     request = speak("gemini", "draw", stream=True)
-    async with serve(saying(reply)) as upstream, place(tmp_path, upstream) as p:
+    async with serve_script(saying(reply)) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             assert chunks_of(await answered(first, request)) == told
         async with p.attempt(2, 1) as second:
@@ -138,20 +140,20 @@ def chunks_of(body: bytes) -> list[Any]:
 
 @SPOKEN
 async def test_an_edited_conversation_goes_live(tmp_path: Path, dialect: str) -> None:
-    script = saying(Reply(text="one"), Reply(text="two"), Reply(text="three"))
-    async with serve(script) as upstream, place(tmp_path, upstream) as p:
+    script = saying(ScriptedReply(text="one"), ScriptedReply(text="two"), ScriptedReply(text="three"))
+    async with serve_script(script) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             await answered(first, speak(dialect, "hi"))
             await answered(first, speak(dialect, "hi", "one", "go on"))
         async with p.attempt(2, 1) as second:
             assert await said(second, dialect, "hi") == "one"
             assert await said(second, dialect, "hi", "one", "go elsewhere") == "three"
-            assert (second.session.saved.requests, second.session.usage.requests) == (1, 1)
+            assert (second.session.replayed_usage.requests, second.session.usage.requests) == (1, 1)
 
 
-async def test_the_same_question_is_answered_in_the_order_of_the_record_and_then_live(tmp_path: Path) -> None:
-    script = saying(*(Reply(text=word) for word in ("one", "two", "three", "four")))
-    async with serve(script) as upstream, place(tmp_path, upstream) as p:
+async def test_a_repeated_question_is_answered_in_recorded_order_and_then_live(tmp_path: Path) -> None:
+    script = saying(*(ScriptedReply(text=word) for word in ("one", "two", "three", "four")))
+    async with serve_script(script) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             for _ in range(2):
                 await said(first, "chat", "say something")
@@ -163,9 +165,9 @@ async def test_the_same_question_is_answered_in_the_order_of_the_record_and_then
 
 
 async def test_neither_errors_nor_cut_replies_are_given_again(tmp_path: Path) -> None:
-    cut = Reply(text="a text that is long enough to be cut", fault=Fault.CUT)
-    script = saying(Reply(status=400), cut, Reply(text="whole"))
-    async with serve(script) as upstream, place(tmp_path, upstream) as p:
+    cut = ScriptedReply(text="a text that is long enough to be cut", fault=ReplyFault.CUT)
+    script = saying(ScriptedReply(status=400), cut, ScriptedReply(text="whole"))
+    async with serve_script(script) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             for request in (speak("chat", "hi"), speak("chat", "hi", stream=True)):
                 try:
@@ -175,7 +177,7 @@ async def test_neither_errors_nor_cut_replies_are_given_again(tmp_path: Path) ->
                     pass  # cut
         async with p.attempt(2, 1) as second:
             assert await said(second, "chat", "hi") == "whole"
-            assert second.session.saved == Usage()
+            assert second.session.replayed_usage == ModelUsage()
 
 
 @pytest.mark.parametrize(
@@ -194,12 +196,12 @@ async def test_what_changes_from_one_start_to_the_next_makes_no_other_request(
         asked = speak("chat", "hi")
         return asked._replace(body=json.dumps({**json.loads(asked.body), **extra}).encode())
 
-    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+    async with serve_script(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             await answered(first, request({"metadata": {"user_id": "session-1"}}))
         async with p.attempt(2, 1) as second:
             await answered(second, request(passing))
-            assert second.session.saved.requests == 1
+            assert second.session.replayed_usage.requests == 1
         async with p.attempt(3, 1) as third, send(third, request({"temperature": 0.1})) as response:
             assert response.status != 200  # another question, and the upstream has nothing more to say
 
@@ -207,7 +209,7 @@ async def test_what_changes_from_one_start_to_the_next_makes_no_other_request(
 async def test_googles_array_of_chunks_stays_one(tmp_path: Path) -> None:
     request = speak("gemini", "hi", stream=True)
     request = request._replace(path=request.path.replace("?alt=sse", ""))
-    async with serve(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
+    async with serve_script(saying(ANSWER)) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             await answered(first, speak("gemini", "hi"))
         async with p.attempt(2, 1) as second:
@@ -220,8 +222,8 @@ async def test_media_in_a_reply_are_put_back(tmp_path: Path) -> None:
     message = {"role": "assistant", "content": f"data:image/png;base64,{picture}"}
     reply = {"choices": [{"index": 0, "message": message}]}
     body = json.dumps(reply).encode()
-    script = saying(Reply(body=body, headers={"Content-Type": "application/json"}))
-    async with serve(script) as upstream, place(tmp_path, upstream) as p:
+    script = saying(ScriptedReply(body=body, headers={"Content-Type": "application/json"}))
+    async with serve_script(script) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             assert await answered(first, speak("chat", "draw")) == body
         async with p.attempt(2, 1) as second:
@@ -229,9 +231,9 @@ async def test_media_in_a_reply_are_put_back(tmp_path: Path) -> None:
     assert p.directory.blobs.exists() and len(bytes(p.exchanges(2)[0].reply)) < 1000
 
 
-async def test_answers_from_the_record_wait_for_no_rate_and_use_none_of_it(tmp_path: Path) -> None:
-    async with serve(saying(ANSWER, ANSWER)) as upstream:
-        terms = Terms(rate=Rate(0.5, None))  # one in two minutes
+async def test_answers_from_the_record_neither_wait_for_the_rate_nor_use_it(tmp_path: Path) -> None:
+    async with serve_script(saying(ANSWER, ANSWER)) as upstream:
+        terms = CallTerms(rate=RateLimiter(0.5, None))  # one in two minutes
         async with place(tmp_path, upstream, terms=terms) as p:
             async with p.attempt(1) as first:
                 await answered(first, speak("chat", "hi"))
@@ -242,8 +244,8 @@ async def test_answers_from_the_record_wait_for_no_rate_and_use_none_of_it(tmp_p
 
 
 async def test_a_damaged_record_is_asked_for_again(tmp_path: Path) -> None:
-    script = saying(Reply(text="one"), Reply(text="two"), Reply(text="again"))
-    async with serve(script) as upstream, place(tmp_path, upstream) as p:
+    script = saying(ScriptedReply(text="one"), ScriptedReply(text="two"), ScriptedReply(text="again"))
+    async with serve_script(script) as upstream, place(tmp_path, upstream) as p:
         async with p.attempt(1) as first:
             await answered(first, speak("chat", "hi"))
             await answered(first, speak("chat", "hi", "one", "go on"))
@@ -253,7 +255,7 @@ async def test_a_damaged_record_is_asked_for_again(tmp_path: Path) -> None:
         content[40] ^= 0xFF
         path.write_bytes(content)
         log = AttemptLog(p.directory, 2)
-        async with p.gateway.session(2, log, Limits(), recording) as session:
+        async with p.gateway.open_session(2, log, Limits(), recording) as session:
             second = Scene(p.gateway, session, log, p.http)  # type: ignore[arg-type]
             assert await said(second, "chat", "hi") == "again"
             assert await said(second, "chat", "hi", "one", "go on") == "two"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import MiB
-from holdwater.governor.meter import Meter
-from holdwater.governor.processes import pss_of, use_of, use_of_trees
-from holdwater.sandbox.cgroup import Cgroup
+from holdwater.governor.meter import ResourceMeter
+from holdwater.governor.processes import read_pss, read_resident, read_tree_memory
+from holdwater.sandbox.cgroup import ControlGroup
 from holdwater.sandbox.probe import probe
 
 HOME = probe().cgroup
@@ -26,8 +26,8 @@ from pathlib import Path
 for entrance in sys.argv[1:]:
     Path(entrance).write_text("0")
 import msgspec
-from holdwater.governor.meter import Meter
-meter = Meter({"run": Path.cwd()})
+from holdwater.governor.meter import ResourceMeter
+meter = ResourceMeter({"run": Path.cwd()})
 held = []
 for line in sys.stdin:
     exec(line)
@@ -38,8 +38,8 @@ for line in sys.stdin:
 class Inside:
     """A process in the group that does as it is told and reads the meter after it."""
 
-    def __init__(self, group: Cgroup) -> None:
-        words = [sys.executable, "-c", INSIDE, *map(str, group.entrances)]
+    def __init__(self, group: ControlGroup) -> None:
+        words = [sys.executable, "-c", INSIDE, *map(str, group.procs_files)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def after(self, line: str) -> dict:
@@ -49,17 +49,17 @@ class Inside:
 
 
 @pytest.fixture
-def group() -> Iterator[Cgroup]:
+def group() -> Iterator[ControlGroup]:
     if not HOME.usable:
         assert os.environ.get("CI") != "true"
         pytest.skip(f"no control group can be made here: {HOME.why}")
-    made = Cgroup.make(HOME, f"holdwater-meter-{os.getpid()}", memory=200 * MiB, pids=None)
+    made = ControlGroup.make(HOME, f"holdwater-meter-{os.getpid()}", memory=200 * MiB, pids=None)
     yield made
     assert made.remove()
 
 
 @pytest.fixture
-def inside(group: Cgroup) -> Iterator[Inside]:
+def inside(group: ControlGroup) -> Iterator[Inside]:
     child = Inside(group)
     yield child
     child.process.kill()
@@ -112,21 +112,21 @@ def test_the_use_of_a_tree_includes_the_children_of_children():
         [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         child.stdout.readline()
-        alone, tree = use_of([child.pid])[child.pid], use_of_trees([child.pid])[child.pid]
-        share = pss_of([child.pid])[child.pid]
+        alone, tree = read_resident([child.pid])[child.pid], read_tree_memory([child.pid])[child.pid]
+        share = read_pss([child.pid])[child.pid]
         child.stdin.close()
 
     assert tree - alone > 30 * MiB
     assert 0 < share <= alone
 
 
-def test_a_reading_of_thirty_processes_costs_less_than_a_hundredth_of_a_core(tmp_path, capsys):
+def test_a_reading_of_thirty_processes_takes_under_a_hundredth_of_a_core(tmp_path, capsys):
     places = {"run": tmp_path, "scratch": tmp_path / "scratch", "temp": Path(tempfile.gettempdir())}
-    meter = Meter(places, budget=512 * MiB, request=256 * MiB)
+    meter = ResourceMeter(places, budget=512 * MiB, request=256 * MiB)
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]
     try:
         pids = [child.pid for child in children]
-        spent = least_cpu(lambda: meter.read(sum(use_of(pids).values())))
+        spent = least_cpu(lambda: meter.read(sum(read_resident(pids).values())))
     finally:
         for child in children:
             child.kill()

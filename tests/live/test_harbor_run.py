@@ -9,11 +9,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.harbor_scene import WORD, task, write
+from tests.harbor_tasks import WORD, task, write
 
 import holdwater as hw
 from holdwater.core.errors import BadInput
-from holdwater.ledger.export import export
+from holdwater.export.formats import export_run
 from holdwater.sandbox.probe import probe
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def place():
 def attempts(run: Path) -> dict[str, dict]:
     """Instance -> its last attempt, as it is exported."""
     out = io.BytesIO()
-    export(run, "attempts", "jsonl", out)
+    export_run(run, "attempts", "jsonl", out)
     return {row["instance"]: row for row in map(json.loads, out.getvalue().splitlines())}
 
 
@@ -113,7 +113,7 @@ def test_a_verifier_that_did_not_get_its_artifacts_never_scores(place, mode, end
     row = play(place / "tree", litter)["one"]
 
     assert (row["kind"], row["score"]) == ended_as
-    assert "out: refused" in row["detail"] or "did not get an artifact: `out`" in row["failure"]
+    assert "out: cannot" in row["detail"] or "could not be handed to the verifier: `out`" in row["failure"]
 
 
 WRONG = {
@@ -186,7 +186,7 @@ def test_tests_and_solutions_cannot_be_seen_by_an_agent(place, tmp_path, monkeyp
     assert "s3cret" not in "".join(seen)
 
 
-def test_each_step_has_its_own_instruction_and_no_tests_of_the_one_before(place):
+def test_each_step_has_its_own_instruction_and_no_earlier_tests(place):
     write(place / "tree")
     told = []
 
@@ -248,7 +248,7 @@ def test_steps_that_a_late_agent_never_came_to_count_as_zero(place):
     row = play(place / "tree", hang, timeout=3.0)["one"]
 
     assert (row["where"], row["score"]) == ("limit", 0.375)
-    assert row["detail"] == 'slow: {"reward":0.75}\nnever: the agent did not come to it'
+    assert row["detail"] == 'slow: {"reward":0.75}\nnever: not reached by the agent'
 
 
 @pytest.mark.parametrize(("strategy", "score"), [("mean", 0.5), ("final", 1.0)])
@@ -309,7 +309,7 @@ def test_numbers_in_quotes_are_numbers(place):
     assert ended(play(place / "tree", "oracle")) == {"one": ("passed", 1.0)}
 
 
-def test_an_empty_reward_object_is_a_zero_and_rewards_are_exported_as_they_are(place):
+def test_an_empty_reward_object_is_zero_and_rewards_are_exported_unchanged(place):
     """Given a verifier without rewards, and one without a reward of that name."""
     reward = "echo '{}' > /logs/verifier/reward.json"
     task(place / "tree" / "empty", tests__test_sh=reward)
@@ -326,7 +326,7 @@ def test_an_empty_reward_object_is_a_zero_and_rewards_are_exported_as_they_are(p
     assert rewards == {"empty": {}, "other": {"style": 0.5, "speed": 1.0}}
 
 
-def test_a_regrade_of_steps_judges_what_was_left_by_the_last_ones_verifier(place):
+def test_a_regrade_of_steps_uses_only_the_verifier_of_the_last_step(place):
     write(place / "tree")
     play(place / "tree", "oracle", only=["processes/final"])
     run = next(place.glob("run-*"))
@@ -390,7 +390,7 @@ def test_a_providers_key_is_no_variable(place, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     task(place / "tree" / "one", "[verifier]\nenv = { KEY = '${OPENAI_API_KEY}' }\n")
 
-    with pytest.raises(BadInput, match="`OPENAI_API_KEY` is not handed over"):
+    with pytest.raises(BadInput, match="`OPENAI_API_KEY` is not passed on"):
         play(place / "tree")
     with pytest.raises(BadInput, match="invalid name for `--pass-env`: `OPENAI_API_KEY`"):
         play(place / "tree", pass_env=["OPENAI_API_KEY"])
@@ -408,12 +408,12 @@ def test_a_variable_is_handed_over_by_its_name_alone(place, monkeypatch):
         play(place / "tree")
 
     field = "tree/one/task.toml: field `environment.env.A`"
-    assert refused.value.message == f"{field}: the variable `{WORD}` is not handed over"
+    assert refused.value.message == f"{field}: the variable `{WORD}` is not passed on"
     assert refused.value.hint == f"`--pass-env {WORD}` allows it"
     assert play(place / "tree", pass_env=[WORD])["one"]["score"] == 1.0
 
 
-def test_a_resumed_run_hands_over_what_it_was_told(place, monkeypatch):
+def test_a_resumed_run_passes_on_its_environment(place, monkeypatch):
     monkeypatch.setenv(WORD, "a word")
     for name in ("a", "b"):
         toml = f"[verifier]\nenv = {{ KEY = '${{{WORD}}}' }}\n"
@@ -439,7 +439,7 @@ def test_public_is_refused_by_name_unless_the_network_is_open(place):
 
 
 @pytest.mark.parametrize("network", ["gateway", "none", "open"])
-def test_a_task_that_names_no_network_has_the_runs_and_the_run_says_it(place, network):
+def test_a_task_without_a_network_gets_the_runs_and_it_is_shown(place, network):
     """Given a service on this machine's loopback, and agent and verifier that try it."""
     with socket.create_server(("127.0.0.1", 0)) as service:
         port = service.getsockname()[1]
@@ -466,7 +466,7 @@ def test_an_unknown_field_is_named_in_the_runs_log(place):
     assert log.count("tree/one/task.toml: field `environment.taste`: unknown") == 1
 
 
-def test_the_oracle_is_told_of_a_solution_that_fails(place):
+def test_the_oracle_reports_a_solution_that_fails(place):
     task(place / "tree" / "one", solution__solve_sh="echo broken; exit 4")
 
     row = play(place / "tree", "oracle")["one"]

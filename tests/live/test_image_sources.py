@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.scene import Scene
+from tests.command_runner import Scene
 
 RECIPE = """
 [bases]
@@ -31,10 +31,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     ("pyproject", "lock", "told"),
     [
-        (PLAIN, "uv.lock", "locks are not honoured yet"),
-        (PLAIN, "poetry.lock", "locks are not honoured yet"),
-        (ROOT, None, "workspaces are not honoured yet"),
-        (MEMBER, None, "workspaces are not honoured yet"),
+        (PLAIN, "uv.lock", "lock files are not supported yet"),
+        (PLAIN, "poetry.lock", "lock files are not supported yet"),
+        (ROOT, None, "workspaces are not supported yet"),
+        (MEMBER, None, "workspaces are not supported yet"),
     ],
 )
 def test_a_source_with_a_lock_or_a_workspace_is_refused(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.images_scene import ImageScene, real_registry, settled
-from tests.scene import until
+from tests.command_runner import until
+from tests.image_builds import ImageScene, real_registry, settled
 
 from holdwater.core.image import KEY_LABEL
 
@@ -155,7 +155,7 @@ def test_an_audit_finds_a_configuration_that_was_altered_and_a_build_too(
     assert "`b0`" in problem and config in problem
     assert (again["made"], again["present"], again["failed"]) == (0, 1, 1)
     failed = (images.place / "again" / "images.json").read_text()
-    assert "it is damaged in the registry" in failed and config in failed
+    assert "the registry keeps a damaged copy of it" in failed and config in failed
 
 
 def test_an_audit_finds_layers_by_size_and_deep_by_content(images: ImageScene, blobs: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_suite_names_the_bases(images: ImageScene) -> None:
     [
         (["plan", "none.toml"], "cannot read `none.toml`"),
         (["build", "images.toml", "--engine", "podman"], "`--engine` must be one of"),
-        (["build", "images.toml", "--disk", "much"], "`--disk` is no size"),
+        (["build", "images.toml", "--disk", "much"], "invalid size for `--disk`"),
         (["build", "steps.toml", "--engine", "registry"], "`--engine registry` cannot carry out"),
         (["show", "none"], "no such directory"),
         (["bake"], "bake"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.core.image import Layer
-from holdwater.image.layer.cache import LayerCache, Scratch
+from holdwater.core.image import ImageLayer
+from holdwater.image.layer.cache import LayerCache, ScratchDirectory
 from holdwater.image.layer.tree import pack
 
 KiB = 1024
@@ -23,7 +23,7 @@ class Builder:
         self.built = 0
         self._size = size
 
-    async def __call__(self, scratch: Scratch) -> Layer:
+    async def __call__(self, scratch: ScratchDirectory) -> ImageLayer:
         self.built += 1
         (scratch.path / "tree").mkdir()
         (scratch.path / "tree" / "file").write_bytes(os.urandom(self._size))
@@ -50,13 +50,13 @@ async def test_a_layer_is_built_once_and_outlives_the_cache_object(tmp_path: Pat
     assert not list((tmp_path / "scratch").iterdir())
 
 
-async def test_whoever_asks_for_a_key_that_is_being_built_waits_without_stopping_the_loop(
+async def test_a_request_for_a_key_in_construction_waits_without_blocking_the_loop(
     tmp_path: Path,
 ) -> None:
     begun, finish = asyncio.Event(), asyncio.Event()
     build = Builder()
 
-    async def slow(scratch: Scratch) -> Layer:
+    async def slow(scratch: ScratchDirectory) -> ImageLayer:
         begun.set()
         await finish.wait()
         return await build(scratch)
@@ -130,7 +130,7 @@ async def test_a_layer_in_use_is_never_evicted(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path) -> None:
-    async def fail(scratch: Scratch) -> Layer:
+    async def fail(scratch: ScratchDirectory) -> ImageLayer:
         (scratch.path / "locked").mkdir()
         (scratch.path / "locked" / "file").write_text("x")
         (scratch.path / "locked").chmod(0)

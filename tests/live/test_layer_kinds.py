@@ -10,8 +10,8 @@ import pytest
 from holdwater.core.errors import BadInput
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
+from holdwater.image.layer.agent_layer import prepare_agent
 from holdwater.image.layer.cache import LayerCache
-from holdwater.image.layer.prepare import prepare
 
 
 async def test_a_directory_is_packed_once_for_its_content(tmp_path: Path) -> None:
@@ -20,11 +20,11 @@ async def test_a_directory_is_packed_once_for_its_content(tmp_path: Path) -> Non
     (agent / "run").write_text("one")
     source = AgentSource(directory=str(agent), prefix="/srv/a")
     async with LayerCache(tmp_path / "cache", GiB) as cache:
-        first = await prepare(source, cache, tmp_path / "log")
+        first = await prepare_agent(source, cache, tmp_path / "log")
         written = Path(first.layer.path).stat().st_ino
-        again = await prepare(source, cache, tmp_path / "log")
+        again = await prepare_agent(source, cache, tmp_path / "log")
         (agent / "run").write_text("two")
-        changed = await prepare(source, cache, tmp_path / "log")
+        changed = await prepare_agent(source, cache, tmp_path / "log")
 
         assert again == first
         assert Path(again.layer.path).stat().st_ino == written
@@ -33,13 +33,13 @@ async def test_a_directory_is_packed_once_for_its_content(tmp_path: Path) -> Non
             assert tar.getnames() == ["srv/a", "srv/a/run"]
 
 
-async def test_a_path_of_an_image_is_a_layer_that_says_where_it_came_from(tmp_path: Path) -> None:
+async def test_a_path_of_an_image_becomes_a_layer_with_its_origin(tmp_path: Path) -> None:
     async def fetch(place: str, into: Path) -> str:
         (into / "tool").write_text(place)
         return "sha256:abc"
 
     async with LayerCache(tmp_path / "cache", GiB) as cache:
-        packaged = await prepare(AgentSource(image="a/b:1:/opt/tool"), cache, tmp_path / "log", fetch)
+        packaged = await prepare_agent(AgentSource(image="a/b:1:/opt/tool"), cache, tmp_path / "log", fetch)
 
         with tarfile.open(packaged.layer.path) as tar:
             content = tar.extractfile("opt/agent/tool")
@@ -62,4 +62,4 @@ async def test_a_path_of_an_image_is_a_layer_that_says_where_it_came_from(tmp_pa
 async def test_what_cannot_be_a_layer_is_refused(source: AgentSource, tmp_path: Path) -> None:
     async with LayerCache(tmp_path, GiB) as cache:
         with pytest.raises(BadInput):
-            await prepare(source, cache, tmp_path / "log")
+            await prepare_agent(source, cache, tmp_path / "log")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.layer_scene import backend, project, required, run_in, wheel
-from tests.patience import stretch
+from tests.layer_projects import backend, project, required, run_in, wheel
+from tests.wait_bounds import stretch
 
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
+from holdwater.image.layer.agent_layer import PackagedAgent, prepare_agent
 from holdwater.image.layer.cache import LayerCache
-from holdwater.image.layer.installer import Installer, Pip, Uv, find_uv
-from holdwater.image.layer.interpreter import running
+from holdwater.image.layer.installer import PackageInstaller, PipInstaller, UvInstaller, find_uv
+from holdwater.image.layer.interpreter import find_interpreter
 from holdwater.image.layer.package import copy_project
-from holdwater.image.layer.prepare import Packaged, prepare
-from holdwater.image.layer.program import Programs
+from holdwater.image.layer.program import ProgramRunner
 
 PACKAGES = f"/opt/agent/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 PROBE = """
@@ -49,7 +49,7 @@ class Scene(msgspec.Struct):
 
     project: Path
     before: list[tuple[str, int]]
-    packaged: Packaged
+    packaged: PackagedAgent
     root: Path
     lag: float
 
@@ -67,7 +67,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     yield Scene(project=source, before=before, packaged=packaged, root=root, lag=lag)
 
 
-async def built(source: Path, cache: Path) -> tuple[Packaged, float]:
+async def built(source: Path, cache: Path) -> tuple[PackagedAgent, float]:
     """The package, and the longest that the loop stood still meanwhile."""
     lag = 0.0
 
@@ -80,7 +80,7 @@ async def built(source: Path, cache: Path) -> tuple[Packaged, float]:
 
     async with LayerCache(cache, GiB) as layers, asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
-        packaged = await prepare(AgentSource(source=str(source)), layers, cache / "log")
+        packaged = await prepare_agent(AgentSource(source=str(source)), layers, cache / "log")
         watching.cancel()
     return packaged, lag
 
@@ -89,7 +89,7 @@ def listing(directory: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.lstat().st_mtime_ns) for path in [directory, *directory.rglob("*")])
 
 
-def test_an_agent_runs_where_there_is_no_python_and_uses_nothing_of_the_machine(scene: Scene) -> None:
+def test_an_agent_runs_without_python_and_uses_nothing_of_the_machine(scene: Scene) -> None:
     (scene.root / "probe.py").write_text(PROBE)
 
     ran = run_in(scene.root, "/opt/agent/bin/python", "/probe.py", env=scene.packaged.env)
@@ -155,20 +155,20 @@ async def test_the_same_project_is_taken_from_the_cache(scene: Scene) -> None:
     cache = Path(scene.packaged.layer.path).parents[2]
     log = cache / "log-2"
     async with LayerCache(cache, GiB) as layers:
-        again = await prepare(AgentSource(source=str(scene.project)), layers, log)
+        again = await prepare_agent(AgentSource(source=str(scene.project)), layers, log)
 
     assert again == scene.packaged
     assert "compileall" not in log.read_text()
 
 
-async def test_a_build_that_fails_says_so_with_its_last_lines_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_failed_build_is_reported_with_its_last_lines_and_leaves_nothing(tmp_path: Path) -> None:
     required("patchelf", "uv")
     source = backend(
         tmp_path / "project", "print('https://me:secret@index/simple')\nraise SystemExit('broken on purpose')"
     )
     async with LayerCache(tmp_path / "cache", GiB) as layers:
         with pytest.raises(ImageFailed, match="broken on purpose") as failed:
-            await prepare(AgentSource(source=str(source)), layers, tmp_path / "build.log")
+            await prepare_agent(AgentSource(source=str(source)), layers, tmp_path / "build.log")
 
         assert not list((tmp_path / "cache" / "scratch").iterdir())
     assert str(tmp_path / "build.log") in failed.value.message
@@ -182,7 +182,7 @@ async def test_without_patchelf_the_error_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     async with LayerCache(tmp_path / "cache", GiB) as layers:
         with pytest.raises(BadInput, match="`patchelf`"):
-            await prepare(AgentSource(package="x"), layers, tmp_path / "log")
+            await prepare_agent(AgentSource(package="x"), layers, tmp_path / "log")
 
 
 @pytest.mark.parametrize("kind", ["uv", "pip"])
@@ -193,9 +193,11 @@ async def test_a_requirement_without_a_version_is_what_it_comes_to_now(
     for name in ("UV", "PIP"):
         monkeypatch.setenv(f"{name}_NO_INDEX", "1")
         monkeypatch.setenv(f"{name}_FIND_LINKS", str(tmp_path / "wheels"))
-    programs = Programs(tmp_path / "log", tmp_path, keep=[], env={})
-    python = running().executable
-    installer: Installer = Uv(programs, find_uv() or "", python) if kind == "uv" else Pip(programs, python)
+    programs = ProgramRunner(tmp_path / "log", tmp_path, keep=[], env={})
+    python = find_interpreter().executable
+    installer: PackageInstaller = (
+        UvInstaller(programs, find_uv() or "", python) if kind == "uv" else PipInstaller(programs, python)
+    )
 
     wheel(tmp_path / "wheels", "demo_part", "1.0")
     first = await installer.resolve("demo-part", tmp_path)
@@ -205,7 +207,7 @@ async def test_a_requirement_without_a_version_is_what_it_comes_to_now(
     assert [pin.replace("_", "-") for pin in (*first, *second)] == ["demo-part==1.0", "demo-part==1.1"]
 
 
-def test_a_copy_of_a_project_has_no_products_and_what_links_point_to(tmp_path: Path) -> None:
+def test_a_copy_of_a_project_omits_build_products_and_resolves_outside_links(tmp_path: Path) -> None:
     source = project(tmp_path / "project")
     (tmp_path / "README.md").write_text("read me")
     (source / "README.md").symlink_to("../README.md")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.ledger_scene import SOURCE, new_run
+from tests.ledger_runs import SOURCE, new_run
 
 from holdwater.core.config import RunConfig
 from holdwater.core.errors import BadInput, RunLocked
@@ -67,7 +67,7 @@ def test_a_directory_that_holds_a_run_is_refused_with_a_hint(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "ledger.db", "logs/old.log"])
-def test_a_directory_of_somebody_else_is_refused_and_untouched(tmp_path: Path, name: str) -> None:
+def test_a_directory_with_foreign_files_is_refused_and_untouched(tmp_path: Path, name: str) -> None:
     mine = tmp_path / name
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("precious")
@@ -110,11 +110,11 @@ def test_a_damaged_configuration_is_named_with_its_field(tmp_path: Path) -> None
         directory.read_config()
 
 
-def test_a_second_conductor_is_told_who_holds_the_run(tmp_path: Path) -> None:
+def test_a_second_conductor_learns_the_holder_of_the_run(tmp_path: Path) -> None:
     directory = new_run(tmp_path)
 
     with held_elsewhere(tmp_path) as child:
-        holder = directory.holder()
+        holder = directory.find_holder()
         assert holder is not None and holder.pid == child.pid
         with pytest.raises(RunLocked, match=f"process {child.pid} on "), directory.lock():
             pass
@@ -140,10 +140,10 @@ def test_the_lock_dies_with_its_process_and_not_with_its_children(tmp_path: Path
         assert parent.stdout is not None
         sleeper = int(parent.stdout.readline())
         try:
-            assert directory.holder() is not None
+            assert directory.find_holder() is not None
             parent.kill()
             parent.wait()
-            assert directory.holder() is None
+            assert directory.find_holder() is None
             with directory.lock():
                 pass
         finally:
@@ -179,7 +179,7 @@ def test_asking_who_holds_a_run_does_not_keep_a_conductor_out(tmp_path: Path) ->
     threading.Timer(0.1, os.close, (fd,)).start()
 
     with directory.lock():
-        assert directory.holder() is not None
+        assert directory.find_holder() is not None
 
 
 def test_two_creations_at_once_make_one_run(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.ledger_scene import exchange, failed, new_run, passed, planned, settle_all
+from tests.ledger_runs import exchange, failed, new_run, passed, planned, settle_all
 
 from holdwater.core.errors import BadInput
-from holdwater.core.records import Attempt, Outcome, Where
-from holdwater.gateway.media import extracted
-from holdwater.ledger.audit import audit
+from holdwater.core.records import Attempt, FailureOrigin, Outcome
+from holdwater.export.formats import export_run
+from holdwater.gateway.media import extract_media
+from holdwater.ledger.audit import audit_run
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
-from holdwater.ledger.export import export
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 IMAGE = "data:image/png;base64," + base64.b64encode(os.urandom(6000)).decode()
 
@@ -34,10 +34,10 @@ async def recorded_run(path: Path) -> RunDirectory:
     directory = new_run(path)
     async with Ledger(directory) as ledger:
         await ledger.plan([planned("=cmd()")])
-        await ledger.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await ledger.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
         log = AttemptLog(directory, 1)
         message = json.dumps({"role": "user", "content": IMAGE}, indent=1).encode()
-        log.append(exchange(1, [extracted(message, log.blob)]))
+        log.append(exchange(1, [extract_media(message, log.blob)]))
         log.append(exchange(2, keep=1))
         log.close()
         await ledger.settle(passed(1, ledger.token, exchanges=2))
@@ -48,7 +48,7 @@ async def recorded_run(path: Path) -> RunDirectory:
 
 def lines(path: Path, what: str) -> list[dict[str, object]]:
     out = io.BytesIO()
-    export(path, what, "jsonl", out)
+    export_run(path, what, "jsonl", out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
@@ -57,13 +57,13 @@ def lines(path: Path, what: str) -> list[dict[str, object]]:
 
 async def test_a_reader_sees_what_was_committed_while_the_conductor_writes(tmp_path: Path) -> None:
     directory = new_run(tmp_path, samples=2)
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         assert reader.summary().state == "unfinished"
         with directory.lock():
             async with Ledger(directory) as ledger:
                 await settle_all(ledger, ["one"])
                 await ledger.note("worker.lost", "pid 7")
-                await ledger.expect(10)
+                await ledger.set_total(10)
 
                 summary = reader.summary()
                 assert (summary.state, summary.planned, summary.settled, summary.total) == (
@@ -85,7 +85,7 @@ async def test_a_conductor_that_is_gone_leaves_an_unfinished_run(tmp_path: Path)
     async with ledger:
         await settle_all(ledger, ["one"])
 
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         summary = reader.summary()
         assert (summary.state, summary.ended, summary.started) == ("unfinished", None, 100.0)
         assert 0 < summary.seconds < 100, "the time until it was last seen"
@@ -95,23 +95,25 @@ async def test_rows_tell_what_became_of_each_sample(tmp_path: Path) -> None:
     async with Ledger(new_run(tmp_path)) as ledger:
         await settle_all(ledger, ["one"])
         [row] = await ledger.plan([planned("two")])
-        for number, verdict in enumerate([failed(2, 0, Where.MODEL), failed(3, 0, Where.MODEL)], 1):
-            await ledger.begin(Attempt(id=verdict.attempt, instance=row, sample=0, number=number))
+        for number, verdict in enumerate(
+            [failed(2, 0, FailureOrigin.MODEL), failed(3, 0, FailureOrigin.MODEL)], 1
+        ):
+            await ledger.begin_attempt(Attempt(id=verdict.attempt, instance=row, sample=0, number=number))
             await ledger.settle(msgspec.structs.replace(verdict, token=ledger.token))
         await ledger.close_sample(
-            Outcome(instance=row, sample=0, attempt=3, kind="model", score=None, where=Where.MODEL)
+            Outcome(instance=row, sample=0, attempt=3, kind="model", score=None, where=FailureOrigin.MODEL)
         )
 
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         one, two = reader.outcomes()
         assert (one.instance, one.kind, one.attempts, one.usage.input_tokens) == ("one", "passed", 1, 0)
         assert (two.kind, two.where, two.failure, two.attempts, two.attempt) == (
-            *("model", Where.MODEL, "it broke", 2, 3),
+            *("model", FailureOrigin.MODEL, "it broke", 2, 3),
         )
-        found = reader.find("two")
+        found = reader.find_instance("two")
         assert found is not None and [a.attempt for a in reader.attempts(found.id)] == [2, 3]
         assert [a.attempt for a in reader.attempts()] == [1, 2, 3]
-        assert reader.find("three") is None
+        assert reader.find_instance("three") is None
 
 
 async def test_many_outcomes_are_paged_in_order(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ async def test_many_outcomes_are_paged_in_order(tmp_path: Path) -> None:
 
         async def close(row: int, sample: int) -> None:
             attempt = 2 * row + sample
-            await ledger.begin(Attempt(id=attempt, instance=row, sample=sample, number=1))
+            await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=sample, number=1))
             await ledger.settle(passed(attempt, ledger.token))
             await ledger.close_sample(
                 Outcome(instance=row, sample=sample, attempt=attempt, kind="passed", score=1.0)
@@ -131,7 +133,7 @@ async def test_many_outcomes_are_paged_in_order(tmp_path: Path) -> None:
                 group.create_task(close(row, 1))
                 group.create_task(close(row, 0))
 
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         assert [(o.row, o.sample) for o in reader.outcomes()] == [(r, s) for r in rows for s in (0, 1)]
 
 
@@ -141,7 +143,7 @@ async def test_many_outcomes_are_paged_in_order(tmp_path: Path) -> None:
 async def test_an_intact_run_passes_its_audit(tmp_path: Path) -> None:
     await recorded_run(tmp_path)
 
-    found = audit(tmp_path)
+    found = audit_run(tmp_path)
 
     assert (found.planned, found.settled, found.lost, found.duplicated, found.corrupt) == (1, 1, 0, 0, 0)
     assert found.ok and found.problems == ()
@@ -157,7 +159,7 @@ async def test_a_sample_without_an_outcome_is_lost_in_a_finished_run_alone(
         await ledger.plan([planned("two")])
         await ledger.finish(state, "", 0)
 
-    found = audit(tmp_path)
+    found = audit_run(tmp_path)
 
     assert (found.planned, found.settled, found.lost + found.unfinished, found.ok) == (4, 1, 3, False)
     assert (found.lost, found.sound) == ((3, False) if state == "finished" else (0, True))
@@ -168,13 +170,13 @@ async def test_a_sample_without_an_outcome_is_lost_in_a_finished_run_alone(
         assert any("holdwater resume" in note for note in found.notes)
 
 
-async def test_a_run_that_still_runs_is_not_ok_and_says_what_is_open(tmp_path: Path) -> None:
+async def test_a_run_in_progress_is_not_ok_and_lists_its_open_samples(tmp_path: Path) -> None:
     directory = new_run(tmp_path)
     with directory.lock():
         async with Ledger(directory) as ledger:
             await ledger.plan([planned("one")])
 
-            found = audit(tmp_path)
+            found = audit_run(tmp_path)
 
     assert not found.ok
     assert (found.unfinished, found.problems) == (1, ())
@@ -189,10 +191,10 @@ async def test_damage_to_any_file_is_found(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for damaged in (whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], b""):
             path.write_bytes(damaged)
-            found = audit(tmp_path)
+            found = audit_run(tmp_path)
             assert (found.corrupt, found.ok) == (1, False), (path, len(damaged))
         path.write_bytes(whole)
-    assert audit(tmp_path).ok
+    assert audit_run(tmp_path).ok
 
 
 @pytest.mark.parametrize(
@@ -210,8 +212,8 @@ async def test_a_ledger_that_was_edited_is_found(tmp_path: Path, statement: str)
         connection.execute(statement)
     connection.close()
 
-    assert not audit(tmp_path).ok
-    assert audit(tmp_path).corrupt >= 1
+    assert not audit_run(tmp_path).ok
+    assert audit_run(tmp_path).corrupt >= 1
 
 
 async def test_a_ledger_that_cannot_be_read_fails_the_audit(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ async def test_a_ledger_that_cannot_be_read_fails_the_audit(tmp_path: Path) -> N
     content[4096:] = os.urandom(len(content) - 4096)
     directory.database.write_bytes(content)
 
-    found = audit(tmp_path)
+    found = audit_run(tmp_path)
 
     assert found.corrupt >= 1 and not found.ok
 
@@ -257,11 +259,11 @@ async def test_rows_are_exported_flat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["outcomes", "attempts"])
-async def test_a_spreadsheet_runs_nothing_of_what_is_exported(tmp_path: Path, what: str) -> None:
+async def test_a_spreadsheet_executes_nothing_from_an_export(tmp_path: Path, what: str) -> None:
     await recorded_run(tmp_path)
     out = io.BytesIO()
 
-    export(tmp_path, what, "csv", out)
+    export_run(tmp_path, what, "csv", out)
 
     [row] = csv.DictReader(io.StringIO(out.getvalue().decode()))
     assert row["instance"] == "'=cmd()"
@@ -273,7 +275,7 @@ async def test_an_export_that_cannot_be_is_refused(tmp_path: Path, what: str, fo
     await recorded_run(tmp_path)
 
     with pytest.raises(BadInput):
-        export(tmp_path, what, form, io.BytesIO())
+        export_run(tmp_path, what, form, io.BytesIO())
 
 
 async def test_export_and_audit_hold_one_exchange_at_a_time(tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ async def test_export_and_audit_hold_one_exchange_at_a_time(tmp_path: Path) -> N
     async with Ledger(directory) as ledger:
         await ledger.plan([planned("big")])
         for id_ in range(1, 5):
-            await ledger.begin(Attempt(id=id_, instance=1, sample=0, number=id_))
+            await ledger.begin_attempt(Attempt(id=id_, instance=1, sample=0, number=id_))
             log = AttemptLog(directory, id_)
             for number in range(1, 11):
                 log.append(exchange(number, [b'"%s"' % base64.b64encode(os.urandom(size * 3 // 4))]))
@@ -292,8 +294,8 @@ async def test_export_and_audit_hold_one_exchange_at_a_time(tmp_path: Path) -> N
 
     tracemalloc.start()
     with (tmp_path / "out").open("wb") as out:
-        export(tmp_path, "exchanges", "jsonl", out)
-    assert audit(tmp_path).ok
+        export_run(tmp_path, "exchanges", "jsonl", out)
+    assert audit_run(tmp_path).ok
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

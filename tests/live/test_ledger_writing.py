@@ -9,20 +9,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.ledger_scene import failed, new_run, passed, planned, settle_all
+from tests.ledger_runs import failed, new_run, passed, planned, settle_all
 
 from holdwater.core.errors import BadInput, DuplicateInstance, LedgerCorrupt, LedgerFailed
-from holdwater.core.policy import Policy, decide
-from holdwater.core.records import Attempt, Failure, Grade, Outcome, Usage, Verdict, Where
-from holdwater.core.summary import Gauge
-from holdwater.ledger import book, schema
+from holdwater.core.policy import PlannerPolicy, decide
+from holdwater.core.records import Attempt, AttemptFailure, FailureOrigin, Grade, ModelUsage, Outcome, Verdict
+from holdwater.core.summary import RunGauge
+from holdwater.ledger import schema, statements
 from holdwater.ledger.ledger import Ledger, SuitePass
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 
 async def begun(ledger: Ledger, name: str = "one") -> int:
     [row] = await ledger.plan([planned(name)])
-    await ledger.begin(Attempt(id=row, instance=row, sample=0, number=1))
+    await ledger.begin_attempt(Attempt(id=row, instance=row, sample=0, number=1))
     return row
 
 
@@ -38,7 +38,7 @@ async def test_an_attempt_is_settled_exactly_once(tmp_path: Path) -> None:
 
         assert sorted(t.result() for t in tries) == [False] * 19 + [True]
         assert (await ledger.counts()).verdicts == {"passed": 1}
-        assert (await ledger.counts()).usage == Usage(requests=2, input_tokens=10, output_tokens=4)
+        assert (await ledger.counts()).usage == ModelUsage(requests=2, input_tokens=10, output_tokens=4)
 
 
 async def test_a_verdict_with_the_token_of_another_conductor_is_fenced(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ async def test_a_verdict_with_the_token_of_another_conductor_is_fenced(tmp_path:
     async with Ledger(directory) as first:
         await first.plan([planned("one")])
     async with Ledger(directory) as second:
-        await second.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await second.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
 
         assert second.token == first.token + 1
         assert await second.settle(passed(1, first.token)) is False
@@ -60,21 +60,21 @@ async def test_a_conductor_that_was_taken_over_writes_nothing_more(tmp_path: Pat
         async with Ledger(directory) as new:
             with pytest.raises(LedgerFailed, match="taken the run over"):
                 await old.settle(passed(attempt, old.token))
-            assert await new.unsettled() == [(attempt, old.token)]
+            assert await new.list_unsettled() == [(attempt, old.token)]
 
 
 async def test_an_operation_fails_alone(tmp_path: Path) -> None:
     async with Ledger(new_run(tmp_path)) as ledger:
         await begun(ledger)
-        twice = ledger.begin(Attempt(id=9, instance=1, sample=0, number=1))
-        nowhere = ledger.begin(Attempt(id=10, instance=77, sample=0, number=1))
-        good = ledger.begin(Attempt(id=11, instance=1, sample=1, number=1))
+        twice = ledger.begin_attempt(Attempt(id=9, instance=1, sample=0, number=1))
+        nowhere = ledger.begin_attempt(Attempt(id=10, instance=77, sample=0, number=1))
+        good = ledger.begin_attempt(Attempt(id=11, instance=1, sample=1, number=1))
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_caught(call)) for call in (twice, good, nowhere)]
 
         assert [type(t.result()) for t in tasks] == [LedgerFailed, type(None), LedgerFailed]
-        assert [id_ for id_, _ in await ledger.unsettled()] == [1, 11]
+        assert [id_ for id_, _ in await ledger.list_unsettled()] == [1, 11]
         assert (await ledger.counts()).attempts == 2
 
 
@@ -93,8 +93,8 @@ async def test_a_duplicate_id_names_both_places_and_keeps_what_came_before(tmp_p
         with pytest.raises(BadInput, match=r"duplicate id `a`: first in s\.jsonl:1, again in s\.jsonl:3"):
             await ledger.plan(items)
 
-        assert await ledger.known("b") is not None
-        assert await ledger.known("c") is None
+        assert await ledger.find_known("b") is not None
+        assert await ledger.find_known("c") is None
         assert (await ledger.counts()).planned == 2
 
 
@@ -106,7 +106,7 @@ async def test_a_cancelled_caller_leaves_its_operation_whole(tmp_path: Path) -> 
         task.cancel()
         await asyncio.wait([task])
 
-        assert await ledger.unsettled() == []
+        assert await ledger.list_unsettled() == []
         assert await ledger.settle(passed(attempt, ledger.token)) is False
 
 
@@ -119,7 +119,7 @@ async def test_leaving_commits_what_waits_and_then_refuses(tmp_path: Path) -> No
 
     with pytest.raises(LedgerFailed, match="closed"):
         await ledger.note("late")
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         assert [event.kind for event in reader.events()] == ["last"]
 
 
@@ -154,15 +154,17 @@ async def test_a_verdict_that_cannot_be_counted_is_still_kept(tmp_path: Path, sc
             attempt=attempt,
             token=ledger.token,
             grade=Grade(passed=False, score=score),
-            failure=Failure(where=Where.AGENT, kind="exception", message="half a character: \udcff"),
-            usage=Usage(input_tokens=2**62),
+            failure=AttemptFailure(
+                where=FailureOrigin.AGENT, kind="exception", message="half a character: \udcff"
+            ),
+            usage=ModelUsage(input_tokens=2**62),
         )
 
         assert await ledger.settle(odd) is True
         await ledger.close_sample(Outcome(instance=1, sample=0, attempt=attempt, kind="failed", score=score))
         assert (await ledger.counts()).score is None
 
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         verdict = reader.verdict(attempt)
         assert verdict is not None and verdict.failure is not None
         assert verdict.failure.message == "half a character: \\udcff"
@@ -175,16 +177,16 @@ async def test_a_resume_tells_new_changed_missing_and_duplicate(tmp_path: Path) 
         await first.plan([planned("changed", b"old"), planned("gone")])
     async with Ledger(directory) as ledger:
         items = [planned("same"), planned("changed", b"new"), planned("new")]
-        same, changed, new = await ledger.sight(items, SuitePass.COMPARE)
+        same, changed, new = await ledger.mark_seen(items, SuitePass.COMPARE)
 
         assert same is not None and (same.id, same.closed) == (1, 1)
         assert changed is not None and changed.digest == b"old"
         assert new is None
-        assert await ledger.missing() == ["gone"]
-        assert await ledger.sight([planned("same", place="elsewhere")], SuitePass.COMPARE) == [None]
-        await ledger.sight([planned("gone")], SuitePass.COMPARE)
-        assert await ledger.missing() == []
-        row = await ledger.replace("changed", b"new", b"newer", "s:2")
+        assert await ledger.find_missing() == ["gone"]
+        assert await ledger.mark_seen([planned("same", place="elsewhere")], SuitePass.COMPARE) == [None]
+        await ledger.mark_seen([planned("gone")], SuitePass.COMPARE)
+        assert await ledger.find_missing() == []
+        row = await ledger.replace_instance("changed", b"new", b"newer", "s:2")
         assert await ledger.payload(row) == b"newer"
 
 
@@ -193,12 +195,12 @@ async def test_planning_again_adds_new_instances_alone_and_refuses_duplicates(tm
     async with Ledger(directory) as first:
         rows = await first.plan([planned("a"), planned("b", b"payload")])
     async with Ledger(directory) as second:
-        await second.sight([planned("a"), planned("b")], SuitePass.COMPARE)
+        await second.mark_seen([planned("a"), planned("b")], SuitePass.COMPARE)
         [new] = await second.plan([planned("b", b"payload"), planned("c"), planned("a")])
         assert new not in rows
         with pytest.raises(DuplicateInstance, match="duplicate id `b`") as refused:
             await second.plan([planned("d"), planned("b"), planned("e")])
-        known = await second.known("d")
+        known = await second.find_known("d")
         assert known is not None and refused.value.rows == (known.id,)
 
 
@@ -207,17 +209,17 @@ async def test_an_open_sample_is_continued_where_it_stood(tmp_path: Path) -> Non
         await settle_all(ledger, ["closed"])
         [row] = await ledger.plan([planned("open")])
         story = [
-            (1, 1, failed(2, 0, Where.AGENT)),
-            (2, 1, failed(3, 0, Where.MODEL)),
-            (2, 1, failed(4, 0, Where.WORKER, "lost")),
-            (2, 2, failed(5, 0, Where.RESOURCE)),
-            (2, 4, failed(6, 0, Where.INTERRUPTED)),
+            (1, 1, failed(2, 0, FailureOrigin.AGENT)),
+            (2, 1, failed(3, 0, FailureOrigin.MODEL)),
+            (2, 1, failed(4, 0, FailureOrigin.WORKER, "lost")),
+            (2, 2, failed(5, 0, FailureOrigin.RESOURCE)),
+            (2, 4, failed(6, 0, FailureOrigin.INTERRUPTED)),
         ]
         for number, (round_, scale, verdict) in enumerate(story, 1):
             attempt = Attempt(
                 id=verdict.attempt, instance=row, sample=0, number=number, round=round_, scale=scale
             )
-            await ledger.begin(attempt)
+            await ledger.begin_attempt(attempt)
             await ledger.settle(msgspec.structs.replace(verdict, token=ledger.token))
 
         [standing, other] = [s async for s in ledger.open_samples(2) if s.instance == row]
@@ -232,17 +234,17 @@ async def test_an_open_sample_is_continued_where_it_stood(tmp_path: Path) -> Non
 async def test_a_verdict_that_nothing_followed_on_is_given_back(tmp_path: Path) -> None:
     async with Ledger(new_run(tmp_path)) as ledger:
         attempt = await begun(ledger)
-        await ledger.settle(failed(attempt, ledger.token, Where.MODEL))
+        await ledger.settle(failed(attempt, ledger.token, FailureOrigin.MODEL))
 
         [standing] = [s async for s in ledger.open_samples(1)]
 
-        assert standing.last is not None and standing.last.where is Where.MODEL
-        following = decide(standing.last, standing.spent, Policy(concurrency=1, retries=1))
+        assert standing.last is not None and standing.last.where is FailureOrigin.MODEL
+        following = decide(standing.last, standing.spent, PlannerPolicy(concurrency=1, retries=1))
         assert following is not None and following.retries == 1
-        assert decide(standing.last, standing.spent, Policy(concurrency=1, retries=0)) is None
+        assert decide(standing.last, standing.spent, PlannerPolicy(concurrency=1, retries=0)) is None
 
 
-async def test_open_samples_are_paged_and_leave_out_what_is_planned_meanwhile(tmp_path: Path) -> None:
+async def test_open_samples_are_paged_without_those_planned_meanwhile(tmp_path: Path) -> None:
     async with Ledger(new_run(tmp_path)) as ledger:
         await ledger.plan([planned(f"i{n}") for n in range(700)])
         found = []
@@ -257,12 +259,12 @@ async def test_open_samples_are_paged_and_leave_out_what_is_planned_meanwhile(tm
 async def test_the_timeline_is_thinned_out_and_keeps_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "LONGEST_TIMELINE", 50)
+    monkeypatch.setattr(statements, "LONGEST_TIMELINE", 50)
     async with Ledger(new_run(tmp_path)) as ledger:
         for n in range(120):
-            await ledger.gauge(Gauge(at=float(n)))
+            await ledger.add_gauge(RunGauge(at=float(n)))
 
-    with Reader(tmp_path) as reader:
+    with LedgerReader(tmp_path) as reader:
         times = [gauge.at for gauge in reader.gauges()]
         assert len(times) <= 51 and times == sorted(times) and times[-1] == 119.0
         latest = reader.gauge()
@@ -308,7 +310,7 @@ async def test_a_ledger_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    for opening in (Reader, _opened):
+    for opening in (LedgerReader, _opened):
         with pytest.raises(BadInput, match="newer holdwater") as refused:
             found = opening(directory)
             await found  # type: ignore[misc]

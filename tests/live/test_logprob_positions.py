@@ -3,13 +3,13 @@
 import math
 
 import pytest
+from tests.dialect_requests import speak
 from tests.live.test_gateway_replay import answered, place
-from tests.speech import speak
 
+from holdwater.conversation.nodes import read_nodes
+from holdwater.conversation.token_sequences import build_sequences
+from holdwater.conversation.trajectory import ExchangeTree
 from holdwater.gateway.upstreams.policy import PolicyUpstream
-from holdwater.ledger.nodes import nodes
-from holdwater.ledger.sequences import sequences
-from holdwater.ledger.trajectory import Tree
 
 GIVEN = [-0.5, None, math.nan, -math.inf, -1.5]
 
@@ -26,10 +26,10 @@ def policy(request):
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 async def test_a_node_has_a_log_probability_for_each_token(tmp_path, dialect, stream):
     async with place(tmp_path, "http://127.0.0.1:9") as p, p.attempt(1) as scene:
-        p.gateway.steer(p.gateway.relay.own._replace(upstream=PolicyUpstream(policy)))
+        p.gateway.steer(p.gateway.relay.default_route._replace(upstream=PolicyUpstream(policy)))
         await answered(scene, speak(dialect, "count", stream=stream))
 
-    *_, node = nodes(p.directory, 1)
+    *_, node = read_nodes(p.directory, 1)
     assert (node.tokens, node.logprobs) == ((0, 1, 2, 3, 4), (-0.5, None, None, None, -1.5))
-    [sequence] = sequences(Tree(p.directory, 1))
+    [sequence] = build_sequences(ExchangeTree(p.directory, 1))
     assert (sequence.ids, sequence.logprobs) == ([7, 0, 1, 2, 3, 4], None)

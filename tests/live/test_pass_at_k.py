@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import holdwater as hw
-from holdwater.cli.console import render
-from holdwater.core.pass_rates import estimate_pass, pass_rates, wilson
-from holdwater.ledger.export import export
-from holdwater.ledger.reader import Reader
+from holdwater.cli.console import render_text
+from holdwater.core.pass_rates import compute_pass_rates, estimate_pass, wilson_interval
+from holdwater.export.formats import export_run
+from holdwater.ledger.reader import LedgerReader
 from holdwater.view.report import render_report
 
 PASSES = {"all": {0, 1, 2, 3}, "half": {0, 2}, "one": {3}, "none": set[int]()}
@@ -61,15 +61,15 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
             ease = chance.random()  # instances are not equally hard: the mean of pass@1 is 0.5
             passed = sum(chance.random() < ease for _ in range(4))
             counts[4, passed] = counts.get((4, passed), 0) + 1
-        rate = pass_rates(counts)[0]
+        rate = compute_pass_rates(counts)[0]
         held += rate.low <= 0.5 <= rate.high
     assert 0.91 <= held / 400 <= 0.99
 
 
 def test_instances_that_all_agree_still_have_an_interval() -> None:
-    (always, *_) = pass_rates({(4, 4): 10})
+    (always, *_) = compute_pass_rates({(4, 4): 10})
     assert (always.value, always.high) == (1.0, 1.0)
-    assert (always.low, 1.0) == pytest.approx(wilson(1.0, 10))
+    assert (always.low, 1.0) == pytest.approx(wilson_interval(1.0, 10))
     assert 0.6 < always.low < 0.8
 
 
@@ -82,8 +82,8 @@ async def test_pass_at_k_is_in_show_in_json_and_in_exports(tmp_path: Path) -> No
     values = [rate.value for rate in summary.pass_at]
     assert values == pytest.approx([7 / 16, (1 + 5 / 6 + 1 / 2) / 4, (1 + 1 + 3 / 4) / 4, 3 / 4])
     assert all(0 <= rate.low < rate.value < rate.high <= 1 for rate in summary.pass_at)
-    with Reader(out) as reader:
-        page = re.sub(r"\s+", " ", render(render_report(reader.summary(), reader), -1))
+    with LedgerReader(out) as reader:
+        page = re.sub(r"\s+", " ", render_text(render_report(reader.summary(), reader), -1))
     first = summary.pass_at[0]
     assert f"pass@1 0.438, 95 % interval {first.low:.3f} to {first.high:.3f} over 4 instances" in page
     assert "pass@4 0.750" in page
@@ -121,5 +121,5 @@ async def test_a_run_with_one_sample_has_no_pass_at_k(tmp_path: Path) -> None:
 
 def exported(path: Path, format: str) -> str:
     out = io.BytesIO()
-    export(path, "pass-at-k", format, out)
+    export_run(path, "pass-at-k", format, out)
     return out.getvalue().decode()

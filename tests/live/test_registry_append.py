@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry_scene import (
+from tests.registry_server import (
     DOCKER,
     FORMS,
     OCI,
@@ -28,20 +28,22 @@ from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import (
     BASE_DIGEST_LABEL,
     KEY_LABEL,
-    Blueprint,
-    Edits,
+    ConfigEdits,
     EngineKind,
-    How,
-    Image,
-    Platform,
-    key_of,
+    ImageBlueprint,
+    ImageOutcome,
+    ImagePlatform,
+    ImageTarget,
+    compute_image_key,
 )
-from holdwater.core.image import Steps as Lines
-from holdwater.image.registry.append import RegistryEngine
-from holdwater.image.registry.check import check
+from holdwater.core.image import BuildSteps as Lines
+from holdwater.image.registry.check import check_image
+from holdwater.image.registry.engine import RegistryEngine
 
 PROOF = pytest.mark.proof
-EDITS = Edits(env={"A": "agent", "B": "b"}, user="agent", entrypoint=("/opt/agent/run",), labels={"x": "y"})
+EDITS = ConfigEdits(
+    env={"A": "agent", "B": "b"}, user="agent", entrypoint=("/opt/agent/run",), labels={"x": "y"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +92,10 @@ async def test_an_image_has_the_base_the_layer_and_the_edits(
     base, target, made_of = f"{registry.address}/forms/{form}:1", f"made/{form}", agent(tmp_path)
     progress = Steps()
     async with engine((made_of,), EDITS) as making:
-        image = Image(name="i", base=base, repository=f"{registry.address}/{target}", aliases=("nice",))
+        image = ImageTarget(name="i", base=base, repository=f"{registry.address}/{target}", aliases=("nice",))
         foreseen = await making.engine.foresee(image)
         made = await making.engine.make(image, tmp_path / "log", progress)
-        assert await check(making.registries, made) == ""
+        assert await check_image(making.registries, made) == ""
     types = OCI if form in ("oci", "index") else DOCKER
     body = registry.manifest(target, made.reference.rpartition(":")[2])
     config = registry.config(target, "nice")
@@ -114,9 +116,9 @@ async def test_an_image_has_the_base_the_layer_and_the_edits(
             BASE_DIGEST_LABEL: made.base_digest,
         },
     }
-    blueprint = Blueprint(layers=(made_of,), edits=EDITS)
-    assert made.reference == f"{registry.address}/{target}:{key_of(made.base_digest, blueprint)}"
-    assert (made.how, made.engine, made.aliases) == (How.MADE, EngineKind.REGISTRY, ("nice",))
+    blueprint = ImageBlueprint(layers=(made_of,), edits=EDITS)
+    assert made.reference == f"{registry.address}/{target}:{compute_image_key(made.base_digest, blueprint)}"
+    assert (made.how, made.engine, made.aliases) == (ImageOutcome.MADE, EngineKind.REGISTRY, ("nice",))
     assert made.uploaded == foreseen.upload == made_of.size + body["config"]["size"]
     assert (made.downloaded, made.mounted, foreseen.download) == (0, 1, 0)
     assert (foreseen.reference, foreseen.base_digest) == (made.reference, made.base_digest)
@@ -135,7 +137,7 @@ async def test_many_bases_a_second_plan_and_a_changed_agent(
         bases = [base.replace(registry.address, before.address) for base in bases]
         async with engine((first,), EDITS) as making:
             made = await making.all(bases, place)
-        assert {one.how for one in made} == {How.MADE}
+        assert {one.how for one in made} == {ImageOutcome.MADE}
         assert len({one.digest for one in made}) == count and len(registry.tags(target)) == count
         configs = sum(registry.manifest(target, one.digest)["config"]["size"] for one in made)
         assert sum(one.uploaded for one in made) == before.up == first.size + configs
@@ -145,8 +147,8 @@ async def test_many_bases_a_second_plan_and_a_changed_agent(
         async with engine((first,), EDITS) as making:
             plan = [await making.foresee(base, place) for base in bases]
             again = await making.all(bases, place)
-        assert {(one.how, one.upload, one.download) for one in plan} == {(How.PRESENT, 0, 0)}
-        assert {(one.how, one.uploaded, one.mounted) for one in again} == {(How.PRESENT, 0, 0)}
+        assert {(one.how, one.upload, one.download) for one in plan} == {(ImageOutcome.PRESENT, 0, 0)}
+        assert {(one.how, one.uploaded, one.mounted) for one in again} == {(ImageOutcome.PRESENT, 0, 0)}
         assert [one.digest for one in again] == [one.digest for one in made]
         asked = {"GET manifest", "GET blob", "HEAD blob"}
         assert set(before.seen) == asked  # nothing was put, begun or mounted
@@ -168,9 +170,9 @@ async def test_a_tag_with_other_content_is_not_taken_for_done(registry: RealRegi
         foreseen = await making.foresee(base, f"{registry.address}/stale/agents")
         impostor = registry.push("stale/agents", foreseen.reference[-40:], "oci")
         foreseen = await making.foresee(base, f"{registry.address}/stale/agents")
-        assert (foreseen.how, foreseen.replaces) == (How.MADE, impostor)
+        assert (foreseen.how, foreseen.replaces) == (ImageOutcome.MADE, impostor)
         made = await making.make(base, f"{registry.address}/stale/agents")
-    assert (made.how, made.replaced) == (How.MADE, impostor)
+    assert (made.how, made.replaced) == (ImageOutcome.MADE, impostor)
     assert registry.digest("stale/agents", made.reference[-40:]) == made.digest != impostor
 
 
@@ -180,9 +182,9 @@ async def test_aliases_follow_an_image_that_is_there_already(registry: RealRegis
     other = registry.push("alias/agents", "moved", "schema2")
     async with engine((agent(tmp_path),)) as making:
         made = await making.make(base, place, "kept")
-        assert await check(making.registries, made) == ""
+        assert await check_image(making.registries, made) == ""
         again = await making.make(base, place, "kept", "moved", "new")
-    assert (again.how, again.uploaded) == (How.PRESENT, 0)
+    assert (again.how, again.uploaded) == (ImageOutcome.PRESENT, 0)
     assert (
         {registry.digest("alias/agents", tag) for tag in ("kept", "moved", "new")} == {made.digest} != {other}
     )
@@ -193,17 +195,17 @@ async def test_several_platforms_become_an_index_of_these_alone(
 ) -> None:
     for form, types in (("index", OCI), ("list", DOCKER)):
         base = registry.push(f"several/{form}", "1", form)
-        platforms = (Platform(), Platform(architecture="arm64"))
-        blueprint = Blueprint(layers=(agent(tmp_path),), platforms=platforms)
+        platforms = (ImagePlatform(), ImagePlatform(architecture="arm64"))
+        blueprint = ImageBlueprint(layers=(agent(tmp_path),), platforms=platforms)
         async with engine(blueprint=blueprint) as making:
             made = await making.make(
                 f"{registry.address}/several/{form}:1", f"{registry.address}/several/made"
             )
-            assert await check(making.registries, made) == ""
+            assert await check_image(making.registries, made) == ""
             again = await making.make(
                 f"{registry.address}/several/{form}:1", f"{registry.address}/several/made"
             )
-        assert made.base_digest == base and again.how is How.PRESENT
+        assert made.base_digest == base and again.how is ImageOutcome.PRESENT
         body = registry.manifest("several/made", made.digest)
         assert body["mediaType"] == types["index"]
         assert [one["platform"]["architecture"] for one in body["manifests"]] == ["amd64", "arm64"]
@@ -244,13 +246,13 @@ async def test_between_registries_blobs_are_streamed_once_and_found_again(
             3,
         )  # from the first repository: two and the layer
         for one in (*made, elsewhere):
-            assert await check(making.registries, one) == ""
+            assert await check_image(making.registries, one) == ""
     async with engine((made_of,), EDITS) as making:  # another engine, which knows of nothing
         again = await making.make(bases[0], f"{other.address}/far/agents")
-    assert (again.how, again.downloaded) == (How.MADE, 0)
+    assert (again.how, again.downloaded) == (ImageOutcome.MADE, 0)
 
 
-async def test_images_at_once_upload_the_layer_once_for_each_repository_or_mount_it(
+async def test_concurrent_images_upload_their_layer_once_or_mount_it(
     registry: RealRegistry, tmp_path: Path
 ) -> None:
     bases = pushed(registry, "once", 12)
@@ -266,7 +268,7 @@ async def test_foreign_layers_are_kept_and_not_asked_for(registry: RealRegistry,
     registry.push("foreign/base", "1", "schema2", foreign=True)
     async with engine((agent(tmp_path),)) as making:
         made = await making.make(f"{registry.address}/foreign/base:1", f"{registry.address}/foreign/agents")
-        assert await check(making.registries, made) == ""
+        assert await check_image(making.registries, made) == ""
     layers = registry.manifest("foreign/agents", made.digest)["layers"]
     assert layers[1]["urls"] == ["https://example.com/layer"] and len(layers) == 3
 
@@ -279,10 +281,10 @@ async def test_what_cannot_be_appended_to_names_image_and_cause(
     place = registry.address
     cases = {
         f"{place}/odd/onbuild:1": ("unsupported", "ONBUILD"),
-        f"{place}/odd/arm:1": ("unsupported", "made for `linux/arm64`"),
+        f"{place}/odd/arm:1": ("unsupported", "built for `linux/arm64`"),
         f"{place}/odd/arm:none": ("missing", "MANIFEST_UNKNOWN"),
         f"{place}/odd/nowhere:1": ("missing", "404"),
-        "not a reference": ("unsupported", "not a reference"),
+        "not a reference": ("unsupported", "invalid image reference"),
     }
     async with engine((agent(tmp_path),)) as making:
         for base, (kind, cause) in cases.items():
@@ -292,24 +294,24 @@ async def test_what_cannot_be_appended_to_names_image_and_cause(
                 assert (caught.value.kind, caught.value.again) == (kind, False)
                 assert base in caught.value.message
         with pytest.raises(BadInput, match="steps"):
-            RegistryEngine(Blueprint(steps=Lines(after=("RUN x",))), making.registries, making.notes)
+            RegistryEngine(ImageBlueprint(steps=Lines(after=("RUN x",))), making.registries, making.notes)
     assert registry.tags("odd/agents") == []
 
 
-async def test_check_says_what_is_wrong(registry: RealRegistry, tmp_path: Path) -> None:
+async def test_a_check_reports_each_fault_of_an_image(registry: RealRegistry, tmp_path: Path) -> None:
     (base,) = pushed(registry, "checked", 1)
     made_of = agent(tmp_path, b"checked")
     async with engine((made_of,)) as making:
         made = await making.make(base, f"{registry.address}/checked/agents", "nice")
-        assert await check(making.registries, made) == ""
+        assert await check_image(making.registries, made) == ""
         moved = registry.push("checked/agents", "nice", "oci")
-        assert f"checked/agents:nice` stands for `{moved}`" in await check(making.registries, made)
+        assert f"checked/agents:nice` points to `{moved}`" in await check_image(making.registries, made)
         await making.make(base, f"{registry.address}/checked/agents", "nice")
         status, _, _ = registry.ask("DELETE", f"checked/agents/blobs/{made_of.digest}")
         assert status == 202
-        assert made_of.digest in await check(making.registries, made)
+        assert made_of.digest in await check_image(making.registries, made)
         registry.ask("DELETE", f"checked/agents/manifests/{made.digest}")
-        assert await check(making.registries, made) == f"the tag `{made.reference}` is not there"
+        assert await check_image(making.registries, made) == f"the tag `{made.reference}` is missing"
 
 
 async def test_a_blob_that_was_known_and_is_gone_is_brought_again(
@@ -321,5 +323,5 @@ async def test_a_blob_that_was_known_and_is_gone_is_brought_again(
         await making.make(bases[0], f"{registry.address}/gone/agents")
         registry.ask("DELETE", f"gone/agents/blobs/{made_of.digest}")
         made = await making.make(bases[1], f"{registry.address}/gone/agents")
-        assert await check(making.registries, made) == ""
+        assert await check_image(making.registries, made) == ""
     assert json.loads(registry.ask("GET", "gone/agents/tags/list")[2])["tags"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.registry_scene import Front, Making, RealRegistry, engine, front, layer, real_registry, refused
+from tests.registry_server import Front, Making, RealRegistry, engine, front, layer, real_registry, refused
 
 from holdwater.core.errors import BadInput, ImageFailed
-from holdwater.core.image import How, Image
+from holdwater.core.image import ImageOutcome, ImageTarget
 from holdwater.image.registry import credentials
-from holdwater.image.registry.credentials import Credentials
-from holdwater.image.registry.together import together
+from holdwater.image.registry.concurrency import run_concurrently
+from holdwater.image.registry.credentials import RegistryCredentials
 
 SECRET = "hunter2-and-a-half"
 IDENTITY = "an-identity-token-of-some-length"
@@ -113,7 +113,7 @@ async def test_a_registry_that_wants_a_token_gets_one_for_the_right_scopes(
         }[how]
         async with engine((agent(tmp_path),), config=configured(tmp_path, **config), search=search) as making:
             made = await built(making, before, f"to/{how}")
-            assert {one.how for one in made} == {How.MADE}
+            assert {one.how for one in made} == {ImageOutcome.MADE}
             assert_silent(made, making.notes, vars(making.registries), before.strayed)
         target = f"repository:to/{how}"
         asked = set(before.scopes)
@@ -146,30 +146,32 @@ async def test_credentials_go_to_no_other_host(registry: RealRegistry, tmp_path:
         before.redirects_blobs = before.uploads_elsewhere = before.refuses_mounts = True
         async with engine((agent(tmp_path),), config=config) as making:
             made = await built(making, before, "to/far")
-        assert {one.how for one in made} == {How.MADE} and sum(one.downloaded for one in made) > 0
+        assert {one.how for one in made} == {ImageOutcome.MADE} and sum(one.downloaded for one in made) > 0
         assert before.seen["GET blob"] > BASES and before.strayed == []
 
 
-async def test_a_token_that_expires_in_mid_run_is_replaced_once_for_all_who_wait(
+async def test_a_token_that_expires_during_a_run_is_renewed_once_for_all(
     registry: RealRegistry, tmp_path: Path
 ) -> None:
     async with front(registry) as before:
         config = login(before, tmp_path)
         before.auth = "bearer"
         async with engine((agent(tmp_path),), config=config) as making:
-            image = Image(name="i", base=f"{before.address}/base0:1", repository=f"{before.address}/to/mid")
+            image = ImageTarget(
+                name="i", base=f"{before.address}/base0:1", repository=f"{before.address}/to/mid"
+            )
             await making.engine.foresee(image)
             before.expire()
             before.scopes.clear()
             before.seen.clear()
-            client = making.registries.registry(before.address)
+            client = making.registries.client_for(before.address)
             wanted = registry.digest("base0", "1")
-            found = await together(*(client.head("base0", "1") for _ in range(50)))
+            found = await run_concurrently(*(client.read_digest("base0", "1") for _ in range(50)))
             assert set(found) == {wanted}
             assert before.scopes == [frozenset({"repository:base0:pull"})]
             assert before.seen["HEAD manifest"] <= 100
             before.expire()
-            assert (await built(making, before, "to/mid"))[0].how is How.MADE
+            assert (await built(making, before, "to/mid"))[0].how is ImageOutcome.MADE
 
 
 async def test_a_token_is_replaced_before_it_expires(registry: RealRegistry, tmp_path: Path) -> None:
@@ -177,10 +179,10 @@ async def test_a_token_is_replaced_before_it_expires(registry: RealRegistry, tmp
         config = login(before, tmp_path)
         before.auth, before.lifetime = "bearer", 1
         async with engine(config=config) as making:
-            client = making.registries.registry(before.address)
+            client = making.registries.client_for(before.address)
             until = time.monotonic() + 1.7
             while time.monotonic() < until:
-                await client.head("base0", "1")
+                await client.read_digest("base0", "1")
             refusals = before.seen["HEAD manifest"] - len(before.tokens)
         assert 2 <= len(before.tokens) <= 4 and refusals > 10
         before.seen.clear()
@@ -214,7 +216,7 @@ async def test_an_answer_that_is_no_http_shows_nothing_of_what_was_asked(tmp_pat
         place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         config = configured(tmp_path, auths={place: {"username": "someone", "password": SECRET}})
         async with engine(config=config) as making:
-            with pytest.raises(ImageFailed, match="a broken answer") as caught:
+            with pytest.raises(ImageFailed, match="invalid response") as caught:
                 await making.make(f"{place}/a:1", f"{place}/b")
             assert_silent(*chain(caught.value), making.notes)
 
@@ -223,8 +225,8 @@ async def test_an_answer_that_is_no_http_shows_nothing_of_what_was_asked(tmp_pat
     ("script", "why"),
     [
         ("echo broken; exit 3", "exit status 3"),
-        (f"echo {SECRET}", "not what docker's helpers print"),
-        ("sleep 60 & sleep 60", "no answer in 0.5 s"),
+        (f"echo {SECRET}", "not in the format of docker's helpers"),
+        ("sleep 60 & sleep 60", "no output within 0.5 s"),
         ("head -c 200000 /dev/zero", "more than 65536 bytes"),
     ],
 )
@@ -234,20 +236,20 @@ async def test_a_helper_that_fails_is_named_without_what_it_printed(
     monkeypatch.setattr(credentials, "HELPER_SECONDS", 0.5)
     config = configured(tmp_path, credHelpers={"ghcr.io": "ours"})
     with pytest.raises(ImageFailed, match=r"docker-credential-ours.*ghcr\.io") as caught:
-        await Credentials(config, helper(tmp_path, script)).login("ghcr.io")
+        await RegistryCredentials(config, helper(tmp_path, script)).find_login("ghcr.io")
     assert why in caught.value.message
     assert_silent(*chain(caught.value))
 
 
-async def test_a_helper_that_knows_nobody_leaves_what_the_file_says(tmp_path: Path) -> None:
+async def test_a_helper_without_a_login_leaves_the_one_in_the_file(tmp_path: Path) -> None:
     search = helper(tmp_path, "echo 'credentials not found in native keychain'; exit 1")
     content = {
         "credsStore": "ours",
         "auths": {"https://index.docker.io/v1/": {"username": "me", "password": "pw"}},
     }
-    known = Credentials(configured(tmp_path, **content), search)
-    assert await known.login("ghcr.io") is None
-    found = await known.login("docker.io")
+    known = RegistryCredentials(configured(tmp_path, **content), search)
+    assert await known.find_login("ghcr.io") is None
+    found = await known.find_login("docker.io")
     assert found is not None and (found.username, found.password) == ("me", "pw")
 
 
@@ -256,12 +258,12 @@ async def test_a_helper_that_knows_nobody_leaves_what_the_file_says(tmp_path: Pa
     [
         ('{"auths": {"ghcr.io": {"auth": "' + SECRET, "not a JSON object"),
         ("[]", "not a JSON object"),
-        ('{"auths": [1]}', "no object"),
-        (json.dumps({"auths": {"ghcr.io": SECRET}}), "broken"),
-        (json.dumps({"auths": {"ghcr.io": {"auth": SECRET}}}), "broken `auth`"),
-        ('{"auths": {"ghcr.io": {"auth": "aGVsbG8="}}}', "broken `auth`"),
+        ('{"auths": [1]}', "not an object"),
+        (json.dumps({"auths": {"ghcr.io": SECRET}}), "invalid entry"),
+        (json.dumps({"auths": {"ghcr.io": {"auth": SECRET}}}), "invalid `auth`"),
+        ('{"auths": {"ghcr.io": {"auth": "aGVsbG8="}}}', "invalid `auth`"),
         ('{"credHelpers": {"ghcr.io": "absent"}}', "docker-credential-absent"),
-        ('{"credsStore": "../../bin/sh"}', "not there"),
+        ('{"credsStore": "../../bin/sh"}', "does not exist"),
     ],
 )
 async def test_a_broken_configuration_is_bad_input_that_names_the_file(
@@ -270,11 +272,11 @@ async def test_a_broken_configuration_is_bad_input_that_names_the_file(
     path = tmp_path / "config.json"
     path.write_text(content)
     with pytest.raises(BadInput, match=why) as caught:
-        await Credentials(path, "/usr/bin").login("ghcr.io")
+        await RegistryCredentials(path, "/usr/bin").find_login("ghcr.io")
     assert str(path) in caught.value.message
     assert_silent(*chain(caught.value))
 
 
-async def test_without_a_configuration_nobody_is_signed_in(tmp_path: Path) -> None:
-    assert await Credentials(None).login("ghcr.io") is None
-    assert await Credentials(tmp_path / "absent.json").login("ghcr.io") is None
+async def test_without_a_configuration_no_login_is_found(tmp_path: Path) -> None:
+    assert await RegistryCredentials(None).find_login("ghcr.io") is None
+    assert await RegistryCredentials(tmp_path / "absent.json").find_login("ghcr.io") is None

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.registry_scene import OCI, RealRegistry, digest, layer, real_registry, tar
+from tests.registry_server import OCI, RealRegistry, digest, layer, real_registry, tar
 
-from holdwater.core.image import Layer
+from holdwater.core.image import ImageLayer
 from holdwater.core.records import MiB
-from holdwater.image.registry.reference import Reference
-from holdwater.image.registry.transfer import MOST_BLOBS, MOST_PLACES, Known
+from holdwater.image.registry.reference import ImageReference
+from holdwater.image.registry.transfer import MOST_BLOBS, MOST_PLACES, BlobLocations
 
 PROOF = pytest.mark.proof
 
@@ -48,11 +48,11 @@ def build(tmp_path: Path, **asked: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def raw_layer(path: Path, size: int) -> Layer:
+def raw_layer(path: Path, size: int) -> ImageLayer:
     """A layer of random bytes: what is in it does not matter here."""
     path.write_bytes(os.urandom(MiB) * (size // MiB))
     content = path.read_bytes()
-    return Layer(digest(content), digest(b"unpacked"), len(content), 1, str(path))
+    return ImageLayer(digest(content), digest(b"unpacked"), len(content), 1, str(path))
 
 
 @pytest.mark.parametrize("size", [96 * MiB, pytest.param(300 * MiB, marks=PROOF)])
@@ -120,14 +120,14 @@ def test_images_are_made_in_time(registry: RealRegistry, tmp_path: Path, count: 
     assert len(registry.tags("agents")) == count and told["seconds"] < seconds
 
 
-def test_what_is_remembered_of_blobs_has_a_bound() -> None:
-    known = Known()
+def test_the_memory_of_blob_locations_is_bounded() -> None:
+    known = BlobLocations()
     for number in range(MOST_BLOBS + 500):
-        known.add(Reference("r", "shared"), digest(b"%d" % number))
+        known.add(ImageReference("r", "shared"), digest(b"%d" % number))
     for number in range(MOST_PLACES + 50):
-        known.add(Reference("r", f"place{number}"), digest(b"everywhere"))
+        known.add(ImageReference("r", f"place{number}"), digest(b"everywhere"))
     assert len(known._places) == MOST_BLOBS
     assert len(known._places["r", digest(b"everywhere")]) == MOST_PLACES
-    assert not known.has(Reference("r", "shared"), digest(b"0"))  # the oldest
-    assert known.has(Reference("r", "shared"), digest(b"%d" % (MOST_BLOBS + 499)))
-    assert known.elsewhere(Reference("r", "new"), digest(b"everywhere")) == f"place{MOST_PLACES + 49}"
+    assert not known.has(ImageReference("r", "shared"), digest(b"0"))  # the oldest
+    assert known.has(ImageReference("r", "shared"), digest(b"%d" % (MOST_BLOBS + 499)))
+    assert known.find_other(ImageReference("r", "new"), digest(b"everywhere")) == f"place{MOST_PLACES + 49}"

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.registry_scene import RealRegistry, digest, front, real_registry, registries, tar
+from tests.registry_server import RealRegistry, digest, front, real_registry, registries, tar
 
 from holdwater.core.errors import BadInput, ImageFailed
-from holdwater.core.image import Platform
-from holdwater.image.registry.flow import Flow
-from holdwater.image.registry.pick import _apply, pick
-from holdwater.image.registry.unpack import Tree
+from holdwater.core.image import ImagePlatform
+from holdwater.image.registry.blob_stream import BlobStream
+from holdwater.image.registry.path_extraction import _apply_layer, extract_path
+from holdwater.image.registry.unpacked_tree import UnpackedTree
 
 BIG = os.urandom(2_000_000)
 
@@ -38,7 +38,9 @@ async def test_what_lies_below_the_path_is_there_and_nothing_else(
     async with front(registry) as before, registries() as (opened, notes):
         before.redirects_blobs = True
         before.cuts_downloads = 1
-        found = await pick(opened, f"{before.address}/agents:1", "/opt/a", tmp_path / "into", Platform())
+        found = await extract_path(
+            opened, f"{before.address}/agents:1", "/opt/a", tmp_path / "into", ImagePlatform()
+        )
         assert found in {one["digest"] for one in registry.manifest("agents", "1")["manifests"]}
         assert [kind for kind, _ in notes] == ["registry.registry"]
     assert sorted(one.name for one in (tmp_path / "into").rglob("*")) == ["big", "new"]
@@ -52,16 +54,16 @@ async def test_a_pick_that_is_cancelled_in_the_middle_leaves_no_thread(
     head = tar({"opt/a/big": BIG})[: len(BIG) // 2]
     arrived = asyncio.Event()
 
-    class Stuck(Flow):
+    class Stuck(BlobStream):
         async def _read(self) -> bytes:
             if self._count:
                 arrived.set()
                 await asyncio.Event().wait()
             return head
 
-    tree, threads = Tree("image:1", "/opt/a", tmp_path), threading.active_count()
+    tree, threads = UnpackedTree("image:1", "/opt/a", tmp_path), threading.active_count()
     with ThreadPoolExecutor(1) as thread:
-        applying = asyncio.ensure_future(_apply(tree, Stuck("x", digest(b""), 1 << 30), thread))
+        applying = asyncio.ensure_future(_apply_layer(tree, Stuck("x", digest(b""), 1 << 30), thread))
         await arrived.wait()
         applying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -73,18 +75,18 @@ async def test_what_cannot_be_had_is_named(registry: RealRegistry, tmp_path: Pat
     async with front(registry) as before, registries() as (opened, _):
         place = before.address
         with pytest.raises(ImageFailed, match="no such path") as caught:
-            await pick(opened, f"{place}/agents:1", "/opt/b", tmp_path / "a")
+            await extract_path(opened, f"{place}/agents:1", "/opt/b", tmp_path / "a")
         assert caught.value.kind == "missing"
         with pytest.raises(ImageFailed, match="would leave the directory"):
-            await pick(opened, f"{place}/odd:1", "/opt/a", tmp_path / "b")
+            await extract_path(opened, f"{place}/odd:1", "/opt/a", tmp_path / "b")
         with pytest.raises(ImageFailed, match="no registry stores"):
-            await pick(opened, f"{place}/foreign:1", "/etc", tmp_path / "c")
+            await extract_path(opened, f"{place}/foreign:1", "/etc", tmp_path / "c")
         before.spoils = registry.manifest("odd", "1")["layers"][0]["digest"]
-        with pytest.raises(ImageFailed, match="not what") as caught:
-            await pick(opened, f"{place}/odd:1", "/opt/a", tmp_path / "d")
+        with pytest.raises(ImageFailed, match="does not match the digest") as caught:
+            await extract_path(opened, f"{place}/odd:1", "/opt/a", tmp_path / "d")
         assert caught.value.kind == "digest"
         (tmp_path / "full").mkdir()
         (tmp_path / "full/mine").touch()
         with pytest.raises(BadInput, match="not empty"):
-            await pick(opened, f"{place}/agents:1", "/opt/a", tmp_path / "full")
+            await extract_path(opened, f"{place}/agents:1", "/opt/a", tmp_path / "full")
         assert (tmp_path / "full/mine").exists()

@@ -13,7 +13,7 @@ import holdwater as hw
 from holdwater.cli import main
 from holdwater.core.errors import BadInput, SandboxFailed
 from holdwater.ledger.exchanges import read_exchanges
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 PRICES = '["*"]\ninput = 3.0\noutput = 15.0\n'
 
@@ -63,7 +63,7 @@ def failing_once(at: int) -> Any:
     return solve
 
 
-async def arun(place: Path, agent: Any, model: Model, **options: Any) -> hw.Summary:
+async def arun(place: Path, agent: Any, model: Model, **options: Any) -> hw.RunSummary:
     prices = place.with_suffix(".toml")
     prices.write_text(PRICES)
     return await hw.arun(suite(), agent, out=place, policy=model, prices=prices, backoff=0.01, **options)
@@ -82,10 +82,10 @@ async def test_a_retried_attempt_pays_only_for_what_was_not_recorded(tmp_path: P
     assert summary.saved.nanodollars == 6 * 60_000
 
 
-async def test_the_record_of_a_retry_is_whole_and_says_what_was_given_again(tmp_path: Path) -> None:
+async def test_the_record_of_a_retry_is_whole_and_marks_replayed_replies(tmp_path: Path) -> None:
     await arun(tmp_path / "run", failing_once(2), Model())
 
-    with Reader(tmp_path / "run") as reader:
+    with LedgerReader(tmp_path / "run") as reader:
         second = next(row.attempt for row in reader.attempts() if row.number == 2)
         exchanges = list(read_exchanges(reader.directory, second))
     assert [e.saved.requests for e in exchanges] == [1, 1, 0]
@@ -138,12 +138,12 @@ async def test_a_replay_says_which_requests_are_not_in_the_record(tmp_path: Path
 
     assert again.outcomes == {"passed": 2, "model": 1} and again.exit_status == 1
     assert again.attempts == 3  # the same would come again
-    with Reader(tmp_path / "again") as reader:
+    with LedgerReader(tmp_path / "again") as reader:
         failure = next(r.verdict.failure for r in reader.attempts() if r.verdict and r.verdict.failure)
     assert failure.kind == "unrecorded" and "not in the record" in failure.message
 
 
-async def test_a_replayed_turn_that_differs_gets_the_reply_of_that_turn_and_is_counted(
+async def test_a_replayed_turn_that_differs_gets_its_recorded_reply_and_is_counted(
     tmp_path: Path,
 ) -> None:
     took = iter(range(100))
@@ -203,12 +203,12 @@ async def test_a_replay_names_the_parameter_that_differs(tmp_path: Path) -> None
     warmth["temperature"] = 0.5
     await hw.areplay(tmp_path / "run", out=tmp_path / "again", suite=suite(), agent=warm)
 
-    with Reader(tmp_path / "again") as reader:
+    with LedgerReader(tmp_path / "again") as reader:
         [event] = [event for event in reader.events() if event.kind == "replay.drifted"]
     assert event.message.endswith("requests 1, 2, 3 at `temperature`: recorded `nothing`, now `0.5`")
 
 
-async def test_a_replay_takes_what_was_tried_and_what_is_chosen_of_it(tmp_path: Path) -> None:
+async def test_a_replay_takes_the_tried_instances_or_a_selection_of_them(tmp_path: Path) -> None:
     await arun(tmp_path / "run", counting, Model(), only=["i0", "i2"])
 
     whole = await hw.areplay(tmp_path / "run", out=tmp_path / "a", suite=suite(), agent=counting)

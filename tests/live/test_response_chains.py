@@ -12,12 +12,12 @@ from typing import Any
 
 import openai
 import pytest
-from tests.point import QUICK, grade, numbered, solve
+from tests.in_process_run import QUICK, grade, numbered, solve
 
 import holdwater as hw
-from holdwater.gateway.dialects import told
-from holdwater.ledger.export import export
-from holdwater.testing.scripted import Reply, serve
+from holdwater.export.formats import export_run
+from holdwater.gateway.dialects import as_stream
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 LONG = "look around " * 600
 TOOL = {"type": "function", "name": "bash", "parameters": {"type": "object"}, "strict": False}
@@ -31,7 +31,7 @@ class Provider:
         self._ids = itertools.count(1)
         self.seen: list[list[Any]] = []
 
-    def __call__(self, request: dict[str, Any]) -> Reply:
+    def __call__(self, request: dict[str, Any]) -> ScriptedReply:
         given = request["input"]
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         conversation = request.get("conversation")
@@ -43,9 +43,9 @@ class Provider:
         self._kept[conversation or id] = [*said, *output]
         reply = json.dumps(_response(id, output)).encode()
         if not request.get("stream"):
-            return Reply(body=reply, headers={"Content-Type": "application/json"})
-        events = b"".join(told.responses(reply))
-        return Reply(body=events, headers={"Content-Type": "text/event-stream"})
+            return ScriptedReply(body=reply, headers={"Content-Type": "application/json"})
+        events = b"".join(as_stream.render_responses(reply))
+        return ScriptedReply(body=events, headers={"Content-Type": "text/event-stream"})
 
     def _output(self, id: str, answered: int) -> list[dict[str, Any]]:
         if answered or id != "resp_1":
@@ -111,7 +111,7 @@ def play(out: Path, talk: Callable[..., Any], streams: bool, provider: Any, **op
         await solve(instance, sandbox, model)
 
     async def conduct() -> None:
-        async with serve(provider) as url:
+        async with serve_script(provider) as url:
             asked = {**QUICK, "model": "m", "base_url": url, "timeout": 60.0, **options}
             suite = hw.Suite(name="chained", instances=numbered(1), grade=grade)
             summary = await hw.arun(suite, agent, out=out, **asked)
@@ -157,7 +157,7 @@ def test_nodes_and_exports_follow_the_names(tmp_path: Path, talk: Callable[..., 
     assert [node.role for node in nodes if node.sampled] == ["assistant"] * 3
     assert len(nodes) == len(ROLES)
     out = io.BytesIO()
-    export(tmp_path / "run", "trajectories", "openai-jsonl", out)
+    export_run(tmp_path / "run", "trajectories", "openai-jsonl", out)
     [line] = out.getvalue().splitlines()
     assert [message["role"] for message in json.loads(line)["messages"]] == ROLES
 

@@ -19,9 +19,9 @@ import zstandard
 import holdwater as hw
 from holdwater.cli import main
 from holdwater.core.errors import BadInput
-from holdwater.ledger.blobs import Blobs
+from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 SHARED = random.Random(1).randbytes(20_000)
 
@@ -76,16 +76,16 @@ def segments(path: Path) -> set[str]:
 
 def of(directory: RunDirectory, prefix: str) -> list[int]:
     """The attempts at instances whose id begins so."""
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         return [row.attempt for row in reader.attempts() if row.instance.startswith(prefix)]
 
 
 def blobs(directory: RunDirectory) -> set[str]:
-    return {path.stem for path in Blobs(directory.blobs).paths()}
+    return {path.stem for path in BlobStore(directory.blobs).paths()}
 
 
 def hashed(content: bytes, place: Path) -> str:
-    return Blobs(place / "elsewhere").put(content)
+    return BlobStore(place / "elsewhere").put(content)
 
 
 def query(directory: RunDirectory, sql: str) -> list[Any]:
@@ -107,7 +107,7 @@ def state(path: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("all", 4), ("failures", 2), ("none", 0)])
-async def test_a_run_keeps_the_files_that_it_was_told_to(tmp_path: Path, keep: str, kept: int) -> None:
+async def test_a_run_keeps_the_files_that_its_keep_rule_selects(tmp_path: Path, keep: str, kept: int) -> None:
     directory = await finished(tmp_path / "run", keep=keep)
 
     assert len(files(directory.path)) == 3 * kept  # a segment, a log and the work of each
@@ -116,7 +116,7 @@ async def test_a_run_keeps_the_files_that_it_was_told_to(tmp_path: Path, keep: s
     ) | (set(of(directory, "good")) if kept == 4 else set())
     found = hw.audit(directory.path)
     assert found.ok and found.dropped == 4 - kept, found
-    with Reader(directory) as reader:  # what the ledger has is all there
+    with LedgerReader(directory) as reader:  # what the ledger has is all there
         verdicts = [row.verdict for row in reader.attempts()]
     assert [v and (v.exchanges, v.answer is not None, v.grade is not None) for v in verdicts] == [
         (2, True, True)
@@ -124,7 +124,7 @@ async def test_a_run_keeps_the_files_that_it_was_told_to(tmp_path: Path, keep: s
     assert query(directory, "SELECT 1 FROM dropped WHERE bytes IS NULL OR bytes < 4096") == []
 
 
-async def test_what_is_not_kept_is_said_where_it_is_asked_for(
+async def test_files_that_were_not_kept_are_reported_where_they_are_requested(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = str((await finished(tmp_path / "run", keep="failures")).path)
@@ -158,21 +158,21 @@ async def test_a_replay_says_for_which_samples_the_record_is_not_kept(tmp_path: 
     again = await hw.areplay(directory.path, out=tmp_path / "again", suite=SUITE, agent=solve)
 
     assert again.outcomes == {"model": 2, "failed": 2} and again.attempts == 4
-    with Reader(tmp_path / "again") as reader:
+    with LedgerReader(tmp_path / "again") as reader:
         told = {row.instance: row.failure for row in reader.outcomes() if row.kind == "model"}
     assert told == dict.fromkeys(
         ("good-1", "good-2"), "the recorded replies are not kept (`--keep failures`)"
     )
 
 
-async def test_a_regrade_leaves_what_is_not_kept_as_it_is(tmp_path: Path) -> None:
+async def test_a_regrade_leaves_attempts_without_kept_files_unchanged(tmp_path: Path) -> None:
     directory = await finished(tmp_path / "run", keep="failures")
 
     summary = await hw.aregrade(directory.path, suite=SUITE)
 
     assert summary.outcomes == {"passed": 2, "failed": 2} and summary.attempts == 6
     assert (summary.regrade.graded, summary.regrade.refused, summary.exit_status) == (2, 2, 0)
-    with Reader(directory) as reader:
+    with LedgerReader(directory) as reader:
         told = {row.instance: row.regrade for row in reader.outcomes() if row.regrade}
     assert told == dict.fromkeys(("good-1", "good-2"), "not regraded: not kept (`--keep failures`)")
     with pytest.raises(BadInput, match=r"not kept \(`--keep failures`\)"):
@@ -217,7 +217,7 @@ async def test_a_file_that_cannot_be_removed_is_an_event_and_nothing_else(tmp_pa
     [["--keep", "none"], ["--keep", "failures", "--compress"], ["--remove"]],
     ids=lambda words: "".join(words),
 )
-async def test_without_yes_nothing_changes_and_what_is_foreseen_comes_true(
+async def test_without_yes_nothing_changes_and_the_forecast_comes_true(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     directory = await finished(tmp_path / "run")
@@ -278,7 +278,7 @@ async def test_compressed_logs_have_the_same_content_and_are_found(
     assert files(directory.path) == set()  # in either form
 
 
-async def test_a_folder_of_runs_one_held_one_open_one_broken_and_things_that_are_no_runs(
+async def test_prune_of_a_folder_leaves_held_open_broken_and_foreign_directories(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
@@ -326,7 +326,7 @@ async def test_a_folder_of_runs_one_held_one_open_one_broken_and_things_that_are
         (["--keep", "failures"], "no such directory: `runs`"),
         (["."], "nothing to do"),
         ([".", "--remove"], "neither a run nor a folder of runs: `.`"),
-        ([".", "--remove", "--older-than", "soon"], "`--older-than` is no time: `soon`"),
+        ([".", "--remove", "--older-than", "soon"], "invalid time for `--older-than`: `soon`"),
         ([".", "--remove", "--compress"], "`--remove` leaves nothing to keep or to compress"),
         (["link", "--remove"], "a link is not followed: `link`"),
     ],
@@ -346,7 +346,7 @@ def test_wrong_input_is_a_sentence(
     assert f"error: {message}" in capfd.readouterr().err
 
 
-async def test_the_ledger_of_an_older_version_is_read_as_it_is_and_can_be_pruned(
+async def test_the_ledger_of_an_older_version_can_be_read_and_pruned(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory = await finished(tmp_path / "run")

@@ -15,33 +15,33 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.authoring import Agent, Suite
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, GradeFailed, ModelFailed, ResourceExhausted, RunFailed
-from holdwater.core.failures import disk_full, interrupted
+from holdwater.core.failures import make_disk_failure, make_interrupt_failure
 from holdwater.core.records import (
-    Ask,
     Attempt,
-    Failure,
+    AttemptFailure,
+    AttemptPhase,
+    FailureOrigin,
     Grade,
     Health,
     Instance,
+    LimitOverrides,
     Limits,
     MiB,
-    Phase,
-    Start,
-    Usage,
+    ModelUsage,
+    SandboxSpec,
     Verdict,
-    Where,
 )
-from holdwater.rollout.attempt import live
-from holdwater.rollout.foreign import LONGEST_ANSWER, as_grade
-from holdwater.rollout.life import Life
-from holdwater.rollout.wire import Job
-from holdwater.sandbox.probe import Machine
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.rollout.attempt import run_attempt
+from holdwater.rollout.attempt_state import AttemptState
+from holdwater.rollout.user_results import LONGEST_ANSWER, as_grade
+from holdwater.rollout.worker_protocol import AttemptJob
+from holdwater.sandbox.probe import MachineFeatures
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 LIMITS = Limits(setup=20.0, acting=20.0, grading=20.0)
 SHORT = stretch(0.2)
@@ -52,12 +52,12 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.key = "key"
-        self.usage = Usage(requests=3)
-        self.saved = Usage()
+        self.usage = ModelUsage(requests=3)
+        self.replayed_usage = ModelUsage()
         self.drifted = 0
         self.waited = 0.0
-        self.failure: Failure | None = None
-        self.unanswered: Failure | None = None
+        self.failure: AttemptFailure | None = None
+        self.unanswered: AttemptFailure | None = None
 
 
 class FakeLog:
@@ -91,15 +91,15 @@ class Files:
         return self._base / "attempt.out"
 
     def salvage(self) -> Path:
-        return self.kept(f"{self._attempt}.tar.zst")
+        return self.kept_file(f"{self._attempt}.tar.zst")
 
     def patch(self) -> Path:
-        return self.kept(f"{self._attempt}.patch")
+        return self.kept_file(f"{self._attempt}.patch")
 
     def answer(self) -> Path:
-        return self.kept(f"{self._attempt}.answer.json")
+        return self.kept_file(f"{self._attempt}.answer.json")
 
-    def kept(self, name: str) -> Path:
+    def kept_file(self, name: str) -> Path:
         return self._base / name
 
     def artifacts(self) -> Path:
@@ -107,14 +107,14 @@ class Files:
 
 
 class World:
-    """A `Place` with a real process sandbox, and what it noted."""
+    """`AttemptServices` with a real process sandbox, and what it noted."""
 
     token = 7
-    salvaging = 10.0
+    salvage_seconds = 10.0
     gateway = None
     variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
     critic = None
-    parental = False
+    spawns_children = False
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -122,7 +122,7 @@ class World:
         self.log = FakeLog()
         self.session_ = FakeSession()
         self.notes: list[tuple[str, str]] = []
-        self.befallen: Failure | None = None
+        self.befallen: AttemptFailure | None = None
         self.limits = LIMITS
         self.suite = Suite(name="s", instances=list, grade=lambda instance, sandbox, answer: True)
         self.agent = Agent(name="a", act=lambda instance, sandbox, model: None)
@@ -130,7 +130,7 @@ class World:
             base / "scratch",
             f"attempt test {os.getpid()}",
             Network.OPEN,
-            machine=Machine(why_not="not needed"),
+            machine=MachineFeatures(why_not="not needed"),
         )
         self.numbers = itertools.count(1)
 
@@ -140,11 +140,11 @@ class World:
     def paths(self, attempt: int, name: str) -> Files:
         return self.files(self.base, attempt)
 
-    def exchanges(self, attempt: int) -> FakeLog:
+    def open_log(self, attempt: int) -> FakeLog:
         return self.log
 
     @asynccontextmanager
-    async def session(
+    async def open_session(
         self, attempt: int, log: FakeLog, limits: Limits, recording: None
     ) -> AsyncIterator[FakeSession]:
         yield self.session_
@@ -152,18 +152,20 @@ class World:
     def model(self, session: FakeSession | None, network: Network | None) -> None:
         return None
 
-    def watch_surroundings(self) -> Callable[[], Failure | None]:
+    def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
         return lambda: self.befallen
 
-    def life(self, instance: Instance | None = None, work: Verdict | None = None, **attempt: Any) -> Life:
+    def life(
+        self, instance: Instance | None = None, work: Verdict | None = None, **attempt: Any
+    ) -> AttemptState:
         number = next(self.numbers)
         tried = Attempt(**{"id": number, "instance": 1, "sample": 0, "number": number, **attempt})
         payload = msgspec.msgpack.encode(instance or Instance(id="i"))
-        job = Job(attempt=tried, payload=payload, work=work)
-        return Life(job, lambda kind, message: self.notes.append((kind, message)), closing=5.0)
+        job = AttemptJob(attempt=tried, payload=payload, work=work)
+        return AttemptState(job, lambda kind, message: self.notes.append((kind, message)), closing=5.0)
 
     async def verdict(self, instance: Instance | None = None, **attempt: Any) -> Verdict:
-        return await live(self.life(instance, **attempt), self)
+        return await run_attempt(self.life(instance, **attempt), self)
 
     def does(self, act: Callable[..., Any]) -> World:
         self.agent = Agent(name="a", act=act)
@@ -238,7 +240,7 @@ async def test_a_regrade_puts_the_earlier_work_and_answer_back(world):
         return True
 
     world.does(raising(AssertionError("the agent is not asked"))).grades(grade)
-    again = await live(world.life(work=first, regrades=first.attempt), world)
+    again = await run_attempt(world.life(work=first, regrades=first.attempt), world)
 
     assert (again.failure, again.grade) == (None, Grade(passed=True, score=1.0))
     assert graded == [("work", "done")]
@@ -252,7 +254,7 @@ async def test_a_retry_gets_its_scale_of_what_the_instance_asks_for(world):
         seen.append(limits) or opener(attempt, msgspec.structs.replace(limits, memory=None), gateway, start)
     )
 
-    await world.verdict(Instance(id="i", limits=Ask(memory=100 * MiB, acting=3.0)), scale=4)
+    await world.verdict(Instance(id="i", limits=LimitOverrides(memory=100 * MiB, acting=3.0)), scale=4)
 
     assert (seen[0].memory, seen[0].acting, seen[0].grading) == (400 * MiB, 3.0, LIMITS.grading)
 
@@ -276,7 +278,7 @@ async def test_acting_too_long_is_a_limit_and_what_was_done_is_graded(world, kin
     verdict = await world.verdict()
 
     assert verdict.failure is not None and verdict.grade is not None
-    assert (verdict.failure.where, verdict.failure.kind) == (Where.LIMIT, "timeout")
+    assert (verdict.failure.where, verdict.failure.kind) == (FailureOrigin.LIMIT, "timeout")
     assert verdict.failure.message == f"acting took longer than {SHORT:g} s"
     assert verdict.grade.passed and verdict.salvage is not None
 
@@ -302,8 +304,16 @@ async def test_set_up_and_grading_that_take_too_long_are_never_a_zero(world):
     never = await world.verdict()
 
     assert slow.failure is not None and never.failure is not None
-    assert (slow.failure.where, slow.failure.phase, slow.grade) == (Where.GRADE, Phase.GRADING, None)
-    assert (never.failure.where, never.failure.phase, never.grade) == (Where.SANDBOX, Phase.SETUP, None)
+    assert (slow.failure.where, slow.failure.phase, slow.grade) == (
+        FailureOrigin.GRADE,
+        AttemptPhase.GRADING,
+        None,
+    )
+    assert (never.failure.where, never.failure.phase, never.grade) == (
+        FailureOrigin.SANDBOX,
+        AttemptPhase.SETUP,
+        None,
+    )
     assert never.salvage is None
 
 
@@ -322,7 +332,7 @@ async def test_waiting_for_a_rate_limit_is_no_working_time(world):
 
     assert patient.failure is None
     assert patient.times.waited >= 6 * pause
-    assert busy.failure is not None and busy.failure.where is Where.LIMIT
+    assert busy.failure is not None and busy.failure.where is FailureOrigin.LIMIT
     assert busy.times.acting < stretch(5.0)
 
 
@@ -332,7 +342,7 @@ async def test_waiting_does_not_lift_the_acting_limit(world):
 
     verdict = await world.does(hang).verdict()
 
-    assert verdict.failure is not None and verdict.failure.where is Where.LIMIT
+    assert verdict.failure is not None and verdict.failure.where is FailureOrigin.LIMIT
 
 
 async def test_a_timeout_of_the_agents_own_is_the_agents(world):
@@ -343,12 +353,12 @@ async def test_a_timeout_of_the_agents_own_is_the_agents(world):
     verdict = await world.does(act).verdict()
 
     assert verdict.failure is not None
-    assert (verdict.failure.where, verdict.failure.kind) == (Where.AGENT, "exception")
+    assert (verdict.failure.where, verdict.failure.kind) == (FailureOrigin.AGENT, "exception")
 
 
 # Which failure it is.
 
-BUSY = Failure(where=Where.MODEL, kind="429", message="busy", after=9.0)
+BUSY = AttemptFailure(where=FailureOrigin.MODEL, kind="429", message="busy", after=9.0)
 
 
 @pytest.mark.parametrize("end", [ValueError("no"), None, ModelFailed("as the agent saw it")])
@@ -366,25 +376,25 @@ async def test_a_model_failure_is_no_reason_for_a_sandbox_that_was_killed(world)
 
     verdict = await world.does(writing(ResourceExhausted("killed"))).verdict()
 
-    assert verdict.failure is not None and verdict.failure.where is Where.RESOURCE
+    assert verdict.failure is not None and verdict.failure.where is FailureOrigin.RESOURCE
     assert verdict.grade == Grade(passed=True, score=1.0)
 
 
 @pytest.mark.parametrize(
     ("act", "grade", "where", "graded"),
     [
-        (raising(ValueError("no")), lambda *_: False, Where.AGENT, True),
-        (raising(ValueError("no")), raising(ValueError("no")), Where.GRADE, False),
-        (writing(), raising(ValueError("no")), Where.GRADE, False),
-        (writing(), raising(SystemExit(1)), Where.GRADE, False),
-        (writing(), lambda *_: "excellent", Where.GRADE, False),
-        (writing(ResourceExhausted("killed")), raising(ValueError("no")), Where.RESOURCE, False),
-        (writing(ModelFailed("busy")), lambda *_: True, Where.MODEL, False),
-        (writing(RunFailed("bad key")), lambda *_: True, Where.RUN, False),
-        (raising(SystemExit(2)), lambda *_: True, Where.AGENT, True),
-        (raising(KeyboardInterrupt()), lambda *_: True, Where.AGENT, True),
-        (raising(asyncio.CancelledError()), lambda *_: True, Where.AGENT, True),
-        (raising(StopIteration()), lambda *_: True, Where.AGENT, True),
+        (raising(ValueError("no")), lambda *_: False, FailureOrigin.AGENT, True),
+        (raising(ValueError("no")), raising(ValueError("no")), FailureOrigin.GRADE, False),
+        (writing(), raising(ValueError("no")), FailureOrigin.GRADE, False),
+        (writing(), raising(SystemExit(1)), FailureOrigin.GRADE, False),
+        (writing(), lambda *_: "excellent", FailureOrigin.GRADE, False),
+        (writing(ResourceExhausted("killed")), raising(ValueError("no")), FailureOrigin.RESOURCE, False),
+        (writing(ModelFailed("busy")), lambda *_: True, FailureOrigin.MODEL, False),
+        (writing(RunFailed("bad key")), lambda *_: True, FailureOrigin.RUN, False),
+        (raising(SystemExit(2)), lambda *_: True, FailureOrigin.AGENT, True),
+        (raising(KeyboardInterrupt()), lambda *_: True, FailureOrigin.AGENT, True),
+        (raising(asyncio.CancelledError()), lambda *_: True, FailureOrigin.AGENT, True),
+        (raising(StopIteration()), lambda *_: True, FailureOrigin.AGENT, True),
     ],
 )
 async def test_the_failure_that_counts(world, act, grade, where, graded):
@@ -394,11 +404,15 @@ async def test_the_failure_that_counts(world, act, grade, where, graded):
     assert (verdict.failure.where, verdict.grade is not None) == (where, graded)
 
 
-async def test_a_set_up_command_that_fails_is_the_sandboxs_and_nothing_is_salvaged_or_graded(world):
+async def test_a_failed_set_up_command_is_a_sandbox_failure_without_a_grade(world):
     verdict = await world.verdict(Instance(id="i", setup="echo broken >&2; exit 3"))
 
     assert verdict.failure is not None
-    assert (verdict.failure.where, verdict.failure.kind, verdict.grade) == (Where.SANDBOX, "setup", None)
+    assert (verdict.failure.where, verdict.failure.kind, verdict.grade) == (
+        FailureOrigin.SANDBOX,
+        "setup",
+        None,
+    )
     assert verdict.failure.message == "set-up command exited with 3: broken\n"
 
 
@@ -408,10 +422,10 @@ async def test_a_suite_without_a_grade_function_says_so(world):
     verdict = await world.verdict()
 
     assert verdict.failure is not None
-    assert (verdict.failure.where, verdict.failure.again) == (Where.GRADE, False)
+    assert (verdict.failure.where, verdict.failure.again) == (FailureOrigin.GRADE, False)
 
 
-@pytest.mark.parametrize("phase", [Phase.SETUP, Phase.ACTING, Phase.GRADING])
+@pytest.mark.parametrize("phase", [AttemptPhase.SETUP, AttemptPhase.ACTING, AttemptPhase.GRADING])
 async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
     reached = asyncio.Event()
 
@@ -420,43 +434,43 @@ async def test_an_interrupted_attempt_ends_soon_wherever_it_is(world, phase):
         await hang()
 
     world.does(writing())
-    if phase is Phase.SETUP:
+    if phase is AttemptPhase.SETUP:
         world.suite = msgspec.structs.replace(world.suite, setup=stop_here)
-    elif phase is Phase.ACTING:
+    elif phase is AttemptPhase.ACTING:
         world.does(stop_here)
     else:
         world.grades(stop_here)
 
-    lives: list[Life] = []
+    lives: list[AttemptState] = []
 
     async def attempt() -> Verdict:
         lives.append(world.life())
-        return await live(lives[0], world)
+        return await run_attempt(lives[0], world)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(attempt())
         await reached.wait()
-        lives[0].interrupt(interrupted("a signal"))
-        lives[0].interrupt(interrupted("another one"))
+        lives[0].interrupt(make_interrupt_failure("a signal"))
+        lives[0].interrupt(make_interrupt_failure("another one"))
 
     verdict = task.result()
     assert verdict.failure is not None
-    assert (verdict.failure.where, verdict.failure.message) == (Where.INTERRUPTED, "a signal")
+    assert (verdict.failure.where, verdict.failure.message) == (FailureOrigin.INTERRUPTED, "a signal")
     assert verdict.grade is None
-    assert (verdict.salvage is not None) == (phase is Phase.GRADING)
+    assert (verdict.salvage is not None) == (phase is AttemptPhase.GRADING)
 
 
 @pytest.mark.parametrize("end", [ValueError("no"), ResourceExhausted("killed"), ModelFailed("busy")])
-async def test_what_ends_badly_beside_a_full_disk_is_blamed_on_nobody(world, end):
-    world.befallen = disk_full()
+async def test_a_bad_end_beside_a_full_disk_is_a_disk_failure(world, end):
+    world.befallen = make_disk_failure()
 
     failing = world.does(raising(end)).grades(lambda instance, sandbox, answer: False)
 
-    assert (await failing.verdict()).failure == disk_full()
+    assert (await failing.verdict()).failure == make_disk_failure()
 
 
 async def test_a_pass_beside_a_full_disk_is_a_pass(world):
-    world.befallen = disk_full()
+    world.befallen = make_disk_failure()
 
     verdict = await world.verdict()
 
@@ -465,15 +479,18 @@ async def test_a_pass_beside_a_full_disk_is_a_pass(world):
 
 
 async def test_a_failure_that_hits_every_instance_stays_one_beside_a_full_disk(world):
-    world.befallen = disk_full()
+    world.befallen = make_disk_failure()
 
     verdict = await world.does(raising(RunFailed("bad key", kind="key"))).verdict()
 
-    assert verdict.failure is not None and (verdict.failure.where, verdict.failure.kind) == (Where.RUN, "key")
+    assert verdict.failure is not None and (verdict.failure.where, verdict.failure.kind) == (
+        FailureOrigin.RUN,
+        "key",
+    )
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RunFailed("full", kind="disk")])
-async def test_a_write_that_found_the_disk_full_is_blamed_on_nobody_whoever_caught_it(world, error):
+async def test_a_caught_write_error_on_a_full_disk_is_a_disk_failure(world, error):
     """There is room again when the attempt ends, and its grade is a pass."""
 
     async def fail(path, content):
@@ -492,7 +509,7 @@ async def test_a_write_that_found_the_disk_full_is_blamed_on_nobody_whoever_caug
 
     verdict = await world.does(careless).verdict()
 
-    assert verdict.failure == disk_full()
+    assert verdict.failure == make_disk_failure()
 
 
 # Salvage, and what is left behind.
@@ -527,22 +544,28 @@ async def test_kept_work_that_is_gone_or_changed_is_not_graded(world, harm):
     first = await world.does(writing()).grades(passes_by_its_file).verdict()
     harm(world.base / "1.tar.zst")
 
-    again = await live(world.life(work=first, regrades=first.attempt), world)
+    again = await run_attempt(world.life(work=first, regrades=first.attempt), world)
 
-    assert (again.failure.where, again.failure.kind, again.grade) == (Where.SANDBOX, "unrestored", None)
+    assert (again.failure.where, again.failure.kind, again.grade) == (
+        FailureOrigin.SANDBOX,
+        "unrestored",
+        None,
+    )
     assert (first.grade.passed, again.kept) == (True, first.kept)
 
 
 async def test_a_grading_of_kept_work_inherits_how_its_agent_ended(world):
     first = await world.does(writing(ValueError("gave up"))).grades(raising(OSError("no"))).verdict()
 
-    again = await live(world.grades(passes_by_its_file).life(work=first, regrades=first.attempt), world)
+    again = await run_attempt(
+        world.grades(passes_by_its_file).life(work=first, regrades=first.attempt), world
+    )
 
-    assert (first.failure.where, first.kept.failure.where) == (Where.GRADE, Where.AGENT)
-    assert (again.failure.where, again.grade) == (Where.AGENT, Grade(passed=True, score=1.0))
+    assert (first.failure.where, first.kept.failure.where) == (FailureOrigin.GRADE, FailureOrigin.AGENT)
+    assert (again.failure.where, again.grade) == (FailureOrigin.AGENT, Grade(passed=True, score=1.0))
 
 
-async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_nothing_more(world):
+async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_nothing(world):
     release, late = threading.Event(), []
 
     def act(instance: Instance, sandbox: Any, model: Any) -> None:
@@ -554,14 +577,14 @@ async def test_an_agent_that_outlives_its_limit_taints_its_worker_and_reaches_no
 
     world.limits = msgspec.structs.replace(LIMITS, acting=SHORT)
     life = world.does(act).life()
-    verdict = await live(life, world)
+    verdict = await run_attempt(life, world)
     tainted = life.tainted
     release.set()
     async with asyncio.timeout(stretch(10)):
         while life.calls.alive:
             await asyncio.sleep(0.005)
 
-    assert verdict.failure is not None and verdict.failure.where is Where.LIMIT
+    assert verdict.failure is not None and verdict.failure.where is FailureOrigin.LIMIT
     assert tainted and not life.tainted
     assert [type(error) for error in late] == [AttemptOver]
 
@@ -608,7 +631,7 @@ async def test_a_long_answer_is_a_file_and_graded_from_it(world):
     long = "x" * (2 * LONGEST_ANSWER)
 
     verdict = await world.does(lambda *_: long).verdict()
-    again = await live(world.life(work=verdict, regrades=verdict.attempt), world)
+    again = await run_attempt(world.life(work=verdict, regrades=verdict.attempt), world)
 
     assert (verdict.answer, again.answer, again.failure) == (None, None, None)
     assert verdict.kept.answer.bytes == len(long) + 2 and verdict.kept.lacks == ""
@@ -622,7 +645,7 @@ async def test_a_long_answer_is_a_file_and_graded_from_it(world):
 async def test_an_answer_that_json_changes_is_said_to_be_unkept(world, answer):
     verdict = await world.does(lambda *_: answer).verdict()
 
-    assert verdict.kept.lacks == "JSON does not give the answer back as it was"
+    assert verdict.kept.lacks == "a JSON round trip changes the answer"
 
 
 class Unspeakable(Exception):
@@ -712,7 +735,7 @@ async def test_a_regrade_grades_the_patch_that_was_kept(world):
     graded: list[Any] = []
     first = await patched(world, graded).does(writing()).verdict()
 
-    again = await live(world.life(work=first, regrades=first.attempt), world)
+    again = await run_attempt(world.life(work=first, regrades=first.attempt), world)
 
     assert graded == ["work", "work"]
     assert (again.failure, again.patch, again.kept) == (None, 4, first.kept)
@@ -723,7 +746,7 @@ async def test_a_patch_that_cannot_be_taken_is_no_zero(world):
 
     verdict = await world.does(writing()).verdict()
 
-    assert verdict.failure is not None and verdict.failure.where is Where.GRADE
+    assert verdict.failure is not None and verdict.failure.where is FailureOrigin.GRADE
     assert (verdict.grade, verdict.patch) == (None, None)
     assert [kind for kind, _ in world.notes] == ["salvage.failed"]
 
@@ -734,7 +757,7 @@ async def test_a_renewed_sandbox_is_as_the_agent_found_it(world):
     async def grade(instance: Instance, sandbox: Any, answer: Any) -> bool:
         await sandbox.renew()
         seen.append((await sandbox.run("ls; cat given")).stdout)
-        await sandbox.renew(Start())
+        await sandbox.renew(SandboxSpec())
         seen.append((await sandbox.run("ls")).stdout)
         return True
 
@@ -746,15 +769,20 @@ async def test_a_renewed_sandbox_is_as_the_agent_found_it(world):
 # Health.
 
 
-async def test_nobody_acts_before_the_sandbox_is_healthy(world, tmp_path):
+async def test_no_agent_acts_before_the_sandbox_is_healthy(world, tmp_path):
     health = Health(
         command=f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3", interval=0.01
     )
     world.does(writing())
 
-    verdict = await world.verdict(Instance(id="i", start=Start(health=health)))
-    sick = await world.verdict(Instance(id="i", start=Start(health=Health(command="false", interval=0.01))))
+    verdict = await world.verdict(Instance(id="i", start=SandboxSpec(health=health)))
+    sick = await world.verdict(
+        Instance(id="i", start=SandboxSpec(health=Health(command="false", interval=0.01)))
+    )
 
     assert (verdict.failure, (tmp_path / "tries").read_text()) == (None, "x\nx\nx\n")
-    assert sick.failure is not None and (sick.failure.where, sick.failure.kind) == (Where.SANDBOX, "health")
+    assert sick.failure is not None and (sick.failure.where, sick.failure.kind) == (
+        FailureOrigin.SANDBOX,
+        "health",
+    )
     assert sick.salvage is None

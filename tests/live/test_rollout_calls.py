@@ -7,12 +7,12 @@ import functools
 import threading
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
-from holdwater.rollout import calls as rollout_calls
-from holdwater.rollout.calls import Calls
-from holdwater.rollout.disks import Hurt
-from holdwater.rollout.views import BlockingSandbox, SandboxView, for_caller
+from holdwater.rollout import user_calls as rollout_calls
+from holdwater.rollout.disks import DiskFaults
+from holdwater.rollout.user_calls import UserCalls
+from holdwater.rollout.views import BlockingSandbox, SandboxView, adapt_arguments
 
 
 async def eventually(statement) -> None:
@@ -22,7 +22,7 @@ async def eventually(statement) -> None:
 
 
 async def test_a_plain_function_runs_in_a_daemon_thread_of_its_own():
-    calls = Calls("attempt-7")
+    calls = UserCalls("attempt-7")
 
     def where(*arguments: int) -> tuple[threading.Thread, tuple[int, ...]]:
         return threading.current_thread(), arguments
@@ -35,8 +35,8 @@ async def test_a_plain_function_runs_in_a_daemon_thread_of_its_own():
     assert calls.alive == 0
 
 
-async def test_a_hundred_hung_calls_hold_up_nobody():
-    calls, release = Calls("hung"), threading.Event()
+async def test_a_hundred_hung_calls_do_not_delay_another():
+    calls, release = UserCalls("hung"), threading.Event()
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(calls.call(release.wait)) for _ in range(100)]
@@ -51,7 +51,7 @@ async def test_a_hundred_hung_calls_hold_up_nobody():
 
 
 async def test_a_call_that_was_given_up_may_fail_late():
-    calls, release = Calls("late"), threading.Event()
+    calls, release = UserCalls("late"), threading.Event()
 
     def late() -> None:
         release.wait()
@@ -69,7 +69,7 @@ ERRORS = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.Cancelle
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_what_a_function_raises_is_an_error_for_its_caller_and_for_nobody_else(kind, error):
+def test_an_exception_of_a_function_reaches_only_its_caller(kind, error):
     """Given a loop of its own, which an exit in a task would end, when the call fails, then it goes on."""
 
     def fail() -> None:
@@ -80,7 +80,7 @@ def test_what_a_function_raises_is_an_error_for_its_caller_and_for_nobody_else(k
 
     async def main() -> str:
         try:
-            await Calls("t").call(fail if kind == "def" else fail_later)
+            await UserCalls("t").call(fail if kind == "def" else fail_later)
         except Exception as raised:
             return str(raised) or type(raised).__name__
         return "nothing"
@@ -92,7 +92,7 @@ def test_what_a_function_raises_is_an_error_for_its_caller_and_for_nobody_else(k
 
 async def test_a_task_that_ignores_its_cancellation_is_left_behind_and_counted(monkeypatch):
     monkeypatch.setattr(rollout_calls, "CANCEL_SECONDS", 0.05)
-    calls, allowed = Calls("t"), asyncio.Event()
+    calls, allowed = UserCalls("t"), asyncio.Event()
 
     async def stubborn() -> None:
         while not allowed.is_set():
@@ -110,7 +110,7 @@ async def test_a_task_that_ignores_its_cancellation_is_left_behind_and_counted(m
 
 
 async def test_a_cancelled_task_ends_before_its_caller_goes_on():
-    calls, cleaned = Calls("t"), False
+    calls, cleaned = UserCalls("t"), False
 
     async def tidy() -> None:
         nonlocal cleaned
@@ -129,7 +129,7 @@ async def test_a_cancelled_task_ends_before_its_caller_goes_on():
 
 async def test_stop_iteration_becomes_an_error_that_a_future_can_carry():
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await Calls("t").call(lambda: next(iter(())))
+        await UserCalls("t").call(lambda: next(iter(())))
 
 
 class Caller:
@@ -145,11 +145,11 @@ async def name_of_thread(*_: object) -> str:
     "function", [name_of_thread, Caller(), functools.partial(name_of_thread, 1), lambda: name_of_thread()]
 )
 async def test_async_callables_run_on_the_loop(function):
-    assert await Calls("t").call(function) == threading.current_thread().name
+    assert await UserCalls("t").call(function) == threading.current_thread().name
 
 
 async def test_a_loop_that_is_gone_hurts_no_thread():
-    calls, release = Calls("t"), threading.Event()
+    calls, release = UserCalls("t"), threading.Event()
 
     def late() -> None:
         release.wait()
@@ -176,6 +176,6 @@ async def test_a_blocking_view_raises_on_the_loop_instead_of_stopping_it(tmp_pat
     def outer(sandbox: BlockingSandbox) -> object:
         return inner(sandbox)
 
-    view = SandboxView(None, lambda: tmp_path / "out", Hurt(), None)
+    view = SandboxView(None, lambda: tmp_path / "out", DiskFaults(), None)
     with pytest.raises(RuntimeError, match="async def"):
-        await Calls("t").call(outer, *for_caller(outer, view))
+        await UserCalls("t").call(outer, *adapt_arguments(outer, view))

@@ -10,23 +10,23 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from tests.host_scene import GROUP, LIMITS, hosting, left_of, suite, uncollected
-from tests.patience import stretch
+from tests.host_harness import GROUP, LIMITS, hosting, left_of, suite, uncollected
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.agent.python import python
 from holdwater.core.errors import AttemptOver
-from holdwater.core.failures import interrupted
-from holdwater.core.records import Verdict, Where
-from holdwater.rollout import calls
+from holdwater.core.failures import make_interrupt_failure
+from holdwater.core.records import FailureOrigin, Verdict
+from holdwater.rollout import user_calls
+from holdwater.rollout.attempt_state import MOST_KEPT
 from holdwater.rollout.children import DEEPEST, MOST_CHILDREN
-from holdwater.rollout.life import MOST_KEPT
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled child has the time to end, however busy the machine is."""
-    monkeypatch.setattr(calls, "CANCEL_SECONDS", stretch(calls.CANCEL_SECONDS))
+    monkeypatch.setattr(user_calls, "CANCEL_SECONDS", stretch(user_calls.CANCEL_SECONDS))
 
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ async def test_a_child_acts_in_its_parents_sandbox_with_its_parents_model(tmp_pa
     async def act(instance, sandbox, model, attempt):
         await sandbox.write("from-parent", "p ")
         await ask(instance, sandbox, model)
-        born = await attempt.child(sub, "the child's", name="sub")
+        born = await attempt.spawn(sub, "the child's", name="sub")
         await ask(instance, sandbox, model)
         made = (await sandbox.run("cat from-child")).stdout
         return [born.answer, made, born.usage.requests, born.failure]
@@ -93,7 +93,7 @@ async def test_a_plain_function_has_children_from_its_threads(tmp_path):
         answers: dict[int, str] = {}
 
         def one(number: int) -> None:
-            answers[number] = attempt.child(sub, f"n{number}", name=f"c{number}").answer
+            answers[number] = attempt.spawn(sub, f"n{number}", name=f"c{number}").answer
 
         threads = [threading.Thread(target=one, args=(n,)) for n in range(3)]
         for thread in threads:
@@ -110,10 +110,10 @@ async def test_a_plain_function_has_children_from_its_threads(tmp_path):
 
 async def test_an_agent_is_found_by_its_name(tmp_path):
     async def act(instance, sandbox, model, attempt):
-        by_name = await attempt.child("bash", "say it")
-        by_path = await attempt.child(f"{tmp_path}/other.py:solve", name="other")
+        by_name = await attempt.spawn("bash", "say it")
+        by_path = await attempt.spawn(f"{tmp_path}/other.py:solve", name="other")
         with pytest.raises(hw.BadInput):
-            await attempt.child("no-such-agent")
+            await attempt.spawn("no-such-agent")
         return [by_name.answer, by_path.answer]
 
     (tmp_path / "other.py").write_text(
@@ -127,7 +127,7 @@ async def test_an_agent_is_found_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("withheld", ["sandbox", "model"])
-async def test_what_is_not_lent_is_not_there_nor_for_its_children(tmp_path, withheld):
+async def test_a_withheld_resource_is_absent_for_a_child_and_its_children(tmp_path, withheld):
     async def use(instance, sandbox, model):
         await (sandbox.run("true") if withheld == "sandbox" else ask(instance, sandbox, model))
 
@@ -135,10 +135,10 @@ async def test_what_is_not_lent_is_not_there_nor_for_its_children(tmp_path, with
         return sandbox.workdir if withheld == "sandbox" else model.key
 
     async def lend_on(instance, sandbox, model, attempt):
-        return (await attempt.child(use)).failure.kind
+        return (await attempt.spawn(use)).failure.kind
 
     async def act(instance, sandbox, model, attempt):
-        born = [await attempt.child(agent, **{withheld: False}) for agent in (use, use_in_a_thread, lend_on)]
+        born = [await attempt.spawn(agent, **{withheld: False}) for agent in (use, use_in_a_thread, lend_on)]
         return [born[0].failure.kind, born[1].failure.kind, born[2].answer]
 
     verdict, hosted = await played(tmp_path, act)
@@ -152,7 +152,7 @@ async def test_no_two_children_have_the_same_seed(tmp_path):
         return model.seed
 
     async def act(instance, sandbox, model, attempt):
-        return [model.seed, *[(await attempt.child(seed)).answer for _ in range(3)]]
+        return [model.seed, *[(await attempt.spawn(seed)).answer for _ in range(3)]]
 
     verdict, _ = await played(tmp_path, act)
 
@@ -177,35 +177,39 @@ async def test_what_a_child_raises_or_exceeds_is_not_its_parents_failure(tmp_pat
 
     async def act(instance, sandbox, model, attempt):
         born = [
-            await attempt.child(raises),
-            await attempt.child(late, timeout=0.1),
-            await attempt.child(no_reply),
+            await attempt.spawn(raises),
+            await attempt.spawn(late, timeout=0.1),
+            await attempt.spawn(no_reply),
         ]
         return [str(one.failure.where) for one in born]
 
     verdict, _ = await played(tmp_path, act, policy=policy)
 
     assert (verdict.failure, verdict.answer) == (None, '["agent","limit","model"]')
-    assert [where for _, where, _ in told(verdict)] == [Where.AGENT, Where.LIMIT, Where.MODEL]
+    assert [where for _, where, _ in told(verdict)] == [
+        FailureOrigin.AGENT,
+        FailureOrigin.LIMIT,
+        FailureOrigin.MODEL,
+    ]
 
 
 async def test_what_children_use_counts_against_their_parents_budget(tmp_path):
     async def act(instance, sandbox, model, attempt):
-        born = [await attempt.child(ask, "x", name=f"c{n}") for n in range(4)]
+        born = [await attempt.spawn(ask, "x", name=f"c{n}") for n in range(4)]
         return [one.failure and str(one.failure.where) for one in born]
 
     limits = msgspec.structs.replace(LIMITS, requests=2)
     verdict, hosted = await played(tmp_path, act, limits=limits)
 
     assert verdict.answer == '[null,null,"limit","limit"]'
-    assert verdict.failure is not None and verdict.failure.where is Where.LIMIT
+    assert verdict.failure is not None and verdict.failure.where is FailureOrigin.LIMIT
     assert [e.by for e in hosted.exchanges(1)] == ["c0", "c1"]
 
 
 # How many, and how deep.
 
 
-async def test_children_act_at_once_up_to_a_bound_and_nobody_waits_for_another(tmp_path):
+async def test_children_act_at_once_up_to_a_bound_without_mutual_waiting(tmp_path):
     everybody = asyncio.Event()
     there = 0
 
@@ -218,7 +222,7 @@ async def test_children_act_at_once_up_to_a_bound_and_nobody_waits_for_another(t
 
     async def act(instance, sandbox, model, attempt):
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(attempt.child(meet)) for _ in range(MOST_CHILDREN + 1)]
+            tasks = [group.create_task(attempt.spawn(meet)) for _ in range(MOST_CHILDREN + 1)]
         return [task.result().failure.kind for task in tasks if task.result().failure is not None]
 
     verdict, _ = await played(tmp_path, act)
@@ -230,7 +234,7 @@ async def test_children_act_at_once_up_to_a_bound_and_nobody_waits_for_another(t
 async def test_children_have_children_up_to_a_depth(tmp_path):
     async def act(instance, sandbox, model, attempt):
         await ask(instance, sandbox, model)
-        born = await attempt.child(act, name="c")
+        born = await attempt.spawn(act, name="c")
         return 0 if born.failure is not None and born.failure.kind == "depth" else 1 + born.answer
 
     verdict, hosted = await played(tmp_path, act)
@@ -247,7 +251,7 @@ async def test_a_verdict_tells_of_the_last_children_and_that_there_were_more(tmp
 
     async def act(instance, sandbox, model, attempt):
         for number in range(MOST_KEPT + 2):
-            await attempt.child(nothing, name=str(number), sandbox=False, model=False)
+            await attempt.spawn(nothing, name=str(number), sandbox=False, model=False)
 
     verdict, hosted = await played(tmp_path, act)
 
@@ -272,14 +276,14 @@ async def test_children_end_before_their_parent_does_whatever_ends_it(tmp_path, 
 
     async def middle(instance, sandbox, model, attempt):
         try:
-            await attempt.child(leaf)
+            await attempt.spawn(leaf)
         finally:
             order.append("middle" if sandbox.workdir else "")
 
     left: list[Any] = []
 
     async def act(instance, sandbox, model, attempt):
-        left.append(asyncio.ensure_future(attempt.child(middle)))
+        left.append(asyncio.ensure_future(attempt.spawn(middle)))
         await started.wait()
         if end == "raises":
             raise ValueError("no")
@@ -295,19 +299,19 @@ async def test_children_end_before_their_parent_does_whatever_ends_it(tmp_path, 
         attempt = hosted.start()
         await started.wait()
         if end == "interrupted":
-            hosted.interrupt(attempt, interrupted("preempted"))
+            hosted.interrupt(attempt, make_interrupt_failure("preempted"))
         done = await hosted.done(attempt)
         over = await asyncio.gather(*left, return_exceptions=True)
 
     assert order == ["leaf", "middle", "patch"]
     assert [type(error) for error in over] == [AttemptOver]
     assert not done.tainted
-    assert told(done.verdict)[-1] == (f"{__name__}:{middle.__qualname__}", Where.CANCELLED, 0)
+    assert told(done.verdict)[-1] == (f"{__name__}:{middle.__qualname__}", FailureOrigin.CANCELLED, 0)
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 @pytest.mark.parametrize("how", ["too late", "interrupted"])
-async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verdict(tmp_path, ends, how):
+async def test_an_attempt_ended_while_its_children_end_gets_its_verdict(tmp_path, ends, how):
     started, ending, limit = asyncio.Event(), asyncio.Event(), stretch(0.2)
 
     async def slow_to_end(instance, sandbox, model):
@@ -319,7 +323,7 @@ async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verd
             await asyncio.sleep(2 * limit)
 
     async def act(instance, sandbox, model, attempt):
-        left.append(asyncio.ensure_future(attempt.child(slow_to_end)))
+        left.append(asyncio.ensure_future(attempt.spawn(slow_to_end)))
         await started.wait()
         if ends == "raises":
             raise ValueError("no")
@@ -330,20 +334,20 @@ async def test_an_attempt_that_is_ended_while_its_children_end_comes_to_its_verd
         attempt = hosted.start()
         await ending.wait()
         if how == "interrupted":
-            hosted.interrupt(attempt, interrupted("preempted"))
+            hosted.interrupt(attempt, make_interrupt_failure("preempted"))
         verdict = await hosted.verdict(attempt)
         await asyncio.gather(*left, return_exceptions=True)
 
     assert verdict.failure is not None
     if how == "too late":
-        assert (verdict.failure.where, verdict.failure.kind) == (Where.LIMIT, "timeout")
+        assert (verdict.failure.where, verdict.failure.kind) == (FailureOrigin.LIMIT, "timeout")
         assert verdict.grade is not None
     else:
-        assert verdict.failure == interrupted("preempted")
+        assert verdict.failure == make_interrupt_failure("preempted")
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothing_more(tmp_path, threaded):
+async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothing(tmp_path, threaded):
     release, late = threading.Event(), []
     started = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -369,7 +373,7 @@ async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothin
             late.append(error)
 
     async def act(instance, sandbox, model, attempt):
-        child = asyncio.ensure_future(attempt.child(blocked if threaded else stubborn))
+        child = asyncio.ensure_future(attempt.spawn(blocked if threaded else stubborn))
         await started.wait()
         child.add_done_callback(lambda done: done.exception())
 
@@ -384,7 +388,7 @@ async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothin
     assert [type(error) for error in late] == [AttemptOver]
 
 
-async def test_a_child_ends_with_whoever_waits_for_it(tmp_path):
+async def test_a_child_ends_with_the_call_that_waits_for_it(tmp_path):
     ended: list[str] = []
 
     async def never(instance, sandbox, model):
@@ -396,18 +400,18 @@ async def test_a_child_ends_with_whoever_waits_for_it(tmp_path):
     async def act(instance, sandbox, model, attempt):
         try:
             async with asyncio.timeout(0.1):
-                await attempt.child(never, name="c")
+                await attempt.spawn(never, name="c")
         except TimeoutError:
             ended.append("parent goes on")
-        return (await attempt.child(ask, "again", name="d")).answer
+        return (await attempt.spawn(ask, "again", name="d")).answer
 
     verdict, _ = await played(tmp_path, act)
 
     assert (ended, verdict.answer) == (["child", "parent goes on"], '"so: again"')
-    assert told(verdict) == [("c", Where.CANCELLED, 0), ("d", None, 1)]
+    assert told(verdict) == [("c", FailureOrigin.CANCELLED, 0), ("d", None, 1)]
 
 
-async def test_an_attempt_that_has_ended_has_no_children_and_is_not_held_by_who_keeps_it(tmp_path):
+async def test_an_ended_attempt_spawns_no_children_and_its_handle_retains_nothing(tmp_path):
     kept: list[Any] = []
 
     async def act(instance, sandbox, model, attempt):
@@ -417,9 +421,9 @@ async def test_an_attempt_that_has_ended_has_no_children_and_is_not_held_by_who_
         with uncollected() as before:
             await hosted.verdict(hosted.start())
 
-            assert await left_of(before, but="Children") == []
+            assert await left_of(before, but="ChildSpawner") == []
     with pytest.raises(AttemptOver):
-        await kept[0].child(ask)
+        await kept[0].spawn(ask)
 
 
 # Children of a group's members.
@@ -433,10 +437,10 @@ async def test_a_judge_appends_to_the_trajectory_of_each_member(tmp_path, thread
         return len(reply["choices"][0]["message"]["content"])
 
     async def group(instance, members):
-        return [(await member.child(judge, "rate", name="judge")).answer for member in members]
+        return [(await member.spawn(judge, "rate", name="judge")).answer for member in members]
 
     def group_in_a_thread(instance, members):
-        return [member.child(judge, "rate", name="judge").answer for member in members]
+        return [member.spawn(judge, "rate", name="judge").answer for member in members]
 
     async def act(instance, sandbox, model):
         await sandbox.write("made", "x" * len(instance.id))
@@ -455,7 +459,7 @@ async def test_a_judge_appends_to_the_trajectory_of_each_member(tmp_path, thread
         assert [(e.number, e.by) for e in hosted.exchanges(member)] == [(1, ""), (2, "judge")]
 
 
-async def test_a_members_child_is_over_when_the_member_is_and_the_others_are_scored(tmp_path):
+async def test_a_members_child_ends_with_the_member_and_the_others_are_scored(tmp_path):
     judging = asyncio.Event()
 
     async def judge(instance, sandbox, model):
@@ -464,7 +468,7 @@ async def test_a_members_child_is_over_when_the_member_is_and_the_others_are_sco
 
     async def group(instance, members):
         if len(members) == 2:
-            await members[0].child(judge)
+            await members[0].spawn(judge)
         return [0.5] * len(members)
 
     async with hosting(tmp_path, suite(group=group), ask) as hosted:
@@ -472,11 +476,11 @@ async def test_a_members_child_is_over_when_the_member_is_and_the_others_are_sco
         await hosted.arrived(first, second)
         hosted.score()
         await judging.wait()
-        hosted.interrupt(first, interrupted("preempted"))
+        hosted.interrupt(first, make_interrupt_failure("preempted"))
         ended, stayed = await hosted.verdicts([first, second])
 
-    assert ended.failure is not None and ended.failure.where is Where.INTERRUPTED
-    assert [child.failure and child.failure.where for child in ended.children] == [Where.CANCELLED]
+    assert ended.failure is not None and ended.failure.where is FailureOrigin.INTERRUPTED
+    assert [child.failure and child.failure.where for child in ended.children] == [FailureOrigin.CANCELLED]
     assert stayed.grade is not None and stayed.grade.score == 0.5
 
 
@@ -568,7 +572,7 @@ def command_of_a_thread_never_ends(instance: Any, sandbox: Any, model: Any) -> N
 
 async def has_a_child(instance: Any, sandbox: Any, model: Any, attempt: Any) -> Any:
     state = State()
-    born = await attempt.child(raises)
+    born = await attempt.spawn(raises)
     return state, born
 
 
@@ -589,13 +593,13 @@ async def test_nothing_of_a_child_waits_for_a_collection(
     tmp_path: Path, child: Any, timeout: float | None
 ) -> None:
     async def act(instance: Any, sandbox: Any, model: Any, attempt: Any) -> None:
-        await attempt.child(child, timeout=timeout)
+        await attempt.spawn(child, timeout=timeout)
         async with asyncio.timeout(stretch(2)):
             while len(State.made):  # a thread ends a moment after its child
                 await asyncio.sleep(0.005)
 
     def act_in_a_thread(instance: Any, sandbox: Any, model: Any, attempt: Any) -> None:
-        attempt.child(child, timeout=timeout)
+        attempt.spawn(child, timeout=timeout)
 
     limits = msgspec.structs.replace(LIMITS, acting=stretch(0.3) if timeout is None else stretch(20.0))
     for agent in (act, act_in_a_thread):
@@ -605,4 +609,4 @@ async def test_nothing_of_a_child_waits_for_a_collection(
                 verdict = await hosted.verdict(hosted.start())
 
                 assert await left_of(before, State.made) == []
-            assert verdict.failure is None or verdict.failure.where is Where.LIMIT
+            assert verdict.failure is None or verdict.failure.where is FailureOrigin.LIMIT

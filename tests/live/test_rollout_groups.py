@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.host_scene import GROUP, LIMITS, Hosted, hosting, left_of, suite, uncollected
-from tests.patience import stretch
-from tests.worker_scene import working
+from tests.host_harness import GROUP, LIMITS, Hosted, hosting, left_of, suite, uncollected
+from tests.wait_bounds import stretch
+from tests.worker_harness import working
 
 import holdwater as hw
 from holdwater.core.errors import AttemptOver, ModelFailed
-from holdwater.core.failures import interrupted
-from holdwater.core.groups import GroupTerms, cancelled, straggled
-from holdwater.core.records import Attempt, Failure, Grade, Phase, Verdict, Where
-from holdwater.rollout.wire import Arrived, Job, Score
+from holdwater.core.failures import make_interrupt_failure
+from holdwater.core.groups import GroupTerms, make_cancel_failure, make_straggler_failure
+from holdwater.core.records import Attempt, AttemptFailure, AttemptPhase, FailureOrigin, Grade, Verdict
+from holdwater.rollout.worker_protocol import AttemptJob, MemberWaiting, ScoreMembers
 
 
 async def solve(instance: Any, sandbox: Any, model: Any) -> str:
@@ -45,7 +45,7 @@ async def scored(hosted: Hosted, count: int, name: str = "i") -> list[Verdict]:
     return await hosted.verdicts(members)
 
 
-def where(verdict: Verdict) -> Where | None:
+def where(verdict: Verdict) -> FailureOrigin | None:
     return verdict.failure.where if verdict.failure else None
 
 
@@ -67,15 +67,15 @@ async def test_members_wait_alive_and_the_hook_sees_and_grades_them_all(tmp_path
     async with hosting(tmp_path, suite(group=group), solve) as hosted:
         members = hosted.start_group(3)
         await hosted.arrived(*members)
-        phases = {one.phase for one in hosted.host.living()}
+        phases = {one.phase for one in hosted.host.list_living()}
         waiting = hosted.settled()
         hosted.score()
         verdicts = await hosted.verdicts(members)
 
-    assert (phases, waiting) == ({Phase.SCORING}, set())
+    assert (phases, waiting) == ({AttemptPhase.SCORING}, set())
     assert seen == [(n, "work", "so: what is it?", True, [1], 1) for n in range(3)]
     assert [v.grade and v.grade.score for v in verdicts] == [0.25, 1.0, 3.0]
-    assert all(v.together and v.failure is None for v in verdicts)
+    assert all(v.group_scored and v.failure is None for v in verdicts)
     assert len(hosted.host.groups) == 0 and hosted.noted() == []
 
 
@@ -134,7 +134,7 @@ async def test_a_group_that_is_not_scored_together_keeps_its_members_own_grades(
         hosted.score(together=not hook)
         verdicts = await hosted.verdicts(members)
 
-    assert [(v.grade and v.grade.passed, v.together, v.failure) for v in verdicts] == [
+    assert [(v.grade and v.grade.passed, v.group_scored, v.failure) for v in verdicts] == [
         (True, False, None),
         (False, False, None),
     ]
@@ -176,7 +176,7 @@ async def test_only_a_member_whose_grade_counts_waits(tmp_path):
             raise ValueError("no")
         return False
 
-    seen: list[Failure | None] = []
+    seen: list[AttemptFailure | None] = []
 
     async def group(instance, members):
         seen.extend(member.failure for member in members)
@@ -193,15 +193,20 @@ async def test_only_a_member_whose_grade_counts_waits(tmp_path):
         hosted.score()
         stayed = [await hosted.verdict(named[name]) for name in ("raises", "late")]
 
-    assert [(where(v), v.together) for v in gone] == [(Where.MODEL, False), (Where.GRADE, False)]
-    assert [f and f.where for f in seen] == [Where.AGENT, Where.LIMIT]
-    assert [(where(v), v.grade and v.grade.score, v.together) for v in stayed] == [
-        (Where.AGENT, 0.5, True),
-        (Where.LIMIT, 0.5, True),
+    assert [(where(v), v.group_scored) for v in gone] == [
+        (FailureOrigin.MODEL, False),
+        (FailureOrigin.GRADE, False),
+    ]
+    assert [f and f.where for f in seen] == [FailureOrigin.AGENT, FailureOrigin.LIMIT]
+    assert [(where(v), v.grade and v.grade.score, v.group_scored) for v in stayed] == [
+        (FailureOrigin.AGENT, 0.5, True),
+        (FailureOrigin.LIMIT, 0.5, True),
     ]
 
 
-@pytest.mark.parametrize("failure", [interrupted("preempted"), cancelled("client", "nobody wants it")])
+@pytest.mark.parametrize(
+    "failure", [make_interrupt_failure("preempted"), make_cancel_failure("client", "nobody wants it")]
+)
 async def test_a_member_that_is_ended_while_it_waits_leaves_at_once(tmp_path, failure):
     sizes: list[int] = []
 
@@ -216,15 +221,15 @@ async def test_a_member_that_is_ended_while_it_waits_leaves_at_once(tmp_path, fa
         hosted.score()
         stayed = await hosted.verdict(second)
 
-    assert (ended.failure, ended.grade, ended.together) == (failure, None, False)
-    assert sizes == [1] and stayed.together
+    assert (ended.failure, ended.grade, ended.group_scored) == (failure, None, False)
+    assert sizes == [1] and stayed.group_scored
 
 
 async def test_a_straggler_that_has_arrived_is_not_cut(tmp_path):
     async with hosting(tmp_path, suite(group=lambda instance, members: [0.5]), solve) as hosted:
         (member,) = hosted.start_group(1)
         await hosted.arrived(member)
-        hosted.interrupt(member, straggled(GroupTerms(quorum=1)))
+        hosted.interrupt(member, make_straggler_failure(GroupTerms(quorum=1)))
         hosted.score()
         verdict = await hosted.verdict(member)
 
@@ -241,19 +246,21 @@ async def test_a_straggler_that_acts_is_cut_graded_and_scored_with_the_others(tm
     async with hosting(tmp_path, suite(group=lambda instance, members: [0.5]), act) as hosted:
         (member,) = hosted.start_group(1)
         await reached.wait()
-        cut = straggled(GroupTerms(quorum=1))
+        cut = make_straggler_failure(GroupTerms(quorum=1))
         hosted.interrupt(member, cut)
         await hosted.arrived(member)
         hosted.score()
         verdict = await hosted.verdict(member)
 
-    assert (verdict.failure, verdict.grade, verdict.together) == (cut, Grade(passed=False, score=0.5), True)
+    assert (verdict.failure, verdict.grade, verdict.group_scored) == (
+        cut,
+        Grade(passed=False, score=0.5),
+        True,
+    )
 
 
 @pytest.mark.parametrize("catches", [True, False])
-async def test_a_member_that_is_ended_while_the_hook_runs_is_over_for_it_and_the_others_are_scored(
-    tmp_path, catches
-):
+async def test_a_member_ended_during_the_hook_is_over_and_others_are_scored(tmp_path, catches):
     reached, go_on = asyncio.Event(), asyncio.Event()
     found: list[Any] = []
 
@@ -278,17 +285,17 @@ async def test_a_member_that_is_ended_while_the_hook_runs_is_over_for_it_and_the
         await hosted.arrived(first, second)
         hosted.score()
         await reached.wait()
-        hosted.interrupt(first, interrupted("preempted"))
+        hosted.interrupt(first, make_interrupt_failure("preempted"))
         ended = await hosted.verdict(first)
         go_on.set()
         stayed = await hosted.verdict(second)
 
-    assert where(ended) is Where.INTERRUPTED and ended.grade is None
+    assert where(ended) is FailureOrigin.INTERRUPTED and ended.grade is None
     assert (stayed.failure, stayed.grade) == (None, Grade(passed=False, score=0.5))
     assert found == [("a", "over"), ("b", "work")]
 
 
-async def test_a_command_that_the_hook_runs_in_a_sandbox_ends_with_its_member(tmp_path):
+async def test_a_command_of_the_hook_in_a_sandbox_ends_with_its_member(tmp_path):
     reached = asyncio.Event()
 
     async def group(instance, members):
@@ -302,11 +309,11 @@ async def test_a_command_that_the_hook_runs_in_a_sandbox_ends_with_its_member(tm
         await hosted.arrived(first, second)
         hosted.score()
         await reached.wait()
-        hosted.interrupt(first, interrupted("preempted"))
+        hosted.interrupt(first, make_interrupt_failure("preempted"))
         async with asyncio.timeout(stretch(5)):
             verdicts = await hosted.verdicts([first, second])
 
-    assert [where(v) for v in verdicts] == [Where.INTERRUPTED, None]
+    assert [where(v) for v in verdicts] == [FailureOrigin.INTERRUPTED, None]
 
 
 async def test_the_hook_ends_with_its_last_member(tmp_path):
@@ -326,7 +333,7 @@ async def test_the_hook_ends_with_its_last_member(tmp_path):
         await reached.wait()
         for member in members:
             assert not ended.is_set()
-            hosted.interrupt(member, interrupted("the run is over"))
+            hosted.interrupt(member, make_interrupt_failure("the run is over"))
             await hosted.verdict(member)
 
         assert ended.is_set()
@@ -361,9 +368,9 @@ async def test_a_hook_that_fails_is_no_ones_zero(tmp_path, group, kind):
         verdicts = await scored(hosted, 2)
 
     assert [(v.failure and v.failure.where, v.failure and v.failure.kind) for v in verdicts] == [
-        (Where.GRADE, kind)
+        (FailureOrigin.GRADE, kind)
     ] * 2
-    assert [(v.grade, v.together) for v in verdicts] == [(None, False)] * 2
+    assert [(v.grade, v.group_scored) for v in verdicts] == [(None, False)] * 2
 
 
 @pytest.mark.parametrize("threaded", [False, True])
@@ -386,7 +393,7 @@ async def test_a_hook_that_hangs_is_given_up_after_the_grading_limit(tmp_path, t
         release.set()
 
     assert [(where(d.verdict), d.verdict.failure and d.verdict.failure.kind) for d in done] == [
-        (Where.GRADE, "timeout")
+        (FailureOrigin.GRADE, "timeout")
     ] * 2
     assert any(d.tainted for d in done) == threaded
 
@@ -406,21 +413,23 @@ suite = hw.Suite(name="s", instances=list, grade=lambda instance, sandbox, answe
 """
 
 
-async def test_a_worker_scores_a_group_when_it_is_told_to(tmp_path):
+async def test_a_worker_scores_a_group_on_request(tmp_path):
     (tmp_path / "suite.py").write_text(SUITE)
     payload = msgspec.msgpack.encode(hw.Instance(id="i"))
 
     async with working(tmp_path / "run", tmp_path / "suite.py") as (worker, _):
         for n in (1, 2):
             worker.send(
-                Job(attempt=Attempt(id=n, instance=1, sample=n, number=1, group=GROUP), payload=payload)
+                AttemptJob(
+                    attempt=Attempt(id=n, instance=1, sample=n, number=1, group=GROUP), payload=payload
+                )
             )
         for n in (1, 2):
-            await worker.until(Arrived, lambda said, n=n: said.attempt == n)
-        worker.send(Score(group=GROUP, together=True))
+            await worker.until(MemberWaiting, lambda said, n=n: said.attempt == n)
+        worker.send(ScoreMembers(group=GROUP, together=True))
         verdicts = [(await worker.done(n)).verdict for n in (1, 2)]
 
-    assert [(v.grade and v.grade.score, v.together) for v in verdicts] == [(2.0, True), (3.0, True)]
+    assert [(v.grade and v.grade.score, v.group_scored) for v in verdicts] == [(2.0, True), (3.0, True)]
 
 
 # Nothing is left.
@@ -478,7 +487,7 @@ async def test_nothing_of_a_group_waits_for_a_collection(tmp_path: Path, group: 
             await hosted.arrived(*members)
             assert len(states) == 3
             if leaves:
-                hosted.interrupt(members[0], interrupted("preempted"))
+                hosted.interrupt(members[0], make_interrupt_failure("preempted"))
                 await hosted.verdict(members[0])
             hosted.score()
             await hosted.verdicts(members)
@@ -497,13 +506,13 @@ async def test_a_hook_that_keeps_its_members_keeps_nothing_of_their_attempts(tmp
         with uncollected() as before:
             await scored(hosted, 2)
 
-            assert await left_of(before, but="Member") == []
+            assert await left_of(before, but="WaitingMember") == []
     for use in (lambda: kept[0].usage, lambda: kept[0].exchanges()):
         with pytest.raises(AttemptOver):
             use()
 
 
-async def test_a_hook_that_is_asked_once_more_keeps_nothing_of_the_first_time(tmp_path):
+async def test_a_hook_that_is_called_again_keeps_nothing_of_its_first_call(tmp_path):
     states = weakref.WeakSet[State]()
     reached, left = asyncio.Event(), asyncio.Event()
 
@@ -514,7 +523,7 @@ async def test_a_hook_that_is_asked_once_more_keeps_nothing_of_the_first_time(tm
             reached.set()
             await left.wait()
             try:
-                await members[0].child(solve)
+                await members[0].spawn(solve)
             except AttemptOver as error:
                 state.error = error  # type: ignore[attr-defined]
                 raise
@@ -525,7 +534,7 @@ async def test_a_hook_that_is_asked_once_more_keeps_nothing_of_the_first_time(tm
             await hosted.arrived(first, second)
             hosted.score()
             await reached.wait()
-            hosted.interrupt(first, interrupted("preempted"))
+            hosted.interrupt(first, make_interrupt_failure("preempted"))
             await hosted.verdict(first)
             left.set()
             await hosted.verdict(second)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from holdwater.rollout import logs
-from holdwater.rollout.calls import Calls
-from holdwater.rollout.logs import attempt_log, routed
+from holdwater.rollout.logs import open_attempt_log, route_output
+from holdwater.rollout.user_calls import UserCalls
 
 log = logging.getLogger("agent")
 
@@ -25,7 +25,7 @@ log = logging.getLogger("agent")
 def routing() -> Iterator[list[str]]:
     """What is said inside is routed; the lines that went elsewhere."""
     lines: list[str] = []
-    with routed(lines.append):
+    with route_output(lines.append):
         yield lines
 
 
@@ -46,10 +46,10 @@ def in_threads(name: int, depth: int) -> None:
 
 async def test_2000_records_of_20_attempts_are_in_the_right_files(tmp_path):
     async def attempt(name: int) -> None:
-        with attempt_log(lambda: tmp_path / f"{name}.log"):
+        with open_attempt_log(lambda: tmp_path / f"{name}.log"):
             log.info("attempt=%d on the loop", name)
             await asyncio.sleep(0)
-            await Calls("t").call(in_threads, name, 0)
+            await UserCalls("t").call(in_threads, name, 0)
 
     with routing() as elsewhere:
         async with asyncio.TaskGroup() as group:
@@ -76,7 +76,7 @@ async def test_what_a_thread_writes_after_its_attempt_goes_nowhere_and_raises_no
             raised.append(error)
 
     with routing() as elsewhere:
-        with attempt_log(lambda: tmp_path / "a.log"):
+        with open_attempt_log(lambda: tmp_path / "a.log"):
             log.info("in time")
             thread = threading.Thread(target=zombie)
             thread.start()
@@ -89,7 +89,7 @@ async def test_what_a_thread_writes_after_its_attempt_goes_nowhere_and_raises_no
 
 def test_records_of_no_attempt_go_elsewhere_and_prints_to_the_stream(tmp_path, capsys):
     with routing() as elsewhere:
-        with attempt_log(lambda: tmp_path / "a.log"):
+        with open_attempt_log(lambda: tmp_path / "a.log"):
             pass
         log.info("after %s", "all")
         print("printed")
@@ -108,14 +108,14 @@ def test_a_record_that_cannot_be_formatted_is_still_a_fact(monkeypatch):
 
 
 def test_what_has_no_utf_8_is_escaped(tmp_path):
-    with routing(), attempt_log(lambda: tmp_path / "a.log"):
+    with routing(), open_attempt_log(lambda: tmp_path / "a.log"):
         print("\ud800 \u00e9")
 
     assert (tmp_path / "a.log").read_bytes() == b"\\ud800 \xc3\xa9\n"
 
 
-def test_a_file_that_cannot_be_written_is_an_error_of_the_sink_and_not_of_the_agent(tmp_path):
-    with routing(), attempt_log(lambda: tmp_path / "missing" / "a.log") as sink:
+def test_a_file_that_cannot_be_written_is_an_error_of_the_sink(tmp_path):
+    with routing(), open_attempt_log(lambda: tmp_path / "missing" / "a.log") as sink:
         print("said")
 
     assert isinstance(sink.error, FileNotFoundError)
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_sink_and_not_of_the_ag
 
 def test_a_log_is_cut_where_it_is_longer_than_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "LONGEST_LOG", 1000)
-    with routing(), attempt_log(lambda: tmp_path / "a.log"):
+    with routing(), open_attempt_log(lambda: tmp_path / "a.log"):
         for _ in range(100):
             print("x" * 99)
 
@@ -137,7 +137,7 @@ def test_a_thread_keeps_its_own_run_and_can_be_a_subclass(tmp_path):
         def run(self) -> None:
             print(self.name)
 
-    with routing(), attempt_log(lambda: tmp_path / "a.log"):
+    with routing(), open_attempt_log(lambda: tmp_path / "a.log"):
         replaced = threading.Thread()
         replaced.run = lambda: print("replaced")  # type: ignore[method-assign]
         for thread in (Said(name="sub"), replaced, threading.Timer(0, print, ["timed"])):
@@ -148,7 +148,7 @@ def test_a_thread_keeps_its_own_run_and_can_be_a_subclass(tmp_path):
 
 
 def test_bytes_can_be_written_to_the_stream_as_to_any_other(tmp_path):
-    with routing(), attempt_log(lambda: tmp_path / "a.log"):
+    with routing(), open_attempt_log(lambda: tmp_path / "a.log"):
         sys.stdout.buffer.write(b"raw \xff\n")
         sys.stdout.buffer.flush()
 
@@ -164,7 +164,7 @@ def test_everything_is_put_back_when_the_routing_ends(monkeypatch):
         return [*patches, root.level, *root.handlers]
 
     before = patched()
-    with pytest.raises(ZeroDivisionError), routed(lambda line: None):
+    with pytest.raises(ZeroDivisionError), route_output(lambda line: None):
         assert all(now is not then for now, then in zip(patched()[:4], before[:4], strict=True))
         _ = 1 / 0
 
@@ -172,8 +172,8 @@ def test_everything_is_put_back_when_the_routing_ends(monkeypatch):
 
 
 def test_one_attempt_inside_another_context_gives_the_outer_one_back(tmp_path: Path):
-    with routing(), attempt_log(lambda: tmp_path / "outer.log"):
-        with attempt_log(lambda: tmp_path / "inner.log"):
+    with routing(), open_attempt_log(lambda: tmp_path / "outer.log"):
+        with open_attempt_log(lambda: tmp_path / "inner.log"):
             print("inner")
         print("outer")
 

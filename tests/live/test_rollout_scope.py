@@ -58,7 +58,7 @@ async def test_a_close_that_raises_is_noted_and_the_others_are_closed():
     assert scene.notes == [("close.failed", "b: OSError: no")]
 
 
-async def test_an_error_in_the_block_stays_what_it_was_though_a_close_fails():
+async def test_an_error_in_the_block_is_kept_though_a_close_fails():
     scene = Scene()
     with pytest.raises(ZeroDivisionError):
         async with scene.scope as scope:

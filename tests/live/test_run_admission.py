@@ -6,15 +6,15 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from tests.patience import stretch
-from tests.supply_scene import conducted
+from tests.supply_harness import conducted
+from tests.wait_bounds import stretch
 
-from holdwater.core.errors import ImageFailed, Interrupted
-from holdwater.core.records import Failure, Instance, Start
-from holdwater.rollout.wire import Job
-from holdwater.run.governor import Governor
-from holdwater.run.scheduler import Scheduler
-from holdwater.run.wanted import Wanted
+from holdwater.core.errors import ImageFailed, RunInterrupted
+from holdwater.core.records import AttemptFailure, Instance, SandboxSpec
+from holdwater.rollout.worker_protocol import AttemptJob
+from holdwater.run.conductor.image_request import ImageRequest
+from holdwater.run.conductor.scheduler import AttemptScheduler
+from holdwater.run.resources.governor import Governor
 
 
 class Pantry:
@@ -31,10 +31,10 @@ class Pantry:
         self.stopped = False
         self._broken = broken
 
-    async def need(self, wanted: Wanted) -> int:
+    async def estimate_need(self, wanted: ImageRequest) -> int:
         return 1
 
-    async def hold(self, attempt: int, wanted: Wanted) -> dict[str, str]:
+    async def hold(self, attempt: int, wanted: ImageRequest) -> dict[str, str]:
         self.seen[wanted.id] += 1
         if self.seen.total() == 2:
             self.asked.set()
@@ -44,10 +44,10 @@ class Pantry:
         self.held.add(attempt)
         return {start.key: f"local/{start.key}" for start in wanted.starts}
 
-    def release(self, attempt: int, failure: Failure | None = None) -> None:
+    def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
         self.held.discard(attempt)
 
-    def expect(self, wanted: Wanted) -> None:
+    def expect(self, wanted: ImageRequest) -> None:
         self.expected.append(wanted.id)
 
     def stop(self) -> None:
@@ -56,7 +56,9 @@ class Pantry:
 
 def instances(count: int) -> list[Instance]:
     return [
-        Instance(id=f"i{number}", start=Start(image=f"image-{number}"), grader=Start(image="grades"))
+        Instance(
+            id=f"i{number}", start=SandboxSpec(image=f"image-{number}"), grader=SandboxSpec(image="grades")
+        )
         for number in range(count)
     ]
 
@@ -65,7 +67,7 @@ async def test_an_attempt_has_its_images_until_it_is_settled(tmp_path: Path) -> 
     pantry = Pantry()
     held: list[bool] = []
 
-    async def act(job: Job) -> None:
+    async def act(job: AttemptJob) -> None:
         held.append(job.attempt.id in pantry.held)
 
     found = await conducted(tmp_path / "run", instances(12), pantry, act, concurrency=3)
@@ -79,7 +81,7 @@ async def test_an_attempt_has_its_images_until_it_is_settled(tmp_path: Path) -> 
     assert pantry.expected == [f"i{number}" for number in range(12)]
 
 
-async def test_an_image_that_cannot_be_had_is_its_attempts_failure_and_tried_again(tmp_path: Path) -> None:
+async def test_an_unavailable_image_fails_its_attempt_and_is_tried_again(tmp_path: Path) -> None:
     pantry = Pantry("i1")
 
     found = await conducted(tmp_path / "run", instances(3), pantry, concurrency=3, retries=2)
@@ -89,11 +91,11 @@ async def test_an_image_that_cannot_be_had_is_its_attempts_failure_and_tried_aga
     assert pantry.held == set()
 
 
-async def test_a_drain_ends_the_wait_for_images_at_once_and_nothing_is_written_of_it(tmp_path: Path) -> None:
+async def test_a_drain_ends_the_wait_for_images_without_a_record(tmp_path: Path) -> None:
     pantry = Pantry(shut=True)
     seen: list[dict[str, int]] = []
 
-    def begun(scheduler: Scheduler, governor: Governor) -> None:
+    def begun(scheduler: AttemptScheduler, governor: Governor) -> None:
         async def drained() -> None:
             await pantry.asked.wait()
             seen.append(scheduler.waiting)
@@ -107,7 +109,7 @@ async def test_a_drain_ends_the_wait_for_images_at_once_and_nothing_is_written_o
         found = await conducted(tmp_path / "run", instances(4), pantry, begun=begun, concurrency=2)
         await tasks[0]
 
-    assert isinstance(found.error, Interrupted)
+    assert isinstance(found.error, RunInterrupted)
     assert seen and seen[0]["image"] == 2
     assert (found.summary.attempts, found.jobs, pantry.held, pantry.stopped) == (0, [], set(), True)
 
@@ -116,7 +118,7 @@ async def test_a_stop_ends_it_too(tmp_path: Path) -> None:
     pantry = Pantry(shut=True)
     tasks: list[asyncio.Task[None]] = []
 
-    def begun(scheduler: Scheduler, governor: Governor) -> None:
+    def begun(scheduler: AttemptScheduler, governor: Governor) -> None:
         async def stopped() -> None:
             await pantry.asked.wait()
             scheduler.stop(ImageFailed("no daemon"))

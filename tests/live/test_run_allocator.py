@@ -8,18 +8,18 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
-from tests.scene import SOURCE, Scene
+from tests.command_runner import SOURCE, Scene
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.core.config import RunConfig
 from holdwater.core.records import MiB
 from holdwater.ledger.directory import RunDirectory
-from holdwater.rollout.wire import Noted, Ready, Welcome
-from holdwater.run import allocator
-from holdwater.run.allocator import asked, jemalloc, measured, settings
-from holdwater.run.process import WorkerProcess
-from holdwater.run.running_clock import RunningClock
+from holdwater.rollout.worker_protocol import EventNoted, WorkerReady, WorkerSetup
+from holdwater.run.fleet import allocator
+from holdwater.run.fleet.allocator import choose_settings, find_jemalloc, measure_effect, name_allocator
+from holdwater.run.fleet.process import WorkerProcess
+from holdwater.run.fleet.running_clock import RunningClock
 
 ENV = {"PATH": os.defpath, "PYTHONPATH": str(SOURCE)}
 OURS = ("LD_PRELOAD", "MALLOC_")
@@ -38,52 +38,55 @@ suite = hw.Suite(
 
 @pytest.fixture
 def installed() -> str:
-    if (library := jemalloc()) is None:
+    if (library := find_jemalloc()) is None:
         assert os.environ.get("CI") != "true", "libjemalloc is not installed"
         pytest.skip("libjemalloc is not installed")
     return library
 
 
 def without_jemalloc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "jemalloc", lambda: None)
+    monkeypatch.setattr(allocator, "find_jemalloc", lambda: None)
 
 
 def test_jemalloc_is_taken_where_it_is_installed(installed: str) -> None:
-    chosen = settings(ENV)
+    chosen = choose_settings(ENV)
 
     assert chosen["LD_PRELOAD"] == installed
     assert "dirty_decay_ms:250" in chosen["MALLOC_CONF"]
-    assert asked(chosen) == "jemalloc"
+    assert name_allocator(chosen) == "jemalloc"
 
 
 def test_glibc_has_its_bounds_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     without_jemalloc(monkeypatch)
 
-    chosen = settings(ENV)
+    chosen = choose_settings(ENV)
 
     assert set(chosen) == {"MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
-    assert asked(chosen) == "glibc"
+    assert name_allocator(chosen) == "glibc"
 
 
 def test_what_the_user_preloads_stays_before_ours(installed: str) -> None:
-    assert settings({**ENV, "LD_PRELOAD": "/x/libaudit.so"})["LD_PRELOAD"] == f"/x/libaudit.so {installed}"
+    assert (
+        choose_settings({**ENV, "LD_PRELOAD": "/x/libaudit.so"})["LD_PRELOAD"]
+        == f"/x/libaudit.so {installed}"
+    )
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_users_own_settings_are_never_overridden() -> None:
-    assert settings({**ENV, "LD_PRELOAD": "/x/libtcmalloc.so.4"}) == {}
-    assert "MALLOC_CONF" not in settings({**ENV, "MALLOC_CONF": "narenas:8"})
-    of_glibc = settings({**ENV, "MALLOC_ARENA_MAX": "1"})
+    assert choose_settings({**ENV, "LD_PRELOAD": "/x/libtcmalloc.so.4"}) == {}
+    assert "MALLOC_CONF" not in choose_settings({**ENV, "MALLOC_CONF": "narenas:8"})
+    of_glibc = choose_settings({**ENV, "MALLOC_ARENA_MAX": "1"})
     assert "LD_PRELOAD" not in of_glibc
     assert "MALLOC_ARENA_MAX" not in of_glibc
 
 
 def test_their_effect_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "PATIENCE", stretch(allocator.PATIENCE))
-    without = measured(ENV, trimmed=False)
-    found = [measured({**ENV, **settings(ENV)}, trimmed=True)]
+    without = measure_effect(ENV, trimmed=False)
+    found = [measure_effect({**ENV, **choose_settings(ENV)}, trimmed=True)]
     without_jemalloc(monkeypatch)
-    found.append(measured({**ENV, **settings(ENV)}, trimmed=True))
+    found.append(measure_effect({**ENV, **choose_settings(ENV)}, trimmed=True))
 
     assert without is not None
     for effect in found:
@@ -111,11 +114,11 @@ async def test_a_worker_that_has_another_than_was_asked_for_is_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = str(tmp_path / "libjemalloc.so.2")
-    monkeypatch.setattr(allocator, "jemalloc", lambda: missing)
+    monkeypatch.setattr(allocator, "find_jemalloc", lambda: missing)
     heard = await told_by_a_worker(tmp_path)
 
-    assert [message.allocator for message in heard if isinstance(message, Ready)] == ["glibc"]
-    assert [message.kind for message in heard if isinstance(message, Noted)] == ["allocator.ignored"]
+    assert [message.allocator for message in heard if isinstance(message, WorkerReady)] == ["glibc"]
+    assert [message.kind for message in heard if isinstance(message, EventNoted)] == ["allocator.ignored"]
 
 
 async def told_by_a_worker(place: Path) -> list[object]:
@@ -124,12 +127,12 @@ async def told_by_a_worker(place: Path) -> list[object]:
     directory = RunDirectory.create(place / "run")
     spec = str(place / "suite.py")
     config = RunConfig(id="r", suite=f"{spec}:suite", agent=f"{spec}:solve", created=0.0, version="0")
-    welcome = Welcome(config=config, directory=str(directory.path), worker=0, token=1)
+    welcome = WorkerSetup(config=config, directory=str(directory.path), worker=0, token=1)
     worker = WorkerProcess(1, welcome, ENV, RunningClock(), solo=False)
     heard: list[object] = []
     async with asyncio.timeout(stretch(30)):
         async for message in worker.messages():
             heard.append(message)
             worker.leave()
-        await worker.buried()
+        await worker.wait_for_death()
     return heard

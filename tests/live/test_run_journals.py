@@ -26,10 +26,10 @@ suite = hw.Suite(name="journals", instances=instances, grade=grade)
 """
 
 
-def test_the_journal_of_a_worker_that_was_lost_is_removed_once_its_verdicts_are_committed(
+def test_the_journal_of_a_lost_worker_is_removed_after_its_verdicts_commit(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "scene.py").write_text(SUITE)
+    (tmp_path / "command_runner.py").write_text(SUITE)
     exchanges = tmp_path / "run" / "exchanges"
     seen: list[set[str]] = []
 
@@ -37,8 +37,8 @@ def test_the_journal_of_a_worker_that_was_lost_is_removed_once_its_verdicts_are_
         seen.append({path.name for path in exchanges.glob("worker-*.journal")})
 
     summary = hw.run(
-        f"{tmp_path}/scene.py:suite",
-        f"{tmp_path}/scene.py:solve",
+        f"{tmp_path}/command_runner.py:suite",
+        f"{tmp_path}/command_runner.py:solve",
         out=tmp_path / "run",
         observers=[look],
         workers=1,

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.config import Network
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB
-from holdwater.sandbox.probe import findings, probe
-from holdwater.sandbox.process import ProcessSandboxes
-from holdwater.sandbox.visibility import Visible
+from holdwater.sandbox.probe import list_findings, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.visibility import VisibilitySpec
 
 RUN = f"run-{os.getpid()}"  # its control groups are no other process's
 pytestmark = pytest.mark.skipif(
@@ -38,8 +38,8 @@ def opened(scratch: Path, network: Network = Network.GATEWAY, gateway=None, **gi
     return boxes.open(1, Limits(memory=512 * MiB), gateway)
 
 
-def shown(*places: Path | str) -> Visible:
-    return Visible(mounts=tuple((str(place), str(place)) for place in places))
+def shown(*places: Path | str) -> VisibilitySpec:
+    return VisibilitySpec(mounts=tuple((str(place), str(place)) for place in places))
 
 
 async def test_the_host_cannot_be_written(tmp_path, short):
@@ -100,7 +100,7 @@ WHERE = 'printf "%s\\n" "$PWD" "$(pwd -P)" "$HOME" ~; ls -A . ~ /tmp'
 WORK, HOME = "/run/holdwater/work", "/run/holdwater/home"
 
 
-async def test_every_attempt_of_every_run_is_in_the_same_place_and_sees_its_own_files_alone(short):
+async def test_every_attempt_has_the_same_paths_and_sees_only_its_own_files(short):
     seen = []
     for run in ("one", "two"):
         boxes = ProcessSandboxes(short / run, run, Network.GATEWAY, machine=probe())
@@ -113,7 +113,7 @@ async def test_every_attempt_of_every_run_is_in_the_same_place_and_sees_its_own_
     assert str(short) not in environment
 
 
-async def test_what_is_written_inside_is_found_from_outside_and_the_other_way_round(short):
+async def test_files_written_inside_are_found_from_outside_and_vice_versa(short):
     async with opened(short / "scratch") as box:
         await box.mark()
         await box.run(f"echo inside > {WORK}/a; mkdir d")
@@ -128,7 +128,7 @@ async def test_what_is_written_inside_is_found_from_outside_and_the_other_way_ro
 
 
 @pytest.mark.parametrize("path", [f"{HOME}/x", "/run/holdwater/x", "{host}/x", WORK, f"{WORK}x/x", "loop"])
-async def test_what_is_not_below_the_working_directory_as_seen_from_inside_is_refused(short, path):
+async def test_a_path_outside_the_working_directory_as_seen_inside_is_refused(short, path):
     async with opened(short / "scratch") as box:
         await box.run("ln -s loop loop")
         for work in (box.read, lambda path: box.write(path, "x")):
@@ -145,7 +145,7 @@ async def test_what_is_not_below_the_working_directory_as_seen_from_inside_is_re
         ]
 
 
-async def test_beside_its_directories_a_sandbox_has_the_way_to_its_gateway_and_writes_nothing_there(short):
+async def test_a_sandbox_sees_only_its_directories_and_a_read_only_gateway_path(short):
     look = (
         "ls -A /run /run/holdwater; touch /run/x /run/holdwater/x /run/holdwater/forwarder.py; touch ok ~/ok"
     )
@@ -162,7 +162,7 @@ async def test_beside_its_directories_a_sandbox_has_the_way_to_its_gateway_and_w
     assert seen == [[*plain, *own], [*plain, "forwarder.py", "gateway.sock", *own]]
 
 
-async def test_a_file_that_is_asked_for_before_anything_is_made_leaves_the_other_sandboxes_hidden(short):
+async def test_a_file_request_before_the_first_command_leaves_other_sandboxes_hidden(short):
     boxes = ProcessSandboxes(short / "scratch", RUN, Network.GATEWAY, machine=probe())
     async with boxes.open(1, Limits(), None) as first, boxes.open(2, Limits(), None) as second:
         with pytest.raises(FileNotFoundError):
@@ -288,8 +288,8 @@ def make_socket(path: Path) -> Path:
     return path
 
 
-def test_the_doctor_says_what_is_weaker_without_it():
-    with_it, without = findings(probe()), findings(type(probe())(why_not="it is not installed"))
+def test_the_doctor_names_the_weaker_limits_without_it():
+    with_it, without = list_findings(probe()), list_findings(type(probe())(why_not="it is not installed"))
 
     assert with_it[0].note == "" and "works" in with_it[0].value
     assert "not installed" in without[0].value and "install" in without[0].note

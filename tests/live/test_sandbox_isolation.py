@@ -12,7 +12,7 @@ import pytest
 from holdwater.core.records import Limits, Network
 from holdwater.sandbox.isolation import HOST_PLACES, describe_isolation, find_home, try_isolation
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 CONNECT = "import socket; socket.create_connection(('127.0.0.1', {}), 5)"
 

@@ -10,17 +10,17 @@ import time
 import msgspec
 import psutil
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptError, LimitReached, ResourceExhausted
 from holdwater.core.records import Limits, MiB
-from holdwater.sandbox import marks
+from holdwater.sandbox import process_marks
 from holdwater.sandbox.capture import KEPT_IN_LOG
-from holdwater.sandbox.cgroup import Cgroup, locate
-from holdwater.sandbox.entrance import entrance
-from holdwater.sandbox.probe import Machine, findings, probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.cgroup import ControlGroup, locate_home
+from holdwater.sandbox.launcher import build_launcher
+from holdwater.sandbox.probe import MachineFeatures, list_findings, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 RUN = f"limits {os.getpid()}"
 BOMB = "f() { f | f & f; }; f"  # waits for its children, so that it meets the limit
@@ -29,7 +29,7 @@ GROUPED = pytest.mark.parametrize("boxes", ["bubblewrap", "plain with groups"], 
 UNGROUPED = pytest.mark.parametrize("boxes", ["bubblewrap without groups", "plain"], indirect=True)
 
 
-def machine(kind: str) -> Machine:
+def machine(kind: str) -> MachineFeatures:
     found = probe()
     confined, grouped = kind.startswith("bubblewrap"), kind in ("bubblewrap", "plain with groups")
     if confined and not found.works:
@@ -38,15 +38,15 @@ def machine(kind: str) -> Machine:
     if grouped and not (found.cgroup.usable and found.cgroup.pids and found.cgroup.cpu):
         assert os.environ.get("CI") != "true", found.cgroup
         pytest.skip(f"not every control group can be made here: {found.cgroup}")
-    bare = found if confined else Machine(why_not="left out on purpose", root=found.root)
-    return msgspec.structs.replace(bare, cgroup=found.cgroup if grouped else Machine().cgroup)
+    bare = found if confined else MachineFeatures(why_not="left out on purpose", root=found.root)
+    return msgspec.structs.replace(bare, cgroup=found.cgroup if grouped else MachineFeatures().cgroup)
 
 
 @pytest.fixture(params=KINDS)
 def boxes(request, tmp_path):
     boxes = ProcessSandboxes(tmp_path / "scratch", RUN, Network.GATEWAY, machine=machine(request.param))
     yield boxes
-    assert marks.carrying({marks.RUN: RUN}) == []
+    assert process_marks.find_marked({process_marks.RUN: RUN}) == []
     assert not boxes.scratch.exists() or list(boxes.scratch.iterdir()) == []
 
 
@@ -87,14 +87,14 @@ async def test_a_sandbox_that_fills_its_disk_is_killed_at_its_quota(boxes, greed
     ],
     ids=["signal", "sparse", "errno"],
 )
-async def test_no_file_is_larger_than_the_quota_and_that_is_told(boxes, greedy):
+async def test_no_file_exceeds_the_quota_and_the_kill_is_reported(boxes, greedy):
     async with boxes.open(1, Limits(disk=20 * MiB), None) as box:
         with pytest.raises(ResourceExhausted, match="killed at 20 MiB: sandbox disk"):
             await box.run(greedy, timeout=stretch(30))
         assert all(f.stat().st_size <= 20 * MiB for f in (boxes.scratch / "1/work").iterdir())
 
 
-async def test_what_is_written_from_outside_counts_against_the_quota(boxes, tmp_path):
+async def test_files_written_from_outside_count_against_the_quota(boxes, tmp_path):
     (tmp_path / "given").mkdir()
     (tmp_path / "given/file").write_bytes(b"x" * (3 * MiB))
     async with boxes.open(1, Limits(disk=4 * MiB), None) as box:
@@ -198,14 +198,14 @@ async def test_a_fork_bomb_without_a_group_is_killed_to_the_last(boxes):
     slow = "import os, time\nwhile True:\n os.fork(); time.sleep(0.3)"
     async with boxes.open(1, Limits(pids=60), None) as box:
         assert (await box.run(["python3", "-c", slow], timeout=1.2)).timed_out
-        assert marks.carrying({marks.RUN: RUN}) == []
+        assert process_marks.find_marked({process_marks.RUN: RUN}) == []
 
 
 def test_an_ordinary_user_without_a_group_is_held_by_an_rlimit():
     if os.geteuid() != 0:
         assert os.environ.get("CI") != "true"
         pytest.skip("only root can become another user")
-    argv = entrance(None, Limits(pids=40), root=False)
+    argv = build_launcher(None, Limits(pids=40), root=False)
     argv[2] = re.sub(r"(ulimit -[up]) \d+", r"\1 40", argv[2])  # this user has none; root's were counted
     forks = "import os, time\nn = 0\ntry:\n while os.fork(): n += 1\n time.sleep(2)\nexcept OSError: print(n)"
 
@@ -271,7 +271,7 @@ async def flooded(boxes, size: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("boxes", ["plain"], indirect=True)
-async def test_floods_starve_nobody_on_the_same_loop(boxes):
+async def test_floods_do_not_starve_others_on_the_same_loop(boxes):
     turn, grown = await flooded(boxes, 200 * MiB)
 
     assert turn < stretch(0.05)
@@ -280,7 +280,7 @@ async def test_floods_starve_nobody_on_the_same_loop(boxes):
 
 @pytest.mark.proof
 @pytest.mark.parametrize("boxes", ["plain"], indirect=True)
-async def test_gigabytes_starve_nobody_on_the_same_loop(boxes):
+async def test_gigabytes_do_not_starve_others_on_the_same_loop(boxes):
     turn, grown = await flooded(boxes, 1024 * MiB)
 
     assert turn < stretch(0.05)
@@ -365,7 +365,7 @@ async def test_the_peak_is_what_processes_used_and_not_the_page_cache(boxes):
 async def test_the_limit_that_is_named_is_the_one_in_force(boxes):
     async with boxes.open(1, Limits(memory=64 * MiB), None) as box:
         await box.run("true")
-        box.allow(96 * MiB)
+        box.allow_memory(96 * MiB)
 
         assert (await box.run(HOLD.format(70, 0))).ok
         with pytest.raises(ResourceExhausted, match="killed at 96 MiB: sandbox memory"):
@@ -376,8 +376,8 @@ async def test_the_limit_that_is_named_is_the_one_in_force(boxes):
 async def test_a_limit_can_be_lowered_again(boxes):
     async with boxes.open(1, Limits(memory=64 * MiB), None) as box:
         await box.run("true")
-        box.allow(128 * MiB)
-        box.allow(48 * MiB)
+        box.allow_memory(128 * MiB)
+        box.allow_memory(48 * MiB)
 
         with pytest.raises(ResourceExhausted, match="killed at 48 MiB: sandbox memory"):
             await box.run(HOLD.format(60, 0))
@@ -389,7 +389,7 @@ async def test_lowering_a_limit_kills_nothing_that_runs(boxes):
         running = tasks.create_task(box.run(HOLD.format(60, 1)))
         while box.memory < 60 * MiB and not running.done():
             await asyncio.sleep(0.02)
-        box.allow(16 * MiB)
+        box.allow_memory(16 * MiB)
 
         assert (await running).ok
 
@@ -401,7 +401,7 @@ async def test_a_limit_can_be_changed_while_a_sandbox_closes(boxes):
             await box.run("true")
             closing = asyncio.ensure_future(box.__aexit__(None, None, None))
             while not closing.done():
-                box.allow(64 * MiB)
+                box.allow_memory(64 * MiB)
                 await asyncio.sleep(0)
             await closing
         assert box.leftovers == []
@@ -409,7 +409,7 @@ async def test_a_limit_can_be_changed_while_a_sandbox_closes(boxes):
 
 @GROUPED
 async def test_a_limit_that_was_not_hit_is_not_named(boxes):
-    around = Cgroup.make(boxes.machine.cgroup, f"around-{os.getpid()}", 64 * MiB, None)
+    around = ControlGroup.make(boxes.machine.cgroup, f"around-{os.getpid()}", 64 * MiB, None)
     home = msgspec.structs.replace(boxes.machine.cgroup, memory=str(around.directories[0]))
     boxes.machine = msgspec.structs.replace(boxes.machine, cgroup=home)
     try:
@@ -422,11 +422,11 @@ async def test_a_limit_that_was_not_hit_is_not_named(boxes):
 
 def test_a_worker_in_a_group_of_its_own_makes_groups_beside_it():
     home = machine("plain with groups").cgroup
-    group = Cgroup.make(home, f"holdwater-test-{os.getpid()}-worker-1", None, None)
-    script = "import sys\nfrom holdwater.sandbox.cgroup import locate\nprint(locate().memory)"
+    group = ControlGroup.make(home, f"holdwater-test-{os.getpid()}-worker-1", None, None)
+    script = "import sys\nfrom holdwater.sandbox.cgroup import locate_home\nprint(locate_home().memory)"
     try:
         told = subprocess.run(
-            [*entrance(group, Limits(), root=True), sys.executable, "-c", script],
+            [*build_launcher(group, Limits(), root=True), sys.executable, "-c", script],
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
@@ -435,15 +435,17 @@ def test_a_worker_in_a_group_of_its_own_makes_groups_beside_it():
     finally:
         group.remove()
 
-    assert told.stdout.strip() == home.memory == locate().memory, told.stderr
+    assert told.stdout.strip() == home.memory == locate_home().memory, told.stderr
 
 
 # What is told
 
 
-def told(machine: Machine) -> dict[str, str]:
+def told(machine: MachineFeatures) -> dict[str, str]:
     return {
-        finding.what: finding.value for finding in findings(machine) if finding.what.startswith("sandbox ")
+        finding.what: finding.value
+        for finding in list_findings(machine)
+        if finding.what.startswith("sandbox ")
     }
 
 
@@ -458,5 +460,5 @@ def test_the_doctor_says_which_limits_hold_and_how():
         "sandbox output": "counted as it is read",
     }
     assert without["sandbox memory"] == "watched each second; each process by rlimit"
-    assert told(Machine(root=True))["sandbox pids"] == "not limited"
-    assert "rlimit" in told(Machine(root=False))["sandbox pids"]
+    assert told(MachineFeatures(root=True))["sandbox pids"] == "not limited"
+    assert "rlimit" in told(MachineFeatures(root=False))["sandbox pids"]

@@ -7,23 +7,23 @@ import time
 import msgspec
 import psutil
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.authoring import Sandbox
 from holdwater.core.config import Network
 from holdwater.core.errors import AttemptOver, BadInput, ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB
-from holdwater.sandbox import marks, process
+from holdwater.sandbox import process, process_marks
 from holdwater.sandbox.capture import KEPT_IN_LOG
-from holdwater.sandbox.probe import Machine, probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.probe import MachineFeatures, probe
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 RUN = f"test {os.getpid()}"
-PLAIN = Machine(why_not="left out on purpose")
+PLAIN = MachineFeatures(why_not="left out on purpose")
 LIMITS = Limits(memory=256 * MiB)
 
 
-def machine(kind: str) -> Machine:
+def machine(kind: str) -> MachineFeatures:
     found = probe()
     if kind == "bubblewrap":
         if not found.works and os.environ.get("CI") != "true":
@@ -48,7 +48,7 @@ async def box(boxes):
 
 
 def left() -> list[int]:
-    return marks.carrying({marks.RUN: RUN})
+    return process_marks.find_marked({process_marks.RUN: RUN})
 
 
 async def test_a_line_and_a_program_run_in_the_working_directory(box):
@@ -81,7 +81,7 @@ async def test_without_bubblewrap_its_directories_are_those_of_the_host(boxes, b
     assert await box.read(f"{host}/work/made") == (host / "work/made").read_bytes() == b"x\n"
 
 
-async def test_what_is_in_the_home_and_in_tmp_lasts_from_command_to_command(box):
+async def test_files_in_the_home_and_in_tmp_last_from_command_to_command(box):
     await box.run("echo a > ~/a; echo b > ${TMPDIR:?}/b")
 
     assert (await box.run("cat ~/a $TMPDIR/b")).stdout == "a\nb\n"
@@ -109,7 +109,7 @@ async def test_a_sandbox_that_is_not_used_makes_nothing(boxes):
     assert not boxes.scratch.exists()
 
 
-async def test_a_flood_of_output_costs_no_memory_and_blocks_nobody(box, tmp_path):
+async def test_a_flood_of_output_costs_no_memory_and_does_not_block(box, tmp_path):
     before = psutil.Process().memory_info().rss
     command = "head -c 200000000 /dev/zero | tr '\\0' x; echo end; echo e >&2"
 
@@ -256,7 +256,7 @@ async def test_links_that_stay_inside_are_followed(box):
     assert await box.read("file") == await box.read("absolute") == b"1"
 
 
-async def test_a_pipe_is_no_file_and_holds_nobody_up(box):
+async def test_a_pipe_is_refused_as_a_file_without_a_wait(box):
     await box.run("mkfifo pipe")
 
     for work in (box.read("pipe"), box.write("pipe", "x")):

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, Network
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process import ProcessSandboxes
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",

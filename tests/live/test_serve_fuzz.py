@@ -11,15 +11,24 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.door_scene import EVENTS, FRAMES, JSON, MSGPACK, Reading, scene
-from tests.patience import stretch
+from tests.server_connection import EVENTS, FRAMES, JSON, MSGPACK, Reading, scene
+from tests.wait_bounds import stretch
 
 from holdwater.core.groups import GroupTerms
-from holdwater.core.records import Ask, Instance, Network, Start
-from holdwater.core.serving import PROTOCOL, Answer, Finished, ModelChoice, Order, Problem, Source, Steer
-from holdwater.serve import body as bodies
-from holdwater.serve import guests
-from holdwater.serve.speech import STATUS
+from holdwater.core.records import Instance, LimitOverrides, Network, SandboxSpec
+from holdwater.core.serving_protocol import (
+    PROTOCOL,
+    CallAnswer,
+    Finished,
+    ModelChoice,
+    ModelSource,
+    Order,
+    ProblemDetails,
+    SteerRequest,
+)
+from holdwater.serve import connection_server
+from holdwater.serve import request_bodies as bodies
+from holdwater.serve.wire_format import STATUS
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 ORDER = Order(key="k", instance="i", sampling={"temperature": 1.0}, detached=True)
@@ -47,7 +56,7 @@ WRONG = st.one_of(
     st.binary(max_size=200),
     mutated(msgspec.json.encode(ORDER)),
     mutated(msgspec.msgpack.encode(ORDER)),
-    mutated(msgspec.json.encode([Answer(call="c", text="t")])),
+    mutated(msgspec.json.encode([CallAnswer(call="c", text="t")])),
     st.sampled_from(
         [b"[" * 100_000, b'{"key":' * 5000, b"\x91" * 100_000, b'{"key":"\\ud800"}', b"null", b""]
     ),
@@ -69,10 +78,10 @@ REQUESTS = st.tuples(
 async def undisturbed(s):
     """Meanwhile an order of someone else goes its way, and no more than a note of a kind is made."""
     async with s.post(Order(key="good", instance="i"), EVENTS) as response:
-        ticket = s.desk.tickets["good"]
+        ticket = s.desk.orders["good"]
         yield
         ticket.members[0].attempt = 3
-        await ticket.touch()
+        await ticket.notify_change()
         await ticket.finish()
         assert isinstance((await Reading(response).all())[-1], Finished)
     assert s.door._bodies._held == 0
@@ -92,12 +101,12 @@ async def test_any_request_is_answered_in_the_words_of_the_protocol(requests):
             assert response.status != 500, said
             if response.status >= 400 and path != "health":
                 decode = msgspec.msgpack.decode if response.content_type == MSGPACK else msgspec.json.decode
-                assert STATUS[decode(said, type=Problem).code] == response.status
+                assert STATUS[decode(said, type=ProblemDetails).code] == response.status
 
 
 @FEW
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=10), st.integers(0, 120))
-async def test_what_is_no_http_is_refused_and_its_connection_closed(garbage, cut):
+async def test_a_request_other_than_http_is_refused_and_its_connection_closed(garbage, cut):
     body = msgspec.json.encode(ORDER)
     whole = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     async with scene() as s, undisturbed(s):
@@ -128,65 +137,65 @@ async def raw(s, content: bytes, *, end: bool = False) -> bytes:
         (
             b'{"key":"a","instance":"i","protocol":9,"new_field":1}',
             "version",
-            "protocol 9, this server speaks",
+            "version 9 (this server supports",
         ),
-        (b'{"key":"a","instance":"i","protocol":0}', "version", f"this server speaks {PROTOCOL}"),
+        (b'{"key":"a","instance":"i","protocol":0}', "version", f"this server supports {PROTOCOL}"),
         (b'{"key":"a","instance":"i","sise":2}', "invalid", "unknown field `sise`"),
         (b'{"key":"a","instance":"i","limits":{"acting":"x"}}', "invalid", "$.limits.acting"),
         (b'{"key":"a","instance":"i","group":{"x":1}}', "invalid", "$.group"),
         (b'{"key":"","instance":"i"}', "invalid", "`key` must have 1 to"),
-        (b'{"key":"a","instance":"i","model":{"source":"endpoint"}}', "invalid", "`model.url` belongs"),
+        (b'{"key":"a","instance":"i","model":{"source":"endpoint"}}', "invalid", "`model.url` is required"),
         (b'{"key":"a\\n","instance":"i"}', "invalid", "printable"),
         (b'{"key":"a","instance":"i","a\\nb":2}', "invalid", "unknown field"),
     ],
 )
-async def test_a_wrong_order_is_told_what_is_wrong_with_it(body, code, message):
+async def test_a_wrong_order_is_refused_with_the_reason(body, code, message):
     async with scene() as s:
         for kind, sent in ((JSON, body), (MSGPACK, msgspec.msgpack.encode(msgspec.json.decode(body)))):
             headers = {"Content-Type": kind, "Accept": JSON}
             async with s.http.post(f"{s.url}/orders", data=sent, headers=headers) as response:
-                problem = msgspec.json.decode(await response.read(), type=Problem)
+                problem = msgspec.json.decode(await response.read(), type=ProblemDetails)
             assert (response.status, problem.code) == (400, code)
             assert message in problem.message
         (note,) = s.notes
         assert note[0] == f"serve.{code}" and note[1].isprintable()
-        assert s.desk.tickets == {}
+        assert s.desk.orders == {}
 
 
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"limits": Ask(acting=-5.0)}, "limits.acting"),
-        ({"limits": Ask(acting=float("nan"))}, "limits.acting"),
-        ({"limits": Ask(requests=0)}, "limits.requests"),
+        ({"limits": LimitOverrides(acting=-5.0)}, "limits.acting"),
+        ({"limits": LimitOverrides(acting=float("nan"))}, "limits.acting"),
+        ({"limits": LimitOverrides(requests=0)}, "limits.requests"),
         ({"group": GroupTerms(quorum=0)}, "group.quorum"),
         ({"group": GroupTerms(patience=float("inf"))}, "group.patience"),
-        ({"model": ModelChoice(source=Source.ENDPOINT, url="file:///etc/passwd")}, "model.url"),
-        ({"model": ModelChoice(source=Source.ENDPOINT, url="http://[::1")}, "model.url"),
-        *(({"model": ModelChoice(source=Source.ENDPOINT, url=url)}, "model.url") for url in SECRETS),
+        ({"model": ModelChoice(source=ModelSource.ENDPOINT, url="file:///etc/passwd")}, "model.url"),
+        ({"model": ModelChoice(source=ModelSource.ENDPOINT, url="http://[::1")}, "model.url"),
+        *(({"model": ModelChoice(source=ModelSource.ENDPOINT, url=url)}, "model.url") for url in SECRETS),
         ({"sampling": {"x": msgspec.msgpack.Ext(5, b"x")}}, "sampling"),
         ({"instance": Instance(id="i", directory="/etc")}, "instance.directory"),
-        ({"instance": Instance(id="i", start=Start(build="/etc"))}, "instance.start.build"),
-        ({"instance": Instance(id="i", grader=Start(network=Network.OPEN))}, "instance.grader.network"),
-        ({"instance": Instance(id="i", start=Start(env={"A": "${HOME}"}))}, "instance.start.env"),
-        ({"instance": Instance(id="i", limits=Ask(memory=-1))}, "instance.limits.memory"),
+        ({"instance": Instance(id="i", start=SandboxSpec(build="/etc"))}, "instance.start.build"),
+        ({"instance": Instance(id="i", grader=SandboxSpec(network=Network.OPEN))}, "instance.grader.network"),
+        ({"instance": Instance(id="i", start=SandboxSpec(env={"A": "${HOME}"}))}, "instance.start.env"),
+        ({"instance": Instance(id="i", limits=LimitOverrides(memory=-1))}, "instance.limits.memory"),
     ],
 )
 async def test_what_no_client_may_ask_for_is_refused_by_its_name(more, field):
     async with scene() as s, s.post(Order(**{"key": "a", "instance": "i", **more}), packed=True) as response:
-        problem = msgspec.json.decode(await response.read(), type=Problem)
+        problem = msgspec.json.decode(await response.read(), type=ProblemDetails)
 
         assert (response.status, problem.code) == (400, "invalid")
         assert problem.message.startswith(f"`{field}` ")
-        assert s.desk.tickets == {}
+        assert s.desk.orders == {}
         assert "hunter2" not in str((s.notes, problem))
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", *SECRETS])
 async def test_a_model_whose_url_holds_a_secret_is_refused(url):
     async with scene() as s:
-        async with s.http.post(f"{s.url}/model", data=msgspec.json.encode(Steer(url=url))) as response:
-            problem = msgspec.json.decode(await response.read(), type=Problem)
+        async with s.http.post(f"{s.url}/model", data=msgspec.json.encode(SteerRequest(url=url))) as response:
+            problem = msgspec.json.decode(await response.read(), type=ProblemDetails)
 
         assert (response.status, problem.code) == (400, "invalid")
         assert problem.message.startswith("`url` must ")
@@ -201,11 +210,11 @@ async def test_a_key_of_an_endpoint_that_no_header_can_carry_is_refused():
             head = HEAD + b"Connection: close\r\nX-Holdwater-Model-Key: %s\r\n" % value
             said = await raw(s, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             assert said.startswith(b"HTTP/1.1 400 ") and b"printable ASCII" in said
-        assert s.desk.tickets == {}
+        assert s.desk.orders == {}
 
 
-async def test_a_huge_body_is_refused_by_its_length_and_while_it_is_read(monkeypatch):
-    monkeypatch.setattr(guests, "LINGER", 0.1)
+async def test_a_huge_body_is_refused_by_its_length_and_during_its_reading(monkeypatch):
+    monkeypatch.setattr(connection_server, "LINGER", 0.1)
 
     async def endless():
         for _ in range(1000):
@@ -222,7 +231,7 @@ async def test_a_huge_body_is_refused_by_its_length_and_while_it_is_read(monkeyp
         assert [kind for kind, _ in s.notes] == ["serve.too_large"]
 
 
-async def test_a_body_that_comes_in_a_known_and_in_an_unknown_length_is_the_same_order():
+async def test_a_body_of_known_and_one_of_unknown_length_are_one_order():
     async def pieces():
         for byte in msgspec.json.encode(ORDER):
             yield bytes([byte])
@@ -236,7 +245,7 @@ async def test_a_body_that_comes_in_a_known_and_in_an_unknown_length_is_the_same
             assert (response.status, (await response.json())["new"]) == (202, False)
 
 
-async def test_those_who_send_too_much_together_are_told_to_wait():
+async def test_clients_that_send_too_much_together_are_refused_as_busy():
     async with scene(largest_order=1_000_000) as s, undisturbed(s):
         host, port = s.door.address.removeprefix("http://").split(":")
         head = HEAD + b"Content-Length: 999999\r\n\r\n"
@@ -257,8 +266,8 @@ async def test_those_who_send_too_much_together_are_told_to_wait():
 
 
 async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(guests, "IDLE", 0.2)
-    monkeypatch.setattr(guests, "LINGER", 0.1)
+    monkeypatch.setattr(connection_server, "IDLE", 0.2)
+    monkeypatch.setattr(connection_server, "LINGER", 0.1)
     monkeypatch.setattr(bodies, "LONGEST_SILENCE", 0.2)
     async with scene() as s, undisturbed(s), asyncio.timeout(stretch(10)), asyncio.TaskGroup() as group:
         head = HEAD + b"Content-Length: 100\r\n\r\n"
@@ -268,13 +277,13 @@ async def test_those_who_send_nothing_more_are_not_waited_for(monkeypatch):
         half_body = group.create_task(raw(s, head + b'{"key":'))
         assert (await nothing, await half) == (b"", b"")
         for said in (await no_body, await half_body):
-            assert said.startswith(b"HTTP/1.1 400 ") and b"stopped coming" in said
+            assert said.startswith(b"HTTP/1.1 400 ") and b"timed out while reading the body" in said
 
 
 RIGHT = {"X-Api-Key": "right", "Content-Type": JSON}
 
 
-async def test_a_crowd_with_wrong_keys_is_noted_once_and_does_not_hold_up_the_right_one():
+async def test_many_wrong_keys_are_noted_once_and_delay_no_right_one():
     async with scene(keys=("right",), http={"headers": RIGHT}) as s, undisturbed(s):
 
         async def wrong(n):
@@ -287,13 +296,13 @@ async def test_a_crowd_with_wrong_keys_is_noted_once_and_does_not_hold_up_the_ri
             for n in range(200):
                 group.create_task(wrong(n))
         assert [kind for kind, _ in s.notes] == ["serve.unauthorized"]
-        assert set(s.desk.tickets) == {"good"}
+        assert set(s.desk.orders) == {"good"}
 
 
-def test_what_is_remembered_of_peers_is_bounded():
+def test_the_memory_of_peers_is_bounded():
     told = []
-    complaints = guests.Complaints(lambda kind, message: told.append(kind))
-    for n in range(3 * guests.MOST_NOTED):
-        complaints.tell(f"10.0.{n >> 8}.{n & 255}", "invalid", "m")
-    assert len(told) == 3 * guests.MOST_NOTED
-    assert len(complaints._noted) == guests.MOST_NOTED
+    complaints = connection_server.PeerWarnings(lambda kind, message: told.append(kind))
+    for n in range(3 * connection_server.MOST_NOTED):
+        complaints.warn(f"10.0.{n >> 8}.{n & 255}", "invalid", "m")
+    assert len(told) == 3 * connection_server.MOST_NOTED
+    assert len(complaints._noted) == connection_server.MOST_NOTED

@@ -10,28 +10,35 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.patience import stretch
-from tests.serve_scene import SUITE, eventually, model
+from tests.server_harness import SUITE, eventually, model
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api.serving import ServingOptions, prepare_server, start_server
-from holdwater.client import AsyncClient, Call, Client, OrderRefused
+from holdwater.client import AsyncClient, Client, OrderRefused, PolicyCall
 from holdwater.core.errors import BadInput
 from holdwater.core.groups import GroupTerms
-from holdwater.core.records import Ask, Instance
-from holdwater.core.serving import AnyEvent, ModelChoice, Order, Source, Trajectories, Turned
+from holdwater.core.records import Instance, LimitOverrides
+from holdwater.core.serving_protocol import (
+    AnyOrderEvent,
+    ModelChoice,
+    ModelSource,
+    Order,
+    TrajectoryForm,
+    Turned,
+)
 
-TRAINER = ModelChoice(source=Source.TRAINER)
+TRAINER = ModelChoice(source=ModelSource.TRAINER)
 
 
 @asynccontextmanager
 async def serving(place: Path, *, agent: str | None = None, **options: Any) -> AsyncIterator[AsyncClient]:
     """A server whose attempts live in this process, and a client of it."""
-    (place / "scene.py").write_text(SUITE)
+    (place / "command_runner.py").write_text(SUITE)
     said: ServingOptions = {"listen": f"unix:{place}/socket", **options.pop("serving", {})}
     prepared = prepare_server(
-        f"{place}/scene.py:suite",
-        agent or f"{place}/scene.py:solve",
+        f"{place}/command_runner.py:suite",
+        agent or f"{place}/command_runner.py:solve",
         place / "run",
         {"workers": 0, "concurrency": 4, **options},
         said,
@@ -48,13 +55,13 @@ async def serving(place: Path, *, agent: str | None = None, **options: Any) -> A
         await asyncio.wait([server])
 
 
-async def test_the_same_key_is_the_same_order_and_another_content_is_a_conflict(tmp_path: Path) -> None:
+async def test_the_same_key_is_the_same_order_and_other_content_conflicts(tmp_path: Path) -> None:
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
         first, second = await asyncio.gather(
             client.order(Order(key="k", instance="i1")), client.order(Order(key="k", instance="i1"))
         )
         third = await client.order(Order(key="k", instance="i1"))
-        with pytest.raises(OrderRefused, match="asks otherwise") as refused:
+        with pytest.raises(OrderRefused, match="used by a different request") as refused:
             await client.order(Order(key="k", instance="i2"))
 
     assert first.rollouts == second.rollouts == third.rollouts
@@ -67,9 +74,13 @@ async def test_the_same_key_is_the_same_order_and_another_content_is_a_conflict(
     ("order", "code", "told"),
     [
         (Order(key="k", instance="nobody", model=TRAINER), "unknown", "no such instance: `nobody`"),
-        (Order(key="k", instance="i1", size=9), "invalid", "9 rollouts are more than may ever be open: 8"),
+        (Order(key="k", instance="i1", size=9), "invalid", "9 rollouts exceed the limit of open rollouts: 8"),
         (Order(key="k", instance="i1", size=5, group=GroupTerms()), "invalid", "does not fit 4 slots"),
-        (Order(key="k", instance="i1", model=ModelChoice(source=Source.FUNCTION)), "invalid", "no policy"),
+        (
+            Order(key="k", instance="i1", model=ModelChoice(source=ModelSource.FUNCTION)),
+            "invalid",
+            "no policy",
+        ),
         (Order(key="k", instance="i1"), "invalid", "the server has no model"),
     ],
 )
@@ -85,7 +96,7 @@ async def test_what_cannot_be_done_is_refused_and_nothing_is_written(
     assert (open_orders, hw.audit(tmp_path / "run").planned) == (0, 0)
 
 
-async def test_an_instance_that_an_order_brings_is_kept_once_and_tried_as_it_is(tmp_path: Path) -> None:
+async def test_an_instance_brought_by_an_order_is_stored_once_and_tried_unchanged(tmp_path: Path) -> None:
     brought = Instance(id="mine", instruction="mine", data={"turns": 1, "score": 0.25})
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
         rollouts = [await client.run(brought) for _ in range(2)]
@@ -115,7 +126,7 @@ async def test_a_detached_order_goes_on_without_its_client_and_its_result_waits(
 
 async def abandon(client: AsyncClient, order: Order) -> None:
     """Order it as a client does that dies: its connection is closed, and nothing is said."""
-    async with client._server.attended(msgspec.msgpack.encode(order), {}) as frames:
+    async with client._server.open_stream(msgspec.msgpack.encode(order), {}) as frames:
         assert await frames.next() is not None
 
 
@@ -181,8 +192,10 @@ async def test_a_cancelled_order_stays_cancelled_when_its_key_comes_again(tmp_pa
 
 async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Path) -> None:
     async with model() as upstream, serving(tmp_path, model="m", base_url="http://127.0.0.1:9/v1") as client:
-        choice = ModelChoice(source=Source.ENDPOINT, url=upstream.url, name="its-own", version="step-7")
-        rollout = await client.run("i1", model=choice, limits=Ask(requests=2), sampling={"temperature": 0.5})
+        choice = ModelChoice(source=ModelSource.ENDPOINT, url=upstream.url, name="its-own", version="step-7")
+        rollout = await client.run(
+            "i1", model=choice, limits=LimitOverrides(requests=2), sampling={"temperature": 0.5}
+        )
 
     assert rollout.failure is not None and rollout.failure.where == "limit"
     assert rollout.trajectory is not None
@@ -191,7 +204,7 @@ async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Pat
 
 
 async def test_a_policy_answers_in_the_place_of_the_servers_model(tmp_path: Path) -> None:
-    def policy(call: Call) -> str:
+    def policy(call: PolicyCall) -> str:
         return f"reply to {len(call.messages)} messages"
 
     def follow_map() -> list[str]:
@@ -202,7 +215,7 @@ async def test_a_policy_answers_in_the_place_of_the_servers_model(tmp_path: Path
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
         result = await client.order(Order(key="one", instance="i1"), policy=policy)
         mapped = await asyncio.to_thread(follow_map)
-        endpoint = ModelChoice(source=Source.ENDPOINT, url=upstream.url)
+        endpoint = ModelChoice(source=ModelSource.ENDPOINT, url=upstream.url)
         with pytest.raises(BadInput, match="a policy and another model cannot both answer") as refused:
             await client.order(Order(key="two", instance="i1", model=endpoint), policy=policy)
 
@@ -211,7 +224,7 @@ async def test_a_policy_answers_in_the_place_of_the_servers_model(tmp_path: Path
     assert "endpoint" in refused.value.message
 
 
-async def test_one_orders_bad_endpoint_stops_nobody_else(tmp_path: Path) -> None:
+async def test_a_bad_endpoint_of_one_order_does_not_stop_another(tmp_path: Path) -> None:
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url, retries=0) as client:
         upstream.refuses = 401
         refused = await client.run("i1")
@@ -264,11 +277,11 @@ async def test_files_go_when_the_result_is_delivered_and_not_before(tmp_path: Pa
     assert hw.audit(tmp_path / "run").ok
 
 
-async def test_turns_are_told_with_what_was_said_in_them(tmp_path: Path) -> None:
+async def test_turn_events_carry_the_messages_of_their_turns(tmp_path: Path) -> None:
     turned: list[Turned] = []
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
 
-        def hear(event: AnyEvent) -> None:
+        def hear(event: AnyOrderEvent) -> None:
             if isinstance(event, Turned):
                 turned.append(event)
 
@@ -282,12 +295,12 @@ async def test_turns_are_told_with_what_was_said_in_them(tmp_path: Path) -> None
 
 async def test_an_agent_that_needs_no_model_is_served_without_one(tmp_path: Path) -> None:
     async with serving(tmp_path, agent="nop") as client:
-        rollout = await client.run("i1", trajectory=Trajectories.NONE)
+        rollout = await client.run("i1", trajectory=TrajectoryForm.NONE)
 
     assert rollout.outcome == "passed"
 
 
-async def test_rollouts_that_have_nothing_to_do_with_each_other_can_be_one_order(tmp_path: Path) -> None:
+async def test_independent_rollouts_can_be_one_order(tmp_path: Path) -> None:
     async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
         result = await client.order(Order(key="k", instance="i1", size=6))
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.live.test_gateway_clients import client_library
 
-from holdwater.gateway.dialects import Asked, Manner, Place
+from holdwater.gateway.dialects import AdaptedRequest, ReplyFormat, RequestTarget
 from holdwater.gateway.routes import DIALECTS
-from holdwater.gateway.upstreams.whole import Whole
-from holdwater.testing.wires import event
+from holdwater.gateway.upstreams.complete_reply import CompleteReply
+from holdwater.testing.reply_formats import encode_event
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
@@ -55,10 +55,10 @@ def spread(field, value):
 
 def replay(dialect, original):
     """The events of `original` as they are served again from the record that is made of them."""
-    stream = DIALECTS[dialect].stream(Asked(Place("x"), {}, wants_usage=True))
+    stream = DIALECTS[dialect].stream(AdaptedRequest(RequestTarget("x"), {}, wants_usage=True))
     assert b"".join(stream.events(original)) == original
     assert stream.error is None
-    answer = Whole(stream.reply(), DIALECTS[dialect], Manner.EVENTS, "", stream.chunks)
+    answer = CompleteReply(stream.reply(), DIALECTS[dialect], ReplyFormat.EVENTS, "", stream.chunks)
     return b"".join(answer._pieces)
 
 
@@ -122,7 +122,7 @@ def chat_stream(message):
     ]
     chunks.append({**about, "choices": [{"index": 0, "delta": {}, "finish_reason": message["finish"]}]})
     chunks.append({**about, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
-    return b"".join(map(event, chunks)) + b"data: [DONE]\n\n"
+    return b"".join(map(encode_event, chunks)) + b"data: [DONE]\n\n"
 
 
 def chat_of_openai(stream):
@@ -247,7 +247,7 @@ def messages_stream(message):
         events.append({"type": "content_block_stop", "index": place})
     ends = present(**{name: message[name] for name in ("stop_reason", "stop_sequence", "container")})
     events += [{"type": "message_delta", "delta": ends, "usage": {"output_tokens": 9}}]
-    return b"".join(event(data, data["type"]) for data in [*events, {"type": "message_stop"}])
+    return b"".join(encode_event(data, data["type"]) for data in [*events, {"type": "message_stop"}])
 
 
 def message_of_anthropic(stream):
@@ -368,7 +368,7 @@ def responses_stream(response):
     usage = {"input_tokens": 5, "output_tokens": 7, "total_tokens": 12}
     events.append({"type": "response.completed", "response": {**whole, "usage": usage}})
     return b"".join(
-        event({**data, "sequence_number": n}, data["type"]) for n, data in enumerate(events)
+        encode_event({**data, "sequence_number": n}, data["type"]) for n, data in enumerate(events)
     ), output
 
 
@@ -432,7 +432,7 @@ def gemini_stream(chunks):
         events.append({"candidates": [{"index": 0, **content}], "modelVersion": "m"})
     last = {"finishReason": "STOP", "index": 0, "content": {"parts": [{"text": ""}], "role": "model"}}
     events.append({"candidates": [last], "usageMetadata": {"promptTokenCount": 5}})
-    return b"".join(map(event, events))
+    return b"".join(map(encode_event, events))
 
 
 @pytest.fixture(scope="module")

@@ -6,26 +6,26 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.directory import Directory, prepared
+from tests.directory_sandbox import Directory, prepared
 from tests.http_model import HttpModel
 
 from holdwater.agent import bash, nop, oracle
-from holdwater.core.authoring import Act
+from holdwater.core.authoring import AgentFunction
 from holdwater.core.errors import GradeFailed
 from holdwater.core.records import Grade, Instance
 from holdwater.suite import demo
 from holdwater.suite.demo import script
-from holdwater.testing.scripted import serve
+from holdwater.testing.scripted_model import serve_script
 
 INSTANCES = {instance.id: instance for instance in demo.instances()}
 
 
-async def graded(act: Act, base: Path, instance: Instance, model: HttpModel | None = None) -> Grade:
+async def graded(act: AgentFunction, base: Path, instance: Instance, model: HttpModel | None = None) -> Grade:
     sandbox = await prepared(base, instance)
     return await demo.grade(instance, sandbox, await act(instance, sandbox, model))
 
 
-async def all_graded(act: Act, base: Path, model: HttpModel | None = None) -> dict[str, bool]:
+async def all_graded(act: AgentFunction, base: Path, model: HttpModel | None = None) -> dict[str, bool]:
     """What passes, with eight at a time."""
     slots = asyncio.Semaphore(8)
 
@@ -56,14 +56,14 @@ async def test_doing_nothing_passes_none(tmp_path: Path) -> None:
 async def test_the_scripted_model_fails_where_it_should(
     tmp_path: Path, seed: int, failing: list[str]
 ) -> None:
-    async with serve(script.reply) as url, HttpModel(url) as model:
+    async with serve_script(script.reply) as url, HttpModel(url) as model:
         model.seed = seed
         passed = await all_graded(bash.act, tmp_path, model)
 
     assert [name for name, ok in passed.items() if not ok] == failing
 
 
-def test_every_task_has_a_plan_of_its_own_and_every_plan_a_task() -> None:
+def test_every_task_has_its_own_plan_and_every_plan_a_task() -> None:
     assert set(script.PLANS) == set(INSTANCES)
 
 

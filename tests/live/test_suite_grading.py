@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.directory import Directory
+from tests.directory_sandbox import Directory
 
 from holdwater.core.errors import GradeFailed
 from holdwater.core.records import CommandResult, Instance

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 MEASURE = """
 import resource, sys

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.scene import Scene
-from tests.swebench_scene import Benchmark
+from tests.command_runner import Scene
+from tests.swebench_rows import Benchmark
 
 pytestmark = pytest.mark.skipif(
     find_spec("swebench") is None and os.environ.get("CI") != "true",

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import stretch
-from tests.swebench_scene import FOOLING, MENDED, Benchmark, cheats, diff
+from tests.swebench_rows import FOOLING, MENDED, Benchmark, cheats, diff
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api import grading
 from holdwater.core.records import Verdict
-from holdwater.ledger.export_swebench import write_predictions
+from holdwater.export.swebench import write_predictions
 from holdwater.ledger.files import patch_path, taken_out_path
-from holdwater.ledger.reader import Reader
-from holdwater.suite.load import load
+from holdwater.ledger.reader import LedgerReader
+from holdwater.suite.loader import load
 
 pytestmark = pytest.mark.skipif(
     find_spec("swebench") is None and os.environ.get("CI") != "true",
@@ -68,7 +68,7 @@ class Played:
             predictions, self.benchmark.spec(), out=self.out, workers=0, concurrency=2
         )
         self.report = grading.report(self.out, self.benchmark.spec())
-        with Reader(self.out) as reader:
+        with LedgerReader(self.out) as reader:
             found = [(row, reader.verdict(row.attempt)) for row in reader.outcomes()]
             self.verdicts: dict[str, Verdict] = {row.instance: verdict for row, verdict in found if verdict}
             self.logs = {
@@ -164,7 +164,7 @@ print(path.read_text().replace("\\n", ""))
 
 def test_predictions_are_exported_as_the_reference_reads_them(played: Played, tmp_path: Path) -> None:
     out = io.BytesIO()
-    with Reader(played.out) as reader:
+    with LedgerReader(played.out) as reader:
         assert write_predictions(reader, out) == ""
     (tmp_path / "predictions.jsonl").write_bytes(out.getvalue())
     program = """

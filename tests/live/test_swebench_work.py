@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.swebench_scene import MENDED, Benchmark, diff, git
+from tests.swebench_rows import MENDED, Benchmark, diff, git
 
 import holdwater as hw
 from holdwater.api import grading
 from holdwater.core.records import Instance, Verdict
 from holdwater.ledger.files import patch_path
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
 
 pytestmark = pytest.mark.skipif(
     find_spec("swebench") is None and os.environ.get("CI") != "true",
@@ -88,7 +88,7 @@ def test_the_patch_has_new_and_binary_files_and_nothing_that_was_there(tmp_path:
 
     hw.run(benchmark.spec(), act, out=tmp_path / "run", workers=0)
 
-    with Reader(tmp_path / "run") as reader:
+    with LedgerReader(tmp_path / "run") as reader:
         patch = patch_path(reader.directory, 1).read_bytes()
     changed = {line for line in patch.splitlines() if line.startswith(b"diff --git")}
     assert b"not the agent's\n" not in b"".join(
@@ -153,7 +153,7 @@ def test_the_benchmarks_own_tests_show_the_fault(tmp_path: Path) -> None:
     assert summary.outcomes == {"passed": 1}
 
 
-def test_tests_that_never_end_are_an_error_in_the_report_and_a_zero(tmp_path: Path) -> None:
+def test_tests_that_never_end_are_an_error_in_the_report_and_zero(tmp_path: Path) -> None:
     benchmark = Benchmark(tmp_path)
     benchmark.add("one")
     patch = diff(benchmark.repos / "one", {"calc.py": "import time\ntime.sleep(60)\n"})
@@ -185,7 +185,7 @@ def test_an_instance_without_a_prediction_was_not_submitted(tmp_path: Path) -> N
     )
 
 
-def test_a_patch_cannot_put_its_own_file_in_the_place_of_a_new_test(tmp_path: Path) -> None:
+def test_a_patch_cannot_replace_a_new_test_with_its_own_file(tmp_path: Path) -> None:
     benchmark = Benchmark(tmp_path)
     benchmark.add("made-for-its-tests")
     repo = benchmark.repos / "made-for-its-tests"
@@ -213,6 +213,6 @@ def test_a_patch_cannot_put_its_own_file_in_the_place_of_a_new_test(tmp_path: Pa
 
 
 def verdicts_of(run: Path) -> dict[str, Verdict]:
-    with Reader(run) as reader:
+    with LedgerReader(run) as reader:
         found = {row.instance: reader.verdict(row.attempt) for row in reader.outcomes()}
     return {name: verdict for name, verdict in found.items() if verdict is not None}

@@ -17,7 +17,7 @@ from zstandard import ZstdDecompressor
 import holdwater as hw
 from holdwater.cli import main
 from holdwater.ledger import segment
-from holdwater.testing.scripted import Reply, serve_raw
+from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 UPSTREAM = "sk-upstream-4f1c9e77d2ab"
 WORD = "a-word-of-the-conversation"
@@ -33,7 +33,7 @@ def contents(directory: Path) -> Iterator[tuple[Path, bytes]]:
         raw = path.read_bytes()
         yield path, raw
         if path.suffix == ".seg":
-            yield from ((path, record) for record in segment.read(path))
+            yield from ((path, record) for record in segment.read_records(path))
         if raw[:4] == b"\x28\xb5\x2f\xfd":
             yield path, ZstdDecompressor().stream_reader(raw).read()
 
@@ -66,13 +66,13 @@ async def test_no_key_is_in_what_a_run_writes(
     keys: list[str] = []
     heard: list[str] = []
 
-    def answer(headers: Mapping[str, str], body: bytes) -> Reply:
+    def answer(headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         heard.append(headers.get("Authorization", ""))
         if b"refuse this" in body:
             told = json.dumps({"error": {"message": f"Incorrect request with key {heard[-1]}"}})
             body = told.replace("-", escape or "-").encode()
-            return Reply(status=400, body=body, headers={"x-key": UPSTREAM})
-        return Reply(text=WORD)
+            return ScriptedReply(status=400, body=body, headers={"x-key": UPSTREAM})
+        return ScriptedReply(text=WORD)
 
     async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> str:
         keys.append(model.key)
@@ -109,8 +109,8 @@ async def test_no_key_is_in_what_a_run_writes(
 
 
 @pytest.mark.parametrize("url", ["https://user:sk-secret@host/v1", "https://host/v1?key=sk-secret"])
-def test_a_key_in_a_base_url_is_refused_before_it_is_written_anywhere(tmp_path: Path, url: str) -> None:
-    with pytest.raises(hw.BadInput, match="`--base-url` must h") as refused:
+def test_a_key_in_a_base_url_is_refused_before_any_write(tmp_path: Path, url: str) -> None:
+    with pytest.raises(hw.BadInput, match="`--base-url` must not contain") as refused:
         hw.run("demo", "bash", out=tmp_path / "run", model="m", base_url=url)
     assert "sk-secret" not in str(refused.value)
     assert not (tmp_path / "run").exists()
@@ -137,9 +137,9 @@ async def test_an_agent_that_prints_its_key_leaves_none(
     """Given an agent that puts its key wherever it can."""
     keys: list[str] = []
 
-    def answer(headers: Mapping[str, str], body: bytes) -> Reply:
+    def answer(headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         key = body.partition(b"my key is ")[2][:49].decode()
-        return Reply(text=f"{WORD}: {key}")
+        return ScriptedReply(text=f"{WORD}: {key}")
 
     async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> dict[str, str]:
         keys.append(model.key)
@@ -177,9 +177,9 @@ async def test_a_request_with_the_attempts_key_is_paid_once(tmp_path: Path) -> N
     asked: list[bytes] = []
     said: list[str] = []
 
-    def answer(headers: Mapping[str, str], body: bytes) -> Reply:
+    def answer(headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         asked.append(body)
-        return Reply(text="you said " + body.partition(b"my key is ")[2][:49].decode())
+        return ScriptedReply(text="you said " + body.partition(b"my key is ")[2][:49].decode())
 
     async def solve(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> None:
         reply = await model.chat([{"role": "user", "content": f"my key is {model.key}"}])

@@ -9,18 +9,18 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.ledger_scene import new_run, passed, planned
-from tests.transcript_scene import CONVERSATIONS, IMAGE, PIXELS, Recording, chat, recorded, says
+from tests.ledger_runs import new_run, passed, planned
+from tests.recorded_conversations import CONVERSATIONS, IMAGE, PIXELS, Recording, chat, recorded, says
 
 import holdwater as hw
 from holdwater.cli import main
 from holdwater.cli.transcript import print_text
+from holdwater.conversation.raw_turns import render_raw_turn
+from holdwater.conversation.trajectory import ExchangeTree, read_turns
 from holdwater.core.records import Attempt, Outcome
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.message import Media, Message
-from holdwater.ledger.raw import raw_turn
-from holdwater.ledger.reader import Reader
-from holdwater.ledger.trajectory import Tree, turns
+from holdwater.ledger.message import CommonMessage, MessageMedia
+from holdwater.ledger.reader import LedgerReader
 
 
 @pytest.mark.parametrize("name", sorted(CONVERSATIONS))
@@ -32,16 +32,16 @@ async def test_a_turn_is_what_was_new_and_the_reply(tmp_path: Path, name: str) -
     blob = directory.blobs
     system, user = first.new
     assert (system.text, user.text) == ("You are careful.", "What is here?")
-    assert isinstance(user.parts[1], Media) and user.parts[1].type == "image/png"
+    assert isinstance(user.parts[1], MessageMedia) and user.parts[1].type == "image/png"
     assert list(blob.rglob(f"{user.parts[1].blob}*"))
     assert first.reply is not None
     assert (first.reply.reasoning, first.reply.calls[0].arguments) == ("Look first.", {"command": "ls"})
     assert [(m.role, m.text, m.answers) for m in second.new] == [("tool", "a.txt", first.reply.calls[0].id)]
-    assert second.reply == Message(role="assistant", parts=("a.txt.",))
+    assert second.reply == CommonMessage(role="assistant", parts=("a.txt.",))
     assert (first.thread, second.thread, second.parent, second.dialect) == (0, 0, 1, name)
 
 
-def test_side_roots_branches_and_retries_are_told_from_the_trajectory(tmp_path: Path) -> None:
+def test_side_roots_branches_and_retries_are_distinguished_from_the_trajectory(tmp_path: Path) -> None:
     directory = new_run(tmp_path)
     recording = Recording(directory, 1)
     recording.add(chat("a"), says("b"))
@@ -52,8 +52,8 @@ def test_side_roots_branches_and_retries_are_told_from_the_trajectory(tmp_path: 
     recording.add(chat("a", "b", "c", "d", "e"), says("f"))
     recording.log.close()
 
-    tree = Tree(directory, 1)
-    told = list(turns(tree))
+    tree = ExchangeTree(directory, 1)
+    told = list(read_turns(tree))
 
     assert [thread.numbers for thread in tree.threads()] == [(1, 3, 4, 6), (2,), (5,)]
     assert [(turn.number, turn.thread, turn.parent, turn.dropped) for turn in told] == [
@@ -82,7 +82,7 @@ def test_a_reply_that_comes_back_changed_is_new(tmp_path: Path) -> None:
     recording.add(chat("a", "something else", "c"), says("d"))
     recording.log.close()
 
-    _, second = turns(Tree(directory, 1))
+    _, second = read_turns(ExchangeTree(directory, 1))
 
     assert [message.text for message in second.new] == ["something else", "c"]
 
@@ -90,10 +90,10 @@ def test_a_reply_that_comes_back_changed_is_new(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(CONVERSATIONS))
 async def test_raw_is_what_was_sent(tmp_path: Path, name: str) -> None:
     directory = await recorded(tmp_path, **{name: True})
-    tree = Tree(directory, 1)
+    tree = ExchangeTree(directory, 1)
 
     for number, (request, reply) in enumerate(CONVERSATIONS[name], 1):
-        document = json.loads(b"".join(raw_turn(tree, number)))
+        document = json.loads(b"".join(render_raw_turn(tree, number)))
         expected = {key: value for key, value in request.items() if (name, key) != ("gemini", "model")}
         assert document["request"] == expected
         assert document["reply"] == reply
@@ -112,9 +112,9 @@ def test_raw_of_a_branch_has_its_own_messages_and_head(tmp_path: Path) -> None:
     for request in requests:
         recording.add(request, says("r"))
     recording.log.close()
-    tree = Tree(directory, 1)
+    tree = ExchangeTree(directory, 1)
 
-    sent = [json.loads(b"".join(raw_turn(tree, number)))["request"] for number in range(1, 6)]
+    sent = [json.loads(b"".join(render_raw_turn(tree, number)))["request"] for number in range(1, 6)]
 
     assert sent == requests
 
@@ -122,7 +122,7 @@ def test_raw_of_a_branch_has_its_own_messages_and_head(tmp_path: Path) -> None:
 async def test_a_regrade_shows_the_conversation_that_it_grades(tmp_path: Path) -> None:
     directory = await recorded(tmp_path, chat=True)
     async with Ledger(directory) as ledger:
-        await ledger.begin(Attempt(id=2, instance=1, sample=0, number=2, regrades=1))
+        await ledger.begin_attempt(Attempt(id=2, instance=1, sample=0, number=2, regrades=1))
         await ledger.settle(passed(2, ledger.token))
         await ledger.close_sample(Outcome(instance=1, sample=0, attempt=2, kind="passed", score=1.0))
 
@@ -137,7 +137,7 @@ async def test_a_long_history_is_not_held(tmp_path: Path) -> None:
     size = 1 << 20
     async with Ledger(directory) as ledger:
         await ledger.plan([planned("long")])
-        await ledger.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await ledger.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
         recording = Recording(directory, 1)
         texts: list[str] = []
         for number in range(20):
@@ -147,9 +147,9 @@ async def test_a_long_history_is_not_held(tmp_path: Path) -> None:
         recording.log.close()
         await ledger.settle(passed(1, ledger.token, 20))
 
-    with Reader(directory) as reader, (tmp_path / "out").open("wb") as out:
+    with LedgerReader(directory) as reader, (tmp_path / "out").open("wb") as out:
         tracemalloc.start()
-        print_text(next(reader.attempts()), Tree(directory, 1), None, out)
+        print_text(next(reader.attempts()), ExchangeTree(directory, 1), None, out)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
 
@@ -207,7 +207,7 @@ async def test_one_turn_raw_and_json(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("words", [["chat", "--turn", "9"], ["chat", "--attempt", "2"], ["nobody"]])
-async def test_what_is_not_there_is_refused(
+async def test_a_missing_turn_attempt_or_instance_is_refused(
     tmp_path: Path, words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     await recorded(tmp_path, chat=True)
@@ -225,7 +225,7 @@ async def test_an_attempt_that_never_called_its_model(
     directory = new_run(tmp_path)
     async with Ledger(directory) as ledger:
         await ledger.plan([planned("mute")])
-        await ledger.begin(Attempt(id=1, instance=1, sample=0, number=1))
+        await ledger.begin_attempt(Attempt(id=1, instance=1, sample=0, number=1))
 
     assert command(capfd, str(tmp_path), "mute", "--json") == "[]\n"
     assert "no model call was made" in command(capfd, str(tmp_path), "mute")

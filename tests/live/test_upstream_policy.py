@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.gateway_scene import MODEL, Log, Scene, ask, connect
-from tests.speech import DIALECTS, send, speak
+from tests.dialect_requests import DIALECTS, send, speak
+from tests.gateway_harness import MODEL, Log, Scene, ask, connect
 
 import holdwater as hw
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.upstreams.policy import PolicyUpstream
-from holdwater.ledger.dialects import dialect as spoken
+from holdwater.ledger.dialects import find_dialect as spoken
 
 WHOLE = {
     "id": "x",
@@ -42,7 +42,7 @@ class Open:
         self._gateway = Gateway(PolicyUpstream(self._policy), Path(self._directory) / "s")
         await self._gateway.__aenter__()
         self._http = connect(self._gateway.socket)
-        self._session = self._gateway.session(1, log := Log())
+        self._session = self._gateway.open_session(1, log := Log())
         return Scene(self._gateway, await self._session.__aenter__(), log, self._http)
 
     async def __aexit__(self, *error):
@@ -105,7 +105,7 @@ async def test_a_policy_that_raises_or_returns_nonsense_is_the_models_failure(tm
             assert (s.session.failure.where, s.session.failure.kind) == ("model", "policy")
 
 
-async def test_a_run_with_a_policy_needs_no_upstream_and_is_resumed_with_it(tmp_path):
+async def test_a_run_with_a_policy_needs_no_upstream_and_resumes_with_it(tmp_path):
     async def solve(instance, sandbox, model):
         return (await model.chat([{"role": "user", "content": instance.id}]))["choices"][0]["message"][
             "content"

@@ -11,7 +11,7 @@ import sys
 import termios
 from pathlib import Path
 
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 
 def seen_on_a_terminal(words: list[str], columns: int) -> str:
@@ -40,7 +40,7 @@ def seen_on_a_terminal(words: list[str], columns: int) -> str:
     return seen.decode(errors="replace")
 
 
-def test_frames_are_drawn_while_a_run_runs_and_the_page_at_its_end(tmp_path: Path) -> None:
+def test_frames_are_drawn_during_a_run_and_the_page_at_its_end(tmp_path: Path) -> None:
     seen = seen_on_a_terminal(["run", "demo", "--limit", "4", "--out", str(tmp_path / "run")], columns=90)
 
     frames, _, page = seen.rpartition("outcome")

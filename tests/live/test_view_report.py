@@ -12,25 +12,35 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
 from holdwater.core.config import RunConfig
-from holdwater.core.records import Attempt, Failure, Grade, Outcome, Phase, Times, Usage, Verdict, Where
-from holdwater.ledger.book import Planned
+from holdwater.core.records import (
+    Attempt,
+    AttemptFailure,
+    AttemptPhase,
+    FailureOrigin,
+    Grade,
+    ModelUsage,
+    Outcome,
+    PhaseTimes,
+    Verdict,
+)
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.reader import Reader
+from holdwater.ledger.reader import LedgerReader
+from holdwater.ledger.statements import PlannedInstance
+from holdwater.view.instance_report import make_report, render_instance
+from holdwater.view.outcome_overview import MOST_ROWS
 from holdwater.view.report import render_report
-from holdwater.view.story import render_story, story
-from holdwater.view.survey import MOST_ROWS
 
 ODD = "it's [bold]odd[/bold]; rm -rf"
-LOST = Failure(
-    where=Where.MODEL,
+LOST = AttemptFailure(
+    where=FailureOrigin.MODEL,
     kind="upstream",
     message="the upstream\nanswered\x1b[2J 503",
     hint="wait",
-    phase=Phase.ACTING,
+    phase=AttemptPhase.ACTING,
 )
 BAD = Grade(
     passed=False, score=0.25, detail="2 of 8 tests failed\ntest_b: \x1b[31mred\x1b[0m", metrics={"tests": 8}
@@ -38,7 +48,7 @@ BAD = Grade(
 GOOD = Grade(passed=True, score=1.0)
 
 
-USED = Usage(requests=2, input_tokens=1000, output_tokens=50)
+USED = ModelUsage(requests=2, input_tokens=1000, output_tokens=50)
 
 
 async def make_run(
@@ -51,11 +61,13 @@ async def make_run(
     directory.write_config(config)
     names = [ODD, *(f"i{number}" for number in range(1, planned or len(kinds)))]
     async with Ledger(directory) as ledger:
-        await ledger.expect(len(names))
-        items = [Planned(name=name, digest=b"d", payload=b"{}", place=f"row {name}") for name in names]
+        await ledger.set_total(len(names))
+        items = [
+            PlannedInstance(name=name, digest=b"d", payload=b"{}", place=f"row {name}") for name in names
+        ]
         rows = await ledger.plan(items)
         for number, (row, kind) in enumerate(zip(rows, kinds, strict=False), start=1):
-            await settle(ledger, number, row, kind, USED if used else Usage())
+            await settle(ledger, number, row, kind, USED if used else ModelUsage())
             (directory.logs / f"{number:06d}-x.log").write_text("log")
         await ledger.note("worker.lost", "signal 9")
         if state != "unfinished":
@@ -63,8 +75,8 @@ async def make_run(
     return path
 
 
-async def settle(ledger: Ledger, number: int, row: int, kind: str, usage: Usage) -> None:
-    await ledger.begin(Attempt(id=number, instance=row, sample=0, number=1))
+async def settle(ledger: Ledger, number: int, row: int, kind: str, usage: ModelUsage) -> None:
+    await ledger.begin_attempt(Attempt(id=number, instance=row, sample=0, number=1))
     failure = LOST if kind == "model" else None
     grade = {"passed": GOOD, "failed": BAD}.get(kind)
     await ledger.settle(
@@ -74,7 +86,7 @@ async def settle(ledger: Ledger, number: int, row: int, kind: str, usage: Usage)
             failure=failure,
             grade=grade,
             usage=usage,
-            times=Times(setup=0.5, acting=float(number), grading=1.0),
+            times=PhaseTimes(setup=0.5, acting=float(number), grading=1.0),
         )
     )
     score = grade.score if grade else None
@@ -85,7 +97,7 @@ async def settle(ledger: Ledger, number: int, row: int, kind: str, usage: Usage)
 
 
 def report(path: Path, width: int = 100) -> str:
-    with Reader(path) as reader:
+    with LedgerReader(path) as reader:
         return page(render_report(reader.summary(), reader), width)
 
 
@@ -179,10 +191,10 @@ async def test_a_run_without_an_outcome_has_a_report(tmp_path: Path) -> None:
 async def test_the_story_of_an_instance_tells_each_attempt(tmp_path: Path) -> None:
     path = await make_run(tmp_path / "run", ["passed", "failed", "model"])
 
-    with Reader(path) as reader:
-        found = [reader.find("i1"), reader.find("i2")]
+    with LedgerReader(path) as reader:
+        found = [reader.find_instance("i1"), reader.find_instance("i2")]
         assert found[0] and found[1]
-        failed, lost = (page(render_story(story(reader, row))) for row in found if row)
+        failed, lost = (page(render_instance(make_report(reader, row))) for row in found if row)
 
     assert "attempt 1: failed" in failed and "score 0.25, tests 8" in failed
     assert "test_b: red" in failed
@@ -263,7 +275,7 @@ async def test_audit_is_the_exit_status(
     assert {"duplicated", "corrupt", "problems"} <= set(told)
 
 
-async def test_audit_in_words_names_what_is_missing(tmp_path: Path) -> None:
+async def test_audit_in_words_names_the_missing_instances(tmp_path: Path) -> None:
     await make_run(tmp_path / "run", ["passed"], planned=2)
 
     done = holdwater("audit", "run", cwd=tmp_path)
@@ -303,7 +315,7 @@ async def test_an_export_that_fails_leaves_the_earlier_file_alone(tmp_path: Path
     assert {entry.name for entry in tmp_path.iterdir()} == {"run", "out.csv"}
 
 
-async def test_export_writes_to_what_is_no_file_and_never_replaces_it(tmp_path: Path) -> None:
+async def test_export_writes_into_a_pipe_and_never_replaces_it(tmp_path: Path) -> None:
     await make_run(tmp_path / "run", ["passed"])
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tests.point import COUNT, QUICK, suite
+from tests.in_process_run import COUNT, QUICK, suite
 
 import holdwater as hw
 from holdwater import api
-from holdwater.testing.leaks import living
+from holdwater.testing.leaks import count_objects
 
-OF_AN_ATTEMPT = {"Life", "Scope", "Session", "AttemptLog", "ProcessSandbox"}
+OF_AN_ATTEMPT = {"AttemptState", "Scope", "Session", "AttemptLog", "ProcessSandbox"}
 NEVER = 100.0  # seconds: longer than any limit here
 
 
@@ -138,13 +138,13 @@ def uncollected() -> Iterator[None]:
 def test_nothing_of_an_attempt_waits_for_a_collection(
     tmp_path: Path, agent: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    before = living()
+    before = count_objects()
 
     attempts = play(tmp_path / "run", agent, **options)
 
     assert attempts == COUNT
     assert len(History.made) == 0
-    assert [name for name in living() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT] == []
+    assert [name for name in count_objects() - before if name.rpartition(".")[2] in OF_AN_ATTEMPT] == []
 
 
 def play(out: Path, agent: Callable[..., Any], **options: Any) -> int:

@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from tests.patience import stretch
-from tests.worker_scene import Worker, needs, trimmed, working
+from tests.wait_bounds import stretch
+from tests.worker_harness import Worker, needs, trimmed, working
 
 from holdwater.core.records import MiB
-from holdwater.rollout.trim import LOOK_SECONDS, QUIET_LOOKS
-from holdwater.rollout.wire import Beat, Noted, Trim
-from holdwater.testing.scripted import Reply, serve
+from holdwater.rollout.memory_trimmer import LOOK_SECONDS, QUIET_LOOKS
+from holdwater.rollout.worker_protocol import EventNoted, TrimMemory, WorkerHeartbeat
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 QUIET = QUIET_LOOKS * LOOK_SECONDS
 NEAR = 24 * MiB  # above its base: what a worker that has worked needs more than one that has not
@@ -73,18 +73,18 @@ def suite(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_worker_that_serves_calls_is_never_trimmed_and_its_lag_is_the_same(
+async def test_a_worker_that_serves_calls_is_not_trimmed_and_lags_no_more(
     tmp_path: Path, suite: Path
 ) -> None:
     seconds = 2 * QUIET
 
     async with (
-        serve(lambda request: Reply(text="so it is")) as url,
+        serve_script(lambda request: ScriptedReply(text="so it is")) as url,
         working(tmp_path / "on", suite, url=url) as (on, trims),
         working(tmp_path / "off", suite, url=url, give_back="None") as (off, _),
     ):
         talks = [(worker, worker.start(f"talk {seconds}")) for worker in (on, off)]
-        on.send(Trim())  # and it is asked to, besides
+        on.send(TrimMemory())  # and it is asked to, besides
         for worker, attempt in talks:
             done = await worker.done(attempt)
             assert done.verdict.failure is None, done
@@ -98,7 +98,7 @@ async def test_a_worker_that_serves_calls_is_never_trimmed_and_its_lag_is_the_sa
 
 
 def lags(worker: Worker) -> list[float]:
-    return [beat.lag for beat in worker.all(Beat) if beat.living]
+    return [beat.lag for beat in worker.all(WorkerHeartbeat) if beat.living]
 
 
 async def becomes_trimmed(trims: int, seconds: float) -> None:
@@ -142,19 +142,19 @@ async def comes_back(place: Path, suite: Path, allocator: str, work: str) -> Non
 
         if allocator == "glibc":
             assert trimmed(trims) == 1
-            told = await worker.until(Noted, lambda noted: noted.kind == "worker.trimmed")
+            told = await worker.until(EventNoted, lambda noted: noted.kind == "worker.trimmed")
             assert told.message.startswith("worker 7: gave back ")
 
 
 @pytest.mark.parametrize("give_back", [pytest.param("raising", marks=pytest.mark.proof), "missing"])
-async def test_a_trim_that_cannot_be_made_is_counted_once_and_changes_nothing_else(
+async def test_a_failed_trim_is_counted_once_and_changes_nothing_else(
     tmp_path: Path, suite: Path, give_back: str
 ) -> None:
     async with working(tmp_path / "run", suite, give_back=give_back) as (worker, _):
         first = await worker.done(worker.start("grow 100"))
         while not worker.noted("trim.failed"):
             await worker.next_beat()
-        worker.send(Trim())
+        worker.send(TrimMemory())
         for _ in range(QUIET_LOOKS + 2):
             await worker.next_beat()
         second = await worker.done(worker.start("grow 1"))
@@ -170,7 +170,7 @@ async def test_a_worker_that_has_not_grown_is_trimmed_only_when_asked(tmp_path: 
             await worker.next_beat()
         assert trimmed(trims) == 0
 
-        worker.send(Trim())
+        worker.send(TrimMemory())
 
         await becomes_trimmed(trims, QUIET + 10)
 
@@ -197,7 +197,7 @@ async def test_the_cycles_of_an_attempt_that_lives_on_are_collected_too(tmp_path
 async def test_a_beat_carries_the_longest_lag_since_the_last(tmp_path: Path, suite: Path) -> None:
     async with working(tmp_path / "run", suite) as (worker, _):
         await worker.done(worker.start("stall 0.4"))
-        await worker.until(Beat, lambda beat: beat.lag > 0.3)
+        await worker.until(WorkerHeartbeat, lambda beat: beat.lag > 0.3)
 
         after = [await worker.next_beat() for _ in range(2)]
 

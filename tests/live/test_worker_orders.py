@@ -2,16 +2,26 @@
 
 import json
 
-from tests.worker_scene import working
+from tests.worker_harness import working
 
-from holdwater.core.config import Serving
-from holdwater.core.failures import interrupted
-from holdwater.core.records import Ask
-from holdwater.core.serving import Answer, ModelChoice, Source, Steer
+from holdwater.core.config import ServingConfig
+from holdwater.core.failures import make_interrupt_failure
+from holdwater.core.records import LimitOverrides
+from holdwater.core.serving_protocol import CallAnswer, ModelChoice, ModelSource, SteerRequest
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import read_exchanges
-from holdwater.rollout.wire import Answered, Asked, Cancel, Held, Offer, Progress, Steered, Take, Unheld
-from holdwater.testing.scripted import Reply, serve
+from holdwater.rollout.worker_protocol import (
+    AnswerHeldCall,
+    AttemptProgress,
+    CallHeld,
+    CallReleased,
+    CancelAttempt,
+    FetchHeldCall,
+    HeldCallContent,
+    OrderTerms,
+    SteerWorker,
+)
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 SUITE = """
 import holdwater as hw
@@ -25,37 +35,39 @@ async def solve(instance, sandbox, model):
 
 suite = hw.Suite(name="s", instances=lambda: [], grade=lambda instance, sandbox, answer: True)
 """
-HELD = Offer(model=ModelChoice(source=Source.TRAINER), followed=True)
+HELD = OrderTerms(model=ModelChoice(source=ModelSource.TRAINER), followed=True)
 
 
 async def test_a_trainer_answers_steers_and_goes_away(tmp_path):
     (tmp_path / "suite.py").write_text(SUITE)
     async with (
-        serve(lambda request: Reply(text=f"by {request['model']}")) as url,
-        working(tmp_path / "run", tmp_path / "suite.py", serving=Serving()) as (worker, _),
+        serve_script(lambda request: ScriptedReply(text=f"by {request['model']}")) as url,
+        working(tmp_path / "run", tmp_path / "suite.py", serving=ServingConfig()) as (worker, _),
     ):
         held = worker.start("a", HELD)
-        limited = worker.start("b", Offer(model=HELD.model, limits=Ask(requests=1)))
+        limited = worker.start("b", OrderTerms(model=HELD.model, limits=LimitOverrides(requests=1)))
         cancelled = worker.start("c", HELD)
-        await worker.until(Held, lambda m: m.attempt == cancelled)
-        worker.send(Cancel(attempt=cancelled, failure=interrupted("its client is gone")))
+        await worker.until(CallHeld, lambda m: m.attempt == cancelled)
+        worker.send(CancelAttempt(attempt=cancelled, failure=make_interrupt_failure("its client is gone")))
         for attempt, calls in ((held, 3), (limited, 1)):
             for call in range(1, calls + 1):
-                await worker.until(Held, lambda m, a=attempt, c=call: (m.attempt, m.call) == (a, c))
-                worker.send(Take(attempt=attempt, call=call))
-                asked = await worker.until(Asked, lambda m, a=attempt, c=call: (m.attempt, m.call) == (a, c))
+                await worker.until(CallHeld, lambda m, a=attempt, c=call: (m.attempt, m.call) == (a, c))
+                worker.send(FetchHeldCall(attempt=attempt, call=call))
+                asked = await worker.until(
+                    HeldCallContent, lambda m, a=attempt, c=call: (m.attempt, m.call) == (a, c)
+                )
                 text = json.loads(asked.append[-1])["content"]
-                answer = Answer(call=str(call), text=f"to {text}", version=f"v{call}")
-                worker.send(Answered(attempt=attempt, call=call, answer=answer))
+                answer = CallAnswer(call=str(call), text=f"to {text}", version=f"v{call}")
+                worker.send(AnswerHeldCall(attempt=attempt, call=call, answer=answer))
         verdict = (await worker.done(held)).verdict
         assert json.loads(verdict.answer) == ["to a 0", "to a 1", "to a 2"]
-        assert [p.turns for p in worker.all(Progress) if p.attempt == held] == [1, 2, 3]
+        assert [p.turns for p in worker.all(AttemptProgress) if p.attempt == held] == [1, 2, 3]
         assert (await worker.done(limited)).verdict.failure.kind == "requests"
         assert (await worker.done(cancelled)).verdict.failure.where == "interrupted"
-        assert [m.attempt for m in worker.all(Unheld)] == [cancelled]
-        worker.send(Take(attempt=held, call=3))
-        await worker.until(Asked, lambda m: m.attempt == held and not m.dialect)
-        worker.send(Steered(to=Steer(url=url, name="m7", version="7")))
+        assert [m.attempt for m in worker.all(CallReleased)] == [cancelled]
+        worker.send(FetchHeldCall(attempt=held, call=3))
+        await worker.until(HeldCallContent, lambda m: m.attempt == held and not m.dialect)
+        worker.send(SteerWorker(to=SteerRequest(url=url, name="m7", version="7")))
         plain = worker.start("d")
         assert json.loads((await worker.done(plain)).verdict.answer) == ["by m7"] * 3
         directory = RunDirectory(tmp_path / "run")

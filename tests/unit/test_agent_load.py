@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.agent.load import absolute, known, load
+from holdwater.agent.loader import list_agents, load, make_absolute
 from holdwater.agent.python import python
 from holdwater.core.errors import BadInput, RunFailed
 
@@ -44,7 +44,7 @@ def refusal(spec: str) -> BadInput:
 
 
 def test_the_built_in_ones_are_known_by_name() -> None:
-    assert [k.name for k in known()][:6] == ["bash", "oracle", "nop", "gold", "empty", "command"]
+    assert [k.name for k in list_agents()][:6] == ["bash", "oracle", "nop", "gold", "empty", "command"]
     assert [load(name).uses_model for name in ("bash", "oracle", "nop")] == [True, False, False]
 
 
@@ -76,7 +76,7 @@ def test_a_function_given_directly_is_named_by_where_it_is() -> None:
         ("gone", "`{file}` has no `gone`"),
     ],
 )
-def test_what_is_no_agent_is_refused(file: Path, name: str, message: str) -> None:
+def test_an_invalid_agent_is_refused(file: Path, name: str, message: str) -> None:
     assert refusal(f"{file}:{name}").message == message.format(file=file)
 
 
@@ -99,7 +99,7 @@ def test_an_unknown_name_lists_the_known_and_guesses() -> None:
         ("agent {}", "unknown placeholder in the agent's command: `{}`"),
         ("agent {id!r}", "unknown placeholder in the agent's command: `{id!r}`"),
         ("agent {id:>9}", "unknown placeholder in the agent's command: `{id:>9}`"),
-        ("agent --x={", "a brace without its partner in the agent's command: `--x={`"),
+        ("agent --x={", "unmatched brace in the agent's command: `--x={`"),
         ("{workdir}/agent", "the agent's program cannot be a placeholder: `{workdir}/agent`"),
         ("agent 'open", "cannot read the agent's command: No closing quotation: `agent 'open`"),
     ],
@@ -133,9 +133,9 @@ def test_a_path_is_left_to_the_sandbox(program: str) -> None:
 def test_a_spec_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert absolute("agents.py:solve") == f"{tmp_path}/agents.py:solve"
-    assert absolute("command:python3 agent.py:x {id}") == "command:python3 agent.py:x {id}"
-    assert absolute("bash") == "bash"
+    assert make_absolute("agents.py:solve") == f"{tmp_path}/agents.py:solve"
+    assert make_absolute("command:python3 agent.py:x {id}") == "command:python3 agent.py:x {id}"
+    assert make_absolute("bash") == "bash"
 
 
 def test_entry_points_bring_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +147,4 @@ def test_entry_points_bring_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
 
     assert load("solver").name == "solver"
-    assert ("solver", "agents") in [(k.name, k.source) for k in known()]
+    assert ("solver", "agents") in [(k.name, k.source) for k in list_agents()]

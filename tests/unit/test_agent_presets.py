@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.directory import Directory
+from tests.directory_sandbox import Directory
 
 from holdwater.agent.command import LONGEST_ARGUMENT
-from holdwater.agent.load import absolute, known, load
-from holdwater.agent.presets import PRESETS, Door, Preset, outside, preset
+from holdwater.agent.loader import list_agents, load, make_absolute
+from holdwater.agent.presets import PRESETS, AgentPreset, ModelEndpoint, explain_version, preset
 from holdwater.core.errors import AgentFailed, BadInput, RunFailed
 from holdwater.core.records import CommandResult, Instance
 
@@ -58,7 +58,7 @@ class Place:
         (path / "work").mkdir()
         monkeypatch.setenv("PATH", f"{path}/bin:/usr/bin:/bin")
 
-    def stand_in(self, made: Preset, version: str = "", then: str = "echo done") -> None:
+    def stand_in(self, made: AgentPreset, version: str = "", then: str = "echo done") -> None:
         program = self.path / "bin" / made.program
         program.write_text(STAND_IN.format(version=version or made.tested[1], then=then))
         program.chmod(0o755)
@@ -80,7 +80,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @EACH
-async def test_it_gets_the_instruction_as_it_is(made: Preset, place: Place) -> None:
+async def test_it_gets_the_instruction_as_it_is(made: AgentPreset, place: Place) -> None:
     place.stand_in(made)
     instruction = LONG if not made.instruction else LONG[:1000]
 
@@ -94,7 +94,7 @@ async def test_it_gets_the_instruction_as_it_is(made: Preset, place: Place) -> N
 
 
 @EACH
-async def test_it_is_told_where_the_model_is_and_shows_no_key(made: Preset, place: Place) -> None:
+async def test_a_preset_gets_the_models_address_and_shows_no_key(made: AgentPreset, place: Place) -> None:
     place.stand_in(made)
 
     await place.act(made.name)
@@ -124,13 +124,15 @@ async def test_arguments_follow_the_name(place: Place) -> None:
 
 
 def test_arguments_mean_the_same_anywhere() -> None:
-    assert absolute("aider --test-cmd t.py:x") == "aider --test-cmd t.py:x"
+    assert make_absolute("aider --test-cmd t.py:x") == "aider --test-cmd t.py:x"
     with pytest.raises(BadInput, match="cannot read the agent's arguments"):
         load("aider 'x")
 
 
 @EACH
-async def test_a_missing_program_stops_the_run_and_says_how_to_install_it(made: Preset, place: Place) -> None:
+async def test_a_missing_program_stops_the_run_and_says_how_to_install_it(
+    made: AgentPreset, place: Place
+) -> None:
     agent = preset(made.name)
     assert agent.check is not None
 
@@ -153,7 +155,7 @@ async def test_a_version_that_was_not_tested_is_a_warning(
         await agent.act(Instance(id="i", instruction="do"), Home(place.path / "work"), Gate())
 
     [said] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.getMessage().startswith("agent.untested `codex` has version 7.0.1, tested are ")
+    assert said.getMessage().startswith("agent.untested `codex` has version 7.0.1; tested versions: ")
 
 
 async def test_a_status_is_the_agents_failure_and_an_untested_version_a_hint(place: Place) -> None:
@@ -171,16 +173,16 @@ async def test_a_status_is_the_agents_failure_and_an_untested_version_a_hint(pla
     [
         ("codex-cli {oldest}", ""),
         ("{newest}\n", ""),
-        ("{newest}.1", "`codex` has version {newest}.1, tested are {oldest} to {newest}"),
-        ("0.99.0", "`codex` has version 0.99.0, tested are {oldest} to {newest}"),
-        ("who knows", "`codex` has version unknown, tested are {oldest} to {newest}"),
+        ("{newest}.1", "`codex` has version {newest}.1; tested versions: {oldest} to {newest}"),
+        ("0.99.0", "`codex` has version 0.99.0; tested versions: {oldest} to {newest}"),
+        ("who knows", "`codex` has version unknown; tested versions: {oldest} to {newest}"),
     ],
 )
 def test_versions_are_numbers(said: str, told: str) -> None:
     oldest, newest = PRESETS["codex"].tested
     assert oldest.startswith("0.1") and len(oldest.split(".")[1]) == 3  # as text, 0.99 would come later
 
-    found = outside(PRESETS["codex"], said.format(oldest=oldest, newest=newest))
+    found = explain_version(PRESETS["codex"], said.format(oldest=oldest, newest=newest))
 
     assert found == told.format(oldest=oldest, newest=newest)
 
@@ -213,7 +215,7 @@ def test_the_answer_is_its_last_words(name: str, printed: str, answer: str | Non
 
 
 def test_strange_names_stay_values() -> None:
-    door = Door(model='a"b\\c', url='http://x"y/v1', root='http://x"y', key="k")
+    door = ModelEndpoint(model='a"b\\c', url='http://x"y/v1', root='http://x"y', key="k")
 
     config = json.loads(PRESETS["opencode"].environment(door)["OPENCODE_CONFIG_CONTENT"])
 
@@ -222,9 +224,9 @@ def test_strange_names_stay_values() -> None:
 
 
 @EACH
-def test_what_is_said_of_it_is_so(made: Preset) -> None:
+def test_the_listing_manual_and_installation_of_a_preset_agree(made: AgentPreset) -> None:
     """The listing, the manual and the tests' own installation agree."""
-    [listed] = [one for one in known() if one.name == made.name]
+    [listed] = [one for one in list_agents() if one.name == made.name]
     assert made.install in listed.description and made.versions in listed.description
     package = next(word for word in made.install.split() if made.tested[1] in word)
     assert package in re.split(r"[\s()]+", (ROOT / "scripts/clients").read_text())

@@ -2,12 +2,12 @@
 
 import pytest
 
-from holdwater.core.budget import RunBudget, reached
+from holdwater.core.budget import RunBudget, find_used_up
 from holdwater.core.errors import BadInput
-from holdwater.core.records import Ask, Limits, Usage, Where
-from holdwater.run.config import parse_sampling
+from holdwater.core.records import FailureOrigin, LimitOverrides, Limits, ModelUsage
+from holdwater.run.setup.config import parse_sampling
 
-USED = Usage(requests=4, input_tokens=100, output_tokens=20, nanodollars=5 * 10**8, priced=4)
+USED = ModelUsage(requests=4, input_tokens=100, output_tokens=20, nanodollars=5 * 10**8, priced=4)
 
 
 @pytest.mark.parametrize(
@@ -19,22 +19,24 @@ USED = Usage(requests=4, input_tokens=100, output_tokens=20, nanodollars=5 * 10*
         (Limits(cost=0.25), "cost", r"\$0.50 of \$0.25"),
     ],
 )
-def test_an_attempt_is_told_which_budget_it_used_up(limits, kind, figures):
-    failure = reached(limits, USED)
-    assert (failure.where, failure.kind) == (Where.LIMIT, kind)
+def test_an_attempt_names_the_budget_that_it_used_up(limits, kind, figures):
+    failure = find_used_up(limits, USED)
+    assert (failure.where, failure.kind) == (FailureOrigin.LIMIT, kind)
     assert failure.message == f"the attempt's budget is used up: {figures}".replace("\\", "")
 
 
-def test_what_is_below_its_budget_goes_on_and_calls_on_their_way_count():
+def test_usage_below_the_budget_continues_and_calls_in_progress_count():
     limits = Limits(requests=6, input_tokens=101, output_tokens=21, cost=0.51)
-    assert reached(limits, USED) is None
-    assert reached(limits, USED, calling=1) is None
-    assert reached(limits, USED, calling=2).kind == "requests"
-    assert reached(Limits(), USED) is None
+    assert find_used_up(limits, USED) is None
+    assert find_used_up(limits, USED, calling=1) is None
+    assert find_used_up(limits, USED, calling=2).kind == "requests"
+    assert find_used_up(Limits(), USED) is None
 
 
 def test_an_instance_can_ask_for_a_budget_of_its_own():
-    assert Limits(requests=9, cost=1.0).under(Ask(requests=3)) == Limits(requests=3, cost=1.0)
+    assert Limits(requests=9, cost=1.0).with_overrides(LimitOverrides(requests=3)) == Limits(
+        requests=3, cost=1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +48,9 @@ def test_an_instance_can_ask_for_a_budget_of_its_own():
         (RunBudget(seconds=10), "12 of 10 s"),
     ],
 )
-def test_a_run_is_told_which_budget_it_used_up(budget, words):
-    assert words in budget.reached(USED, 12.0)
-    assert RunBudget(requests=5, tokens=121, cost=0.6, seconds=13).reached(USED, 12.0) is None
+def test_a_run_names_the_budget_that_it_used_up(budget, words):
+    assert words in budget.find_used_up(USED, 12.0)
+    assert RunBudget(requests=5, tokens=121, cost=0.6, seconds=13).find_used_up(USED, 12.0) is None
 
 
 def test_sampling_parameters_are_read():

@@ -14,34 +14,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdwater.core.events import (
     AnyCommand,
     AnyEvent,
-    Close,
-    Disband,
-    Drain,
-    End,
-    Finish,
-    Interrupt,
-    Joined,
-    Membership,
-    Opened,
-    Preempt,
-    Rally,
-    Refuse,
-    Replace,
-    Settled,
-    Start,
-    Wake,
-    Withdrawn,
-    Woke,
+    CloseSample,
+    DrainRequested,
+    EndAttempt,
+    FinishRun,
+    GroupClosed,
+    GroupMembership,
+    InterruptAttempt,
+    MemberArrived,
+    PreemptRequested,
+    RefuseAttempt,
+    ReplaceMember,
+    SampleOpened,
+    SampleWithdrawn,
+    ScoreGroup,
+    SetTimer,
+    StartAttempt,
+    TimerFired,
+    VerdictCommitted,
 )
-from holdwater.core.failures import worker_lost
-from holdwater.core.groups import STRAGGLER, GroupTerms, cancelled
-from holdwater.core.plan import Plan
-from holdwater.core.policy import Policy, Result
-from holdwater.core.records import Attempt, Outcome, Verdict, Where
+from holdwater.core.failures import make_loss_failure
+from holdwater.core.groups import STRAGGLER, GroupTerms, make_cancel_failure
+from holdwater.core.plan import RunPlanner
+from holdwater.core.policy import PlannerPolicy, VerdictSummary
+from holdwater.core.records import Attempt, FailureOrigin, Outcome, Verdict
 
 Key = tuple[int, int]
 SLOTS = 6
-UNWANTED = cancelled("asked", "not wanted")
+UNWANTED = make_cancel_failure("asked", "not wanted")
 
 terms = st.builds(
     GroupTerms,
@@ -50,11 +50,13 @@ terms = st.builds(
     quorum=st.sampled_from([None, 1, 2]),
     patience=st.sampled_from([0.0, 5.0]),
 )
-failures = st.sampled_from([Where.MODEL, Where.SANDBOX, Where.GRADE, Where.RESOURCE])
+failures = st.sampled_from(
+    [FailureOrigin.MODEL, FailureOrigin.SANDBOX, FailureOrigin.GRADE, FailureOrigin.RESOURCE]
+)
 
 
-def passed(attempt: int) -> Result:
-    return Result(attempt=attempt, passed=True, score=1.0)
+def passed(attempt: int) -> VerdictSummary:
+    return VerdictSummary(attempt=attempt, passed=True, score=1.0)
 
 
 class Serving(RuleBasedStateMachine):
@@ -62,8 +64,8 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(retries=st.integers(0, 2))
     def begin(self, retries: int) -> None:
-        policy = Policy(concurrency=SLOTS, retries=retries, backoff=1.0, ordered=True)
-        self.plan = Plan(policy)
+        policy = PlannerPolicy(concurrency=SLOTS, retries=retries, backoff=1.0, ordered=True)
+        self.plan = RunPlanner(policy)
         self.now = 0.0
         self.orders: dict[int, tuple[int, GroupTerms | None]] = {}  # order -> members so far, terms
         self.ordered: dict[Key, int] = {}
@@ -72,16 +74,16 @@ class Serving(RuleBasedStateMachine):
         self.arrived: set[int] = set()
         self.rallied: dict[int, bool] = {}  # attempts that are being scored -> together
         self.scored: set[int] = set()  # groups of which some were scored together and are over
-        self.ended: dict[int, Where] = {}
+        self.ended: dict[int, FailureOrigin] = {}
         self.withdrawn: set[Key] = set()
         self.disbanded: set[int] = set()
         self.outcomes: dict[Key, Outcome] = {}
         self.wakes: list[float] = []
         self.finished = False
-        self.take(Woke())
+        self.take(TimerFired())
 
     def take(self, event: AnyEvent) -> list[AnyCommand]:
-        twin = self.plan.replayed()
+        twin = self.plan.rebuild()
         commands = self.plan.handle(event, self.now)
         assert twin.handle(event, self.now) == commands
         for command in commands:
@@ -90,34 +92,34 @@ class Serving(RuleBasedStateMachine):
 
     def do(self, command: AnyCommand) -> None:
         match command:
-            case Start(attempt=attempt):
+            case StartAttempt(attempt=attempt):
                 key = (attempt.instance, attempt.sample)
                 assert key in self.ordered and key not in self.outcomes
                 assert key not in [(a.instance, a.sample) for a in self.running.values()]
                 self.running[attempt.id] = attempt
-            case Refuse(attempt=attempt, failure=failure):
-                assert failure.where is Where.CANCELLED
+            case RefuseAttempt(attempt=attempt, failure=failure):
+                assert failure.where is FailureOrigin.CANCELLED
                 self.running[attempt.id] = attempt
                 self.refused.add(attempt.id)
-            case End(attempt=attempt, failure=failure):
+            case EndAttempt(attempt=attempt, failure=failure):
                 assert attempt in self.running
                 self.ended[attempt] = failure.where
-            case Interrupt(attempt=attempt):
-                self.ended[attempt] = Where.INTERRUPTED
-            case Rally(group=group, together=together):
+            case InterruptAttempt(attempt=attempt):
+                self.ended[attempt] = FailureOrigin.INTERRUPTED
+            case ScoreGroup(group=group, together=together):
                 self.rally(group, together)
-            case Replace(group=group, instance=instance):
+            case ReplaceMember(group=group, instance=instance):
                 self.open(group, instance, replacement=True)
-            case Disband(group=group):
+            case GroupClosed(group=group):
                 assert group not in self.disbanded
                 self.disbanded.add(group)
-            case Close(outcome=outcome):
+            case CloseSample(outcome=outcome):
                 key = (outcome.instance, outcome.sample)
                 assert key not in self.outcomes
                 self.outcomes[key] = outcome
-            case Wake(at=at):
+            case SetTimer(at=at):
                 self.wakes.append(at)
-            case Finish():
+            case FinishRun():
                 assert not self.running
                 self.finished = True
 
@@ -137,12 +139,12 @@ class Serving(RuleBasedStateMachine):
         count, terms_ = self.orders[order]
         size = len(self.members(order)) + 1 if replacement else count
         samples = [len(self.members(order))] if replacement else list(range(count))
-        group = None if terms_ is None else Membership(group=order, size=size, terms=terms_)
+        group = None if terms_ is None else GroupMembership(group=order, size=size, terms=terms_)
         self.ordered.update({(instance, sample): order for sample in samples})
         for sample in samples:
-            self.take(Opened(instance=instance, sample=sample, group=group))
+            self.take(SampleOpened(instance=instance, sample=sample, group=group))
 
-    def settle(self, result: Result) -> None:
+    def settle(self, result: VerdictSummary) -> None:
         attempt = self.running.pop(result.attempt)
         for known in (self.arrived, self.refused):
             known.discard(attempt.id)
@@ -150,8 +152,8 @@ class Serving(RuleBasedStateMachine):
         together = self.rallied.pop(attempt.id, False) and result.where is None
         if together and attempt.group is not None:
             self.scored.add(attempt.group)
-            result = msgspec.structs.replace(result, together=True)
-        self.take(Settled(result=result))
+            result = msgspec.structs.replace(result, group_scored=True)
+        self.take(VerdictCommitted(result=result))
 
     def acting(self) -> list[Attempt]:
         known = self.arrived | self.refused
@@ -174,32 +176,36 @@ class Serving(RuleBasedStateMachine):
             self.settle(passed(attempt.id))
         else:
             self.arrived.add(attempt.id)
-            self.take(Joined(attempt=attempt.id))
+            self.take(MemberArrived(attempt=attempt.id))
 
     @precondition(lambda self: self.rallied)
     @rule(data=st.data(), where=st.one_of(st.none(), st.none(), failures))
-    def score(self, data: st.DataObject, where: Where | None) -> None:
+    def score(self, data: st.DataObject, where: FailureOrigin | None) -> None:
         attempt = data.draw(st.sampled_from(sorted(self.rallied)))
         result = passed(attempt)
         self.settle(result if where is None else msgspec.structs.replace(result, where=where, passed=None))
 
     @precondition(lambda self: self.acting())
     @rule(data=st.data(), where=failures)
-    def fail(self, data: st.DataObject, where: Where) -> None:
+    def fail(self, data: st.DataObject, where: FailureOrigin) -> None:
         attempt = data.draw(st.sampled_from(self.acting()))
-        self.settle(Result(attempt=attempt.id, where=where))
+        self.settle(VerdictSummary(attempt=attempt.id, where=where))
 
     @precondition(lambda self: self.ended or self.refused)
     @rule(data=st.data())
     def obey(self, data: st.DataObject) -> None:
         """What was ended or refused has its verdict; a straggler is graded, and arrives."""
         attempt = data.draw(st.sampled_from(sorted({*self.ended, *self.refused})))
-        if self.ended.get(attempt) is Where.LIMIT and attempt not in self.arrived:
+        if self.ended.get(attempt) is FailureOrigin.LIMIT and attempt not in self.arrived:
             self.ended.pop(attempt)
             self.arrived.add(attempt)
-            self.take(Joined(attempt=attempt))
-        elif attempt in self.refused or self.ended[attempt] is not Where.LIMIT:
-            self.settle(Result(attempt=attempt, where=self.ended.get(attempt, Where.CANCELLED), again=False))
+            self.take(MemberArrived(attempt=attempt))
+        elif attempt in self.refused or self.ended[attempt] is not FailureOrigin.LIMIT:
+            self.settle(
+                VerdictSummary(
+                    attempt=attempt, where=self.ended.get(attempt, FailureOrigin.CANCELLED), again=False
+                )
+            )
         else:
             self.ended.pop(attempt)
 
@@ -211,8 +217,8 @@ class Serving(RuleBasedStateMachine):
         lost = [a for a in self.running.values() if a.id == first.id or (a.group and a.group == first.group)]
         for attempt in lost:
             if attempt.id not in self.refused:
-                failure = worker_lost(attempt, "killed", own=True)
-                self.settle(Result.of(Verdict(attempt=attempt.id, token=1, failure=failure)))
+                failure = make_loss_failure(attempt, "killed", own=True)
+                self.settle(VerdictSummary.of(Verdict(attempt=attempt.id, token=1, failure=failure)))
 
     @precondition(lambda self: set(self.ordered) - set(self.outcomes))
     @rule(data=st.data(), whole=st.booleans())
@@ -221,13 +227,13 @@ class Serving(RuleBasedStateMachine):
         keys = self.members(self.ordered[key]) if whole else {key}
         for instance, sample in sorted(keys):
             self.withdrawn.add((instance, sample))
-            self.take(Withdrawn(instance=instance, sample=sample, failure=UNWANTED))
+            self.take(SampleWithdrawn(instance=instance, sample=sample, failure=UNWANTED))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        commands = self.take(Preempt(attempt=attempt))
+        commands = self.take(PreemptRequested(attempt=attempt))
         if attempt in self.arrived:
             assert commands == []
 
@@ -237,7 +243,7 @@ class Serving(RuleBasedStateMachine):
         while self.wakes and min(self.wakes) <= until:
             self.now = max(self.now, min(self.wakes))
             self.wakes.remove(min(self.wakes))
-            self.take(Woke())
+            self.take(TimerFired())
         self.now = until
 
     # What always holds.
@@ -255,13 +261,13 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def its_twin_is_equal(self) -> None:
-        assert self.plan.replayed()._snapshot() == self.plan._snapshot()
+        assert self.plan.rebuild()._snapshot() == self.plan._snapshot()
 
     def teardown(self) -> None:
         """From wherever it stands, everything that was ordered comes to its end within a bound."""
         if not hasattr(self, "plan"):
             return
-        self.take(Drain()) if not self.orders else None
+        self.take(DrainRequested()) if not self.orders else None
         for _ in range(400):
             if set(self.outcomes) == set(self.ordered):
                 break
@@ -275,20 +281,22 @@ class Serving(RuleBasedStateMachine):
             if outcome.kind == "cancelled":
                 assert key in self.withdrawn or self.orders[self.ordered[key]][1] is not None
         if not self.finished and not self.plan.draining:
-            self.take(Drain())
+            self.take(DrainRequested())
         assert self.finished
 
     def finish(self, attempt: Attempt) -> None:
         if attempt.id not in self.running:
             return
         where = self.ended.get(attempt.id)
-        if attempt.id in self.refused or where in (Where.CANCELLED, Where.INTERRUPTED):
-            self.settle(Result(attempt=attempt.id, where=where or Where.CANCELLED, again=False))
+        if attempt.id in self.refused or where in (FailureOrigin.CANCELLED, FailureOrigin.INTERRUPTED):
+            self.settle(
+                VerdictSummary(attempt=attempt.id, where=where or FailureOrigin.CANCELLED, again=False)
+            )
         elif attempt.group is None or attempt.id in self.rallied:
             self.settle(passed(attempt.id))
         elif attempt.id not in self.arrived:
             self.arrived.add(attempt.id)
-            self.take(Joined(attempt=attempt.id))
+            self.take(MemberArrived(attempt=attempt.id))
 
 
 TestServing = Serving.TestCase
@@ -296,43 +304,49 @@ TestServing.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 
 
 def started(commands: list[AnyCommand]) -> list[Attempt]:
-    return [command.attempt for command in commands if isinstance(command, Start)]
+    return [command.attempt for command in commands if isinstance(command, StartAttempt)]
 
 
-def test_a_group_waits_for_slots_for_all_and_nobody_passes_it() -> None:
-    plan = Plan(Policy(concurrency=4, ordered=True))
-    (first,) = started(plan.handle(Opened(instance=1, sample=0), 0.0))
-    group = Membership(group=7, size=4)
+def test_a_group_waits_for_all_its_slots_and_no_sample_passes_it() -> None:
+    plan = RunPlanner(PlannerPolicy(concurrency=4, ordered=True))
+    (first,) = started(plan.handle(SampleOpened(instance=1, sample=0), 0.0))
+    group = GroupMembership(group=7, size=4)
     for sample in range(4):
-        assert started(plan.handle(Opened(instance=2, sample=sample, group=group), 0.0)) == []
-    assert started(plan.handle(Opened(instance=3, sample=0), 0.0)) == []
+        assert started(plan.handle(SampleOpened(instance=2, sample=sample, group=group), 0.0)) == []
+    assert started(plan.handle(SampleOpened(instance=3, sample=0), 0.0)) == []
 
-    commands = plan.handle(Settled(result=passed(first.id)), 0.0)
+    commands = plan.handle(VerdictCommitted(result=passed(first.id)), 0.0)
 
     assert [attempt.group for attempt in started(commands)] == [7, 7, 7, 7]
 
 
 def test_stragglers_are_cut_when_the_quorum_has_waited_for_them() -> None:
-    plan = Plan(Policy(concurrency=2, ordered=True))
-    group = Membership(group=1, size=2, terms=GroupTerms(quorum=1, patience=5.0))
-    plan.handle(Opened(instance=1, sample=0, group=group), 0.0)
-    fast, slow = started(plan.handle(Opened(instance=1, sample=1, group=group), 0.0))
+    plan = RunPlanner(PlannerPolicy(concurrency=2, ordered=True))
+    group = GroupMembership(group=1, size=2, terms=GroupTerms(quorum=1, patience=5.0))
+    plan.handle(SampleOpened(instance=1, sample=0, group=group), 0.0)
+    fast, slow = started(plan.handle(SampleOpened(instance=1, sample=1, group=group), 0.0))
 
-    assert Wake(at=6.0) in plan.handle(Joined(attempt=fast.id), 1.0)
-    (cut,) = plan.handle(Woke(), 6.0)
+    assert SetTimer(at=6.0) in plan.handle(MemberArrived(attempt=fast.id), 1.0)
+    (cut,) = plan.handle(TimerFired(), 6.0)
 
-    assert isinstance(cut, End)
-    assert (cut.attempt, cut.failure.where, cut.failure.kind) == (slow.id, Where.LIMIT, STRAGGLER)
+    assert isinstance(cut, EndAttempt)
+    assert (cut.attempt, cut.failure.where, cut.failure.kind) == (slow.id, FailureOrigin.LIMIT, STRAGGLER)
 
 
-def test_a_member_that_fails_for_good_is_replaced_as_often_as_was_asked() -> None:
-    plan = Plan(Policy(concurrency=2, retries=0, ordered=True))
-    group = Membership(group=1, size=1, terms=GroupTerms(replace=1))
-    (first,) = started(plan.handle(Opened(instance=1, sample=0, group=group), 0.0))
+def test_a_member_that_fails_for_good_is_replaced_as_often_as_requested() -> None:
+    plan = RunPlanner(PlannerPolicy(concurrency=2, retries=0, ordered=True))
+    group = GroupMembership(group=1, size=1, terms=GroupTerms(replace=1))
+    (first,) = started(plan.handle(SampleOpened(instance=1, sample=0, group=group), 0.0))
 
-    commands = plan.handle(Settled(result=Result(attempt=first.id, where=Where.MODEL)), 0.0)
-    assert Replace(group=1, instance=1) in commands
-    (second,) = started(plan.handle(Opened(instance=1, sample=1, group=group), 0.0))
-    commands = plan.handle(Settled(result=Result(attempt=second.id, where=Where.MODEL)), 0.0)
+    commands = plan.handle(
+        VerdictCommitted(result=VerdictSummary(attempt=first.id, where=FailureOrigin.MODEL)), 0.0
+    )
+    assert ReplaceMember(group=1, instance=1) in commands
+    (second,) = started(plan.handle(SampleOpened(instance=1, sample=1, group=group), 0.0))
+    commands = plan.handle(
+        VerdictCommitted(result=VerdictSummary(attempt=second.id, where=FailureOrigin.MODEL)), 0.0
+    )
 
-    assert Disband(group=1) in commands and not any(isinstance(command, Replace) for command in commands)
+    assert GroupClosed(group=1) in commands and not any(
+        isinstance(command, ReplaceMember) for command in commands
+    )

@@ -6,19 +6,30 @@ import msgspec
 import pytest
 
 from holdwater.core.failures import DAEMON, DISK, UNRESTORED
-from holdwater.core.kept_work import kept_work, refuse_grade, refuse_grading, work_to_grade
-from holdwater.core.records import Failure, Grade, KeptWork, Phase, Salvage, Times, Verdict, Where
+from holdwater.core.kept_work import find_kept_work, refuse_grade, refuse_grading, work_to_grade
+from holdwater.core.records import (
+    AttemptFailure,
+    AttemptPhase,
+    FailureOrigin,
+    Grade,
+    KeptWork,
+    PhaseTimes,
+    Salvage,
+    Verdict,
+)
 
-AWAY = Failure(where=Where.GRADE, kind="error", message="the grader is away", phase=Phase.GRADING)
+AWAY = AttemptFailure(
+    where=FailureOrigin.GRADE, kind="error", message="the grader is away", phase=AttemptPhase.GRADING
+)
 KEPT = KeptWork(attempt=3)
 BAD = Grade(passed=False, score=0.0)
 
 
-def ended(where: Where, kind: str = "error") -> Failure:
-    return Failure(where=where, kind=kind, message="it broke")
+def ended(where: FailureOrigin, kind: str = "error") -> AttemptFailure:
+    return AttemptFailure(where=where, kind=kind, message="it broke")
 
 
-def verdict(failure: Failure | None = AWAY, grade: Grade | None = None, **kept: object) -> Verdict:
+def verdict(failure: AttemptFailure | None = AWAY, grade: Grade | None = None, **kept: object) -> Verdict:
     return Verdict(
         attempt=4, token=1, failure=failure, grade=grade, kept=msgspec.structs.replace(KEPT, **kept)
     )
@@ -26,8 +37,8 @@ def verdict(failure: Failure | None = AWAY, grade: Grade | None = None, **kept: 
 
 def test_work_whose_grading_failed_is_graded_next():
     assert work_to_grade(verdict()) == 3
-    assert work_to_grade(verdict(ended(Where.INTERRUPTED))) == 3
-    late = msgspec.structs.replace(KEPT, failure=ended(Where.LIMIT))
+    assert work_to_grade(verdict(ended(FailureOrigin.INTERRUPTED))) == 3
+    late = msgspec.structs.replace(KEPT, failure=ended(FailureOrigin.LIMIT))
     assert work_to_grade(msgspec.structs.replace(verdict(), kept=late)) == 3
 
 
@@ -38,9 +49,9 @@ def test_work_whose_grading_failed_is_graded_next():
         verdict(lacks="a file is too large"),
         verdict(outside=2),
         verdict(steps=2),
-        verdict(ended(Where.SANDBOX, UNRESTORED)),
-        verdict(ended(Where.INTERRUPTED, DISK)),
-        verdict(ended(Where.INTERRUPTED, DAEMON)),
+        verdict(ended(FailureOrigin.SANDBOX, UNRESTORED)),
+        verdict(ended(FailureOrigin.INTERRUPTED, DISK)),
+        verdict(ended(FailureOrigin.INTERRUPTED, DAEMON)),
         msgspec.structs.replace(verdict(), kept=None),
     ],
 )
@@ -48,8 +59,10 @@ def test_an_agent_acts_again_where_its_work_is_no_use(told):
     assert work_to_grade(told) is None
 
 
-@pytest.mark.parametrize("where", [Where.MODEL, Where.RESOURCE, Where.SANDBOX, Where.INTERRUPTED])
-def test_work_that_ended_by_no_fault_of_its_agent_is_not_graded_next(where):
+@pytest.mark.parametrize(
+    "where", [FailureOrigin.MODEL, FailureOrigin.RESOURCE, FailureOrigin.SANDBOX, FailureOrigin.INTERRUPTED]
+)
+def test_work_that_ended_without_a_fault_of_its_agent_is_not_graded(where):
     kept = msgspec.structs.replace(KEPT, failure=ended(where))
 
     assert work_to_grade(msgspec.structs.replace(verdict(), kept=kept)) is None
@@ -62,7 +75,7 @@ def test_only_a_pass_counts_where_work_outside_is_not_kept():
 
 
 def test_a_regrade_refuses_work_that_was_never_done_or_is_not_scored():
-    outage = msgspec.structs.replace(KEPT, failure=ended(Where.MODEL))
+    outage = msgspec.structs.replace(KEPT, failure=ended(FailureOrigin.MODEL))
 
     assert refuse_grading(Verdict(attempt=1, token=1)) == "the agent did not act"
     assert "not scored: model" in refuse_grading(Verdict(attempt=1, token=1, kept=outage))
@@ -75,12 +88,12 @@ def test_a_verdict_of_an_older_version_says_what_its_work_is():
         attempt=7,
         token=1,
         failure=AWAY,
-        times=Times(acting=1.0),
+        times=PhaseTimes(acting=1.0),
         salvage=Salvage(name="000007.tar.zst", files=1, bytes=9),
         patch=5,
     )
 
-    kept = kept_work(old)
+    kept = find_kept_work(old)
 
     assert kept is not None and (kept.attempt, kept.failure) == (7, None)
     assert kept.salvage is not None and (kept.salvage.name, kept.salvage.bytes) == ("000007.tar.zst", 9)

@@ -46,7 +46,7 @@ def test_a_stream_is_masked_as_the_whole_is(content, sizes):
             out += mask.feed(content[at : at + size])
             at += size
 
-    assert out + mask.rest() == mask_bytes(content)
+    assert out + mask.flush() == mask_bytes(content)
 
 
 @settings(deadline=None)

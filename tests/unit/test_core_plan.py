@@ -1,6 +1,6 @@
 """The planner, played against a suite, a fleet, a clock, a governor and a ledger that are all models.
 
-`Conduct` is the machine; the scenes below it are the stories that a machine tells too seldom.
+`RunSetup` is the machine; the scenes below it are the stories that a machine tells too seldom.
 """
 
 from __future__ import annotations
@@ -22,72 +22,78 @@ from hypothesis.stateful import (
 )
 
 from holdwater.core import plan as planning
-from holdwater.core.config import Critic
+from holdwater.core.config import CriticKind
 from holdwater.core.events import (
-    Abort,
+    AbortRequested,
     AnyCommand,
     AnyEvent,
-    Close,
-    Drain,
-    Exhausted,
-    Finish,
-    Interrupt,
-    Opened,
-    Preempt,
-    Pull,
-    Settled,
-    Start,
-    Wake,
-    Woke,
+    CloseSample,
+    DrainRequested,
+    FinishRun,
+    InterruptAttempt,
+    PreemptRequested,
+    PullSamples,
+    SampleOpened,
+    SetTimer,
+    StartAttempt,
+    SuiteExhausted,
+    TimerFired,
+    VerdictCommitted,
 )
 from holdwater.core.failures import (
     CRASHED,
     POISON,
     RULES,
     UNRESTORED,
-    Again,
-    Scored,
-    disk_full,
-    worker_lost,
+    RetryRule,
+    ScoreRule,
+    make_disk_failure,
+    make_loss_failure,
 )
-from holdwater.core.plan import Plan
-from holdwater.core.policy import LARGEST_SCALE, Policy, Result
-from holdwater.core.records import Attempt, Outcome, Verdict, Where
+from holdwater.core.plan import RunPlanner
+from holdwater.core.policy import LARGEST_SCALE, PlannerPolicy, VerdictSummary
+from holdwater.core.records import Attempt, FailureOrigin, Outcome, Verdict
 
 Key = tuple[int, int]
 SHARED = 2  # workers that host many attempts
-RETRIED = {where for where, rule_ in RULES.items() if rule_.again is Again.RETRIES}
-BLAMED = [where for where in Where if where not in (Where.WORKER, Where.INTERRUPTED, Where.RUN)]
-COSTLY = frozenset((Where.RESOURCE, Where.MODEL))
+RETRIED = {where for where, rule_ in RULES.items() if rule_.again is RetryRule.RETRIES}
+BLAMED = [
+    where
+    for where in FailureOrigin
+    if where not in (FailureOrigin.WORKER, FailureOrigin.INTERRUPTED, FailureOrigin.RUN)
+]
+COSTLY = frozenset((FailureOrigin.RESOURCE, FailureOrigin.MODEL))
 
 
 class Row(msgspec.Struct):
     """An attempt as the ledger has it."""
 
     attempt: Attempt
-    result: Result | None = None
+    result: VerdictSummary | None = None
 
 
-def lost(attempt: Attempt) -> Result:
-    return Result.of(Verdict(attempt=attempt.id, token=1, failure=worker_lost(attempt, "killed", own=True)))
+def lost(attempt: Attempt) -> VerdictSummary:
+    return VerdictSummary.of(
+        Verdict(attempt=attempt.id, token=1, failure=make_loss_failure(attempt, "killed", own=True))
+    )
 
 
-def passed(attempt: Attempt) -> Result:
-    return Result(attempt=attempt.id, passed=True, score=1.0)
+def passed(attempt: Attempt) -> VerdictSummary:
+    return VerdictSummary(attempt=attempt.id, passed=True, score=1.0)
 
 
-def blameless(result: Result) -> bool:
-    free = result.where in (Where.INTERRUPTED, Where.RUN)
-    return free or (result.where is Where.WORKER and result.kind != POISON)
+def blameless(result: VerdictSummary) -> bool:
+    free = result.where in (FailureOrigin.INTERRUPTED, FailureOrigin.RUN)
+    return free or (result.where is FailureOrigin.WORKER and result.kind != POISON)
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
-    return Policy(
+def policies(draw: st.DrawFn) -> PlannerPolicy:
+    return PlannerPolicy(
         concurrency=draw(st.integers(1, 5)),
         attempts=draw(st.integers(1, 3)),
         retries=draw(st.integers(0, 3)),
-        critic=draw(st.sampled_from([*Critic, "command:true"])),
+        critic=draw(st.sampled_from([*CriticKind, "command:true"])),
         backoff=draw(st.sampled_from([0.0, 1.0, 7.0])),
         losses_before_alone=draw(st.integers(1, 2)),
         alone_at_once=draw(st.integers(1, 2)),
@@ -96,7 +102,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 verdicts = st.builds(
-    Result,
+    VerdictSummary,
     attempt=st.just(0),
     where=st.sampled_from([None, None, *BLAMED]),
     again=st.sampled_from([True, True, False]),
@@ -104,12 +110,12 @@ verdicts = st.builds(
     passed=st.sampled_from([True, False, None]),
     score=st.sampled_from([None, 0.25, 0.5]),
     patched=st.booleans(),
-    enough=st.sampled_from([None, True, False]),
+    critic_satisfied=st.sampled_from([None, True, False]),
     work=st.sampled_from([None, 1]),  # or an attempt: see `of`
 )
 
 
-def of(attempt: Attempt, result: Result) -> Result:
+def of(attempt: Attempt, result: VerdictSummary) -> VerdictSummary:
     """The result as the attempt's own: the work that it grades, or that it did."""
     work = (attempt.regrades or attempt.id) if result.work and result.passed is None else None
     return msgspec.structs.replace(result, attempt=attempt.id, work=work)
@@ -124,7 +130,7 @@ class Conduct(RuleBasedStateMachine):
         samples=st.integers(1, 2),
         culprits=st.sets(st.integers(0, 13), max_size=2),
     )
-    def begin(self, policy: Policy, size: int, samples: int, culprits: set[int]) -> None:
+    def begin(self, policy: PlannerPolicy, size: int, samples: int, culprits: set[int]) -> None:
         self.policy = policy
         self.keys: list[Key] = [(i, s) for i in range(size) for s in range(samples)]
         self.culprits = {key for key in self.keys if key[0] in culprits}
@@ -146,11 +152,11 @@ class Conduct(RuleBasedStateMachine):
         self.interrupted: Counter[Key] = Counter()
         self.widest = 0
         self.fresh: list[Key] = []  # closed by the last event
-        self.plan = Plan(self.policy, next_attempt=max(self.ids, default=0) + 1)
-        self.take(Woke())
+        self.plan = RunPlanner(self.policy, next_attempt=max(self.ids, default=0) + 1)
+        self.take(TimerFired())
 
     def take(self, event: AnyEvent) -> list[AnyCommand]:
-        twin = self.plan.replayed()
+        twin = self.plan.rebuild()
         commands = self.plan.handle(event, self.now)
         assert twin.handle(event, self.now) == commands
         self.fresh = []
@@ -161,19 +167,19 @@ class Conduct(RuleBasedStateMachine):
     def do(self, command: AnyCommand) -> None:
         assert not self.finished, f"{command} after Finish"
         match command:
-            case Pull(count=count):
+            case PullSamples(count=count):
                 assert count > 0 and not self.told_end and not self.draining
                 self.asked += count
-            case Start(attempt=attempt):
+            case StartAttempt(attempt=attempt):
                 self.start(attempt)
-            case Interrupt(attempt=attempt):
+            case InterruptAttempt(attempt=attempt):
                 assert attempt in self.running
-            case Close(outcome=outcome):
+            case CloseSample(outcome=outcome):
                 self.close(outcome)
-            case Wake(at=at):
+            case SetTimer(at=at):
                 assert at >= self.now and not self.draining
                 self.wakes.append(at)
-            case Finish():
+            case FinishRun():
                 assert not self.running
                 assert self.draining or (self.told_end and not self.feed and self.all_closed())
                 self.finished = True
@@ -188,9 +194,9 @@ class Conduct(RuleBasedStateMachine):
         assert attempt.number == len(rows) + 1
         assert 1 <= attempt.round <= self.policy.attempts
         assert 1 <= attempt.scale <= LARGEST_SCALE
-        grown = 2 ** sum(1 for row in rows if row.result and row.result.where is Where.RESOURCE)
+        grown = 2 ** sum(1 for row in rows if row.result and row.result.where is FailureOrigin.RESOURCE)
         assert attempt.scale <= grown
-        losses = sum(1 for row in rows if row.result and row.result.where is Where.WORKER)
+        losses = sum(1 for row in rows if row.result and row.result.where is FailureOrigin.WORKER)
         assert attempt.alone == (losses >= self.policy.losses_before_alone)
         assert attempt.regrades == work_left(rows, attempt.round)
         self.ids.add(attempt.id)
@@ -210,15 +216,15 @@ class Conduct(RuleBasedStateMachine):
         self.outcomes[key] = outcome
         self.fresh.append(key)
 
-    def settle(self, result: Result) -> None:
+    def settle(self, result: VerdictSummary) -> None:
         attempt = self.running.pop(result.attempt)
         key = (attempt.instance, attempt.sample)
         self.rows[key][-1].result = result
-        if result.where is Where.INTERRUPTED and not self.draining:
+        if result.where is FailureOrigin.INTERRUPTED and not self.draining:
             self.interrupted[key] += 1
-        if result.where is Where.RUN:
+        if result.where is FailureOrigin.RUN:
             self.draining = True
-        self.take(Settled(result=result))
+        self.take(VerdictCommitted(result=result))
 
     def all_closed(self) -> bool:
         return set(self.outcomes) == set(self.keys)
@@ -251,14 +257,14 @@ class Conduct(RuleBasedStateMachine):
         for _ in range(min(count, self.asked)):
             if not self.feed:
                 self.told_end, self.asked = True, 0
-                self.take(Exhausted())
+                self.take(SuiteExhausted())
                 return
             self.asked -= 1
             self.take(self.opened(self.feed.popleft()))
 
     @precondition(lambda self: self.innocent())
     @rule(data=st.data(), result=verdicts)
-    def end(self, data: st.DataObject, result: Result) -> None:
+    def end(self, data: st.DataObject, result: VerdictSummary) -> None:
         attempt = data.draw(st.sampled_from(self.innocent()))
         self.settle(of(attempt, result))
 
@@ -272,12 +278,12 @@ class Conduct(RuleBasedStateMachine):
     @rule(data=st.data(), in_time=st.booleans())
     def preempt(self, data: st.DataObject, in_time: bool) -> None:
         attempt = data.draw(st.sampled_from(list(self.running.values())))
-        commands = self.take(Preempt(attempt=attempt.id))
+        commands = self.take(PreemptRequested(attempt=attempt.id))
         key = (attempt.instance, attempt.sample)
         spared = self.interrupted[key] >= self.policy.preemptions
-        assert commands == ([] if spared else [Interrupt(attempt=attempt.id)])
+        assert commands == ([] if spared else [InterruptAttempt(attempt=attempt.id)])
         if commands and in_time:
-            self.settle(Result(attempt=attempt.id, where=Where.INTERRUPTED))
+            self.settle(VerdictSummary(attempt=attempt.id, where=FailureOrigin.INTERRUPTED))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 200.0]))
     def pass_time(self, seconds: float) -> None:
@@ -285,7 +291,7 @@ class Conduct(RuleBasedStateMachine):
         while self.wakes and min(self.wakes) <= until:
             self.now = min(self.wakes)
             self.wakes.remove(self.now)
-            self.take(Woke())
+            self.take(TimerFired())
         self.now = until
 
     @precondition(lambda self: self.running)
@@ -293,8 +299,8 @@ class Conduct(RuleBasedStateMachine):
     def hear_twice(self, data: st.DataObject) -> None:
         """A verdict of an attempt that does not run changes nothing."""
         before = self.plan.open, self.plan.running
-        commands = self.take(Settled(result=Result(attempt=max(self.ids) + 1, passed=True)))
-        assert not [c for c in commands if not isinstance(c, Pull)]
+        commands = self.take(VerdictCommitted(result=VerdictSummary(attempt=max(self.ids) + 1, passed=True)))
+        assert not [c for c in commands if not isinstance(c, PullSamples)]
         assert (self.plan.open, self.plan.running) == before
 
     @precondition(lambda self: not self.finished)
@@ -310,15 +316,19 @@ class Conduct(RuleBasedStateMachine):
         if how == "run failed" and not self.innocent():
             how = "abort"
         if how == "run failed":
-            self.settle(Result(attempt=self.innocent()[0].id, where=Where.RUN, again=False))
+            self.settle(VerdictSummary(attempt=self.innocent()[0].id, where=FailureOrigin.RUN, again=False))
         else:
             self.draining = True
-            commands = self.take(Drain() if how == "drain" else Abort())
-            stopped = [c.attempt for c in commands if isinstance(c, Interrupt)]
+            commands = self.take(DrainRequested() if how == "drain" else AbortRequested())
+            stopped = [c.attempt for c in commands if isinstance(c, InterruptAttempt)]
             assert stopped == ([] if how == "drain" else list(self.running))
         for attempt in list(self.running.values()):
             finishes = how == "drain" and attempt in self.innocent()
-            self.settle(passed(attempt) if finishes else Result(attempt=attempt.id, where=Where.INTERRUPTED))
+            self.settle(
+                passed(attempt)
+                if finishes
+                else VerdictSummary(attempt=attempt.id, where=FailureOrigin.INTERRUPTED)
+            )
         assert self.finished
 
     def crash(self, data: st.DataObject) -> None:
@@ -335,11 +345,11 @@ class Conduct(RuleBasedStateMachine):
             for key in self.fresh:
                 del self.outcomes[key]
 
-    def opened(self, key: Key) -> Opened:
+    def opened(self, key: Key) -> SampleOpened:
         """The sample as a ledger knows it."""
         rows = self.rows.get(key)
         if not rows:
-            return Opened(instance=key[0], sample=key[1])
+            return SampleOpened(instance=key[0], sample=key[1])
         last = rows[-1]
         results = [row.result for row in rows if row.result is not None]
         blamed = [result for result in results if not blameless(result)]
@@ -347,15 +357,15 @@ class Conduct(RuleBasedStateMachine):
         followed = [
             r.result for r in rows if r.attempt.round == last.attempt.round and r.result is not pending
         ]
-        return Opened(
+        return SampleOpened(
             instance=key[0],
             sample=key[1],
             number=len(rows),
             round=last.attempt.round,
             retries=sum(1 for result in followed if result and result.where in RETRIED),
             scale=last.attempt.scale,
-            losses=sum(1 for r in results if r.where is Where.WORKER and r.kind != POISON),
-            crashes=sum(1 for r in results if r.where is Where.WORKER and r.kind == CRASHED),
+            losses=sum(1 for r in results if r.where is FailureOrigin.WORKER and r.kind != POISON),
+            crashes=sum(1 for r in results if r.where is FailureOrigin.WORKER and r.kind == CRASHED),
             best=max(blamed, key=worth, default=None),
             last=pending,
             regrades=(last.result.work if last.result else None) or last.attempt.regrades,
@@ -392,7 +402,7 @@ class Conduct(RuleBasedStateMachine):
     def blame_is_bounded(self) -> None:
         for key, rows in self.rows.items():
             results = [row.result for row in rows if row.result is not None]
-            deaths = sum(1 for r in results if r.where is Where.WORKER)
+            deaths = sum(1 for r in results if r.where is FailureOrigin.WORKER)
             assert key not in self.culprits or deaths <= self.policy.losses_before_alone + 2
             rounds = Counter(row.attempt.round for row in rows if row.result and not blameless(row.result))
             assert all(count <= self.tries for count in rounds.values())
@@ -406,7 +416,7 @@ class Conduct(RuleBasedStateMachine):
 
     @invariant()
     def its_twin_is_equal(self) -> None:
-        assert self.plan.replayed()._snapshot() == self.plan._snapshot()
+        assert self.plan.rebuild()._snapshot() == self.plan._snapshot()
 
     def teardown(self) -> None:
         """From wherever it stands, the run comes to its end within a bound."""
@@ -438,11 +448,11 @@ def work_left(rows: list[Row], round_: int) -> int | None:
     return result.work
 
 
-def worth(result: Result) -> tuple[bool, bool, float, int]:
+def worth(result: VerdictSummary) -> tuple[bool, bool, float, int]:
     """Which of a sample's verdicts is kept: written apart from `policy.rank`, to be held against it."""
-    scored = result.rule.scored if result.rule else Scored.YES
-    counts = scored is Scored.YES
-    passes = bool(result.passed) and scored is not Scored.NO
+    scored = result.rule.scored if result.rule else ScoreRule.YES
+    counts = scored is ScoreRule.YES
+    passes = bool(result.passed) and scored is not ScoreRule.NO
     return passes, passes or counts, result.score or 0.0, result.attempt
 
 
@@ -451,7 +461,7 @@ def expected(rows: list[Row], retries: int) -> tuple[str, float | None]:
     best = max((row.result for row in blamed if row.result), key=worth)
     passes, counts, score, _ = worth(best)
     tries = sum(1 for row in blamed if row.attempt.round == blamed[-1].attempt.round)
-    if best.where is Where.RESOURCE and tries > retries:
+    if best.where is FailureOrigin.RESOURCE and tries > retries:
         counts = True  # all retries are spent: only now it is a zero
     if not counts:
         return str(best.where), None
@@ -478,24 +488,24 @@ def test_every_sample_ends_in_exactly_one_outcome_whatever_happens(short_log):
     )
 
 
-def opened(count: int) -> list[Opened]:
-    return [Opened(instance=instance, sample=0) for instance in range(count)]
+def opened(count: int) -> list[SampleOpened]:
+    return [SampleOpened(instance=instance, sample=0) for instance in range(count)]
 
 
 def started(commands: list[AnyCommand]) -> list[Attempt]:
-    return [command.attempt for command in commands if isinstance(command, Start)]
+    return [command.attempt for command in commands if isinstance(command, StartAttempt)]
 
 
-def closes(commands: list[AnyCommand]) -> list[Close]:
-    return [command for command in commands if isinstance(command, Close)]
+def closes(commands: list[AnyCommand]) -> list[CloseSample]:
+    return [command for command in commands if isinstance(command, CloseSample)]
 
 
 @settings(deadline=None, max_examples=60)
 @given(culprit=st.integers(0, 11), concurrency=st.integers(2, 6), hosts=st.integers(1, 3))
 def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts):
     """Given one that kills every worker it is in, when all others pass, then it alone is blamed."""
-    plan = Plan(Policy(concurrency=concurrency))
-    pending = [a for event in (*opened(12), Exhausted()) for a in started(plan.handle(event, 0.0))]
+    plan = RunPlanner(PlannerPolicy(concurrency=concurrency))
+    pending = [a for event in (*opened(12), SuiteExhausted()) for a in started(plan.handle(event, 0.0))]
     closed: list[Outcome] = []
     deaths = 0
     while pending:
@@ -507,9 +517,9 @@ def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts
         for attempt in tenants:
             pending.remove(attempt)
             result = lost(attempt) if dies else passed(attempt)
-            commands = plan.handle(Settled(result=result), 0.0)
+            commands = plan.handle(VerdictCommitted(result=result), 0.0)
             pending += started(commands)
-            closed += [command.outcome for command in commands if isinstance(command, Close)]
+            closed += [command.outcome for command in commands if isinstance(command, CloseSample)]
 
     assert plan.complete and deaths == 4
     assert {outcome.instance: outcome.kind for outcome in closed} == {
@@ -520,59 +530,61 @@ def test_a_culprit_is_poison_and_its_neighbours_pass(culprit, concurrency, hosts
 
 def test_kills_from_outside_never_poison_and_end_at_a_bound():
     """Given a sample whose worker is killed whenever it runs, then it is closed unscored, not as poison."""
-    plan = Plan(Policy(concurrency=1, most_losses=10))
-    (attempt,) = [a for event in (*opened(1), Exhausted()) for a in started(plan.handle(event, 0.0))]
+    plan = RunPlanner(PlannerPolicy(concurrency=1, most_losses=10))
+    (attempt,) = [a for event in (*opened(1), SuiteExhausted()) for a in started(plan.handle(event, 0.0))]
     for losses in range(1, 11):
-        failure = worker_lost(attempt, "killed by SIGKILL", own=False)
+        failure = make_loss_failure(attempt, "killed by SIGKILL", own=False)
         assert failure.kind == "lost" and attempt.alone == (losses > 2)
-        result = Result.of(Verdict(attempt=attempt.id, token=1, failure=failure))
-        commands = plan.handle(Settled(result=result), 0.0)
+        result = VerdictSummary.of(Verdict(attempt=attempt.id, token=1, failure=failure))
+        commands = plan.handle(VerdictCommitted(result=result), 0.0)
         if losses < 10:
             (attempt,) = started(commands)
 
-    [outcome] = [command.outcome for command in commands if isinstance(command, Close)]
+    [outcome] = [command.outcome for command in commands if isinstance(command, CloseSample)]
     assert (outcome.kind, outcome.score, plan.complete) == ("worker", None, True)
 
 
-def test_a_preempted_sample_goes_before_those_that_wait_and_is_spared_in_the_end():
-    plan = Plan(Policy(concurrency=1, preemptions=2))
+def test_a_preempted_sample_goes_first_and_is_spared_in_the_end():
+    plan = RunPlanner(PlannerPolicy(concurrency=1, preemptions=2))
     (attempt,) = [a for event in opened(5) for a in started(plan.handle(event, 0.0))]
     for _ in range(2):
-        assert plan.handle(Preempt(attempt=attempt.id), 0.0) == [Interrupt(attempt=attempt.id)]
-        result = Result(attempt=attempt.id, where=Where.INTERRUPTED)
-        (attempt,) = started(plan.handle(Settled(result=result), 0.0))
+        assert plan.handle(PreemptRequested(attempt=attempt.id), 0.0) == [
+            InterruptAttempt(attempt=attempt.id)
+        ]
+        result = VerdictSummary(attempt=attempt.id, where=FailureOrigin.INTERRUPTED)
+        (attempt,) = started(plan.handle(VerdictCommitted(result=result), 0.0))
         assert attempt.instance == 0
 
-    assert plan.handle(Preempt(attempt=attempt.id), 0.0) == []
+    assert plan.handle(PreemptRequested(attempt=attempt.id), 0.0) == []
 
 
-def test_a_sample_that_was_interrupted_for_want_of_disk_is_not_spared_for_that():
-    plan = Plan(Policy(concurrency=1, preemptions=1))
+def test_a_sample_interrupted_by_a_full_disk_is_not_spared_for_it():
+    plan = RunPlanner(PlannerPolicy(concurrency=1, preemptions=1))
     (attempt,) = [a for event in opened(2) for a in started(plan.handle(event, 0.0))]
     for _ in range(3):
-        result = Result.of(Verdict(attempt=attempt.id, token=1, failure=disk_full()))
-        (attempt,) = started(plan.handle(Settled(result=result), 0.0))
+        result = VerdictSummary.of(Verdict(attempt=attempt.id, token=1, failure=make_disk_failure()))
+        (attempt,) = started(plan.handle(VerdictCommitted(result=result), 0.0))
         assert (attempt.instance, attempt.round, attempt.scale) == (0, 1, 1)
 
-    assert plan.handle(Preempt(attempt=attempt.id), 0.0) == [Interrupt(attempt=attempt.id)]
+    assert plan.handle(PreemptRequested(attempt=attempt.id), 0.0) == [InterruptAttempt(attempt=attempt.id)]
 
 
 def test_wakes_do_not_pile_up_while_something_is_always_in_back_off():
     """Given one sample put off for a minute and one for seconds, when time passes, few timers are set."""
-    plan = Plan(Policy(concurrency=2, retries=10**6, backoff=0.0))
+    plan = RunPlanner(PlannerPolicy(concurrency=2, retries=10**6, backoff=0.0))
     wakes: list[float] = []
     now, most = 0.0, 0
     running = [a for event in opened(2) for a in started(plan.handle(event, now))]
     while now < 1200:
         for attempt in running:
             after = 60.0 if attempt.instance else 2.0
-            result = Result(attempt=attempt.id, where=Where.MODEL, after=after)
-            commands = plan.handle(Settled(result=result), now)
-            wakes += [command.at for command in commands if isinstance(command, Wake)]
+            result = VerdictSummary(attempt=attempt.id, where=FailureOrigin.MODEL, after=after)
+            commands = plan.handle(VerdictCommitted(result=result), now)
+            wakes += [command.at for command in commands if isinstance(command, SetTimer)]
         now = min(wakes)
         wakes.remove(now)
-        commands = plan.handle(Woke(), now)
-        wakes += [command.at for command in commands if isinstance(command, Wake)]
+        commands = plan.handle(TimerFired(), now)
+        wakes += [command.at for command in commands if isinstance(command, SetTimer)]
         running = started(commands)
         most = max(most, len(wakes))
 
@@ -580,20 +592,22 @@ def test_wakes_do_not_pile_up_while_something_is_always_in_back_off():
 
 
 def test_a_timer_that_fires_a_little_early_is_set_again():
-    plan = Plan(Policy(concurrency=1, retries=1))
+    plan = RunPlanner(PlannerPolicy(concurrency=1, retries=1))
     (attempt,) = started(plan.handle(opened(1)[0], 0.0))
-    commands = plan.handle(Settled(result=Result(attempt=attempt.id, where=Where.MODEL, after=9.0)), 0.0)
-    (wake,) = [command for command in commands if isinstance(command, Wake)]
+    commands = plan.handle(
+        VerdictCommitted(result=VerdictSummary(attempt=attempt.id, where=FailureOrigin.MODEL, after=9.0)), 0.0
+    )
+    (wake,) = [command for command in commands if isinstance(command, SetTimer)]
 
-    early = plan.handle(Woke(), wake.at - 0.001)
+    early = plan.handle(TimerFired(), wake.at - 0.001)
 
     assert started(early) == []
-    assert Wake(at=wake.at) in early
-    assert started(plan.handle(Woke(), wake.at)) != []
+    assert SetTimer(at=wake.at) in early
+    assert started(plan.handle(TimerFired(), wake.at)) != []
 
 
 def test_a_sample_that_is_opened_twice_is_tried_once():
-    plan = Plan(Policy(concurrency=4))
+    plan = RunPlanner(PlannerPolicy(concurrency=4))
     plan.handle(opened(1)[0], 0.0)
 
     assert started(plan.handle(opened(1)[0], 0.0)) == []
@@ -602,31 +616,33 @@ def test_a_sample_that_is_opened_twice_is_tried_once():
 
 def test_a_resumed_sample_has_used_up_what_it_had_used_up():
     """Given a sample in its last round with one retry left, when it fails twice more, then it is closed."""
-    plan = Plan(Policy(concurrency=1, attempts=2, retries=2, backoff=0.0), next_attempt=40)
-    killed = Result(attempt=39, where=Where.RESOURCE, passed=False, score=0.0)
-    best = Result(attempt=20, passed=False, score=0.5)
-    left = Opened(
+    plan = RunPlanner(PlannerPolicy(concurrency=1, attempts=2, retries=2, backoff=0.0), next_attempt=40)
+    killed = VerdictSummary(attempt=39, where=FailureOrigin.RESOURCE, passed=False, score=0.0)
+    best = VerdictSummary(attempt=20, passed=False, score=0.5)
+    left = SampleOpened(
         instance=1, sample=0, number=5, round=2, retries=1, scale=4, losses=1, best=best, last=killed
     )
 
     (again,) = started(plan.handle(left, 0.0))
-    (alone,) = started(plan.handle(Settled(result=lost(again)), 0.0))
-    end = plan.handle(Settled(result=msgspec.structs.replace(killed, attempt=alone.id)), 0.0)
+    (alone,) = started(plan.handle(VerdictCommitted(result=lost(again)), 0.0))
+    end = plan.handle(VerdictCommitted(result=msgspec.structs.replace(killed, attempt=alone.id)), 0.0)
 
     assert (again.id, again.number, again.round, again.scale, again.alone) == (40, 6, 2, 8, False)
     assert (alone.number, alone.alone) == (7, True)
-    assert [c.outcome for c in end if isinstance(c, Close)] == [
+    assert [c.outcome for c in end if isinstance(c, CloseSample)] == [
         Outcome(instance=1, sample=0, attempt=20, kind="failed", score=0.5)
     ]
 
 
 def test_a_regrade_retries_its_own_failures_and_grades_the_same_work():
-    plan = Plan(Policy(concurrency=1, attempts=3, retries=1, regrading=True), next_attempt=50)
-    (first,) = started(plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0))
+    plan = RunPlanner(PlannerPolicy(concurrency=1, attempts=3, retries=1, regrading=True), next_attempt=50)
+    (first,) = started(plan.handle(SampleOpened(instance=7, sample=1, number=4, regrades=31), 0.0))
 
-    plan.handle(Settled(result=Result(attempt=50, where=Where.GRADE)), 0.0)
-    (again,) = started(plan.handle(Woke(), 60.0))
-    (close,) = closes(plan.handle(Settled(result=Result(attempt=51, passed=False, score=0.5)), 60.0))
+    plan.handle(VerdictCommitted(result=VerdictSummary(attempt=50, where=FailureOrigin.GRADE)), 0.0)
+    (again,) = started(plan.handle(TimerFired(), 60.0))
+    (close,) = closes(
+        plan.handle(VerdictCommitted(result=VerdictSummary(attempt=51, passed=False, score=0.5)), 60.0)
+    )
 
     assert (first.id, first.number, first.regrades) == (50, 5, 31)
     assert (again.id, again.regrades) == (51, 31)
@@ -636,43 +652,55 @@ def test_a_regrade_retries_its_own_failures_and_grades_the_same_work():
 @pytest.mark.parametrize(
     "result",
     [
-        Result(attempt=50, where=Where.AGENT, passed=False, score=0.0),
-        Result(attempt=50, where=Where.RESOURCE, passed=False, score=0.0),
-        Result(attempt=50, where=Where.SANDBOX, kind=UNRESTORED),
+        VerdictSummary(attempt=50, where=FailureOrigin.AGENT, passed=False, score=0.0),
+        VerdictSummary(attempt=50, where=FailureOrigin.RESOURCE, passed=False, score=0.0),
+        VerdictSummary(attempt=50, where=FailureOrigin.SANDBOX, kind=UNRESTORED),
     ],
 )
 def test_a_regrade_ends_with_a_grade_or_with_work_that_is_gone(result):
-    plan = Plan(Policy(concurrency=1, attempts=3, retries=3, regrading=True), next_attempt=50)
-    plan.handle(Opened(instance=7, sample=1, number=4, regrades=31), 0.0)
+    plan = RunPlanner(PlannerPolicy(concurrency=1, attempts=3, retries=3, regrading=True), next_attempt=50)
+    plan.handle(SampleOpened(instance=7, sample=1, number=4, regrades=31), 0.0)
 
-    assert len(closes(plan.handle(Settled(result=result), 0.0))) == 1
+    assert len(closes(plan.handle(VerdictCommitted(result=result), 0.0))) == 1
 
 
 def test_after_a_failed_grading_the_next_try_grades_the_kept_work():
-    plan = Plan(Policy(concurrency=1, attempts=2, retries=2, backoff=0.0))
-    (acting,) = started(plan.handle(Opened(instance=1, sample=0), 0.0))
+    plan = RunPlanner(PlannerPolicy(concurrency=1, attempts=2, retries=2, backoff=0.0))
+    (acting,) = started(plan.handle(SampleOpened(instance=1, sample=0), 0.0))
 
-    (grading,) = started(plan.handle(Settled(result=Result(attempt=1, where=Where.GRADE, work=1)), 0.0))
-    gone = Result(attempt=2, where=Where.SANDBOX, kind=UNRESTORED)
-    (again,) = started(plan.handle(Settled(result=gone), 0.0))
-    (anew,) = started(plan.handle(Settled(result=Result(attempt=3, where=Where.GRADE, work=3)), 0.0))
+    (grading,) = started(
+        plan.handle(
+            VerdictCommitted(result=VerdictSummary(attempt=1, where=FailureOrigin.GRADE, work=1)), 0.0
+        )
+    )
+    gone = VerdictSummary(attempt=2, where=FailureOrigin.SANDBOX, kind=UNRESTORED)
+    (again,) = started(plan.handle(VerdictCommitted(result=gone), 0.0))
+    (anew,) = started(
+        plan.handle(
+            VerdictCommitted(result=VerdictSummary(attempt=3, where=FailureOrigin.GRADE, work=3)), 0.0
+        )
+    )
 
     assert [a.regrades for a in (acting, grading, again, anew)] == [None, 1, None, None]
     assert [a.round for a in (acting, grading, again, anew)] == [1, 1, 1, 2]
 
 
 def test_a_grading_that_is_interrupted_is_not_followed_by_acting():
-    plan = Plan(Policy(concurrency=1))
-    plan.handle(Opened(instance=1, sample=0), 0.0)
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
+    plan.handle(SampleOpened(instance=1, sample=0), 0.0)
 
-    (grading,) = started(plan.handle(Settled(result=Result(attempt=1, where=Where.INTERRUPTED, work=1)), 0.0))
-    (again,) = started(plan.handle(Settled(result=lost(grading)), 0.0))
+    (grading,) = started(
+        plan.handle(
+            VerdictCommitted(result=VerdictSummary(attempt=1, where=FailureOrigin.INTERRUPTED, work=1)), 0.0
+        )
+    )
+    (again,) = started(plan.handle(VerdictCommitted(result=lost(grading)), 0.0))
 
     assert (grading.regrades, again.regrades) == (1, 1)
 
 
 def test_what_waits_is_counted_by_its_reason():
-    plan = Plan(Policy(concurrency=1))
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
     for event in opened(2):
         plan.handle(event, 3.0)
 

@@ -7,63 +7,76 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.errors import BadInput
-from holdwater.core.prices import Over, Price, dollars, find, nano, nanodollars, priced
-from holdwater.core.records import Usage
+from holdwater.core.prices import (
+    ModelPrice,
+    TierRates,
+    add_cost,
+    compute_cost,
+    find_price,
+    format_dollars,
+    to_nanodollars,
+)
+from holdwater.core.records import ModelUsage
 from holdwater.gateway.prices import price_of, read_prices
 
-PRICE = Price(input=1.25, cached=0.125, written=2.0, output=10.0)
+PRICE = ModelPrice(input=1.25, cached=0.125, written=2.0, output=10.0)
 
 
 def test_each_kind_of_token_has_its_price():
-    usage = Usage(
+    usage = ModelUsage(
         requests=1,
         input_tokens=1_000_000,
         cached_tokens=400_000,
         written_tokens=100_000,
         output_tokens=50_000,
     )
-    assert nanodollars(usage, PRICE) == nano(0.5 * 1.25 + 0.4 * 0.125 + 0.1 * 2.0 + 0.05 * 10)
+    assert compute_cost(usage, PRICE) == to_nanodollars(0.5 * 1.25 + 0.4 * 0.125 + 0.1 * 2.0 + 0.05 * 10)
 
 
 def test_cached_input_without_a_price_costs_as_much_as_other_input():
-    usage = Usage(requests=1, input_tokens=1_000_000, cached_tokens=400_000, written_tokens=5)
-    assert nanodollars(usage, Price(input=2, output=0)) == nano(2)
+    usage = ModelUsage(requests=1, input_tokens=1_000_000, cached_tokens=400_000, written_tokens=5)
+    assert compute_cost(usage, ModelPrice(input=2, output=0)) == to_nanodollars(2)
 
 
 def test_reasoning_costs_its_own_price_or_that_of_output():
-    usage = Usage(requests=1, output_tokens=1_000_000, reasoning_tokens=400_000)
-    assert nanodollars(usage, Price(input=1, output=2)) == nano(2)
-    assert nanodollars(usage, Price(input=1, output=2, reasoning=5)) == nano(0.6 * 2 + 0.4 * 5)
-    more = Usage(requests=1, output_tokens=10, reasoning_tokens=400_000)  # no part of the output there
-    assert nanodollars(more, Price(input=1, output=2, reasoning=5)) == 10 * 5000
+    usage = ModelUsage(requests=1, output_tokens=1_000_000, reasoning_tokens=400_000)
+    assert compute_cost(usage, ModelPrice(input=1, output=2)) == to_nanodollars(2)
+    assert compute_cost(usage, ModelPrice(input=1, output=2, reasoning=5)) == to_nanodollars(
+        0.6 * 2 + 0.4 * 5
+    )
+    more = ModelUsage(requests=1, output_tokens=10, reasoning_tokens=400_000)  # no part of the output there
+    assert compute_cost(more, ModelPrice(input=1, output=2, reasoning=5)) == 10 * 5000
 
 
 def test_a_long_input_is_priced_as_a_whole_by_its_tier():
-    price = Price(
-        input=1, output=1, over=(Over(tokens=500, input=4, output=8), Over(tokens=200, input=2, output=2))
+    price = ModelPrice(
+        input=1,
+        output=1,
+        over=(TierRates(tokens=500, input=4, output=8), TierRates(tokens=200, input=2, output=2)),
     )
-    costs = [nanodollars(Usage(input_tokens=n, output_tokens=1), price) for n in (200, 201, 501)]
+    costs = [compute_cost(ModelUsage(input_tokens=n, output_tokens=1), price) for n in (200, 201, 501)]
     assert costs == [201_000, 202 * 2000, 501 * 4000 + 8000]
 
 
-def test_a_name_comes_before_a_pattern_and_a_longer_pattern_before_a_shorter():
-    table = {p: Price(input=i, output=0) for i, p in enumerate(("*", "gpt-*", "gpt-5*", "gpt-5"))}
-    found = [find(table, model) for model in ("gpt-5", "gpt-5-mini", "gpt-4", "o3")]
+def test_an_exact_name_precedes_patterns_and_a_longer_pattern_a_shorter():
+    table = {p: ModelPrice(input=i, output=0) for i, p in enumerate(("*", "gpt-*", "gpt-5*", "gpt-5"))}
+    found = [find_price(table, model) for model in ("gpt-5", "gpt-5-mini", "gpt-4", "o3")]
     assert [price.input for price in found if price] == [3, 2, 1, 0]
-    assert find({}, "gpt-5") is None
+    assert find_price({}, "gpt-5") is None
 
 
 amounts = st.integers(0, 10**7)
 usages = st.builds(
-    Usage, requests=st.just(1), input_tokens=amounts, output_tokens=amounts, cached_tokens=amounts
+    ModelUsage, requests=st.just(1), input_tokens=amounts, output_tokens=amounts, cached_tokens=amounts
 )
 
 
 @given(st.lists(st.tuples(usages, st.sampled_from([PRICE, None]), st.booleans()), max_size=8))
-def test_a_sum_is_exact_in_any_order_and_unknown_if_a_part_is(calls):
-    parts = [priced(usage, price, billed=billed) for usage, price, billed in calls]
+def test_a_sum_is_exact_in_any_order_and_unknown_with_unknown_parts(calls):
+    parts = [add_cost(usage, price, billed=billed) for usage, price, billed in calls]
     sums = [
-        list(itertools.accumulate(order, Usage.plus, initial=Usage()))[-1] for order in (parts, parts[::-1])
+        list(itertools.accumulate(order, ModelUsage.plus, initial=ModelUsage()))[-1]
+        for order in (parts, parts[::-1])
     ]
     assert sums[0] == sums[1]
     assert (sums[0].cost is None) == any(part.cost is None for part in parts)
@@ -71,22 +84,22 @@ def test_a_sum_is_exact_in_any_order_and_unknown_if_a_part_is(calls):
 
 
 def test_unknown_is_not_zero():
-    assert priced(Usage(requests=1, input_tokens=5), None).cost is None
-    assert priced(Usage(requests=1), PRICE).cost is None  # no usage came
-    assert priced(Usage(requests=1), PRICE, billed=False).cost == 0.0
-    assert Usage().cost == 0.0
+    assert add_cost(ModelUsage(requests=1, input_tokens=5), None).cost is None
+    assert add_cost(ModelUsage(requests=1), PRICE).cost is None  # no usage came
+    assert add_cost(ModelUsage(requests=1), PRICE, billed=False).cost == 0.0
+    assert ModelUsage().cost == 0.0
 
 
 def test_a_table_is_read_and_its_mistakes_are_named(tmp_path):
     path = tmp_path / "prices.toml"
     path.write_text('["gpt-5*"]\ninput = 1.25\noutput = 10\nover = [{tokens = 9, input = 2, output = 3}]\n')
-    assert read_prices(path)["gpt-5*"] == Price(
-        input=1.25, output=10, over=(Over(tokens=9, input=2, output=3),)
+    assert read_prices(path)["gpt-5*"] == ModelPrice(
+        input=1.25, output=10, over=(TierRates(tokens=9, input=2, output=3),)
     )
     for text, words in (
         ("[x]\ninput = 1\n", "`x`: object missing required field `output`"),
         ("[x]\ninput = 1\noutput = 1\ninputs = 1\n", "`x`: object contains unknown field `inputs`"),
-        ("[x]\ninput = -1\noutput = 1\n", "`x`: a price is a number of US dollars"),
+        ("[x]\ninput = -1\noutput = 1\n", "`x`: a price must be a number of US dollars"),
         ("x = ", "not TOML"),
     ):
         path.write_text(text)
@@ -96,7 +109,7 @@ def test_a_table_is_read_and_its_mistakes_are_named(tmp_path):
         read_prices(tmp_path / "none.toml")
 
 
-def test_what_nobody_knows_has_no_price():
+def test_an_unknown_model_has_no_price():
     assert price_of("a-model-of-nobody", {}) is None
     assert price_of("mine", {"m*": PRICE}) == PRICE
 
@@ -110,7 +123,7 @@ def test_the_published_prices_are_asked_where_they_are_installed():
 
 
 def test_money_as_people_read_it():
-    assert [dollars(nano(x)) for x in (0, 0.5, 0.0042, 1234.5, 1e-8)] == [
+    assert [format_dollars(to_nanodollars(x)) for x in (0, 0.5, 0.0042, 1234.5, 1e-8)] == [
         "$0.00",
         "$0.50",
         "$0.0042",

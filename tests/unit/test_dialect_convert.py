@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from tests.speech import DIALECTS
+from tests.dialect_requests import DIALECTS
 
-from holdwater.gateway.dialects.asking import as_chat
-from holdwater.gateway.dialects.replying import Wanted, from_chat
+from holdwater.gateway.dialects.from_chat import ReplyContext, convert_reply
+from holdwater.gateway.dialects.to_chat import convert_request
 from holdwater.gateway.routes import DIALECTS as SPOKEN
-from holdwater.ledger.dialects import Tokens, dialect
+from holdwater.ledger.dialects import ReplyTokens, find_dialect
 from holdwater.ledger.message import ToolCall
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -100,7 +100,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_is_the_same_in_chat(name):
-    made = as_chat(name, REQUESTS[name])
+    made = convert_request(name, REQUESTS[name])
     call = made["messages"][2]["tool_calls"][0]
     assert made["messages"] == [
         {"role": "system", "content": "be exact"},
@@ -128,15 +128,17 @@ def test_a_request_is_the_same_in_chat(name):
     assert made == {**options, **beside, "tools": [{"type": "function", "function": function}]}
 
 
-def test_a_text_in_the_place_of_items_and_a_tool_that_takes_a_text():
+def test_a_plain_text_input_and_a_custom_tool_are_converted():
     asked = {"input": "hello", "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}]}
-    made = as_chat("responses", asked)
+    made = convert_request("responses", asked)
     assert made["messages"] == [{"role": "user", "content": "hello"}]
     [search, patch] = made["tools"]
     assert search["function"]["name"] == "web_search"
     assert patch["function"]["parameters"]["required"] == ["input"]
     completion = {"choices": [{"message": {"tool_calls": [_called("patch", '{"input": "*** a"}', "c9")]}}]}
-    [item] = json.loads(from_chat("responses", completion, Wanted("m", frozenset({"patch"}))))["output"]
+    [item] = json.loads(convert_reply("responses", completion, ReplyContext("m", frozenset({"patch"}))))[
+        "output"
+    ]
     assert (item["type"], item["call_id"], item["input"]) == ("custom_tool_call", "c9", "*** a")
 
 
@@ -174,24 +176,24 @@ COMPLETION = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_completion_is_a_reply_of_every_dialect(name, stream):
-    whole = from_chat(name, COMPLETION, Wanted("m"))
+    whole = convert_reply(name, COMPLETION, ReplyContext("m"))
     spoken = SPOKEN[name]
     if stream:
         place = type("P", (), {"path": "v1beta/models/m:x", "query": ""})
-        read = spoken.stream(spoken.ask({}, place, None))
-        assert b"".join(read.events(b"".join(spoken.told(whole))))
+        read = spoken.stream(spoken.adapt_request({}, place, None))
+        assert b"".join(read.events(b"".join(spoken.render_stream(whole))))
         assert read.ended
         usage, whole = read.usage, read.reply()
     else:
         usage = spoken.read_reply(whole).usage
-    reply = dialect(name).reply(json.loads(whole))
+    reply = find_dialect(name).reply(json.loads(whole))
     assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (7, 4, 3)
     assert (reply.message.text, reply.message.reasoning, reply.model) == ("let me", "hm", "mine")
     first, second = reply.message.calls
     assert first == ToolCall("add", {"a": 1}, "c1")
     assert second.name == "bad"
     assert "{not json" in json.dumps(second.arguments)
-    assert reply.tokens == Tokens((1, 2), (5, 6, 7), (-0.5, -1.0))
+    assert reply.tokens == ReplyTokens((1, 2), (5, 6, 7), (-0.5, -1.0))
     assert json.loads(whole)["policy_version"] == "p7"
 
 
@@ -206,14 +208,14 @@ ENDS = {
 def test_why_it_ended(name):
     finishes = ["stop", "length", "content_filter"]
     replies = [
-        from_chat(name, {"choices": [{"message": {"content": "x"}, "finish_reason": finish}]})
+        convert_reply(name, {"choices": [{"message": {"content": "x"}, "finish_reason": finish}]})
         for finish in finishes
     ]
-    assert [dialect(name).reply(json.loads(reply)).finish for reply in replies] == ENDS[name]
+    assert [find_dialect(name).reply(json.loads(reply)).finish for reply in replies] == ENDS[name]
 
 
 def test_without_usage_tokens_are_counted():
     choice = {"message": {"content": "x"}, "token_ids": [1, 2, 3]}
-    whole = from_chat("messages", {"choices": [choice], "prompt_token_ids": [4]})
+    whole = convert_reply("messages", {"choices": [choice], "prompt_token_ids": [4]})
     usage = SPOKEN["messages"].read_reply(whole).usage
     assert (usage.input_tokens, usage.output_tokens) == (1, 3)

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdwater.gateway.dialects import Asked as Wanted
-from holdwater.gateway.dialects import Place
-from holdwater.gateway.recorder import UNREADABLE
+from holdwater.gateway.dialects import AdaptedRequest as Wanted
+from holdwater.gateway.dialects import RequestTarget
+from holdwater.gateway.request_parser import DECODE_ERRORS
 from holdwater.gateway.routes import DIALECTS
-from holdwater.testing.scripted import Reply
-from holdwater.testing.wires import WIRES, Asked, event
+from holdwater.testing.reply_formats import WIRES, ScriptedRequest, encode_event
+from holdwater.testing.scripted_model import ScriptedReply
 
 SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
 CALLS = st.fixed_dictionaries({"name": st.just("bash"), "arguments": st.just({"command": "ls\n", "n": 1.5})})
 REPLIES = st.builds(
-    Reply,
+    ScriptedReply,
     text=st.text(max_size=60),
     reasoning=st.text(max_size=20),
     tool_calls=st.lists(CALLS, max_size=3),
@@ -27,7 +27,7 @@ REPLIES = st.builds(
 
 
 def stream_of(dialect):
-    return DIALECTS[dialect].stream(Wanted(Place("x"), {}))
+    return DIALECTS[dialect].stream(Wanted(RequestTarget("x"), {}))
 
 
 def fed(dialect, data, cuts=()):
@@ -55,11 +55,11 @@ def settled(dialect, reply):
 @settings(max_examples=40, deadline=None)
 @given(REPLIES, st.lists(st.integers(0, 9000), max_size=20), st.booleans())
 def test_the_reply_is_put_together_as_if_it_had_come_whole(dialect, reply, cuts, returns):
-    asked = Asked(model="m", stream=True, size=400)
-    events = list(WIRES[dialect].events(reply, asked))
+    asked = ScriptedRequest(model="m", stream=True, size=400)
+    events = list(WIRES[dialect].render_events(reply, asked))
     if dialect == "chat":
-        usage = {"choices": [], "usage": WIRES["chat"].whole(reply, asked)["usage"]}
-        events.insert(-1, event(usage))
+        usage = {"choices": [], "usage": WIRES["chat"].render_reply(reply, asked)["usage"]}
+        events.insert(-1, encode_event(usage))
     data = b": alive\n\n" + b"".join(events)
     data = data.replace(b"\n", b"\r\n") if returns else data
 
@@ -68,7 +68,7 @@ def test_the_reply_is_put_together_as_if_it_had_come_whole(dialect, reply, cuts,
     assert passed == data
     assert (stream.ended, stream.error, stream.rest) == (True, None, b"")
     assert stream.done or dialect == "gemini"
-    whole = WIRES[dialect].whole(reply, asked)
+    whole = WIRES[dialect].render_reply(reply, asked)
     assert settled(dialect, json.loads(stream.reply())) == settled(dialect, whole)
     tokens, said = asked.tokens(reply)
     usage = stream.usage
@@ -80,11 +80,11 @@ def test_the_reply_is_put_together_as_if_it_had_come_whole(dialect, reply, cuts,
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 9000))
 def test_a_stream_that_is_cut_anywhere_leaves_what_came(dialect, length):
-    reply = Reply(
+    reply = ScriptedReply(
         text="many words in a row", reasoning="hm", tool_calls=[{"name": "a", "arguments": {"b": 1}}]
     )
-    asked = Asked(model="m", stream=True, size=400)
-    data = b"".join(WIRES[dialect].events(reply, asked))
+    asked = ScriptedRequest(model="m", stream=True, size=400)
+    data = b"".join(WIRES[dialect].render_events(reply, asked))
     stream, passed = fed(dialect, data[:length])
     assert passed + stream.rest == data[:length]
     assert stream.error is None
@@ -151,14 +151,14 @@ def test_any_bytes_pass_through_without_a_crash(dialect, noise, cuts):
 def test_any_body_is_a_reply_or_unreadable(dialect, body):
     try:
         whole = DIALECTS[dialect].read_reply(body)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return
     assert whole.usage.requests == 1
 
 
 @SPOKEN
 def test_an_error_inside_a_stream_is_seen_and_passed_on(dialect):
-    failure = WIRES[dialect].failure()
+    failure = WIRES[dialect].render_failure()
     stream, passed = fed(dialect, failure)
     assert (stream.ended, passed) == (True, failure)
     assert "failed inside" in stream.error["message"]
@@ -167,17 +167,17 @@ def test_an_error_inside_a_stream_is_seen_and_passed_on(dialect):
 
 @SPOKEN
 def test_an_error_inside_a_whole_reply_is_seen(dialect):
-    body = json.dumps(WIRES[dialect].error(500, "no")).encode()
+    body = json.dumps(WIRES[dialect].render_error(500, "no")).encode()
     assert DIALECTS[dialect].read_reply(body).error["message"] == "no"
 
 
 def test_chat_keeps_token_ids_and_logprobs():
     def chunk(**fields):
-        return event({"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, **fields}]})
+        return encode_event({"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}, **fields}]})
 
     data = b"".join(
         [
-            event({"id": "x", "prompt_token_ids": [1, 2, 3], "choices": []}),
+            encode_event({"id": "x", "prompt_token_ids": [1, 2, 3], "choices": []}),
             chunk(token_ids=[7], logprobs={"content": [{"token": "a", "logprob": -0.5}]}),
             chunk(
                 token_ids=[8, 9], logprobs={"content": [{"token": "b", "logprob": -1.5}]}, finish_reason=None
@@ -194,7 +194,7 @@ def test_chat_keeps_token_ids_and_logprobs():
 
 def test_chat_tells_parallel_calls_without_an_index_apart_by_id():
     def delta(**call):
-        return event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        return encode_event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
 
     data = delta(id="one", function={"name": "f", "arguments": "{"}) + delta(function={"arguments": "}"})
     data += delta(id="two", function={"name": "g", "arguments": "[]"})
@@ -208,7 +208,7 @@ def test_chat_puts_a_custom_tools_call_together():
         {"index": 0, "custom": {"input": "gin"}},
     ]
     chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [delta]}}]} for delta in deltas]
-    stream, _ = fed("chat", b"".join(map(event, chunks)))
+    stream, _ = fed("chat", b"".join(map(encode_event, chunks)))
 
     [call] = json.loads(stream.reply())["choices"][0]["message"]["tool_calls"]
     assert call == {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
@@ -216,7 +216,7 @@ def test_chat_puts_a_custom_tools_call_together():
 
 def test_gemini_keeps_logprobs_signatures_and_calls_between_texts():
     def chunk(*parts, **fields):
-        return event({"candidates": [{"content": {"role": "model", "parts": list(parts)}, **fields}]})
+        return encode_event({"candidates": [{"content": {"role": "model", "parts": list(parts)}, **fields}]})
 
     one, two = ({"logprobsResult": {"chosenCandidates": [{"tokenId": n}]}} for n in (1, 2))
     call = {"functionCall": {"name": "f", "args": {}}, "thoughtSignature": "c2ln"}
@@ -231,11 +231,11 @@ def test_gemini_keeps_logprobs_signatures_and_calls_between_texts():
 
 
 def test_gemini_reads_a_stream_that_is_one_array():
-    reply = Reply(text="hello there", tool_calls=[{"name": "f"}])
-    asked = Asked(model="m", size=40)
-    chunks = [json.loads(e[6:]) for e in WIRES["gemini"].events(reply, asked)]
+    reply = ScriptedReply(text="hello there", tool_calls=[{"name": "f"}])
+    asked = ScriptedRequest(model="m", size=40)
+    chunks = [json.loads(e[6:]) for e in WIRES["gemini"].render_events(reply, asked)]
     whole = DIALECTS["gemini"].read_reply(json.dumps(chunks).encode())
-    assert json.loads(whole.reply) == WIRES["gemini"].whole(reply, asked)
+    assert json.loads(whole.reply) == WIRES["gemini"].render_reply(reply, asked)
 
 
 def test_gemini_counts_thoughts_as_output_and_a_blocked_prompt_as_an_end():
@@ -245,7 +245,9 @@ def test_gemini_counts_thoughts_as_output_and_a_blocked_prompt_as_an_end():
         "thoughtsTokenCount": 40,
         "cachedContentTokenCount": 3,
     }
-    stream, _ = fed("gemini", event({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": counts}))
+    stream, _ = fed(
+        "gemini", encode_event({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": counts})
+    )
     assert (stream.ended, stream.error) == (True, None)
     assert (stream.usage.input_tokens, stream.usage.cached_tokens, stream.usage.output_tokens) == (5, 3, 42)
 
@@ -273,9 +275,11 @@ def test_messages_usage_is_cumulative_and_counts_the_cache_as_input():
             "output_tokens": 1,
         }
     }
-    data = event({"type": "message_start", "message": start})
-    data += event({"type": "message_delta", "delta": {"stop_reason": None}, "usage": {"output_tokens": 20}})
-    data += event(
+    data = encode_event({"type": "message_start", "message": start})
+    data += encode_event(
+        {"type": "message_delta", "delta": {"stop_reason": None}, "usage": {"output_tokens": 20}}
+    )
+    data += encode_event(
         {
             "type": "message_delta",
             "delta": {"stop_reason": "end_turn"},
@@ -287,12 +291,12 @@ def test_messages_usage_is_cumulative_and_counts_the_cache_as_input():
 
 
 def test_responses_whose_end_leaves_the_output_out_get_it_from_their_items():
-    reply = Reply(text="hello", tool_calls=[{"name": "f"}])
-    asked = Asked(model="m", size=40)
-    events = [json.loads(e.partition(b"data: ")[2]) for e in WIRES["responses"].events(reply, asked)]
+    reply = ScriptedReply(text="hello", tool_calls=[{"name": "f"}])
+    asked = ScriptedRequest(model="m", size=40)
+    events = [json.loads(e.partition(b"data: ")[2]) for e in WIRES["responses"].render_events(reply, asked)]
     whole = events[-1]["response"]
     events[-1] = {**events[-1], "response": {**whole, "output": []}}
-    stream, _ = fed("responses", b"".join(map(event, events)))
+    stream, _ = fed("responses", b"".join(map(encode_event, events)))
     assert json.loads(stream.reply()) == whole
 
 
@@ -304,7 +308,7 @@ def test_each_end_of_a_response_is_one(status):
         "output": [],
         "error": {"message": "no"} if status == "failed" else None,
     }
-    stream, _ = fed("responses", event({"type": f"response.{status}", "response": response}))
+    stream, _ = fed("responses", encode_event({"type": f"response.{status}", "response": response}))
     assert stream.done
     assert (stream.error is not None) == (status == "failed")
     assert json.loads(stream.reply()) == response
@@ -327,7 +331,7 @@ def test_each_end_of_a_response_is_one(status):
     ],
 )
 def test_what_a_client_makes_up_anew_names_no_other_message(dialect, one, other):
-    steady = DIALECTS[dialect].form.steady
+    steady = DIALECTS[dialect].form.strip_generated
 
     assert steady(json.dumps(one).encode()) == steady(json.dumps(other).encode())
     changed = json.dumps(other).replace("x", "y").replace("user", "tool").encode()
@@ -341,4 +345,6 @@ def test_whatever_is_no_message_has_a_name_all_the_same(dialect, message):
         message if isinstance(message, bytes) else json.dumps({"id": message, "parts": message}).encode()
     )
 
-    assert isinstance(DIALECTS[dialect].form.steady(content + b'"id"' * isinstance(message, bytes)), bytes)
+    assert isinstance(
+        DIALECTS[dialect].form.strip_generated(content + b'"id"' * isinstance(message, bytes)), bytes
+    )

@@ -8,20 +8,27 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.errors import ResourceExhausted
-from holdwater.core.image import Edits
-from holdwater.core.records import Where
-from holdwater.docker.build import find_docker, told
+from holdwater.core.image import ConfigEdits
+from holdwater.core.records import FailureOrigin
+from holdwater.docker.build import find_docker, summarize_output
 from holdwater.docker.client import DockerError
-from holdwater.image.docker import causes
-from holdwater.image.docker.bases import host_of, pinned
-from holdwater.image.docker.dockerfile import assembly, base_phase
-from holdwater.image.docker.journal import Gone, Named, Pulled, opened, slug, taken
-from holdwater.image.docker.warmth import Holding, chain_of, holders
+from holdwater.image.docker import failure_causes
+from holdwater.image.docker.base_retention import OwnedBase, chain_of, choose_kept_bases
+from holdwater.image.docker.bases import host_of, pin_reference
+from holdwater.image.docker.dockerfile import render_assembly, render_base
+from holdwater.image.docker.journal import (
+    BasePulled,
+    ReferenceGone,
+    TagCreated,
+    lock_journal,
+    open_journal,
+    slug,
+)
 
 
 def test_nothing_in_a_value_is_expanded() -> None:
-    edits = Edits(env={"A": 'a"$b\\', "B": "x\ny"}, user="u$", entrypoint=("sh", "$c\n"))
-    made = assembly("base", ["l.tar.gz"], edits, {"k=y": "v"}, ["RUN true"])
+    edits = ConfigEdits(env={"A": 'a"$b\\', "B": "x\ny"}, user="u$", entrypoint=("sh", "$c\n"))
+    made = render_assembly("base", ["l.tar.gz"], edits, {"k=y": "v"}, ["RUN true"])
     assert made.text.splitlines() == [
         "FROM base",
         "ARG HOLDWATER_0",
@@ -35,13 +42,13 @@ def test_nothing_in_a_value_is_expanded() -> None:
         'USER "u\\$"',
     ]
     assert made.arguments == {"HOLDWATER_0": "x\ny", "HOLDWATER_1": "k=y"}
-    assert base_phase("base", ["RUN a", "ENV B=c"]).text == "FROM base\nRUN a\nENV B=c\n"
+    assert render_base("base", ["RUN a", "ENV B=c"]).text == "FROM base\nRUN a\nENV B=c\n"
 
 
 @pytest.mark.parametrize(
     ("words", "kind", "again", "after"),
     [
-        ("toomanyrequests: You have reached your pull rate limit", "rate", True, causes.RATE_PAUSE),
+        ("toomanyrequests: You have reached your pull rate limit", "rate", True, failure_causes.RATE_PAUSE),
         ("received unexpected HTTP status: 429 Too Many Requests, retry-after: 12", "rate", True, 12.0),
         ("unauthorized: authentication required", "denied", False, 0.0),
         (
@@ -57,24 +64,26 @@ def test_nothing_in_a_value_is_expanded() -> None:
     ],
 )
 def test_what_a_transfers_words_mean(words: str, kind: str, again: bool, after: float) -> None:
-    error = causes.of_transfer("`a`: base `b`", words)
-    assert (error.where, error.kind, error.again, error.after) == (Where.IMAGE, kind, again, after)
+    error = failure_causes.transfer_error("`a`: base `b`", words)
+    assert (error.where, error.kind, error.again, error.after) == (FailureOrigin.IMAGE, kind, again, after)
     assert words in error.message
 
 
 def test_a_full_disk_is_a_matter_of_resources_wherever_it_shows() -> None:
     words = "write /var/lib/docker/tmp/x: no space left on device"
-    for error in (causes.of_transfer("`a`", words), causes.of_build("`a`", words)):
+    for error in (failure_causes.transfer_error("`a`", words), failure_causes.build_error("`a`", words)):
         assert isinstance(error, ResourceExhausted) and (error.kind, error.again) == ("disk", True)
 
 
 def test_a_build_that_failed_fails_again_unless_the_daemon_is_gone() -> None:
-    assert causes.of_build("`a`", "exit code: 1").again is False
-    gone = causes.of_build("`a`", "Cannot connect to the Docker daemon at unix:///x. Is it running?")
+    assert failure_causes.build_error("`a`", "exit code: 1").again is False
+    gone = failure_causes.build_error(
+        "`a`", "Cannot connect to the Docker daemon at unix:///x. Is it running?"
+    )
     assert (gone.kind, gone.again) == ("daemon", True)
 
 
-def test_a_build_is_told_by_the_lines_that_say_something() -> None:
+def test_a_build_is_summarized_by_its_meaningful_lines() -> None:
     lines = [
         "#1 [internal] load x",
         "#2 sha256:" + "a" * 64,
@@ -84,59 +93,59 @@ def test_a_build_is_told_by_the_lines_that_say_something() -> None:
         "#3 oops",
         " > [2/2] RUN no:",
     ]
-    assert told(lines) == "#3 oops\n > [2/2] RUN no:"
-    assert told([]) == "it says nothing"
+    assert summarize_output(lines) == "#3 oops\n > [2/2] RUN no:"
+    assert summarize_output([]) == "no output"
 
 
-def holding(name: str, *layers: str, size: int = 10, used: float = 0.0, warm: bool = False) -> Holding:
-    return Holding(reference=name, chain=chain_of(layers), size=size, used=used, warm=warm)
+def holding(name: str, *layers: str, size: int = 10, used: float = 0.0, warm: bool = False) -> OwnedBase:
+    return OwnedBase(reference=name, chain=chain_of(layers), size=size, used=used, warm=warm)
 
 
-def test_one_base_is_kept_for_each_shared_chain_and_the_smallest_of_them() -> None:
+def test_the_smallest_base_of_each_shared_chain_is_kept() -> None:
     a, b = holding("a", "root", "python", "a", size=30), holding("b", "root", "python", "b", size=20)
     c, d = holding("c", "root", "c"), holding("d", "other")
     planned: Counter[str] = Counter()
     for base in (a, b, c, d):
         planned.update(base.chain)
-    assert holders([a, b, c, d], [], planned, 100) == {"b"}
-    assert holders([a, b, c, d], [], planned, 15) == {"c"}
-    assert holders([a, c], [b], planned, 100) == set()
-    assert holders([a, b, c, d], [], planned, 0) == set()
+    assert choose_kept_bases([a, b, c, d], [], planned, 100) == {"b"}
+    assert choose_kept_bases([a, b, c, d], [], planned, 15) == {"c"}
+    assert choose_kept_bases([a, c], [b], planned, 100) == set()
+    assert choose_kept_bases([a, b, c, d], [], planned, 0) == set()
 
 
-def test_what_an_earlier_run_kept_stays_while_there_is_room_the_newest_first() -> None:
+def test_bases_of_an_earlier_run_stay_while_there_is_room_newest_first() -> None:
     old, new = holding("old", "x", used=1, warm=True), holding("new", "y", used=2, warm=True)
-    assert holders([old, new, holding("other", "z")], [], Counter(), 15) == {"new"}
+    assert choose_kept_bases([old, new, holding("other", "z")], [], Counter(), 15) == {"new"}
 
 
-def test_a_journal_tells_what_is_left_of_a_run_and_belongs_to_the_living(tmp_path: Path) -> None:
-    mine = opened(tmp_path, "run")
-    mine.write(Pulled(holding("base", "root")))
-    mine.write(Named("r/a:1"))
-    mine.write(Gone("base"))
+def test_a_journal_lists_the_leftovers_of_a_run_and_is_locked(tmp_path: Path) -> None:
+    mine = open_journal(tmp_path, "run")
+    mine.write(BasePulled(holding("base", "root")))
+    mine.write(TagCreated("r/a:1"))
+    mine.write(ReferenceGone("base"))
     with mine.path.open("ab") as torn:
         torn.write(b'{"type":"named","refer')  # a death in the middle of a line
-    beside = opened(tmp_path, "run")
+    beside = open_journal(tmp_path, "run")
 
-    assert taken(mine.path) is None
+    assert lock_journal(mine.path) is None
     assert [mine.path.name, beside.path.name] == ["run.jsonl", "run-2.jsonl"]
     mine.close(remove=False)
     beside.close(remove=True)
-    dead = taken(mine.path)
-    assert dead is not None and (list(dead.told.bases), list(dead.told.names)) == ([], ["r/a:1"])
+    dead = lock_journal(mine.path)
+    assert dead is not None and (list(dead.contents.bases), list(dead.contents.names)) == ([], ["r/a:1"])
     dead.close(remove=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_names_are_what_docker_can_read() -> None:
     assert (slug("run-1.a"), len(slug("Run 1")), slug("Run 1") != slug("Run 2")) == ("run-1.a", 16, True)
-    assert pinned("localhost:5000/a/b:1", "sha256:x") == "localhost:5000/a/b@sha256:x"
-    assert pinned("debian@sha256:y", "sha256:x") == "debian@sha256:x"
+    assert pin_reference("localhost:5000/a/b:1", "sha256:x") == "localhost:5000/a/b@sha256:x"
+    assert pin_reference("debian@sha256:y", "sha256:x") == "debian@sha256:x"
     hosts = [host_of(name) for name in ("debian", "a/b", "localhost/a", "h:1/a", "ghcr.io/a/b")]
     assert hosts == ["docker.io", "docker.io", "localhost", "h:1", "ghcr.io"]
 
 
-async def test_the_first_client_that_can_build_is_taken_and_the_others_are_named(tmp_path: Path) -> None:
+async def test_the_first_client_that_can_build_is_chosen_and_others_are_named(tmp_path: Path) -> None:
     def client(directory: str, release: str) -> str:
         place = tmp_path / directory
         place.mkdir()
@@ -153,7 +162,7 @@ async def test_the_first_client_that_can_build_is_taken_and_the_others_are_named
     found = await find_docker("unix:///nowhere", home, f"{new}:/nowhere:{old}")
     assert found.client.path == f"{old}/docker"
     (refused,) = found.refused
-    assert refused.startswith(f"`{new}/docker`: release 28.2 builds with buildx alone")
+    assert refused.startswith(f"`{new}/docker`: release 28.2 requires buildx")
     with pytest.raises(DockerError, match=r"no `docker` command can build with BuildKit: .*28\.2"):
         await find_docker("unix:///nowhere", home, new)
 

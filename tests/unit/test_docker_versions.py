@@ -10,13 +10,13 @@ import json
 import pytest
 
 from holdwater.docker.versions import (
-    Builder,
-    Client,
-    builder_of,
-    negotiated,
-    prune_query,
-    usage_query,
-    why_not,
+    BuildxBuilder,
+    DockerProgram,
+    explain_unfit,
+    make_prune_query,
+    make_usage_query,
+    negotiate_version,
+    parse_builder,
 )
 
 INSPECTED = """\
@@ -54,14 +54,14 @@ Buildkit version: v0.11.6
     ],
 )
 def test_the_api_version_is_negotiated(newest: str, oldest: str, spoken: tuple[int, int] | None) -> None:
-    assert negotiated(newest, oldest) == spoken
+    assert negotiate_version(newest, oldest) == spoken
 
 
 @pytest.mark.parametrize(
     ("api", "kept"), [((1, 41), "keep-storage"), ((1, 47), "keep-storage"), ((1, 48), "reserved-space")]
 )
 def test_a_prune_uses_the_words_that_the_daemon_knows(api: tuple[int, int], kept: str) -> None:
-    query = prune_query(api, "abc")
+    query = make_prune_query(api, "abc")
     assert query.pop(kept) == "0"
     assert query.pop("all") == "true"  # or else a record that an image shares stays
     assert json.loads(query.pop("filters")) == {"id": ["abc"]}
@@ -69,26 +69,26 @@ def test_a_prune_uses_the_words_that_the_daemon_knows(api: tuple[int, int], kept
 
 
 def test_the_build_cache_alone_is_asked_for_where_that_is_known() -> None:
-    assert (usage_query((1, 41)), usage_query((1, 42))) == ({}, {"type": "build-cache"})
+    assert (make_usage_query((1, 41)), make_usage_query((1, 42))) == ({}, {"type": "build-cache"})
 
 
 @pytest.mark.parametrize(
     ("release", "buildx", "reason"),
     [
         ("Docker version 20.10.24+dfsg1, build 297e128", "", ""),
-        ("Docker version 28.2.2, build e6534b4", "", "release 28.2 builds with buildx alone"),
+        ("Docker version 28.2.2, build e6534b4", "", "release 28.2 requires buildx"),
         ("Docker version 28.2.2, build e6534b4", "github.com/docker/buildx v0.24.0 d0e5e86", ""),
-        ("Docker version 18.06.1-ce, build e68fc7a", "", "older than BuildKit"),
-        ("podman version 4.3.1", "", "not Docker's own"),
+        ("Docker version 18.06.1-ce, build e68fc7a", "", "does not support BuildKit"),
+        ("podman version 4.3.1", "", "not a Docker client"),
     ],
 )
 def test_who_can_build(release: str, buildx: str, reason: str) -> None:
-    told = why_not(Client(path="/usr/bin/docker", release=release, buildx=buildx))
+    told = explain_unfit(DockerProgram(path="/usr/bin/docker", release=release, buildx=buildx))
     assert told == "" if not reason else reason in told
 
 
 def test_a_builder_is_known_by_its_driver() -> None:
     """One of another driver is refused: the daemon's prune would not reach its cache."""
-    assert builder_of(INSPECTED) == Builder(name="remote", driver="docker-container")
-    assert builder_of(INSPECTED_DEFAULT) == Builder()
-    assert builder_of("ERROR: no builder") is None
+    assert parse_builder(INSPECTED) == BuildxBuilder(name="remote", driver="docker-container")
+    assert parse_builder(INSPECTED_DEFAULT) == BuildxBuilder()
+    assert parse_builder("ERROR: no builder") is None

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import holdwater
-from holdwater.api import Options, ResumeOptions
+from holdwater.api import ResumeOptions, RunOptions
 from holdwater.cli import VERBS
-from holdwater.cli.resume import Changes
-from holdwater.cli.run import Flags
-from holdwater.cli.serve import Flags as ServeFlags
-from holdwater.core.failures import RULES, Again
-from holdwater.core.records import Where
-from holdwater.suite.jsonl import Row
+from holdwater.cli.resume import ResumeFlags
+from holdwater.cli.run import RunFlags
+from holdwater.cli.serve import ServerFlags as ServeFlags
+from holdwater.core.failures import RULES, RetryRule
+from holdwater.core.records import FailureOrigin
+from holdwater.suite.jsonl import SuiteRow
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,7 +54,7 @@ NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm",
 
 
 def flags() -> set[str]:
-    kinds = (Flags, ServeFlags, Changes)
+    kinds = (RunFlags, ServeFlags, ResumeFlags)
     return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 
@@ -93,8 +93,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_flag_is_an_option_of_the_library_too() -> None:
     beside = {"agent", "command"}  # an argument of its own there
 
-    assert {field.name for field in dataclasses.fields(Flags)} - beside <= set(Options.__annotations__)
-    assert {field.name for field in dataclasses.fields(Changes)} == set(ResumeOptions.__annotations__)
+    assert {field.name for field in dataclasses.fields(RunFlags)} - beside <= set(RunOptions.__annotations__)
+    assert {field.name for field in dataclasses.fields(ResumeFlags)} == set(ResumeOptions.__annotations__)
 
 
 def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:
@@ -104,16 +104,16 @@ def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:
         where: (again, int(status)) for names, again, _, status in rows for where in names.split(", ")
     }
 
-    later = {Where.IMAGE, Where.BUDGET}  # nothing fails there yet
+    later = {FailureOrigin.IMAGE, FailureOrigin.BUDGET}  # nothing fails there yet
     assert set(documented) == {str(where) for where in RULES if where not in later}
     for where, (again, status) in documented.items():
-        rule = RULES[Where(where)]
+        rule = RULES[FailureOrigin(where)]
         assert status == rule.exit_status, where
-        if rule.again in (Again.ATTEMPTS, Again.RETRIES):
+        if rule.again in (RetryRule.ATTEMPTS, RetryRule.RETRIES):
             assert str(rule.again) in again, where
 
 
 def test_the_manual_names_every_field_of_a_jsonl_row() -> None:
     text = (ROOT / "docs" / "suites.md").read_text()
 
-    assert {field for field in Row.__struct_fields__ if f"| `{field}` |" not in text} == set()
+    assert {field for field in SuiteRow.__struct_fields__ if f"| `{field}` |" not in text} == set()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from holdwater.gateway.body import Admission
+from holdwater.gateway.body import ByteAdmission
 
 
 async def settled() -> None:
@@ -11,7 +11,7 @@ async def settled() -> None:
 
 
 async def test_what_does_not_fit_waits_and_the_first_comes_first():
-    admission = Admission(100)
+    admission = ByteAdmission(100)
     order = []
 
     async def call(name, size):
@@ -36,7 +36,7 @@ async def test_what_does_not_fit_waits_and_the_first_comes_first():
 
 
 async def test_a_body_larger_than_the_bound_leaves_a_part_to_others():
-    admission = Admission(100)
+    admission = ByteAdmission(100)
     other = await admission.take(26)
     async with asyncio.TaskGroup() as group:
         huge = group.create_task(admission.take(5000))
@@ -51,8 +51,8 @@ async def test_a_body_larger_than_the_bound_leaves_a_part_to_others():
 
 async def test_the_bodies_of_one_attempt_leave_a_part_to_others():
     """Given an attempt whose bodies never end."""
-    whole = Admission(100)
-    greedy, neighbour = Admission(whole.most_each, whole), Admission(whole.most_each, whole)
+    whole = ByteAdmission(100)
+    greedy, neighbour = ByteAdmission(whole.most_each, whole), ByteAdmission(whole.most_each, whole)
     endless = [asyncio.create_task(greedy.take(20)) for _ in range(50)]
     grown = await neighbour.take(1)
     await settled()
@@ -70,7 +70,7 @@ async def test_the_bodies_of_one_attempt_leave_a_part_to_others():
 
 
 async def test_two_bodies_that_grow_do_not_wait_for_each_other():
-    admission = Admission(100)
+    admission = ByteAdmission(100)
     one, two = await admission.take(50), await admission.take(50)
     await one.grow(500)
     async with asyncio.TaskGroup() as group:
@@ -84,7 +84,7 @@ async def test_two_bodies_that_grow_do_not_wait_for_each_other():
 
 
 async def test_one_that_gives_up_waiting_leaves_its_place_to_the_next():
-    admission = Admission(100)
+    admission = ByteAdmission(100)
     first = await admission.take(60)
     async with asyncio.TaskGroup() as group:
         impatient = group.create_task(admission.take(75))

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdwater.gateway.dialects import chat
-from holdwater.testing.scripted import Reply
-from holdwater.testing.wires import WIRES, Asked
-from holdwater.testing.wires import event as _event
+from holdwater.testing.reply_formats import WIRES, ScriptedRequest
+from holdwater.testing.reply_formats import encode_event as _event
+from holdwater.testing.scripted_model import ScriptedReply
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 5}}
 
 
 def events_of(reply):
-    asked = Asked(model="m", stream=True, stream_options=None, size=40)
-    *events, end = WIRES["chat"].events(reply, asked)
+    asked = ScriptedRequest(model="m", stream=True, stream_options=None, size=40)
+    *events, end = WIRES["chat"].render_events(reply, asked)
     assert end == b"data: [DONE]\n\n"
-    return events, WIRES["chat"].whole(reply, asked)
+    return events, WIRES["chat"].render_reply(reply, asked)
 
 
 def pieces_of(data, cuts):
@@ -35,7 +35,7 @@ def assembled(data, cuts=(), wants_usage=False):
 @settings(max_examples=100, deadline=None)
 @given(
     st.builds(
-        Reply,
+        ScriptedReply,
         text=st.text(max_size=60),
         reasoning=st.text(max_size=20),
         tool_calls=st.lists(
@@ -73,7 +73,7 @@ def test_usage_that_was_asked_for_is_passed_on():
     assert assembled(data, wants_usage=False)[1] == b""
 
 
-def test_parallel_calls_and_choices_are_told_apart_by_index():
+def test_parallel_calls_and_choices_are_separated_by_index():
     def delta(index, **fields):
         return _event({"choices": [{"index": index, "delta": fields, "finish_reason": None}]})
 

@@ -10,13 +10,14 @@ from blake3 import blake3
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from tests.gateway_scene import rebuilt
+from tests.gateway_harness import rebuilt
 
-from holdwater.core.records import Exchange
+from holdwater.core.exchange import Exchange
 from holdwater.gateway import media
-from holdwater.gateway.recorder import TIPS, Malformed, Recorder
+from holdwater.gateway.recorder import MOST_TIPS, ConversationRecorder
+from holdwater.gateway.request_parser import MalformedRequest
 from holdwater.gateway.routes import DIALECTS
-from holdwater.ledger.media import resolve
+from holdwater.ledger.blob_references import resolve_references
 
 IMAGE = "data:image/png;base64," + base64.b64encode(random.Random(7).randbytes(4500)).decode()
 BLOBS: dict[str, bytes] = {}
@@ -32,21 +33,21 @@ def record(recorder, exchanges, body):
     """One request, as a session records it."""
     reading = recorder.read(bytearray(body))
     assert reading.span is None or json.loads(bytes(reading.span))
-    delta = recorder.delta(reading, msgspec.json.encode(reading.head))
+    delta = recorder.find_delta(reading, msgspec.json.encode(reading.head))
     number = len(exchanges) + 1
     exchanges.append(
         Exchange(
             number=number,
             parent=delta.parent,
             keep=delta.keep,
-            append=tuple(Raw(media.extracted(m, keep)) for m in delta.append),
-            head=None if delta.head is None else Raw(media.constants(delta.head, keep)),
+            append=tuple(Raw(media.extract_media(m, keep)) for m in delta.append),
+            head=None if delta.head is None else Raw(media.extract_constants(delta.head, keep)),
             reply=None,
             status=200,
             dialect=delta.dialect,
         )
     )
-    recorder.written(delta, number)
+    recorder.on_written(delta, number)
     return bytes(reading.span or b"[]")
 
 
@@ -95,7 +96,7 @@ def encoded(head, current, layout, key="messages"):
 @given(st.lists(edits, max_size=12), heads, st.lists(heads, max_size=12), layouts)
 def test_any_conversation_reads_back_as_it_was_sent(dialect, steps, head, other_heads, layout):
     form = DIALECTS[dialect].form
-    recorder, exchanges, sent = Recorder(form), [], []
+    recorder, exchanges, sent = ConversationRecorder(form), [], []
     for i, current in enumerate(conversation(steps)):
         keys = other_heads[i] if i < len(other_heads) and i % 3 == 2 else head
         if form.optional and i % 4 == 3:
@@ -130,7 +131,7 @@ def without_cache(value):
 )
 def test_a_cache_control_that_walks_along_changes_no_message(turns, layout):
     """Each turn adds messages and marks some of the last ones; in the record each message is once."""
-    recorder, exchanges, sent, count = Recorder(DIALECTS["messages"].form), [], [], 0
+    recorder, exchanges, sent, count = ConversationRecorder(DIALECTS["messages"].form), [], [], 0
     for new, marked, first in turns:
         count += new
         current = [blocks(f"message {i}", count - 1 - i in marked, first) for i in range(count)]
@@ -141,8 +142,8 @@ def test_a_cache_control_that_walks_along_changes_no_message(turns, layout):
     assert without_cache(rebuilt(exchanges, BLOBS)) == sent
 
 
-def test_a_walking_cache_control_does_not_make_the_whole_body_be_read_again():
-    recorder, exchanges = Recorder(DIALECTS["messages"].form), []
+def test_a_moving_cache_control_does_not_cause_a_full_reread():
+    recorder, exchanges = ConversationRecorder(DIALECTS["messages"].form), []
     for count in range(3, 30, 2):
         current = [blocks(f"message {i}", i in (count - 1, count - 3)) for i in range(count)]
         reading = recorder.read(bytearray(encoded({}, current, ((",", ":"), False, True))))
@@ -151,7 +152,7 @@ def test_a_walking_cache_control_does_not_make_the_whole_body_be_read_again():
 
 
 def test_content_that_is_called_cache_control_is_content():
-    recorder, exchanges = Recorder(DIALECTS["messages"].form), []
+    recorder, exchanges = ConversationRecorder(DIALECTS["messages"].form), []
     for secret in ("a" * 40, "b" * 40):
         call = {"type": "tool_use", "input": {"cache_control": {"type": secret}}}
         record(recorder, exchanges, encoded({}, [{"content": [call]}], ((",", ":"), False, True)))
@@ -170,7 +171,7 @@ def test_content_that_is_called_cache_control_is_content():
 @example([{"role": "user", "content": "a"}], ((",", ":"), True, True), 43, b',"messages":[]', False)
 def test_a_continued_conversation_is_read_as_if_it_were_new(first, layout, at, noise, replace):
     """Any bytes after a known beginning: the short way agrees with the long one, in errors too."""
-    known = Recorder()
+    known = ConversationRecorder()
     opening = encoded({"model": "m"}, first, layout)
     record(known, [], opening)
     body = encoded({"model": "m"}, [*first, {"role": "user", "content": "more"}], layout)
@@ -180,15 +181,15 @@ def test_a_continued_conversation_is_read_as_if_it_were_new(first, layout, at, n
     def outcome(recorder):
         try:
             reading = recorder.read(bytearray(garbled))
-        except Malformed:
+        except MalformedRequest:
             return None
         return {k: bytes(v) for k, v in reading.head.items()}, bytes(reading.span or b""), reading.digests
 
-    assert outcome(known) == outcome(Recorder())
+    assert outcome(known) == outcome(ConversationRecorder())
 
 
 def test_only_new_messages_are_in_the_record():
-    recorder, exchanges = Recorder(), []
+    recorder, exchanges = ConversationRecorder(), []
     history = [{"role": "user", "content": f"message {i}"} for i in range(40)]
     for length in range(1, 41):
         record(recorder, exchanges, encoded({"model": "m"}, history[:length], ((",", ":"), False, True)))
@@ -198,7 +199,7 @@ def test_only_new_messages_are_in_the_record():
 
 
 def test_a_branch_keeps_what_it_shares_with_the_nearest_conversation():
-    recorder, exchanges = Recorder(), []
+    recorder, exchanges = ConversationRecorder(), []
     layout = ((",", ":"), False, True)
     main = [{"content": c} for c in "abcdef"]
     record(recorder, exchanges, encoded({}, main, layout))
@@ -209,26 +210,26 @@ def test_a_branch_keeps_what_it_shares_with_the_nearest_conversation():
 
 
 def test_the_state_of_an_attempt_is_bounded():
-    recorder, exchanges = Recorder(), []
-    for i in range(TIPS + 8):
+    recorder, exchanges = ConversationRecorder(), []
+    for i in range(MOST_TIPS + 8):
         record(recorder, exchanges, encoded({}, [{"content": str(i)}], ((",", ":"), False, True)))
-    assert len(recorder._tips) == TIPS
-    assert len(rebuilt(exchanges, BLOBS)) == TIPS + 8
+    assert len(recorder._tips) == MOST_TIPS
+    assert len(rebuilt(exchanges, BLOBS)) == MOST_TIPS + 8
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"messages": {}}', b'{"model": "m"}', b'{"messages": [1,]}', b"\xff"]
 )
-def test_what_is_no_request_is_malformed(body):
-    with pytest.raises(Malformed):
-        Recorder().read(bytearray(body))
+def test_an_invalid_request_is_malformed(body):
+    with pytest.raises(MalformedRequest):
+        ConversationRecorder().read(bytearray(body))
 
 
 def test_text_that_is_not_utf8_is_malformed():
-    recorder = Recorder()
+    recorder = ConversationRecorder()
     reading = recorder.read(bytearray(b'{"messages": ["\xff"]}'))
-    with pytest.raises(Malformed):
-        recorder.delta(reading, b"{}")
+    with pytest.raises(MalformedRequest):
+        recorder.find_delta(reading, b"{}")
 
 
 def extracted_and_back(message):
@@ -239,8 +240,8 @@ def extracted_and_back(message):
         kept[digest] = content
         return digest
 
-    stored = media.extracted(message, keep_here)
-    assert json.loads(resolve(stored, kept)) == json.loads(message)
+    stored = media.extract_media(message, keep_here)
+    assert json.loads(resolve_references(stored, kept)) == json.loads(message)
     return stored, kept
 
 
@@ -263,7 +264,7 @@ def test_bare_base64_leaves_the_message_too(field, space):
     stored, kept = extracted_and_back(message)
     assert len(stored) < 600
     assert (len(kept), len(set(kept.values()))) == (2, 1)
-    assert resolve(stored, kept) == message
+    assert resolve_references(stored, kept) == message
 
 
 def test_a_large_constant_leaves_the_head_and_its_text_is_no_reference():
@@ -274,9 +275,9 @@ def test_a_large_constant_leaves_the_head_and_its_text_is_no_reference():
         kept[f"{len(kept):064x}"] = content
         return f"{len(kept) - 1:064x}"
 
-    stored = media.constants(json.dumps(head).encode(), keep_here)
+    stored = media.extract_constants(json.dumps(head).encode(), keep_here)
     assert (len(stored) < 250, len(kept)) == (True, 1)
-    assert json.loads(resolve(stored, kept)) == head
+    assert json.loads(resolve_references(stored, kept)) == head
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_a_large_constant_leaves_the_head_and_its_text_is_no_reference():
         'data:image/"png;base64,' + "A" * 8000,
     ],
 )
-def test_what_is_not_wholly_a_medium_stays_in_the_message(text):
+def test_text_that_is_not_wholly_a_medium_stays_in_the_message(text):
     message = json.dumps({"content": text}).encode()
     stored, kept = extracted_and_back(message)
     assert (stored, kept) == (message, {})

@@ -1,14 +1,14 @@
 """The main thread of an attempt's calls, as far as it needs no gateway."""
 
-from holdwater.core.records import Failure, Where
+from holdwater.core.records import AttemptFailure, FailureOrigin
 from holdwater.gateway.call_threads import MOST_EXCHANGES, MOST_THREADS, CallThreads
-from holdwater.gateway.recorder import Delta
+from holdwater.gateway.recorder import RequestDelta
 
-FAILED = Failure(where=Where.MODEL, kind="5xx", message="busy")
+FAILED = AttemptFailure(where=FailureOrigin.MODEL, kind="5xx", message="busy")
 
 
 def delta(messages, parent=None, keep=0):
-    return Delta("chat", parent, keep, [b"{}"] * (messages - keep), None, b"", b"", None, b"")
+    return RequestDelta("chat", parent, keep, [b"{}"] * (messages - keep), None, b"", b"", None, b"")
 
 
 def begin(threads, messages=1, parent=None, keep=0, size=100, has_tools=False):
@@ -18,7 +18,7 @@ def begin(threads, messages=1, parent=None, keep=0, size=100, has_tools=False):
 def test_a_retry_that_is_given_up_leaves_the_failure():
     threads = CallThreads()
     first = begin(threads)
-    threads.write(first, 1)
+    threads.on_written(first, 1)
     threads.end(first, FAILED)
 
     again = begin(threads, 1, parent=1, keep=1)
@@ -30,7 +30,7 @@ def test_a_retry_that_is_given_up_leaves_the_failure():
 def test_a_late_failure_of_an_earlier_request_changes_nothing():
     threads = CallThreads()
     root = begin(threads)
-    threads.write(root, 1)
+    threads.on_written(root, 1)
     threads.end(root, None)
     slow = begin(threads, 3, parent=1, keep=1)
     quick = begin(threads, 3, parent=1, keep=1)
@@ -47,7 +47,7 @@ def test_a_compacted_conversation_takes_the_place_of_the_old_one():
     for messages in (1, 3, 5):
         call = begin(threads, messages, parent=number or None, keep=max(0, messages - 2), has_tools=True)
         number += 1
-        threads.write(call, number)
+        threads.on_written(call, number)
         threads.end(call, None)
 
     threads.end(begin(threads, 2, parent=number, keep=1, has_tools=True), FAILED)
@@ -59,7 +59,7 @@ def test_many_threads_and_exchanges_are_kept_within_bounds():
     threads = CallThreads()
     for number in range(MOST_EXCHANGES + 10):
         call = begin(threads)
-        threads.write(call, number)
+        threads.on_written(call, number)
         threads.end(call, FAILED)
 
     assert len(threads._threads) <= MOST_THREADS

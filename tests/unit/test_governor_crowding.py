@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdwater.governor.cpu import count_cores, read_queued, read_stalled, read_used
-from holdwater.governor.crowding import SECONDS, SETTLING, CpuLimit, CpuUse
+from holdwater.governor.cpu_limit import SETTLING_SECONDS, WINDOW_SECONDS, CpuLimit, CpuUse
 
 
 class Machine:
@@ -15,16 +15,18 @@ class Machine:
     def __init__(self, cores: float = 2.0) -> None:
         self.limit = CpuLimit(cores)
         self._use = CpuUse(at=0.0, used=0.0, stalled=0.0)
-        self.limit.look(self._use, 0, waiting=False)
+        self.limit.update(self._use, 0, waiting=False)
 
     def turn(self, busy: float, stalled: float, times: int = 1, running: int | None = None) -> int:
         """The run uses `busy` cores, and in that part of the time some task waits."""
         for _ in range(times):
             use = self._use
             self._use = CpuUse(
-                at=use.at + SECONDS, used=use.used + busy * SECONDS, stalled=use.stalled + stalled * SECONDS
+                at=use.at + WINDOW_SECONDS,
+                used=use.used + busy * WINDOW_SECONDS,
+                stalled=use.stalled + stalled * WINDOW_SECONDS,
             )
-            self.limit.look(self._use, self.limit.most if running is None else running, waiting=True)
+            self.limit.update(self._use, self.limit.most if running is None else running, waiting=True)
         return self.limit.most
 
 
@@ -46,7 +48,7 @@ def test_attempts_above_the_limit_have_to_end_before_it_is_lowered_again() -> No
     machine = Machine()
     first = machine.turn(1.9, 1.0, running=4)
 
-    assert machine.turn(1.9, 1.0, times=int(SETTLING), running=4) == first == 3
+    assert machine.turn(1.9, 1.0, times=int(SETTLING_SECONDS), running=4) == first == 3
 
 
 def test_after_a_crowd_the_limit_grows_slowly() -> None:
@@ -57,23 +59,23 @@ def test_after_a_crowd_the_limit_grows_slowly() -> None:
     assert machine.turn(0.5, 0.2) == lower + lower // 8
 
 
-def test_a_machine_that_others_keep_busy_does_not_count_against_a_quiet_run() -> None:
+def test_load_by_others_does_not_count_against_a_quiet_run() -> None:
     machine = Machine()
 
     assert machine.turn(0.1, 1.0, times=3) == 13
 
 
-def test_a_quota_that_is_used_up_crowds_whatever_is_told_of_waiting() -> None:
+def test_a_used_up_quota_counts_as_crowding_without_any_stall() -> None:
     machine = Machine(0.5)
 
     assert machine.turn(0.5, 0.0) == 3
 
 
-def test_nobody_who_waits_is_no_reason_for_more() -> None:
+def test_an_empty_queue_does_not_raise_the_limit() -> None:
     limit = CpuLimit(2.0)
-    limit.look(CpuUse(at=0.0, used=0.0, stalled=0.0), 1, waiting=False)
+    limit.update(CpuUse(at=0.0, used=0.0, stalled=0.0), 1, waiting=False)
 
-    assert not limit.look(CpuUse(at=SECONDS, used=0.0, stalled=0.0), 1, waiting=False)
+    assert not limit.update(CpuUse(at=WINDOW_SECONDS, used=0.0, stalled=0.0), 1, waiting=False)
 
 
 def test_pressure_is_read_from_the_own_group_or_the_machine(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_pressure_is_read_from_the_own_group_or_the_machine(tmp_path: Path) -> N
     assert count_cores(*roots) == 0.5
 
 
-def test_run_queues_are_read_where_pressure_is_not_told(tmp_path: Path) -> None:
+def test_run_queues_are_read_where_pressure_is_not_available(tmp_path: Path) -> None:
     rows = (
         "version 15\ncpu0 0 0 0 0 0 0 3000000000 1000000000 9\ncpu1 0 0 0 0 0 0 1000000000 0 9\ndomain0 3\n"
     )

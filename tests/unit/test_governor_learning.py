@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.records import GiB, MiB
-from holdwater.governor.peaks import ENOUGH, SAMPLE, Peaks, sandbox_memory, worker_memory
-from holdwater.governor.reclaim import HASTE, PATIENCE, Action, Reclaim
+from holdwater.governor.peaks import KEPT_PEAKS, TRUSTED_PEAKS, PeakHistory, sandbox_memory, worker_memory
+from holdwater.governor.reclaim import HASTE, PATIENCE, ReclaimAction, ReclaimSteps
 
 
 def test_before_anything_is_known_the_prior_counts_and_its_word_fades():
-    peaks = Peaks(prior=800, least=1, quantile=0.5)
+    peaks = PeakHistory(prior=800, least=1, quantile=0.5)
     needs = [peaks.need]
-    for _ in range(ENOUGH):
+    for _ in range(TRUSTED_PEAKS):
         peaks.add(10)
         needs.append(peaks.need)
 
@@ -25,7 +25,7 @@ def test_before_anything_is_known_the_prior_counts_and_its_word_fades():
 
 
 def test_a_quantile_of_what_was_seen_counts_with_a_margin():
-    peaks = Peaks(prior=0, least=0, quantile=0.65)
+    peaks = PeakHistory(prior=0, least=0, quantile=0.65)
     for peak in range(0, 1000, 10):
         peaks.add(peak)
 
@@ -33,9 +33,9 @@ def test_a_quantile_of_what_was_seen_counts_with_a_margin():
 
 
 def test_only_the_latest_count():
-    peaks = Peaks(prior=0, least=0, quantile=1.0)
+    peaks = PeakHistory(prior=0, least=0, quantile=1.0)
     peaks.add(10_000)
-    for _ in range(SAMPLE):
+    for _ in range(KEPT_PEAKS):
         peaks.add(100)
 
     assert peaks.need == 110
@@ -53,43 +53,47 @@ def test_of_what_neighbours_share_nearly_all_that_was_seen_counts():
 
 def test_one_whose_lease_was_too_small_begins_with_the_prior_at_least():
     sandboxes = sandbox_memory(GiB)
-    for _ in range(ENOUGH):
+    for _ in range(TRUSTED_PEAKS):
         sandboxes.add(0)
 
-    assert sandboxes.need == 2 * MiB and sandboxes.more == 64 * MiB
+    assert sandboxes.need == 2 * MiB and sandboxes.retry_need == 64 * MiB
 
 
 @given(st.lists(st.integers(0, 1 << 40)))
 def test_a_need_is_never_less_than_the_least(peaks):
-    learned = Peaks(prior=5, least=3, quantile=0.65)
+    learned = PeakHistory(prior=5, least=3, quantile=0.65)
     for peak in peaks:
         learned.add(peak)
 
     assert learned.need >= 3
 
 
-def steps(shares: list[float]) -> list[Action | None]:
-    reclaim = Reclaim()
+def steps(shares: list[float]) -> list[ReclaimAction | None]:
+    reclaim = ReclaimSteps()
     return [reclaim.next(int(share * 1000), 1000) for share in shares]
 
 
 def test_steps_follow_each_other_with_time_to_work():
     taken = steps([0.95] * (2 * PATIENCE + 1))
 
-    assert taken[0] is Action.TRIM
-    assert taken[PATIENCE] is Action.RECYCLE
-    assert taken[2 * PATIENCE] is Action.PREEMPT
+    assert taken[0] is ReclaimAction.TRIM
+    assert taken[PATIENCE] is ReclaimAction.RECYCLE
+    assert taken[2 * PATIENCE] is ReclaimAction.PREEMPT
     assert sum(step is not None for step in taken) == 3
 
 
 def test_when_it_is_critical_they_follow_fast():
     taken = steps([0.98] * (2 * HASTE + 1))
 
-    assert [step for step in taken if step] == [Action.TRIM, Action.RECYCLE, Action.PREEMPT]
+    assert [step for step in taken if step] == [
+        ReclaimAction.TRIM,
+        ReclaimAction.RECYCLE,
+        ReclaimAction.PREEMPT,
+    ]
 
 
-def test_a_use_that_goes_up_and_down_around_the_mark_does_not_make_it_flap():
-    reclaim = Reclaim()
+def test_use_that_varies_around_the_mark_does_not_make_it_flap():
+    reclaim = ReclaimSteps()
     held = []
     for share in (0.93, 0.95, 0.93, 0.91, 0.93, 0.89, 0.93, 0.91):
         reclaim.next(int(share * 1000), 1000)
@@ -99,9 +103,9 @@ def test_a_use_that_goes_up_and_down_around_the_mark_does_not_make_it_flap():
 
 
 def test_after_relief_it_begins_with_the_mildest_step_again():
-    assert [s for s in steps([0.98] * 20 + [0.5, 0.95]) if s][-1] is Action.TRIM
+    assert [s for s in steps([0.98] * 20 + [0.5, 0.95]) if s][-1] is ReclaimAction.TRIM
 
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_limit_of_nothing_is_no_division_by_zero(limit):
-    assert Reclaim().next(1, limit) is Action.TRIM
+    assert ReclaimSteps().next(1, limit) is ReclaimAction.TRIM

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import GiB, MiB
-from holdwater.governor.meter import Meter
-from holdwater.governor.reading import Bound, Reading
+from holdwater.governor.meter import ResourceMeter
+from holdwater.governor.resource_reading import ResourceBound, ResourceReading
 
 NO_LIMIT = 9223372036854771712  # as version 1 writes it
 OWN = 100 * MiB
@@ -53,10 +53,10 @@ class Kernel:
             f"total_cache {2 * GiB}\ntotal_rss {rss}\ntotal_shmem {8 * MiB}\ntotal_inactive_file {GiB}",
         )
 
-    def meter(self, budget: int | None = None, request: int | None = None) -> Meter:
-        return Meter({"run": self.root}, budget, request, proc=self.proc, cgroups=self.cgroups)
+    def meter(self, budget: int | None = None, request: int | None = None) -> ResourceMeter:
+        return ResourceMeter({"run": self.root}, budget, request, proc=self.proc, cgroups=self.cgroups)
 
-    def read(self, own: int = OWN) -> Reading:
+    def read(self, own: int = OWN) -> ResourceReading:
         return self.meter().read(own)
 
 
@@ -65,11 +65,11 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path)
 
 
-def shape(bound: Bound) -> tuple[str, int, int]:
+def shape(bound: ResourceBound) -> tuple[str, int, int]:
     return bound.name, bound.limit, bound.used
 
 
-def containers(reading: Reading) -> list[tuple[int, int]]:
+def containers(reading: ResourceReading) -> list[tuple[int, int]]:
     return [(bound.limit, bound.used) for bound in reading.bounds if bound.name == "container"]
 
 
@@ -119,7 +119,7 @@ def test_v2_in_a_container_that_sees_its_own_group_as_the_root(kernel, path):
     assert containers(kernel.read()) == [(2 * GiB, GiB + 8 * MiB)]
 
 
-def test_in_a_container_a_group_of_its_own_is_found_behind_the_path_of_the_host(kernel):
+def test_a_container_finds_its_own_group_behind_the_path_of_the_host(kernel):
     kernel.is_in("4:memory:/docker/abc/inner")
     kernel.v1("", 2 * GiB, smallest=2 * GiB)
     kernel.v1("inner", GiB, smallest=GiB)
@@ -135,7 +135,7 @@ def test_v1(kernel):
     assert containers(kernel.read()) == [(4 * GiB, GiB + 8 * MiB)]
 
 
-def test_v1_a_limit_above_what_is_in_sight(kernel):
+def test_v1_finds_a_limit_above_the_visible_groups(kernel):
     kernel.is_in("4:memory:/kubepods/pod1/box")
     kernel.v1("", 6 * GiB, smallest=3 * GiB, rss=GiB)
 
@@ -269,13 +269,13 @@ def test_pressure_is_the_machines_where_the_group_has_none(kernel):
     assert kernel.read().pressure == 9.5
 
 
-def test_places_on_one_file_system_are_one_disk_and_a_tmpfs_is_memory(kernel, tmp_path):
+def test_places_on_one_file_system_are_one_disk_and_tmpfs_is_memory(kernel, tmp_path):
     device = tmp_path.stat().st_dev
     mount = f"27 1 {os.major(device)}:{os.minor(device)} / /x rw,relatime shared:1 - tmpfs tmpfs rw"
     kernel.put("proc/self/mountinfo", mount)
     places = {"run": tmp_path, "scratch": tmp_path / "not/yet/made", "kernel": Path("/proc")}
 
-    run, other = Meter(places, proc=kernel.proc, cgroups=kernel.cgroups).read(0).disks
+    run, other = ResourceMeter(places, proc=kernel.proc, cgroups=kernel.cgroups).read(0).disks
 
     assert (run.names, run.memory, other.names, other.memory) == (
         ("run", "scratch"),
@@ -288,7 +288,7 @@ def test_places_on_one_file_system_are_one_disk_and_a_tmpfs_is_memory(kernel, tm
 
 
 def test_the_real_kernel_agrees_with_itself():
-    meter = Meter({"run": Path("/"), "temp": Path("/dev/shm")})
+    meter = ResourceMeter({"run": Path("/"), "temp": Path("/dev/shm")})
 
     reading = meter.read(own=OWN)
 
@@ -298,11 +298,14 @@ def test_the_real_kernel_agrees_with_itself():
 
 
 def test_a_pods_request_holds_only_where_its_node_is_short_of_memory():
-    pod = Bound("pod", GiB, GiB, "")
-    roomy, short = Bound("machine", 10 * GiB, 2 * GiB, ""), Bound("machine", 10 * GiB, 9 * GiB + GiB // 2, "")
+    pod = ResourceBound("pod", GiB, GiB, "")
+    roomy, short = (
+        ResourceBound("machine", 10 * GiB, 2 * GiB, ""),
+        ResourceBound("machine", 10 * GiB, 9 * GiB + GiB // 2, ""),
+    )
 
-    def reading(machine: Bound) -> Reading:
-        return Reading(bounds=(pod, machine), disks=(), pressure=None, oom_kills=0)
+    def reading(machine: ResourceBound) -> ResourceReading:
+        return ResourceReading(bounds=(pod, machine), disks=(), pressure=None, oom_kills=0)
 
     assert reading(roomy).bound is roomy and reading(roomy).holding == (roomy,)
     assert reading(short).bound is pod

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.governor.processes import PAGE, children_of, pss_of, use_of, use_of_trees
+from holdwater.governor.processes import PAGE, list_children, read_pss, read_resident, read_tree_memory
 
 
 class Proc:
@@ -33,9 +33,9 @@ def proc(tmp_path: Path) -> Proc:
 def test_a_process_that_has_gone_uses_nothing(proc):
     proc.has(7, 1, pages=10)
 
-    assert use_of([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
-    assert use_of_trees([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
-    assert pss_of([8], proc.root) == {8: 0}
+    assert read_resident([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
+    assert read_tree_memory([7, 8], proc.root) == {7: 10 * PAGE, 8: 0}
+    assert read_pss([8], proc.root) == {8: 0}
 
 
 def test_shared_pages_count_by_their_share_where_the_kernel_tells_it(proc):
@@ -43,7 +43,7 @@ def test_shared_pages_count_by_their_share_where_the_kernel_tells_it(proc):
     proc.has(8, 1, pages=10)
     (proc.root / "7/smaps_rollup").write_text("00-ff ---p 00 00:00 0 [rollup]\nRss: 40 kB\nPss:    24 kB\n")
 
-    assert pss_of([7, 8], proc.root) == {7: 24 * 1024, 8: 10 * PAGE}
+    assert read_pss([7, 8], proc.root) == {7: 24 * 1024, 8: 10 * PAGE}
 
 
 def test_a_tree_is_a_process_and_all_its_descendants(proc):
@@ -53,14 +53,14 @@ def test_a_tree_is_a_process_and_all_its_descendants(proc):
     proc.has(9, 8, pages=1000)
     proc.has(10, 1, pages=10000)
 
-    assert use_of_trees([7, 8, 10], proc.root) == {7: 1110 * PAGE, 8: 1100 * PAGE, 10: 10000 * PAGE}
+    assert read_tree_memory([7, 8, 10], proc.root) == {7: 1110 * PAGE, 8: 1100 * PAGE, 10: 10000 * PAGE}
 
 
-def test_ids_that_were_given_again_during_the_pass_end_it_all_the_same(proc):
+def test_process_ids_reused_during_the_pass_do_not_make_it_endless(proc):
     proc.has(7, 8, pages=10)
     proc.has(8, 7, pages=100)
 
-    assert use_of_trees([7], proc.root) == {7: 110 * PAGE}
+    assert read_tree_memory([7], proc.root) == {7: 110 * PAGE}
 
 
 def test_children_are_those_of_all_threads_and_no_others():
@@ -72,11 +72,11 @@ def test_children_are_those_of_all_threads_and_no_others():
         thread.start()
         thread.join()
         try:
-            children = children_of(os.getpid())
+            children = list_children(os.getpid())
         finally:
             found[0].kill()
             found[0].wait()
             child.communicate(b"\n")
 
     assert {child.pid, found[0].pid} <= children
-    assert os.getpid() not in children and child.pid not in children_of(os.getpid())
+    assert os.getpid() not in children and child.pid not in list_children(os.getpid())

@@ -4,18 +4,24 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.harbor_scene import task, write
+from tests.harbor_tasks import task, write
 
 from holdwater.core.errors import BadInput, GradeFailed, SandboxFailed
 from holdwater.core.records import MiB, Network
-from holdwater.core.variables import asked, filled
+from holdwater.core.variables import fill_templates, list_required
 from holdwater.suite.harbor import harbor
-from holdwater.suite.harbor.reading import read
-from holdwater.suite.harbor.records import Strategy
-from holdwater.suite.harbor.rewards import combined, grade_of, of_json, of_text, short_of
+from holdwater.suite.harbor.records import RewardStrategy
+from holdwater.suite.harbor.rewards import (
+    combine_rewards,
+    grade_of,
+    parse_json_reward,
+    parse_text_reward,
+    short_of,
+)
 from holdwater.suite.harbor.stages import stages
-from holdwater.suite.harbor.tree import digest, find, holding
-from holdwater.suite.load import absolute, load
+from holdwater.suite.harbor.task_file import read_task
+from holdwater.suite.harbor.tree import digest, find_common_directory, find_tasks
+from holdwater.suite.loader import load, make_absolute
 
 
 def instance(path: Path):
@@ -37,9 +43,9 @@ WRONG = {
     "[environment]\ncpus = nan": "field `environment.cpus`: expected ",
     "[environment]\nmemory_mb = 0": "field `environment.memory_mb`: expected int >= 1",
     '[environment]\nmemory = "lots"': "field `environment.memory`: expected a size like `2G`, got `lots`",
-    '[environment]\nmemory = "2G"\nmemory_mb = 1024': "field `environment.memory`: `2G` is not what",
+    '[environment]\nmemory = "2G"\nmemory_mb = 1024': "field `environment.memory`: `2G` contradicts",
     '[environment]\nnetwork_mode = "some"': "field `environment.network_mode`: invalid enum value",
-    '[environment]\nallowed_hosts = ["a.b"]': "field `environment.allowed_hosts`: only with",
+    '[environment]\nallowed_hosts = ["a.b"]': "field `environment.allowed_hosts`: requires",
     "[environment.healthcheck]\nretries = 2": "field `environment.healthcheck.command`: missing",
     "[agent]\ntimeout_sec = -1.0": "field `agent.timeout_sec`: expected float > 0",
     "[verifier]\nenv = { A = 1 }": "field `verifier.env`: expected str, got int",
@@ -53,8 +59,8 @@ WRONG = {
     "[task]\nname = 'nameless'": "field `task.name`: expected str matching",
     "[task]\nname = 'org/a..b'": "field `task.name`: must not contain `..`",
     "multi_step_reward_strategy = 'best'": "field `multi_step_reward_strategy`: invalid enum value",
-    "[[steps]]\nname = 'a/b'": "field `steps.0.name`: cannot be the name of a directory",
-    "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'": "field `steps.1.name`: there is another step",
+    "[[steps]]\nname = 'a/b'": "field `steps.0.name`: not a valid directory name",
+    "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'": "field `steps.1.name`: duplicate step name",
     "[[steps]]\nname = 'a'\nmin_reward = 'x'": "field `steps.0.min_reward`: expected ",
     "[environment": "not valid TOML: ",
 }
@@ -169,7 +175,7 @@ MODES = {
 
 @pytest.mark.parametrize("toml", MODES)
 def test_networks_are_those_of_each_phase(tmp_path, toml):
-    (stage,) = stages(read(task(tmp_path / "one", toml), "place"))
+    (stage,) = stages(read_task(task(tmp_path / "one", toml), "place"))
 
     assert (stage.reaches, stage.verifier_reaches) == MODES[toml]
 
@@ -215,13 +221,13 @@ NUMBERS = {  # as Harbor 0.24 takes them
 def test_a_number_is_what_harbor_takes_for_one(tmp_path, toml):
     field, value = NUMBERS[toml]
 
-    assert getattr(read(task(tmp_path / "one", toml), "place").toml.environment, field) == value
+    assert getattr(read_task(task(tmp_path / "one", toml), "place").toml.environment, field) == value
 
 
 @pytest.mark.parametrize("said", ['"512.5"', '"0x10"', '"1__0"', '"_10"', '"\u0663"', '""'])
 def test_what_harbor_takes_for_no_number_is_refused(tmp_path, said):
     with pytest.raises(BadInput, match=re.escape("field `environment.memory_mb`: expected int, got str")):
-        read(task(tmp_path / "one", f"[environment]\nmemory_mb = {said}"), "place")
+        read_task(task(tmp_path / "one", f"[environment]\nmemory_mb = {said}"), "place")
 
 
 def test_a_link_to_itself_is_a_missing_file(tmp_path):
@@ -259,7 +265,7 @@ def test_a_link_out_of_the_suites_directory_refuses_the_task(tmp_path, name):
 
 
 REFUSED = {
-    "[environment]\ngpus = 2": "field `environment.gpus`: 2 GPUs are asked for",
+    "[environment]\ngpus = 2": "field `environment.gpus`: 2 GPUs requested",
     "[environment]\nos = 'Windows'": "field `environment.os`: `windows` is not supported",
     "[environment.tpu]\ntype = 'v4'\ntopology = '2x2'": "field `environment.tpu`",
     "artifacts = [{ source = '/a', service = 'db' }]": "field `artifacts.service`: there is no service `db`",
@@ -309,18 +315,18 @@ def test_tasks_are_found_in_order_and_not_below_each_other(tmp_path):
     for name in ("b/2", "a", "b/1", "b/1/inner", ".hidden/x", "a-b"):
         task(tmp_path / name)
 
-    assert [str(p.relative_to(tmp_path)) for p in find(tmp_path)] == ["a", "a-b", "b/1", "b/2"]
+    assert [str(p.relative_to(tmp_path)) for p in find_tasks(tmp_path)] == ["a", "a-b", "b/1", "b/2"]
 
 
-def test_what_holds_all_tasks_is_hidden_and_what_is_beside_them_is_not(tmp_path):
+def test_the_directory_of_all_tasks_is_hidden_and_its_siblings_are_not(tmp_path):
     (tmp_path / "code").mkdir()
     for name in ("tasks/a", "tasks/b/c"):
         task(tmp_path / name)
 
-    assert holding(tmp_path) == tmp_path / "tasks"
+    assert find_common_directory(tmp_path) == tmp_path / "tasks"
     assert harbor(tmp_path).hidden == (str(tmp_path / "tasks"),)
-    assert holding(tmp_path / "tasks" / "a") == tmp_path / "tasks" / "a"
-    assert holding(tmp_path / "code") is None
+    assert find_common_directory(tmp_path / "tasks" / "a") == tmp_path / "tasks" / "a"
+    assert find_common_directory(tmp_path / "code") is None
 
 
 def _changed(path: Path) -> list[str]:
@@ -356,23 +362,23 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("content", USABLE)
 def test_a_reward_is_a_dict_of_numbers(content):
-    assert of_json(content, "p") == USABLE[content]
+    assert parse_json_reward(content, "p") == USABLE[content]
 
 
 @pytest.mark.parametrize("content", UNUSABLE)
 def test_a_wrong_dict_is_no_reward(content):
     with pytest.raises(GradeFailed, match="cannot be used: `p`"):
-        of_json(content, "p")
+        parse_json_reward(content, "p")
 
 
 def test_a_reward_is_a_number():
-    assert of_text(b" 0.25\n", "p") == {"reward": 0.25}
+    assert parse_text_reward(b" 0.25\n", "p") == {"reward": 0.25}
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"yes", b"1 2", b"nan", b"inf", b"{}", b"\xff\x00"])
 def test_a_wrong_number_is_no_reward(content):
     with pytest.raises(GradeFailed, match="cannot be used: `p`"):
-        of_text(content, "p")
+        parse_text_reward(content, "p")
 
 
 def test_a_score_is_the_reward_or_the_mean():
@@ -386,8 +392,8 @@ def test_a_score_is_the_reward_or_the_mean():
 def test_steps_are_combined_as_the_task_says():
     steps = [{"reward": 1.0, "a": 1.0}, {"reward": 0.0}]
 
-    assert combined(steps, None) == {"reward": 0.5, "a": 0.5}
-    assert combined(steps, Strategy.FINAL) == {"reward": 0.0}
+    assert combine_rewards(steps, None) == {"reward": 0.5, "a": 0.5}
+    assert combine_rewards(steps, RewardStrategy.FINAL) == {"reward": 0.0}
 
 
 def test_a_reward_that_is_not_there_is_too_low():
@@ -399,10 +405,10 @@ def test_a_reward_that_is_not_there_is_too_low():
 def test_only_whole_values_are_filled_in():
     env = {"A": "${X}", "B": "${Y:-}", "C": "-${X}-", "D": "${X:-other}", "E": "plain"}
 
-    assert filled(env, {"X": "x"}) == {"A": "x", "B": "", "C": "-${X}-", "D": "x", "E": "plain"}
-    assert list(asked(env)) == [("A", "X")]
-    with pytest.raises(SandboxFailed, match="variable `X` is not set, or not handed over"):
-        filled(env, {})
+    assert fill_templates(env, {"X": "x"}) == {"A": "x", "B": "", "C": "-${X}-", "D": "x", "E": "plain"}
+    assert list(list_required(env)) == [("A", "X")]
+    with pytest.raises(SandboxFailed, match="variable `X` is not set, or not passed to sandboxes"):
+        fill_templates(env, {})
 
 
 def test_what_a_task_needs_is_said_with_its_place(tmp_path):
@@ -415,7 +421,7 @@ def test_what_a_task_needs_is_said_with_its_place(tmp_path):
 def test_a_spec_means_the_same_from_anywhere(tmp_path, monkeypatch):
     task(tmp_path / "tasks" / "one")
     monkeypatch.chdir(tmp_path)
-    specs = [absolute("tasks"), absolute("harbor:tasks"), absolute("./tasks")]
+    specs = [make_absolute("tasks"), make_absolute("harbor:tasks"), make_absolute("./tasks")]
 
     assert set(specs) == {f"harbor:{tmp_path / 'tasks'}"}
     monkeypatch.chdir("/")
@@ -426,7 +432,7 @@ def test_a_built_in_suite_is_not_a_directory_of_its_name(tmp_path, monkeypatch):
     task(tmp_path / "demo" / "one")
     monkeypatch.chdir(tmp_path)
 
-    assert absolute("demo") == "demo"
+    assert make_absolute("demo") == "demo"
     assert load("demo").name == "demo"
 
 

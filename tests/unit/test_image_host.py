@@ -6,10 +6,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from holdwater.core.image import Registry
-from holdwater.image.registry.credentials import Credentials
-from holdwater.image.registry.host import Host
-from holdwater.image.registry.pace import Patience
+from holdwater.core.image import RegistryOptions
+from holdwater.image.registry.credentials import RegistryCredentials
+from holdwater.image.registry.host import RegistryHost
+from holdwater.image.registry.pace import RegistryRetryPolicy
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,19 @@ from holdwater.image.registry.pace import Patience
         ("localhost:5000", False, "http://localhost:5000/v2/a", "/b", "http://localhost:5000/b", True),
     ],
 )
-async def test_a_location_is_signed_for_the_registry_itself_alone_and_never_in_the_clear(
+async def test_a_location_is_signed_only_for_its_own_registry_and_never_unencrypted(
     registry: str, insecure: bool, base: str, location: str, leads: str, own: bool
 ) -> None:
     async with aiohttp.ClientSession() as session:
-        settings = Registry(insecure=insecure)
-        host = Host(registry, settings, session, Credentials(None), lambda kind, message: None, Patience())
-        found = host.located(location, URL(base))
+        settings = RegistryOptions(insecure=insecure)
+        host = RegistryHost(
+            registry,
+            settings,
+            session,
+            RegistryCredentials(None),
+            lambda kind, message: None,
+            RegistryRetryPolicy(),
+        )
+        found = host.resolve_location(location, URL(base))
         assert str(found) == leads
-        assert host._own(found) is own
+        assert host._is_own(found) is own

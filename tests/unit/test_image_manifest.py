@@ -6,14 +6,21 @@ import json
 from typing import Any
 
 import pytest
-from tests.registry_scene import DOCKER, FOREIGN, OCI, digest
+from tests.registry_server import DOCKER, FOREIGN, OCI, digest
 
 from holdwater.core.errors import ImageFailed
-from holdwater.core.image import Blueprint, Edits, Layer, Platform
-from holdwater.image.registry.manifest import Index, Manifest, assemble, choose, gather, read
+from holdwater.core.image import ConfigEdits, ImageBlueprint, ImageLayer, ImagePlatform
+from holdwater.image.registry.manifest import (
+    ImageIndex,
+    ImageManifest,
+    assemble_image,
+    assemble_index,
+    choose_entry,
+    parse_manifest,
+)
 
-LAYER = Layer(digest(b"packed"), digest(b"unpacked"), 6, 8, "/nowhere")
-AMD64 = Platform()
+LAYER = ImageLayer(digest(b"packed"), digest(b"unpacked"), 6, 8, "/nowhere")
+AMD64 = ImagePlatform()
 
 
 def config(layers: int = 1, inner: dict[str, Any] | None = None, **more: Any) -> bytes:
@@ -43,21 +50,21 @@ def manifest(types: dict[str, str] = OCI, layers: int = 1, kinds: dict[int, str]
     return json.dumps(body).encode()
 
 
-def parsed(content: bytes, media_type: str = "") -> Manifest:
-    found = read("base:1", content, media_type)
-    assert isinstance(found, Manifest)
+def parsed(content: bytes, media_type: str = "") -> ImageManifest:
+    found = parse_manifest("base:1", content, media_type)
+    assert isinstance(found, ImageManifest)
     return found
 
 
-def edited(edits: Edits, inner: dict[str, Any]) -> dict[str, Any]:
-    made = assemble(parsed(manifest()), config(inner=inner), Blueprint(edits=edits), {}, AMD64)
+def edited(edits: ConfigEdits, inner: dict[str, Any]) -> dict[str, Any]:
+    made = assemble_image(parsed(manifest()), config(inner=inner), ImageBlueprint(edits=edits), {}, AMD64)
     return json.loads(made.config)["config"]
 
 
 @pytest.mark.parametrize("types", [OCI, DOCKER], ids=["oci", "schema2"])
-def test_a_layer_is_added_in_the_family_of_the_base_and_everything_is_in_step(types: dict[str, str]) -> None:
+def test_an_added_layer_has_the_family_of_its_base_and_all_agrees(types: dict[str, str]) -> None:
     base = parsed(manifest(types, layers=2), types["manifest"])
-    made = assemble(base, config(layers=2), Blueprint(layers=(LAYER,)), {"l": "v"}, AMD64)
+    made = assemble_image(base, config(layers=2), ImageBlueprint(layers=(LAYER,)), {"l": "v"}, AMD64)
     body, inside = json.loads(made.manifest.content), json.loads(made.config)
     assert made.manifest.media_type == body["mediaType"] == types["manifest"]
     assert body["layers"][:2] == json.loads(manifest(types, layers=2))["layers"]
@@ -76,13 +83,15 @@ def test_a_layer_is_added_in_the_family_of_the_base_and_everything_is_in_step(ty
 
 
 def test_the_same_base_and_blueprint_give_the_same_bytes() -> None:
-    blueprint = Blueprint(layers=(LAYER,), edits=Edits(env={"B": "2", "A": "1"}))
-    made = [assemble(parsed(manifest()), config(), blueprint, {"x": "y"}, AMD64) for _ in range(2)]
+    blueprint = ImageBlueprint(layers=(LAYER,), edits=ConfigEdits(env={"B": "2", "A": "1"}))
+    made = [assemble_image(parsed(manifest()), config(), blueprint, {"x": "y"}, AMD64) for _ in range(2)]
     assert made[0] == made[1]
 
 
 def test_a_base_without_history_gets_none() -> None:
-    made = assemble(parsed(manifest()), config(history=None), Blueprint(layers=(LAYER,)), {}, AMD64)
+    made = assemble_image(
+        parsed(manifest()), config(history=None), ImageBlueprint(layers=(LAYER,)), {}, AMD64
+    )
     assert not json.loads(made.config)["history"]
 
 
@@ -96,23 +105,25 @@ def test_edits_are_those_of_a_dockerfile() -> None:
         "Labels": {"of": "base", "both": "base"},
         "Volumes": {"/v": {}},
     }
-    assert edited(Edits(), base) == base
-    assert edited(Edits(env={"N": "new", "A": "a=b"}), base)["Env"] == [
+    assert edited(ConfigEdits(), base) == base
+    assert edited(ConfigEdits(env={"N": "new", "A": "a=b"}), base)["Env"] == [
         "PATH=/bin",
         "A=a=b",
         "C=c=d",
         "N=new",
     ]
-    entered = edited(Edits(entrypoint=("/run",)), base)
+    entered = edited(ConfigEdits(entrypoint=("/run",)), base)
     assert entered["Entrypoint"] == ["/run"] and "Cmd" not in entered
-    both = edited(Edits(entrypoint=("/run",), cmd=("-x",)), base)
+    both = edited(ConfigEdits(entrypoint=("/run",), cmd=("-x",)), base)
     assert (both["Entrypoint"], both["Cmd"]) == (["/run"], ["-x"])
-    assert edited(Edits(cmd=("x",)), base)["Entrypoint"] == ["/init"]
-    assert edited(Edits(user="1000:1000"), base)["User"] == "1000:1000"
-    assert edited(Edits(workdir="sub/../other"), base)["WorkingDir"] == "/srv/other"
-    assert edited(Edits(workdir="/app"), base)["WorkingDir"] == "/app"
-    assert edited(Edits(workdir="app"), {})["WorkingDir"] == "/app"
-    labelled = assemble(parsed(manifest()), config(inner=base), Blueprint(), {"both": "new"}, AMD64)
+    assert edited(ConfigEdits(cmd=("x",)), base)["Entrypoint"] == ["/init"]
+    assert edited(ConfigEdits(user="1000:1000"), base)["User"] == "1000:1000"
+    assert edited(ConfigEdits(workdir="sub/../other"), base)["WorkingDir"] == "/srv/other"
+    assert edited(ConfigEdits(workdir="/app"), base)["WorkingDir"] == "/app"
+    assert edited(ConfigEdits(workdir="app"), {})["WorkingDir"] == "/app"
+    labelled = assemble_image(
+        parsed(manifest()), config(inner=base), ImageBlueprint(), {"both": "new"}, AMD64
+    )
     assert json.loads(labelled.config)["config"]["Labels"] == {"of": "base", "both": "new"}
 
 
@@ -122,20 +133,20 @@ def test_edits_are_those_of_a_dockerfile() -> None:
         (b"[]", "", "not a JSON object"),
         (b"\xff", "", "not a JSON object"),
         (b"[" * 100_000, "", "not a JSON object"),
-        (b'{"schemaVersion": 1, "fsLayers": []}', "", "format is not known"),
-        (manifest(OCI), DOCKER["manifest"], "calls itself"),
+        (b'{"schemaVersion": 1, "fsLayers": []}', "", "unknown format"),
+        (manifest(OCI), DOCKER["manifest"], "its media type is"),
         (b'{"schemaVersion": 2, "manifests": [], "layers": []}', "", "an index and an image at once"),
-        (b'{"schemaVersion": 2, "layers": []}', "", "it is no image"),
-        (b'{"schemaVersion": 2, "config": {"mediaType": "application/x"}}', "", "it is no image"),
+        (b'{"schemaVersion": 2, "layers": []}', "", "it is not an image"),
+        (b'{"schemaVersion": 2, "config": {"mediaType": "application/x"}}', "", "it is not an image"),
         (manifest(kinds={0: OCI["layer"] + "+encrypted"}), "", "encrypted layer"),
         (manifest(kinds={0: "application/x"}), "", "unknown format"),
-        (manifest().replace(digest(b"0").encode(), b"sha256:../../x"), "", "no proper digest"),
-        (manifest().replace(b'"size": 3', b'"size": -3'), "", "no proper digest"),
+        (manifest().replace(digest(b"0").encode(), b"sha256:../../x"), "", "invalid digest or size"),
+        (manifest().replace(b'"size": 3', b'"size": -3'), "", "invalid digest or size"),
     ],
 )
 def test_what_cannot_be_appended_to_is_named(content: bytes, media_type: str, why: str) -> None:
     with pytest.raises(ImageFailed, match=why) as caught:
-        read("base:1", content, media_type)
+        parse_manifest("base:1", content, media_type)
     assert (caught.value.kind, caught.value.again) == ("unsupported", False)
     assert "base:1" in caught.value.message
 
@@ -145,31 +156,33 @@ def test_what_cannot_be_appended_to_is_named(content: bytes, media_type: str, wh
     [
         (config(layers=2), "differ in the number of layers"),
         (config(inner={"OnBuild": ["RUN x"]}), "ONBUILD"),
-        (config(architecture="arm64"), "made for `linux/arm64`"),
-        (config(os="windows"), "made for `windows/amd64`"),
-        (config(inner={"Env": "PATH"}), "not an image's"),
-        (config(rootfs={}), "not an image's"),
+        (config(architecture="arm64"), "built for `linux/arm64`"),
+        (config(os="windows"), "built for `windows/amd64`"),
+        (config(inner={"Env": "PATH"}), "its configuration is invalid"),
+        (config(rootfs={}), "its configuration is invalid"),
     ],
 )
 def test_a_configuration_that_cannot_be_appended_to_is_named(content: bytes, why: str) -> None:
     with pytest.raises(ImageFailed, match=why) as caught:
-        assemble(parsed(manifest()), content, Blueprint(layers=(LAYER,)), {}, AMD64)
+        assemble_image(parsed(manifest()), content, ImageBlueprint(layers=(LAYER,)), {}, AMD64)
     assert (caught.value.kind, caught.value.again) == ("unsupported", False)
 
 
 def test_more_layers_than_docker_takes_are_refused() -> None:
     def on_top_of(count: int) -> None:
-        assemble(parsed(manifest(layers=count)), config(count), Blueprint(layers=(LAYER,)), {}, AMD64)
+        assemble_image(
+            parsed(manifest(layers=count)), config(count), ImageBlueprint(layers=(LAYER,)), {}, AMD64
+        )
 
     on_top_of(126)
     with pytest.raises(ImageFailed, match="128 layers"):
         on_top_of(127)
 
 
-def test_foreign_layers_stay_in_the_manifest_and_are_no_blobs_of_the_registry() -> None:
+def test_foreign_layers_stay_in_the_manifest_but_are_no_registry_blobs() -> None:
     base = parsed(manifest(DOCKER, layers=2, kinds={1: FOREIGN}))
     assert [blob.digest for blob in base.layers] == [digest(b"0")]
-    made = assemble(base, config(2), Blueprint(layers=(LAYER,)), {}, AMD64)
+    made = assemble_image(base, config(2), ImageBlueprint(layers=(LAYER,)), {}, AMD64)
     assert [one["mediaType"] for one in json.loads(made.manifest.content)["layers"]] == [
         DOCKER["layer"],
         FOREIGN,
@@ -177,7 +190,7 @@ def test_foreign_layers_stay_in_the_manifest_and_are_no_blobs_of_the_registry() 
     ]
 
 
-def index(*platforms: str, types: dict[str, str] = OCI) -> Index:
+def index(*platforms: str, types: dict[str, str] = OCI) -> ImageIndex:
     entries = []
     for number, platform in enumerate(platforms):
         os, architecture, *variant = platform.split("/")
@@ -185,8 +198,8 @@ def index(*platforms: str, types: dict[str, str] = OCI) -> Index:
         entry = {"mediaType": types["manifest"], "size": 1, "digest": digest(b"%d" % number)}
         entries.append(entry | {"platform": given})
     body = {"schemaVersion": 2, "mediaType": types["index"], "manifests": entries}
-    found = read("base:1", json.dumps(body).encode(), types["index"])
-    assert isinstance(found, Index)
+    found = parse_manifest("base:1", json.dumps(body).encode(), types["index"])
+    assert isinstance(found, ImageIndex)
     return found
 
 
@@ -205,7 +218,7 @@ def index(*platforms: str, types: dict[str, str] = OCI) -> Index:
     ],
 )
 def test_the_best_image_that_runs_on_a_platform_is_chosen(asked: str, there: list[str], chosen: int) -> None:
-    assert choose(index(*there), Platform(*asked.split("/"))).digest == digest(b"%d" % chosen)
+    assert choose_entry(index(*there), ImagePlatform(*asked.split("/"))).digest == digest(b"%d" % chosen)
 
 
 @pytest.mark.parametrize(
@@ -217,8 +230,8 @@ def test_the_best_image_that_runs_on_a_platform_is_chosen(asked: str, there: lis
     ],
 )
 def test_an_index_without_the_platform_says_what_it_has(asked: str, there: list[str]) -> None:
-    with pytest.raises(ImageFailed, match=f"no image for `{asked}`; there is: `{there[0]}`$"):
-        choose(index(*there), Platform(*asked.split("/")))
+    with pytest.raises(ImageFailed, match=f"no image for `{asked}`; available: `{there[0]}`$"):
+        choose_entry(index(*there), ImagePlatform(*asked.split("/")))
 
 
 @pytest.mark.parametrize("types", [OCI, DOCKER], ids=["oci", "schema2"])
@@ -226,16 +239,16 @@ def test_an_index_is_written_back_with_the_chosen_images_alone(types: dict[str, 
     whole = index("linux/amd64", "linux/arm64/v8", "linux/s390x", types=types)
     children = (whole.children[1], whole.children[0])
     parts = [
-        assemble(
+        assemble_image(
             parsed(manifest(types)),
             config(architecture=one.platform.architecture),
-            Blueprint(),
+            ImageBlueprint(),
             {},
             one.platform,
         )
         for one in children
     ]
-    written = gather(whole, children, [part.manifest for part in parts])
+    written = assemble_index(whole, children, [part.manifest for part in parts])
     body = json.loads(written.content)
     assert written.media_type == body["mediaType"] == types["index"]
     assert [one["platform"]["architecture"] for one in body["manifests"]] == ["arm64", "amd64"]

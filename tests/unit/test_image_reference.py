@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.errors import BadInput
-from holdwater.image.registry.reference import api_host, is_loopback, parse, parse_repository
+from holdwater.image.registry.reference import api_host, is_loopback, parse_reference, parse_repository
 
 SHA = "sha256:" + "0123456789abcdef" * 4
 
@@ -31,9 +31,9 @@ SHA = "sha256:" + "0123456789abcdef" * 4
 def test_a_reference_is_read_as_docker_reads_it(
     text: str, registry: str, repository: str, tag: str, digest: str
 ) -> None:
-    found = parse(text)
+    found = parse_reference(text)
     assert (found.registry, found.repository, found.tag, found.digest) == (registry, repository, tag, digest)
-    assert parse(str(found)) == found
+    assert parse_reference(str(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_a_reference_is_read_as_docker_reads_it(
         ("a\nb", "not part of a repository's name"),
     ],
 )
-def test_what_is_wrong_with_a_reference_is_named(text: str, named: str) -> None:
+def test_the_fault_of_a_reference_is_named(text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named) as caught:
-        parse(text)
+        parse_reference(text)
     assert "\n" not in caught.value.message
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_reference_or_bad_input(text: str) -> None:
     try:
-        found = parse(text)
+        found = parse_reference(text)
     except BadInput:
         return
-    assert parse(str(found)) == found
+    assert parse_reference(str(found)) == found
     assert ".." not in f"{found.repository}/{found.target}".split("/")
 
 

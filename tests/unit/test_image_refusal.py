@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from holdwater.image.registry.credentials import Login
-from holdwater.image.registry.refusal import refusal, retry_after, shown
-from holdwater.image.registry.tokens import challenge_of
+from holdwater.image.registry.credentials import RegistryLogin
+from holdwater.image.registry.refusal import parse_refusal, parse_retry_after, sanitize_line
+from holdwater.image.registry.tokens import parse_challenge
 
 
 def told(code: str) -> bytes:
@@ -43,42 +43,42 @@ def told(code: str) -> bytes:
 def test_only_a_registry_that_says_so_has_no_such_image(
     status: int, body: bytes, kind: str, again: bool
 ) -> None:
-    found = refusal("`a` cannot be read", status, {}, body)
+    found = parse_refusal("`a` cannot be read", status, {}, body)
     assert (found.kind, found.again) == (kind, again)
     assert found.message.startswith(f"`a` cannot be read: {status}")
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    assert retry_after({}, 0.0) is None
-    assert retry_after({"Retry-After": "7"}, 0.0) == 7.0
-    assert retry_after({"Retry-After": "-7"}, 0.0) == 0.0
-    assert retry_after({"Retry-After": "soon"}, 0.0) is None
-    assert retry_after({"Retry-After": "inf"}, 0.0) is None
-    assert retry_after({"Retry-After": "nan"}, 0.0) is None
+    assert parse_retry_after({}, 0.0) is None
+    assert parse_retry_after({"Retry-After": "7"}, 0.0) == 7.0
+    assert parse_retry_after({"Retry-After": "-7"}, 0.0) == 0.0
+    assert parse_retry_after({"Retry-After": "soon"}, 0.0) is None
+    assert parse_retry_after({"Retry-After": "inf"}, 0.0) is None
+    assert parse_retry_after({"Retry-After": "nan"}, 0.0) is None
     date = {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}
-    assert retry_after(date, 40.0) == 60.0
-    assert retry_after(date, 400.0) == 0.0
+    assert parse_retry_after(date, 40.0) == 60.0
+    assert parse_retry_after(date, 400.0) == 0.0
 
 
-def test_what_came_from_outside_is_shown_on_a_short_line_without_the_queries_of_urls() -> None:
-    line = shown("GET https://s3.example.com/x?X-Amz-Signature=abc failed\n\x1b[2J" + "y" * 1000)
+def test_foreign_text_is_shown_on_a_short_line_without_url_queries() -> None:
+    line = sanitize_line("GET https://s3.example.com/x?X-Amz-Signature=abc failed\n\x1b[2J" + "y" * 1000)
     assert "abc" not in line and "\n" not in line and "\x1b" not in line and len(line) < 310
 
 
 def test_a_challenge_is_read_and_a_token_preferred() -> None:
     bearer = 'Bearer realm="https://auth.example.com/token",service="reg, 1",scope="repository:a:pull x:y:z"'
-    found = challenge_of(['Basic realm="x"', bearer])
+    found = parse_challenge(['Basic realm="x"', bearer])
     assert found is not None and found.bearer
     assert (found.realm, found.service) == ("https://auth.example.com/token", "reg, 1")
     assert found.scopes == {"repository:a:pull", "x:y:z"}
-    joined = challenge_of([f'Basic realm="x", {bearer}'])
+    joined = parse_challenge([f'Basic realm="x", {bearer}'])
     assert joined == found
-    basic = challenge_of(["basic"])
+    basic = parse_challenge(["basic"])
     assert basic is not None and not basic.bearer
-    assert challenge_of(['Negotiate abc, Bearer service="x"']) is None
+    assert parse_challenge(['Negotiate abc, Bearer service="x"']) is None
 
 
 def test_a_login_does_not_print_what_it_knows() -> None:
-    login = Login("user", "hunter2-hunter2", "identity-token")
+    login = RegistryLogin("user", "hunter2-hunter2", "identity-token")
     for text in (repr(login), str(login), f"{login}", f"{[login]}"):
         assert "hunter2" not in text and "identity-token" not in text

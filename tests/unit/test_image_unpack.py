@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import zstandard
-from tests.registry_scene import tar, zipped
+from tests.registry_server import tar, zipped
 
 from holdwater.core.errors import ImageFailed
-from holdwater.image.registry.unpack import Tree
+from holdwater.image.registry.unpacked_tree import UnpackedTree
 
 
 def info(kind: bytes, link: str = "", **more: Any) -> tarfile.TarInfo:
@@ -33,7 +33,7 @@ def hard(to: str) -> tarfile.TarInfo:
     return info(tarfile.LNKTYPE, to)
 
 
-def apply(tree: Tree, content: bytes) -> None:
+def apply(tree: UnpackedTree, content: bytes) -> None:
     ours, theirs = socket.socketpair()
 
     def pour() -> None:
@@ -54,7 +54,7 @@ def apply(tree: Tree, content: bytes) -> None:
 def unpacked(into: Path, path: str, *layers: dict[str, Any]) -> dict[str, str]:
     """What lies in the directory in the end: relative path -> content, or `-> target`, or `/`."""
     into.mkdir()
-    tree = Tree("image:1", path, into)
+    tree = UnpackedTree("image:1", path, into)
     for members in layers:
         apply(tree, zipped(tar(members)))
     tree.finish()
@@ -156,7 +156,7 @@ def test_a_path_may_be_a_file_or_the_whole_image(tmp_path: Path) -> None:
     "pack", [lambda raw: raw, zipped, lambda raw: zipped(raw[:600]) + zipped(raw[600:]), zstandard.compress]
 )
 def test_a_layer_is_unpacked_however_it_is_packed(tmp_path: Path, pack: Any) -> None:
-    tree = Tree("image:1", "etc", tmp_path)
+    tree = UnpackedTree("image:1", "etc", tmp_path)
     apply(tree, pack(tar(LOWER)))
     tree.finish()
     assert listed(tmp_path) == {"passwd": "root"}
@@ -188,8 +188,8 @@ def test_a_member_that_would_leave_the_directory_is_refused(tmp_path: Path, memb
 @pytest.mark.parametrize(
     ("members", "why"),
     [
-        ({"opt/agent/x": hard("etc/passwd")}, "hard link to a file that lies elsewhere"),
-        ({"opt/agent/x": hard("opt/agent/none")}, "hard link to a file that is not there"),
+        ({"opt/agent/x": hard("etc/passwd")}, "hard link to a file outside of the path"),
+        ({"opt/agent/x": hard("opt/agent/none")}, "hard link to a file that does not exist"),
         ({"opt/.wh.agent": b""}, "there is no such path"),
         ({"opt": symlink("/srv")}, "`/opt` is a link to `/srv`"),
         ({"opt/agent": symlink("/srv/agent")}, "`/opt/agent` is a link to `/srv/agent`"),
@@ -201,11 +201,11 @@ def test_what_cannot_be_taken_is_named(tmp_path: Path, members: dict[str, Any], 
     assert "/opt/agent" in caught.value.message and "image:1" in caught.value.message
 
 
-def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
+def test_an_invalid_archive_is_reported(tmp_path: Path) -> None:
     odd = tar({"opt/x": info(tarfile.REGTYPE, mtime=2**70)})
     for content in (odd, b"no tar" * 1000, zipped(tar(LOWER))[:-40], b"\x28\xb5\x2f\xfdxxxxxxxxxxx"):
         with pytest.raises(ImageFailed, match="not a tar archive"):
-            apply(Tree("image:1", "/opt", tmp_path), content)
+            apply(UnpackedTree("image:1", "/opt", tmp_path), content)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of others")

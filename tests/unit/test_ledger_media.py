@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.ledger_scene import exchange
+from tests.ledger_runs import exchange
 
 from holdwater.core.errors import LedgerCorrupt
-from holdwater.gateway.media import extracted
-from holdwater.ledger.blobs import Blobs
+from holdwater.gateway.media import extract_media
+from holdwater.ledger.blob_references import find_references, resolve_references
+from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.exchanges import AttemptLog, conversation, read_exchanges
-from holdwater.ledger.media import references, resolve
+from holdwater.ledger.exchanges import AttemptLog, read_exchanges, read_request_messages
 
 
 def image(size: int) -> str:
@@ -24,31 +24,31 @@ def image(size: int) -> str:
 
 
 def test_what_was_taken_out_is_put_back_exactly(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     text = 'she said \\"data:image/png;base64,AAAA\\"'
     message = json.dumps({"content": [image(5000), text, image(3), image(9001)]}).encode()
 
-    stored = extracted(message, blobs.put)
+    stored = extract_media(message, blobs.put)
 
     assert len(stored) < 500
-    assert len(list(references(stored))) == 2
-    assert resolve(stored, blobs) == message
+    assert len(list(find_references(stored))) == 2
+    assert resolve_references(stored, blobs) == message
 
 
 def test_text_that_looks_like_a_reference_stays_text(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     name = blobs.put(b"a secret of another attempt")
     message = json.dumps({"content": f"holdwater-blob:{name}:text/plain"}).encode()
 
-    stored = extracted(message, blobs.put)
+    stored = extract_media(message, blobs.put)
 
-    assert list(references(stored)) == []
-    assert json.loads(resolve(stored, blobs)) == json.loads(message)
+    assert list(find_references(stored)) == []
+    assert json.loads(resolve_references(stored, blobs)) == json.loads(message)
 
 
 @pytest.mark.parametrize("content", [b"", b"text " * 1000, os.urandom(3000)], ids=["empty", "text", "noise"])
 def test_a_blob_is_kept_once_and_checked(tmp_path: Path, content: bytes) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     names = {blobs.put(content), blobs.put(content)}
     [name] = names
     [path] = [p for p in tmp_path.rglob("*") if p.is_file()]
@@ -63,7 +63,7 @@ def test_a_name_that_is_no_hash_reaches_no_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"")
 
     with pytest.raises(LedgerCorrupt, match="missing"):
-        Blobs(tmp_path / "blobs").get("../secret")
+        BlobStore(tmp_path / "blobs").get("../secret")
 
 
 def test_a_conversation_is_rebuilt_from_what_each_exchange_added(tmp_path: Path) -> None:
@@ -71,13 +71,13 @@ def test_a_conversation_is_rebuilt_from_what_each_exchange_added(tmp_path: Path)
     log = AttemptLog(directory, 1234)
     picture = json.dumps({"content": image(6000)}).encode()
     log.append(exchange(1, [b'"a"', b'"b"', b'"c"']))
-    log.append(exchange(2, [extracted(picture, log.blob), b'"e"'], keep=2))
+    log.append(exchange(2, [extract_media(picture, log.blob), b'"e"'], keep=2))
     log.append(exchange(3, [b'"f"'], keep=3))
     log.sync()
     log.close()
 
-    assert [bytes(m) for m in conversation(directory, 1234, 3)] == [b'"a"', b'"b"', picture, b'"f"']
-    assert [bytes(m) for m in conversation(directory, 1234, 1)] == [b'"a"', b'"b"', b'"c"']
+    assert [bytes(m) for m in read_request_messages(directory, 1234, 3)] == [b'"a"', b'"b"', picture, b'"f"']
+    assert [bytes(m) for m in read_request_messages(directory, 1234, 1)] == [b'"a"', b'"b"', b'"c"']
     assert log.path == tmp_path / "run" / "exchanges" / "1" / "1234.seg"
 
 
@@ -97,7 +97,7 @@ def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_blobs_of_runs_that_kept_them_one_directory_deeper_are_found(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     name = blobs.put(os.urandom(100))
     (path,) = blobs.paths()
     deeper = path.parent / name[2:4] / path.name

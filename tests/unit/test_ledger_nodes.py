@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transcript_scene import BASE64, CONVERSATIONS, IMAGE, PIXELS, Recording, chat, says
+from tests.recorded_conversations import BASE64, CONVERSATIONS, IMAGE, PIXELS, Recording, chat, says
 
-from holdwater.core.serving import Node
+from holdwater.conversation.nodes import read_nodes
+from holdwater.core.serving_protocol import MessageNode
 from holdwater.ledger import dialects
-from holdwater.ledger.blobs import Blobs
+from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.message import same
-from holdwater.ledger.nodes import nodes
+from holdwater.ledger.message import says_same
 
 NAMES = sorted(CONVERSATIONS)
 
@@ -30,18 +30,18 @@ class Talk:
         self.recording = Recording(self.directory, 1, dialect)
         self.add = self.recording.add
 
-    def nodes(self, **options: Any) -> list[Node]:
+    def nodes(self, **options: Any) -> list[MessageNode]:
         self.recording.log.close()
-        return list(nodes(self.directory, 1, **options))
+        return list(read_nodes(self.directory, 1, **options))
 
 
-def chain(found: list[Node], node: Node) -> list[Node]:
+def chain(found: list[MessageNode], node: MessageNode) -> list[MessageNode]:
     """The nodes up to this one, from the root."""
     before = [] if node.parent is None else chain(found, found[node.parent])
     return [*before, node]
 
 
-def said(found: list[Node]) -> list[tuple[int | None, str, bool]]:
+def said(found: list[MessageNode]) -> list[tuple[int | None, str, bool]]:
     return [(node.parent, node.message["content"], node.sampled) for node in found]
 
 
@@ -71,13 +71,13 @@ def test_media_are_references_or_in_their_places(tmp_path: Path, dialect: str) -
     assert BASE64 in inline
     assert BASE64 not in referring and "holdwater-b" in referring
     [name] = (part.partition(":")[2][:64] for part in referring.split("holdwater-")[1:])
-    assert Blobs(talk.directory.blobs).get(name) == PIXELS
+    assert BlobStore(talk.directory.blobs).get(name) == PIXELS
 
 
 def test_what_only_looks_like_a_reference_is_left_alone(tmp_path: Path) -> None:
     talk = Talk(tmp_path)
     talk.add(chat(IMAGE), says(IMAGE))
-    forged = f"holdwater-blob:{Blobs(talk.directory.blobs).put(PIXELS)}:image/png"
+    forged = f"holdwater-blob:{BlobStore(talk.directory.blobs).put(PIXELS)}:image/png"
     talk.add(chat(forged), says(forged))
 
     found = talk.nodes(media="inline")
@@ -116,7 +116,7 @@ def test_several_replies_to_one_request_are_continued_each_for_itself(tmp_path: 
     assert len(found) == 7
 
 
-def test_a_conversation_that_the_gateway_took_for_a_new_one_shares_its_nodes(tmp_path: Path) -> None:
+def test_a_conversation_that_the_gateway_took_for_new_shares_its_nodes(tmp_path: Path) -> None:
     talk = Talk(tmp_path)
     talk.add(chat("hi"), says("hello"))
     talk.recording = again = Recording(talk.directory, 1)
@@ -208,7 +208,7 @@ class Speech:
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
-        self.key = dialects.dialect(dialect).key
+        self.key = dialects.find_dialect(dialect).key
 
     def user(self, text: str) -> Any:
         if self.dialect == "gemini":
@@ -288,7 +288,7 @@ def test_walking_up_gives_exactly_what_was_sent(dialect: str, steps: list[Any]) 
             check_says(dialect, chain(found, node)[:-1], sent[node.exchange])
 
 
-def check_says(dialect: str, walked: list[Node], sent: list[Any]) -> None:
+def check_says(dialect: str, walked: list[MessageNode], sent: list[Any]) -> None:
     """Message for message the same; a sampled one says the same as those that sent it back."""
     at = 0
     for node in walked:
@@ -298,8 +298,8 @@ def check_says(dialect: str, walked: list[Node], sent: list[Any]) -> None:
             continue
         items = node.message if dialect == "responses" else [node.message]
         back = len([item for item in items if item.get("type") != "reasoning"])
-        mine, theirs = (dialects.messages(dialect, told) for told in (items, sent[at : at + back]))
+        mine, theirs = (dialects.parse_messages(dialect, told) for told in (items, sent[at : at + back]))
         assert len(mine) == len(theirs) == 1
-        assert same(mine[0], theirs[0])
+        assert says_same(mine[0], theirs[0])
         at += back
     assert at == len(sent)

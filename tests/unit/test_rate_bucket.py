@@ -4,12 +4,12 @@ import json
 
 from msgspec import Raw
 
-from holdwater.gateway.rate import BURST, Bucket
-from holdwater.gateway.sampling import imposed
+from holdwater.gateway.rate import BURST, RateBucket
+from holdwater.gateway.sampling import impose_sampling
 
 
 def test_a_bucket_gives_at_its_rate_after_its_burst():
-    bucket = Bucket(60, now=0.0)  # one a second
+    bucket = RateBucket(60, now=0.0)  # one a second
     taken, now = [], 0.0
     for _ in range(10):
         now += bucket.delay(1, now)
@@ -20,7 +20,7 @@ def test_a_bucket_gives_at_its_rate_after_its_burst():
 
 
 def test_what_was_used_beyond_the_bucket_is_paid_back_first():
-    bucket = Bucket(600, now=0.0)  # ten a second, 20 at once
+    bucket = RateBucket(600, now=0.0)  # ten a second, 20 at once
     bucket.take(120, 0.0)
     assert bucket.delay(1, 0.0) == 10.1
     bucket.give(50)
@@ -33,7 +33,9 @@ def head(**keys):
 
 
 def changed(dialect, sampling, **keys):
-    return {key: json.loads(bytes(raw)) for key, raw in imposed(dialect, head(**keys), sampling).items()}
+    return {
+        key: json.loads(bytes(raw)) for key, raw in impose_sampling(dialect, head(**keys), sampling).items()
+    }
 
 
 def test_parameters_are_imposed_in_the_words_of_each_dialect():

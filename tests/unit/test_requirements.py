@@ -44,7 +44,7 @@ def read_wanted(name: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("name", ["build", "run", "dev", *CLIENTS])
-def test_the_lock_has_what_is_asked_for(name: str) -> None:
+def test_the_lock_has_every_requirement(name: str) -> None:
     pins = read_pins(name)
     for wanted in read_wanted(name):
         found = pins.get(canonicalize_name(wanted.name))

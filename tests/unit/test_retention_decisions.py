@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from holdwater.cli.prune import check, parse_age
-from holdwater.core.config import Keep
+from holdwater.cli.prune import check_request, parse_age
+from holdwater.core.config import KeepRule
 from holdwater.core.errors import BadInput
 from holdwater.core.policy import keeps
-from holdwater.ledger.prune import Pruned, Wanted, fate, spared
-from holdwater.run.options import settings
+from holdwater.ledger.pruning import PruneOptions, PruneResult, decide_fate, explain_sparing
+from holdwater.run.setup.options import parse_settings
 
 OPEN, GONE, GOING = None, 4096, None
 
 
-@pytest.mark.parametrize("keep", Keep)
+@pytest.mark.parametrize("keep", KeepRule)
 @pytest.mark.parametrize("outcome", ["passed", "failed", "model", "worker", OPEN])
-def test_what_is_kept_of_a_sample(keep: Keep, outcome: str | None) -> None:
+def test_the_rule_decides_whether_a_sample_is_kept(keep: KeepRule, outcome: str | None) -> None:
     kept = {
-        Keep.ALL: {"passed", "failed", "model", "worker", OPEN},
-        Keep.FAILURES: {"failed", "model", "worker", OPEN},
-        Keep.NONE: {OPEN},  # a retry may need its recorded replies
+        KeepRule.ALL: {"passed", "failed", "model", "worker", OPEN},
+        KeepRule.FAILURES: {"failed", "model", "worker", OPEN},
+        KeepRule.NONE: {OPEN},  # a retry may need its recorded replies
     }
 
     assert keeps(keep, outcome) == (outcome in kept[keep])
@@ -40,7 +40,7 @@ def test_what_is_kept_of_a_sample(keep: Keep, outcome: str | None) -> None:
 def test_the_fate_of_an_attempts_files(
     row: tuple[int, str, bool, str | None, bool, int | None], goes: bool, stays: bool
 ) -> None:
-    decided = fate(row, Keep.FAILURES)
+    decided = decide_fate(row, KeepRule.FAILURES)
 
     assert (decided.goes, decided.stays) == (goes, stays)
 
@@ -48,15 +48,15 @@ def test_the_fate_of_an_attempts_files(
 @pytest.mark.parametrize(
     ("state", "seen", "wanted", "left"),
     [
-        ("finished", 100.0, Wanted(), ""),
-        ("interrupted", 100.0, Wanted(), "interrupted, it can be resumed"),
-        ("unfinished", 100.0, Wanted(unfinished=True), ""),
-        ("finished", 995.0, Wanted(older_than=10.0), "not old enough"),
-        ("finished", 990.0, Wanted(older_than=10.0), ""),
+        ("finished", 100.0, PruneOptions(), ""),
+        ("interrupted", 100.0, PruneOptions(), "interrupted, it can be resumed"),
+        ("unfinished", 100.0, PruneOptions(unfinished=True), ""),
+        ("finished", 995.0, PruneOptions(older_than=10.0), "not old enough"),
+        ("finished", 990.0, PruneOptions(older_than=10.0), ""),
     ],
 )
-def test_which_runs_are_spared(state: str, seen: float, wanted: Wanted, left: str) -> None:
-    assert spared(Pruned(directory="r", state=state, seen=seen), wanted, now=1000.0) == left
+def test_which_runs_are_spared(state: str, seen: float, wanted: PruneOptions, left: str) -> None:
+    assert explain_sparing(PruneResult(directory="r", state=state, seen=seen), wanted, now=1000.0) == left
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,21 @@ def test_times_that_people_write(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "d", "-7d", "7 years", "1e3", "7d7"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="no time"):
+def test_an_invalid_time_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="invalid time"):
         parse_age(text)
 
 
 @pytest.mark.parametrize(
-    "wanted", [Wanted(), Wanted(remove=True, compress=True), Wanted(remove=True, keep=Keep.NONE)]
+    "wanted",
+    [PruneOptions(), PruneOptions(remove=True, compress=True), PruneOptions(remove=True, keep=KeepRule.NONE)],
 )
-def test_what_cannot_be_meant_is_refused(wanted: Wanted) -> None:
+def test_what_cannot_be_meant_is_refused(wanted: PruneOptions) -> None:
     with pytest.raises(BadInput):
-        check(wanted)
+        check_request(wanted)
 
 
-def test_an_unknown_word_for_what_is_kept_is_refused() -> None:
-    assert settings({"keep": "failures"})["keep"] is Keep.FAILURES
+def test_an_unknown_keep_rule_is_refused() -> None:
+    assert parse_settings({"keep": "failures"})["keep"] is KeepRule.FAILURES
     with pytest.raises(BadInput, match="`--keep` must be one of `all`, `failures`, `none`: `some`"):
-        settings({"keep": "some"})
+        parse_settings({"keep": "some"})

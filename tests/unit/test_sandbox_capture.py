@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.sandbox.capture import KEPT, Capture, Log
+from holdwater.sandbox.capture import KEPT, CommandLog, StreamCapture
 
 
 @given(st.lists(st.integers(0, 3 * KEPT), max_size=8))
 def test_the_first_and_the_last_are_kept(sizes):
     chunks = [bytes([65 + i]) * size for i, size in enumerate(sizes)]
     everything = b"".join(chunks).decode()
-    capture = Capture()
+    capture = StreamCapture()
 
     for chunk in chunks:
         capture.feed(chunk)
@@ -27,9 +27,9 @@ def test_the_first_and_the_last_are_kept(sizes):
         assert capture.truncated
 
 
-def test_a_log_is_cut_at_its_limit_with_a_note_and_goes_on_being_cut(tmp_path):
+def test_a_log_is_cut_once_at_its_limit_with_a_note(tmp_path):
     path = tmp_path / "new" / "log"
-    log = Log(path, limit=10)
+    log = CommandLog(path, limit=10)
 
     for chunk in (b"12345", b"67890abc", b"more"):
         log.write(chunk)
@@ -38,8 +38,8 @@ def test_a_log_is_cut_at_its_limit_with_a_note_and_goes_on_being_cut(tmp_path):
     assert path.read_text() == "1234567890\n[... cut: more than 10 bytes ...]\n"
 
 
-def test_a_log_that_cannot_be_written_keeps_its_error_and_takes_the_rest():
-    log = Log(Path("/dev/full"), limit=100)
+def test_a_log_that_cannot_be_written_keeps_its_error_and_accepts_more():
+    log = CommandLog(Path("/dev/full"), limit=100)
 
     log.write(b"x")
     log.write(b"y")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdwater.core.errors import SandboxFailed
-from holdwater.sandbox import changes
+from holdwater.sandbox import changes, salvage_archive
 
 names = st.sampled_from(["a", "b", "b.c", "d e", "\u00e9", "a\n", "-x", "\udcff"])
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)
@@ -67,7 +67,7 @@ def test_what_changed_is_kept_and_put_back_on_a_fresh_copy(tree, edited):
             root.mkdir()
             for path, what in tree:
                 put(root, path, what)
-        changes.mark(str(work), Path(place, "manifest"))
+        changes.write_manifest(str(work), Path(place, "manifest"))
         for path, what in edited:
             put(work, path, what)
 
@@ -97,7 +97,7 @@ def members(archive: Path) -> dict[str, bytes]:
 
 def test_nothing_changed_is_nothing_kept(tmp_path, work, keep):
     (work / "old").write_text("x")
-    changes.mark(str(work), tmp_path / "manifest")
+    changes.write_manifest(str(work), tmp_path / "manifest")
 
     assert keep() is None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest", "work"]
@@ -105,7 +105,7 @@ def test_nothing_changed_is_nothing_kept(tmp_path, work, keep):
 
 def test_a_new_mode_is_a_change_and_survives(tmp_path, work, keep):
     (work / "tool").write_text("x")
-    changes.mark(str(work), tmp_path / "manifest")
+    changes.write_manifest(str(work), tmp_path / "manifest")
     (work / "tool").chmod(0o751)
 
     kept = keep()
@@ -117,8 +117,8 @@ def test_a_new_mode_is_a_change_and_survives(tmp_path, work, keep):
     assert (work / "tool").stat().st_mode & 0o777 == 0o751
 
 
-def test_above_the_cap_the_small_files_are_kept_and_the_rest_is_named(tmp_path, work, keep, monkeypatch):
-    monkeypatch.setattr(changes, "LARGEST", 100)
+def test_above_the_cap_small_files_are_kept_and_the_rest_is_named(tmp_path, work, keep, monkeypatch):
+    monkeypatch.setattr(salvage_archive, "LARGEST", 100)
     for name, size in (("big", 80), ("one", 40), ("three", 40), ("two", 40), ("small", 5)):
         (work / name).write_bytes(b"x" * size)
 
@@ -127,7 +127,7 @@ def test_above_the_cap_the_small_files_are_kept_and_the_rest_is_named(tmp_path, 
     assert set(members(tmp_path / "kept.tar.zst")) == {"work/one", "work/three", "work/small", "left-out"}
     assert members(tmp_path / "kept.tar.zst")["left-out"] == b"big\0two\0"
     assert kept is not None and (kept.files, kept.left_out) == (3, 2)
-    with pytest.raises(SandboxFailed, match="does not hold all of the work"):
+    with pytest.raises(SandboxFailed, match="salvage is incomplete"):
         changes.restore(str(work), tmp_path / "kept.tar.zst")
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path, work, keep, monkeypatc
     def fail(root: str, steps: list[str], flags: int) -> None:
         raise PermissionError if steps == ["gone"] else FileNotFoundError
 
-    monkeypatch.setattr(changes.beneath, "open_file", fail)
+    monkeypatch.setattr(changes.confined_paths, "open_file", fail)
 
     assert keep().left_out == 2
 

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from holdwater.core.records import Limits
-from holdwater.sandbox.entrance import NOT_ENTERED, entrance
-from holdwater.sandbox.handover import Handover, render_settings, set_variables, start_bubblewrap
+from holdwater.sandbox.handover import DescriptorHandover, build_bwrap_argv, render_setenv, render_settings
+from holdwater.sandbox.launcher import ENTRY_FAILED, build_launcher
 
 VARIABLES = {
     "PATH": "/usr/bin:/bin",
@@ -25,10 +25,10 @@ VARIABLES = {
 
 def enter(variables: dict[str, str], workdir: str) -> subprocess.CompletedProcess[bytes]:
     """`env -0` through the entrance as it is without bubblewrap."""
-    handover = Handover()
+    handover = DescriptorHandover()
     try:
         stdin = handover.put(render_settings(variables, workdir))
-        words = [*entrance(None, Limits(), root=True, sources=True), "env", "-0"]
+        words = [*build_launcher(None, Limits(), root=True, sources=True), "env", "-0"]
         return subprocess.run(words, stdin=stdin, capture_output=True, env={}, cwd="/", timeout=60)
     finally:
         handover.close()
@@ -48,21 +48,21 @@ def test_the_entrance_hands_variables_on_as_they_are() -> None:
 def test_a_directory_that_cannot_be_entered_is_named() -> None:
     done = enter({}, "/not/there")
 
-    assert (done.returncode, done.stderr) == (NOT_ENTERED, b"holdwater: cannot enter /not/there\n")
+    assert (done.returncode, done.stderr) == (ENTRY_FAILED, b"holdwater: cannot enter /not/there\n")
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
 def test_a_name_that_no_environment_can_hold_is_refused(name: str) -> None:
-    for give in (set_variables, lambda variables: render_settings(variables, "/")):
+    for give in (render_setenv, lambda variables: render_settings(variables, "/")):
         with pytest.raises(ValueError, match="illegal environment variable name"):
             give({name: "x"})
 
 
 def test_a_value_with_a_nul_becomes_no_argument_of_bubblewrap() -> None:
-    handover = Handover()
+    handover = DescriptorHandover()
     try:
         with pytest.raises(ValueError, match="null byte"):
-            start_bubblewrap(handover, "bwrap", set_variables({"A": "x\0--bind\0/\0/"}), b"")
+            build_bwrap_argv(handover, "bwrap", render_setenv({"A": "x\0--bind\0/\0/"}), b"")
         with pytest.raises(ValueError, match="null byte"):
             render_settings({"A": "x\0y"}, "/")
     finally:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import Limits
-from holdwater.sandbox.entrance import entrance
-from holdwater.sandbox.quota import Pace, used
-from holdwater.sandbox.remove import remove_tree
+from holdwater.sandbox.disk_usage import MeasurePace, count_bytes
+from holdwater.sandbox.launcher import build_launcher
+from holdwater.sandbox.tree_removal import remove_tree
 
 KiB = 1024
 
@@ -18,7 +18,7 @@ KiB = 1024
 @pytest.fixture
 def base(tmp_path: Path) -> int:
     """What an empty directory takes here."""
-    return used(str(tmp_path))
+    return count_bytes(str(tmp_path))
 
 
 def test_blocks_are_counted_and_each_file_once(tmp_path: Path, base: int) -> None:
@@ -29,7 +29,7 @@ def test_blocks_are_counted_and_each_file_once(tmp_path: Path, base: int) -> Non
         file.truncate(1 << 40)
     (tmp_path / "out").symlink_to("/")
 
-    assert 300 * KiB <= used(str(tmp_path)) - base <= 320 * KiB
+    assert 300 * KiB <= count_bytes(str(tmp_path)) - base <= 320 * KiB
 
 
 def test_a_directory_deeper_than_any_path_is_seen_to_its_bottom(tmp_path: Path, base: int) -> None:
@@ -44,7 +44,7 @@ def test_a_directory_deeper_than_any_path_is_seen_to_its_bottom(tmp_path: Path, 
     os.write(bottom, b"x" * 100 * KiB)
     empty = os.fstat(fd).st_blocks * 512
 
-    found = used(str(tmp_path))
+    found = count_bytes(str(tmp_path))
 
     os.close(bottom)
     os.close(fd)
@@ -52,8 +52,8 @@ def test_a_directory_deeper_than_any_path_is_seen_to_its_bottom(tmp_path: Path, 
     assert found >= depth * empty + 100 * KiB
 
 
-def test_what_is_mounted_below_is_not_its_own() -> None:
-    assert used("/dev") < used("/dev/shm") + 64 * KiB
+def test_files_mounted_below_a_directory_are_not_counted() -> None:
+    assert count_bytes("/dev") < count_bytes("/dev/shm") + 64 * KiB
 
 
 def test_a_deleted_file_counts_for_as_long_as_it_is_open(tmp_path: Path, base: int) -> None:
@@ -61,9 +61,9 @@ def test_a_deleted_file_counts_for_as_long_as_it_is_open(tmp_path: Path, base: i
         file.write(b"x" * 300 * KiB)
         (tmp_path / "gone").unlink()
 
-        assert used(str(tmp_path)) == base
-        assert used(str(tmp_path), [os.getpid(), 0]) >= base + 300 * KiB
-    assert used(str(tmp_path), [os.getpid()]) == base
+        assert count_bytes(str(tmp_path)) == base
+        assert count_bytes(str(tmp_path), [os.getpid(), 0]) >= base + 300 * KiB
+    assert count_bytes(str(tmp_path), [os.getpid()]) == base
 
 
 def test_files_that_vanish_meanwhile_are_no_error(tmp_path: Path) -> None:
@@ -82,22 +82,22 @@ def test_files_that_vanish_meanwhile_are_no_error(tmp_path: Path) -> None:
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        assert all(used(str(tmp_path)) for _ in range(200))
+        assert all(count_bytes(str(tmp_path)) for _ in range(200))
     finally:
         over.set()
         thread.join()
-    assert used(str(tmp_path / "never")) == 0
+    assert count_bytes(str(tmp_path / "never")) == 0
 
 
 def test_what_costs_more_is_measured_less_often() -> None:
-    pace = Pace(least=0.5, share=0.01)
+    pace = MeasurePace(least=0.5, share=0.01)
     assert (pace.wait(now=100.0), pace.due(now=100.0)) == (0.5, True)
 
-    pace.ended(now=100.0, cost=0.001)
+    pace.record_cost(now=100.0, cost=0.001)
     assert pace.wait(now=100.2) == pytest.approx(0.3)
     assert pace.affordable(now=100.2) and not pace.due(now=100.2)
 
-    pace.ended(now=101.0, cost=0.03)
+    pace.record_cost(now=101.0, cost=0.03)
     assert pace.wait(now=101.5) == pytest.approx(2.5)
     assert not pace.affordable(now=103.9)
     assert pace.affordable(now=104.1) and pace.due(now=104.1)
@@ -117,6 +117,6 @@ def test_what_costs_more_is_measured_less_often() -> None:
     ],
 )
 def test_rlimits_stand_in_for_a_missing_group(limits: Limits, root: bool, expected: set[str]) -> None:
-    script = entrance(None, limits, root)[2]
+    script = build_launcher(None, limits, root)[2]
 
     assert set(re.findall(r"ulimit (?:-[SH] )?(-d \w+|-\w)", script)) == expected

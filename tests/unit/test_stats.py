@@ -6,26 +6,26 @@ import sys
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdwater.core.records import Usage
-from holdwater.core.serving import Health, Stats
-from holdwater.core.summary import Gauge
-from holdwater.run.fleet import Condition
-from holdwater.run.metrics import exposition
-from holdwater.run.stats import RECENT, Rate, Recent, Statistics
+from holdwater.core.records import ModelUsage
+from holdwater.core.serving_protocol import ServerHealth, ServerStats
+from holdwater.core.summary import RunGauge
+from holdwater.run.fleet.interface import FleetCondition
+from holdwater.run.orders.metrics import render_metrics
+from holdwater.run.orders.stats import RECENT, RecentValues, RollingRate, ServerStatistics
 
 BEGAN = 1_000_000.0
 WHY = 'a "quoted" why\n'
-HEALTH = Health(ok=True, state="serving", ready=2, wanted=2)
-GAUGE = Gauge(at=BEGAN, running=3, waiting={"slot": 4, WHY: 1}, workers=3, lag=0.5)
-CONDITION = Condition(ready=2, starting=0, draining=1, wanted=2, lost=5, recycled=6)
+HEALTH = ServerHealth(ok=True, state="serving", ready=2, wanted=2)
+GAUGE = RunGauge(at=BEGAN, running=3, waiting={"slot": 4, WHY: 1}, workers=3, lag=0.5)
+CONDITION = FleetCondition(ready=2, starting=0, draining=1, wanted=2, lost=5, recycled=6)
 
 
-def shown(statistics: Statistics, at: float) -> Stats:
-    return statistics.stats(at, HEALTH, GAUGE, CONDITION, held=7, open=2)
+def shown(statistics: ServerStatistics, at: float) -> ServerStats:
+    return statistics.snapshot(at, HEALTH, GAUGE, CONDITION, held=7, open=2)
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
-    rate = Rate(BEGAN)
+    rate = RollingRate(BEGAN)
     for second in range(300):
         rate.add(BEGAN + second + 0.5, 2)
     assert rate.per_second(BEGAN + 299.9) == 2.0
@@ -34,8 +34,8 @@ def test_a_rate_is_that_of_the_last_minute() -> None:
     assert rate.per_second(BEGAN + 1e9) == 0.0, "however long nobody asked"
 
 
-def test_a_young_server_divides_by_its_age_and_a_clock_that_is_set_back_hurts_nobody() -> None:
-    rate = Rate(BEGAN)
+def test_a_young_server_divides_by_its_age_and_tolerates_clock_changes() -> None:
+    rate = RollingRate(BEGAN)
     rate.add(BEGAN + 1, 20)
     assert rate.per_second(BEGAN + 10) == 2.0
     rate.add(BEGAN - 3600, 20)
@@ -43,38 +43,42 @@ def test_a_young_server_divides_by_its_age_and_a_clock_that_is_set_back_hurts_no
 
 
 def test_percentiles_are_of_the_last_values() -> None:
-    recent = Recent()
+    recent = RecentValues()
     assert recent.percentiles() == {}
     for value in [1e6] * 100 + [float(n) for n in range(1, RECENT + 1)]:
         recent.add(value)
     assert recent.percentiles() == {"p50": 512.0, "p90": 922.0, "p95": 973.0, "p99": 1014.0}
 
 
-def test_what_is_used_is_a_rate_once_though_an_attempts_usage_is_nowhere_for_a_moment() -> None:
-    statistics = Statistics(BEGAN)
-    statistics.used(BEGAN, Usage(requests=1000, input_tokens=10**6))  # by earlier servers of this run
-    statistics.used(BEGAN + 10, Usage(requests=1060, input_tokens=10**6 + 600))
-    statistics.used(BEGAN + 11, Usage(requests=1020))
-    statistics.used(BEGAN + 12, Usage(requests=1060, input_tokens=10**6 + 600))
+def test_usage_counts_once_in_the_rate_despite_a_momentary_drop() -> None:
+    statistics = ServerStatistics(BEGAN)
+    statistics.record_usage(
+        BEGAN, ModelUsage(requests=1000, input_tokens=10**6)
+    )  # by earlier servers of this run
+    statistics.record_usage(BEGAN + 10, ModelUsage(requests=1060, input_tokens=10**6 + 600))
+    statistics.record_usage(BEGAN + 11, ModelUsage(requests=1020))
+    statistics.record_usage(BEGAN + 12, ModelUsage(requests=1060, input_tokens=10**6 + 600))
     assert shown(statistics, BEGAN + 60).turns_per_second == 1.0
     assert shown(statistics, BEGAN + 60).tokens_per_second == 10.0
 
-    statistics.used(BEGAN + 61, Usage(requests=900))  # a worker is lost, with what its attempts had used
-    statistics.used(BEGAN + 70, Usage(requests=910))
-    statistics.used(BEGAN + 71, Usage(requests=970))
+    statistics.record_usage(
+        BEGAN + 61, ModelUsage(requests=900)
+    )  # a worker is lost, with what its attempts had used
+    statistics.record_usage(BEGAN + 70, ModelUsage(requests=910))
+    statistics.record_usage(BEGAN + 71, ModelUsage(requests=970))
     assert shown(statistics, BEGAN + 71).turns_per_second == 1.0
-    assert shown(statistics, BEGAN + 71).usage == Usage(requests=970)
+    assert shown(statistics, BEGAN + 71).usage == ModelUsage(requests=970)
 
 
-def test_what_is_counted_is_shown() -> None:
-    statistics = Statistics(BEGAN, {"passed": 10})
+def test_statistics_show_every_count() -> None:
+    statistics = ServerStatistics(BEGAN, {"passed": 10})
     for _ in range(3):
-        statistics.ordered()
-    statistics.refused("busy")
-    statistics.refused("conflict")
-    statistics.started(0.25)
-    statistics.finished(BEGAN + 1, 9.0, "passed")
-    statistics.finished(BEGAN + 2, 9.0, "agent")
+        statistics.count_order()
+    statistics.count_refusal("busy")
+    statistics.count_refusal("conflict")
+    statistics.count_start(0.25)
+    statistics.count_finish(BEGAN + 1, 9.0, "passed")
+    statistics.count_finish(BEGAN + 2, 9.0, "agent")
 
     stats = shown(statistics, BEGAN + 60)
 
@@ -87,14 +91,16 @@ def test_what_is_counted_is_shown() -> None:
 
 
 def test_prometheus_reads_every_figure() -> None:
-    statistics = Statistics(BEGAN)
-    statistics.ordered()
-    statistics.refused("busy")
-    statistics.started(0.25)
-    statistics.finished(BEGAN + 1, 9.0, "passed")
-    statistics.used(BEGAN, Usage(requests=4, input_tokens=30, output_tokens=5), Usage(requests=2))
+    statistics = ServerStatistics(BEGAN)
+    statistics.count_order()
+    statistics.count_refusal("busy")
+    statistics.count_start(0.25)
+    statistics.count_finish(BEGAN + 1, 9.0, "passed")
+    statistics.record_usage(
+        BEGAN, ModelUsage(requests=4, input_tokens=30, output_tokens=5), ModelUsage(requests=2)
+    )
 
-    text = exposition(shown(statistics, BEGAN + 60)).decode()
+    text = render_metrics(shown(statistics, BEGAN + 60)).decode()
 
     families = list(text_string_to_metric_families(text))
     read = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
@@ -109,16 +115,18 @@ def test_prometheus_reads_every_figure() -> None:
     assert read["holdwater_loop_lag_seconds",] == 0.5
     assert read["holdwater_state", "serving"] == 1
     assert all(family.name.startswith("holdwater_") and family.documentation for family in families)
-    assert exposition(shown(statistics, BEGAN + 60)).decode() == text, "nothing is kept between two readings"
+    assert render_metrics(shown(statistics, BEGAN + 60)).decode() == text, (
+        "nothing is kept between two readings"
+    )
 
 
 def test_figures_take_no_more_memory_after_a_hundred_thousand_rollouts() -> None:
-    statistics = Statistics(BEGAN)
+    statistics = ServerStatistics(BEGAN)
 
     def play(count: int) -> int:
         for n in range(count):
-            statistics.finished(BEGAN + n / 10, float(n), "passed")
-            statistics.started(float(n))
+            statistics.count_finish(BEGAN + n / 10, float(n), "passed")
+            statistics.count_start(float(n))
         return sum(sys.getsizeof(part) for part in _parts(statistics))
 
     early = play(2 * RECENT)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.errors import BadInput
-from holdwater.core.records import Ask, MiB
+from holdwater.core.records import LimitOverrides, MiB
 from holdwater.suite import jsonl as jsonl_module
 from holdwater.suite.jsonl import jsonl
 
@@ -52,7 +52,7 @@ def test_a_row_becomes_an_instance(tmp_path: Path) -> None:
     assert (suite.name, instance.id, instance.instruction) == ("tasks", "a/../b", "do it")
     assert (instance.files, instance.directory) == ({"x/y.py": "1\n"}, str(tmp_path / "repo"))
     assert (instance.setup, instance.grade, instance.solution) == ("make", "make test", "make fix")
-    assert instance.limits == Ask(acting=5.0, memory=512 * MiB, disk=1000, pids=7, output=1500)
+    assert instance.limits == LimitOverrides(acting=5.0, memory=512 * MiB, disk=1000, pids=7, output=1500)
     assert instance.data == {"n": [1, None]}
 
 

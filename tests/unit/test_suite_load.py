@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.errors import BadInput
-from holdwater.suite.load import absolute, known, load
+from holdwater.suite.loader import list_suites, load, make_absolute
 
 SUITE = """
 from holdwater.core.authoring import Suite
@@ -89,7 +89,7 @@ def test_a_spec_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     specs = ["a.py:suite", "tasks.jsonl", "demo", "package.module:suite"]
 
-    assert [absolute(spec) for spec in specs] == [
+    assert [make_absolute(spec) for spec in specs] == [
         f"{tmp_path}/a.py:suite",
         f"{tmp_path}/tasks.jsonl",
         *specs[2:],
@@ -113,7 +113,7 @@ def test_an_unknown_name_lists_the_known_and_guesses() -> None:
         ("", "no name given: `{file}:`"),
     ],
 )
-def test_what_is_no_suite_is_refused(written: Path, name: str, message: str) -> None:
+def test_an_invalid_suite_is_refused(written: Path, name: str, message: str) -> None:
     assert refusal(f"{written}:{name}").message == message.format(file=written)
 
 
@@ -156,11 +156,11 @@ def test_a_failing_import_is_named_by_file_line_and_exception(
         ("absent_package.module:suite", "no such module: `absent_package.module`"),
         ("json.absent:suite", "no such module: `json.absent`"),
         ("suites/a.txt:suite", "not a Python file: `suites/a.txt`"),
-        ("suite.py", "which suite in `suite.py`?"),
+        ("suite.py", "missing suite name: `suite.py`"),
         (":suite", "no name given: `:suite`"),
     ],
 )
-def test_what_is_not_there_is_said(spec: str, message: str) -> None:
+def test_a_missing_suite_is_reported(spec: str, message: str) -> None:
     assert refusal(spec).message == message
 
 
@@ -182,13 +182,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_entry_points_bring_suites() -> None:
     assert load("brought").name == "brought"
-    assert ("brought", "bringer") in [(k.name, k.source) for k in known()]
+    assert ("brought", "bringer") in [(k.name, k.source) for k in list_suites()]
 
 
 @pytest.mark.usefixtures("installed")
 def test_an_entry_point_does_not_take_our_own_names() -> None:
     assert load("demo").name == "demo"
-    assert [k.source for k in known() if k.name == "demo"] == [""]
+    assert [k.source for k in list_suites() if k.name == "demo"] == [""]
 
 
 @pytest.mark.usefixtures("installed")

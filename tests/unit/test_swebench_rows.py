@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from holdwater.agent.predictions import index, predictions
+from holdwater.agent.predictions import index_predictions, predictions
 from holdwater.core.errors import BadInput
 from holdwater.core.records import Instance
-from holdwater.suite import load
+from holdwater.suite import loader
 from holdwater.suite.swebench import reference
-from holdwater.suite.swebench.options import absolute, parse
+from holdwater.suite.swebench.options import make_absolute, parse_options
 from holdwater.suite.swebench.patches import files_of
-from holdwater.suite.swebench.rows import recognised, rows
-from holdwater.suite.swebench.script import evaluation, with_tests
+from holdwater.suite.swebench.rows import read_rows, recognised
+from holdwater.suite.swebench.script import make_evaluation, replace_tests
 
 needs_swebench = pytest.mark.skipif(
     find_spec("swebench") is None and os.environ.get("CI") != "true",
@@ -61,7 +61,7 @@ def write(path: Path, *changes: dict[str, Any]) -> Path:
 
 
 def made(spec: str) -> list[Instance]:
-    return list(load.load(spec).instances())  # type: ignore[arg-type]
+    return list(loader.load(spec).instances())  # type: ignore[arg-type]
 
 
 @needs_swebench
@@ -71,7 +71,7 @@ def test_rows_become_instances(tmp_path: Path, suffix: str) -> None:
         tmp_path / f"rows{suffix}", {}, {"instance_id": "Astropy__Astropy-2", "image": "own/image:1"}
     )
 
-    suite = load.load(f"swebench:{path}")
+    suite = loader.load(f"swebench:{path}")
     assert suite.check is not None
     suite.check()
     first, second = made(f"swebench:{path}")
@@ -114,7 +114,7 @@ def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, change: dict[str, A
     path = write(tmp_path / "rows.jsonl", {}, {"instance_id": "other"} | change)
 
     with pytest.raises(BadInput) as caught:
-        load.load(f"swebench:{path}").check()  # type: ignore[misc]
+        loader.load(f"swebench:{path}").check()  # type: ignore[misc]
 
     assert caught.value.message.startswith(message)
 
@@ -127,7 +127,7 @@ def test_a_row_that_brings_no_script_says_what_can_be_done(tmp_path: Path) -> No
     path = write(tmp_path / "rows.jsonl", {"eval_script": ..., "log_parser": ..., "eval_type": ...})
 
     with pytest.raises(BadInput, match=r"rows.jsonl:1: field `eval_script`: missing.*swebench<5"):
-        load.load(f"swebench:{path}").check()  # type: ignore[misc]
+        loader.load(f"swebench:{path}").check()  # type: ignore[misc]
 
 
 @needs_swebench
@@ -163,18 +163,18 @@ def test_what_the_extra_brings_is_asked_for_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_spec_means_the_same_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
-    spec = absolute("swt:rows.jsonl?template=my prompt.j2&image=r.test/{id}:1&timeout=60")
+    spec = make_absolute("swt:rows.jsonl?template=my prompt.j2&image=r.test/{id}:1&timeout=60")
 
-    options = parse(spec)
+    options = parse_options(spec)
     assert (options.kind, options.path, options.timeout) == ("swt", f"{tmp_path}/rows.jsonl", 60)
     assert (options.template, options.image) == (f"{tmp_path}/my prompt.j2", "r.test/{id}:1")
-    assert absolute(spec) == spec
+    assert make_absolute(spec) == spec
 
 
 @pytest.mark.parametrize("query", ["tempalte=x", "timeout=soon", "timeout=0", "network=some", "nothing"])
 def test_a_wrong_option_is_refused(query: str) -> None:
-    with pytest.raises(BadInput, match=r"wrong option|not read"):
-        parse(f"swebench:rows.jsonl?{query}")
+    with pytest.raises(BadInput, match=r"invalid option"):
+        parse_options(f"swebench:rows.jsonl?{query}")
 
 
 def test_a_file_is_recognised_by_its_first_row(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_is_recognised_by_its_first_row(tmp_path: Path) -> None:
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", {}, {"repo": ...})
 
-    found = rows(path)
+    found = read_rows(path)
 
     assert next(found)[0] == "rows.jsonl:1"  # the wrong one has not been looked at
 
@@ -208,8 +208,8 @@ def test_a_patch_names_the_files_that_it_touches() -> None:
 
 
 def test_pytest_is_asked_for_a_report_of_its_own() -> None:
-    watched = evaluation(SCRIPT, "n0nce", "/testbed")
-    other = evaluation(SCRIPT.replace("pytest -rA", "./tests/runtests.py"), "n0nce", "/testbed")
+    watched = make_evaluation(SCRIPT, "n0nce", "/testbed")
+    other = make_evaluation(SCRIPT.replace("pytest -rA", "./tests/runtests.py"), "n0nce", "/testbed")
 
     assert watched.report == "/testbed/.git/holdwater-n0nce/report.xml"
     options = "-p holdwater_n0nce --junitxml=/testbed/.git/holdwater-n0nce/report.xml"
@@ -232,7 +232,7 @@ def test_an_agents_own_tests_are_run_as_the_benchmark_runs_its_own(command: str,
         "cd /testbed\ngit checkout abc tests/a.py\ngit apply -v - <<'EOF'\n+x = 'tests'\nEOF\nmake",
     )
 
-    made = with_tests(script, ["tests/a.py"], ["tests/b.py"])
+    made = replace_tests(script, ["tests/a.py"], ["tests/b.py"])
 
     assert made == f"cd /testbed\nmake\n: '>>>>> Start Test Output'\n{expected}\n: '>>>>> End Test Output'"
 
@@ -264,6 +264,6 @@ def test_a_wrong_prediction_is_named_with_its_line(tmp_path: Path, line: str, me
     path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
 
     with pytest.raises(BadInput) as caught:
-        index(path)
+        index_predictions(path)
 
     assert caught.value.message == message

@@ -7,21 +7,28 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transcript_scene import BASE64, CONVERSATIONS, SCHEMA
+from tests.recorded_conversations import BASE64, CONVERSATIONS, SCHEMA
 
 from holdwater.ledger import dialects
-from holdwater.ledger.message import Media, Message, Pairing, ToolCall, decoded, referring
+from holdwater.ledger.message import (
+    CallPairing,
+    CommonMessage,
+    MessageMedia,
+    ToolCall,
+    decode_foreign,
+    decode_referring,
+)
 from holdwater.view.transcript import block
 
 LS = ToolCall(name="bash", arguments={"command": "ls"}, id="call_1")
 NAMES = sorted(CONVERSATIONS)
 
 
-def heard(name: str, request: dict[str, Any]) -> list[Message]:
-    speaks = dialects.dialect(name)
-    pairing = Pairing()
-    spoken = [*speaks.system(request), *dialects.messages(name, request[speaks.key])]
-    return [pairing.named(message) for message in spoken]
+def heard(name: str, request: dict[str, Any]) -> list[CommonMessage]:
+    speaks = dialects.find_dialect(name)
+    pairing = CallPairing()
+    spoken = [*speaks.system(request), *dialects.parse_messages(name, request[speaks.key])]
+    return [pairing.pair_message(message) for message in spoken]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,21 +37,23 @@ def test_a_request_is_the_same_messages_in_every_dialect(name: str) -> None:
 
     system, user, assistant, tool = heard(name, request)
 
-    assert system == Message(role="system", parts=("You are careful.",))
-    assert user == Message(role="user", parts=("What is here?", Media(type="image/png", data=BASE64)))
+    assert system == CommonMessage(role="system", parts=("You are careful.",))
+    assert user == CommonMessage(
+        role="user", parts=("What is here?", MessageMedia(type="image/png", data=BASE64))
+    )
     assert (assistant.role, assistant.parts, assistant.calls) == ("assistant", ("I look.",), (LS,))
-    assert tool == Message(role="tool", parts=("a.txt",), answers="call_1", tool="bash")
+    assert tool == CommonMessage(role="tool", parts=("a.txt",), answers="call_1", tool="bash")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reply_is_the_same_message_in_every_dialect(name: str) -> None:
     _, raw = CONVERSATIONS[name][0]
 
-    reply = dialects.dialect(name).reply(raw)
+    reply = dialects.find_dialect(name).reply(raw)
 
     assert reply.message is not None
-    said = Pairing().named(reply.message)
-    assert said == Message(role="assistant", parts=("I look.",), reasoning="Look first.", calls=(LS,))
+    said = CallPairing().pair_message(reply.message)
+    assert said == CommonMessage(role="assistant", parts=("I look.",), reasoning="Look first.", calls=(LS,))
     assert reply.model.endswith("-2026")
     assert reply.finish
 
@@ -53,16 +62,16 @@ def test_a_reply_is_the_same_message_in_every_dialect(name: str) -> None:
 def test_tools_come_out_as_chat_has_them(name: str) -> None:
     request, _ = CONVERSATIONS[name][0]
 
-    [tool] = dialects.dialect(name).tools(request)
+    [tool] = dialects.find_dialect(name).tools(request)
 
     assert (tool["type"], tool["function"]["name"]) == ("function", "bash")
     assert tool["function"]["parameters"] == SCHEMA
 
 
 def test_a_text_in_place_of_messages_is_the_users() -> None:
-    found = list(dialects.dialect("responses").system({"model": "m", "input": "Hello"}))
+    found = list(dialects.find_dialect("responses").system({"model": "m", "input": "Hello"}))
 
-    assert found == [Message(role="user", parts=("Hello",))]
+    assert found == [CommonMessage(role="user", parts=("Hello",))]
 
 
 def test_a_text_that_looks_like_a_reference_is_a_text() -> None:
@@ -71,15 +80,15 @@ def test_a_text_that_looks_like_a_reference_is_a_text() -> None:
     faked = b'{"role":"user","content":"\\u0068oldwater-blob:%s:image/png"}' % hash_.encode()
     true = b'{"role":"user","content":"holdwater-blob:%s:image/png"}' % hash_.encode()
 
-    [text] = dialects.messages("chat", [referring(faked)])
-    [media] = dialects.messages("chat", [referring(true)])
+    [text] = dialects.parse_messages("chat", [decode_referring(faked)])
+    [media] = dialects.parse_messages("chat", [decode_referring(true)])
 
     assert text.parts == (f"holdwater-blob:{hash_}:image/png",)
-    assert media.parts == (Media(type="image/png", blob=hash_),)
+    assert media.parts == (MessageMedia(type="image/png", blob=hash_),)
 
 
 def test_json_that_cannot_be_read_is_shown_as_it_is() -> None:
-    assert decoded(b'{"content": "\\ud83d"}') == '{"content": "\\ud83d"}'
+    assert decode_foreign(b'{"content": "\\ud83d"}') == '{"content": "\\ud83d"}'
 
 
 KEYS = """
@@ -103,12 +112,12 @@ values = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NAMES), values, st.dictionaries(keys, values, max_size=5))
 def test_whatever_a_client_or_a_server_sends_can_be_read(name: str, item: Any, whole: dict[str, Any]) -> None:
-    speaks = dialects.dialect(name)
+    speaks = dialects.find_dialect(name)
 
-    found = [*dialects.messages(name, [item]), *speaks.system(whole)]
+    found = [*dialects.parse_messages(name, [item]), *speaks.system(whole)]
     reply = speaks.reply(whole)
 
-    assert all(isinstance(message, Message) for message in found)
+    assert all(isinstance(message, CommonMessage) for message in found)
     assert all(isinstance(tool, dict) for tool in speaks.tools(whole))
     assert reply.message is None or reply.message.role == "assistant" or name == "chat"
 

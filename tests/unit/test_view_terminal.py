@@ -6,18 +6,28 @@ import threading
 
 import pytest
 from rich.text import Text
-from tests.patience import stretch
+from tests.wait_bounds import stretch
 
-from holdwater.core.records import GiB, MiB, Usage
-from holdwater.core.summary import Gauge, Summary
-from holdwater.view.figures import count, duration, line, size
+from holdwater.core.records import GiB, MiB, ModelUsage
+from holdwater.core.summary import RunGauge, RunSummary
+from holdwater.view.formatting import count, duration, line, size
+from holdwater.view.live_display import (
+    LiveDisplay,
+    PaceMeter,
+    RecentMemory,
+    SettlePace,
+    draw,
+    progress_line,
+    render_disk,
+    render_frame,
+    render_memory,
+)
+from holdwater.view.outcome_overview import OutcomeOverview
 from holdwater.view.report import totals
-from holdwater.view.survey import Survey
-from holdwater.view.terminal import Display, Pace, Pacer, Recent, disk, draw, memory, progress_line, render
-from holdwater.view.timeline import bars, memory_over_time, what_bound
+from holdwater.view.timeline import bars, memory_over_time, summarize_limits
 
 
-def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Summary:
+def summary(settled: int = 12, total: int | None = 40, **changes: object) -> RunSummary:
     fields: dict[str, object] = {
         "run": "r1",
         "directory": "runs/20300102-030405-demo",
@@ -29,9 +39,11 @@ def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Sum
         "settled": settled,
         "total": total,
         "outcomes": {"model": 1, "failed": 2, "passed": 9},
-        "usage": Usage(requests=412, input_tokens=1_234_567, cached_tokens=800_000, output_tokens=34_000),
+        "usage": ModelUsage(
+            requests=412, input_tokens=1_234_567, cached_tokens=800_000, output_tokens=34_000
+        ),
         "seconds": 42.0,
-        "gauge": Gauge(
+        "gauge": RunGauge(
             at=0.0,
             running=8,
             waiting={"slot": 16, "back-off": 4},
@@ -48,7 +60,7 @@ def summary(settled: int = 12, total: int | None = 40, **changes: object) -> Sum
         ),
         "events": {"worker.lost": 1},
     }
-    return Summary(**{**fields, **changes})  # type: ignore[arg-type]
+    return RunSummary(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def lines(frame: str) -> list[str]:
@@ -57,7 +69,7 @@ def lines(frame: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [20, 60, 80, 120])
 def test_no_row_of_the_frame_is_wider_than_the_terminal(width: int) -> None:
-    frame = draw(render(summary(), Pace(per_minute=18.2, left=92.0)), width)
+    frame = draw(render_frame(summary(), SettlePace(per_minute=18.2, left=92.0)), width)
 
     assert max(Text.from_ansi(row).cell_len for row in frame.split("\n")) <= width
 
@@ -65,7 +77,7 @@ def test_no_row_of_the_frame_is_wider_than_the_terminal(width: int) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_frame_says_all_that_is_asked_of_it(width: int) -> None:
     shown = " ".join(
-        " ".join(lines(draw(render(summary(), Pace(per_minute=18.2, left=92.0)), width))).split()
+        " ".join(lines(draw(render_frame(summary(), SettlePace(per_minute=18.2, left=92.0)), width))).split()
     )
 
     for fact in (
@@ -82,7 +94,7 @@ def test_the_frame_says_all_that_is_asked_of_it(width: int) -> None:
 
 
 def test_an_unknown_total_is_not_made_up() -> None:
-    shown = "\n".join(lines(draw(render(summary(total=None), Pace(per_minute=18.2)), 80)))
+    shown = "\n".join(lines(draw(render_frame(summary(total=None), SettlePace(per_minute=18.2)), 80)))
 
     assert "12 of 30 planned yet, 18.2 a minute, 42s so far" in shown
     assert "left" not in shown
@@ -91,22 +103,24 @@ def test_an_unknown_total_is_not_made_up() -> None:
 
 @pytest.mark.parametrize("pressure", [None, 0.4])
 def test_pressure_that_is_unknown_or_nothing_is_not_shown(pressure: float | None) -> None:
-    gauge = Gauge(at=0.0, memory=MiB, memory_limit=GiB, pressure=pressure)
+    gauge = RunGauge(at=0.0, memory=MiB, memory_limit=GiB, pressure=pressure)
 
-    assert memory(gauge).plain == "1 MiB of 1.0 GiB (0%)"
+    assert render_memory(gauge).plain == "1 MiB of 1.0 GiB (0%)"
 
 
-def test_a_budget_of_disk_is_shown_with_what_is_used_of_it() -> None:
+def test_a_disk_budget_is_shown_with_its_usage() -> None:
     free = {"disk_free": 30 * GiB, "disk_total": 80 * GiB}
 
-    assert disk(Gauge(at=0.0, **free)).plain == "30.0 GiB free of 80.0 GiB"
-    used = disk(Gauge(at=0.0, disk_used=19 * GiB, disk_limit=20 * GiB, **free))
+    assert render_disk(RunGauge(at=0.0, **free)).plain == "30.0 GiB free of 80.0 GiB"
+    used = render_disk(RunGauge(at=0.0, disk_used=19 * GiB, disk_limit=20 * GiB, **free))
     assert used.plain == "19.0 GiB of 20.0 GiB (95%), 30.0 GiB free of 80.0 GiB"
     assert used.style == "yellow"
 
 
 def test_a_run_without_a_gauge_is_shown() -> None:
-    shown = "\n".join(lines(draw(render(summary(gauge=None, outcomes={}, settled=0), Pace()), 80)))
+    shown = "\n".join(
+        lines(draw(render_frame(summary(gauge=None, outcomes={}, settled=0), SettlePace()), 80))
+    )
 
     assert "0 of 40, 42s so far" in shown
 
@@ -114,13 +128,15 @@ def test_a_run_without_a_gauge_is_shown() -> None:
 def test_no_colour_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    frame = draw(render(summary(), Pace()), 80)
+    frame = draw(render_frame(summary(), SettlePace()), 80)
 
     assert "\x1b[32m" not in frame and "\x1b[38" not in frame
 
 
 def test_names_from_outside_do_not_steer_the_terminal() -> None:
-    frame = draw(render(summary(suite="a\x1b[2Jb", agent="[red]x[/red]", directory="d\ne"), Pace()), 80)
+    frame = draw(
+        render_frame(summary(suite="a\x1b[2Jb", agent="[red]x[/red]", directory="d\ne"), SettlePace()), 80
+    )
 
     assert "\x1b[2J" not in frame
     assert "[red]x[/red]" in lines(frame)[0]
@@ -128,7 +144,7 @@ def test_names_from_outside_do_not_steer_the_terminal() -> None:
 
 
 def test_the_line_for_logs_is_one_line_of_facts() -> None:
-    told = progress_line(summary(), Pace(per_minute=18.2, left=92.0))
+    told = progress_line(summary(), SettlePace(per_minute=18.2, left=92.0))
 
     assert told == (
         "progress settled=12/40 model=1 failed=2 passed=9 running=8 waiting=20 memory=1.2GiB "
@@ -136,21 +152,21 @@ def test_the_line_for_logs_is_one_line_of_facts() -> None:
     )
 
 
-def test_the_pace_is_that_of_the_last_minutes_and_not_of_a_resumed_past() -> None:
-    pacer = Pacer()
-    pacer.see(0.0, summary(settled=1000, total=2000))
-    pacer.see(300.0, summary(settled=1300, total=2000))
+def test_the_pace_is_that_of_recent_minutes_without_a_resumed_past() -> None:
+    pacer = PaceMeter()
+    pacer.measure(0.0, summary(settled=1000, total=2000))
+    pacer.measure(300.0, summary(settled=1300, total=2000))
 
-    pace = pacer.see(600.0, summary(settled=1400, total=2000))
+    pace = pacer.measure(600.0, summary(settled=1400, total=2000))
 
-    assert pace == Pace(per_minute=20.0, left=1800.0)
+    assert pace == SettlePace(per_minute=20.0, left=1800.0)
 
 
 def test_a_pace_needs_something_settled() -> None:
-    pacer = Pacer()
-    pacer.see(0.0, summary(settled=5))
+    pacer = PaceMeter()
+    pacer.measure(0.0, summary(settled=5))
 
-    assert pacer.see(100.0, summary(settled=5)) == Pace()
+    assert pacer.measure(100.0, summary(settled=5)) == SettlePace()
 
 
 class Source:
@@ -161,7 +177,7 @@ class Source:
         self.closed = False
         self.error = error
 
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         self.read.set()
         if self.error:
             raise self.error
@@ -185,7 +201,7 @@ class Screen:
 
 def test_the_display_draws_and_leaves_a_clear_screen() -> None:
     source, screen, said = Source(), Screen(), list[str]()
-    display = Display(lambda: source, said.append, screen)
+    display = LiveDisplay(lambda: source, said.append, screen)
 
     display.start()
     assert screen.drawn.wait(stretch(10))
@@ -199,7 +215,7 @@ def test_the_display_draws_and_leaves_a_clear_screen() -> None:
 def test_without_a_terminal_it_says_lines() -> None:
     said = threading.Event()
     told: list[str] = []
-    display = Display(Source, lambda text: (told.append(text), said.set())[0], None, every=0.01)
+    display = LiveDisplay(Source, lambda text: (told.append(text), said.set())[0], None, every=0.01)
 
     display.start()
     assert said.wait(stretch(10))
@@ -212,7 +228,7 @@ def test_a_reader_that_fails_ends_the_display_alone() -> None:
     source = Source(OSError("disk on fire"))
     ended = threading.Event()
     source.close = ended.set  # type: ignore[method-assign]
-    display = Display(lambda: source, lambda text: None, Screen(), every=0.01)
+    display = LiveDisplay(lambda: source, lambda text: None, Screen(), every=0.01)
 
     display.start()
     assert ended.wait(stretch(10)), "it fails again and again, and is given up"
@@ -223,7 +239,7 @@ def test_a_reader_that_fails_ends_the_display_alone() -> None:
 
 def test_a_reader_that_hangs_does_not_hold_the_end_up() -> None:
     hung = threading.Event()
-    display = Display(lambda: hung.wait() and Source(), lambda text: None, Screen())  # type: ignore[arg-type,return-value]
+    display = LiveDisplay(lambda: hung.wait() and Source(), lambda text: None, Screen())  # type: ignore[arg-type,return-value]
 
     display.start()
     display.stop(timeout=0.05)
@@ -232,7 +248,7 @@ def test_a_reader_that_hangs_does_not_hold_the_end_up() -> None:
 
 
 def test_a_display_that_was_never_started_stops() -> None:
-    Display(Source, lambda text: None, None).stop()
+    LiveDisplay(Source, lambda text: None, None).stop()
 
 
 @pytest.mark.parametrize(
@@ -254,12 +270,12 @@ def test_a_line_is_short_and_safe() -> None:
 
 
 def test_the_frame_says_what_limits_the_run_and_draws_its_memory() -> None:
-    recent = Recent()
+    recent = RecentMemory()
     for at in range(10):
-        drawn = recent.see(Gauge(at=float(at), memory=at * GiB, memory_limit=8 * GiB))
-    recent.see(Gauge(at=9.0, memory=GiB))  # the same reading again
+        drawn = recent.add_reading(RunGauge(at=float(at), memory=at * GiB, memory_limit=8 * GiB))
+    recent.add_reading(RunGauge(at=9.0, memory=GiB))  # the same reading again
 
-    shown = "\n".join(lines(draw(render(summary(), Pace(), drawn), 120)))
+    shown = "\n".join(lines(draw(render_frame(summary(), SettlePace(), drawn), 120)))
 
     assert "on 2 workers, 1 draining; limited by memory" in shown
     assert f"  {bars([at * GiB for at in range(10)], 9 * GiB)}" in shown
@@ -273,18 +289,18 @@ def test_bars_show_the_most_of_each_part(values: list[float], most: float, drawn
     assert bars(values, most, width=3 if len(values) < 4 else 2) == drawn
 
 
-def test_what_limited_a_run_is_told_by_its_share_of_the_time() -> None:
-    gauges = [Gauge(at=0.0, binds=binds) for binds in ("memory", "memory", "memory", "slots", "")]
+def test_the_limits_of_a_run_are_shown_by_share_of_time() -> None:
+    gauges = [RunGauge(at=0.0, binds=binds) for binds in ("memory", "memory", "memory", "slots", "")]
 
-    assert what_bound(gauges) == "memory 75 %, slots 25 %"
+    assert summarize_limits(gauges) == "memory 75 %, slots 25 %"
     assert (
-        memory_over_time([Gauge(at=0.0, memory=4 * GiB, memory_limit=8 * GiB)])
+        memory_over_time([RunGauge(at=0.0, memory=4 * GiB, memory_limit=8 * GiB)])
         == "▅ at most 4.0 GiB of 8.0 GiB"
     )
 
 
 def test_a_page_of_a_run_in_progress_says_what_limits_it_now() -> None:
-    nothing = Survey(rows=(), hidden=0, first={}, slowest=())
+    nothing = OutcomeOverview(rows=(), hidden=0, first={}, slowest=())
 
     now = "\n".join(lines(draw(totals(summary(), nothing, []), 120)))
     then = "\n".join(lines(draw(totals(summary(state="finished"), nothing, []), 120)))
