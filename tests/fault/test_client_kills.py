@@ -87,7 +87,10 @@ def test_turns_in_the_record_are_paid_once(
     scene.suite(SUITE)
     with serving(str(HERE / "counting_model.py"), client, str(trace), str(gate)) as url:
         words = ("--command", template, "--model", MODEL, "--base-url", url, "--retries", "0")
-        command = scene.run(*words, "--workers", "1", "--timeout", "600")
+        packages = (
+            INSTALLED / CLIENTS[client][0].split("/")[0]
+        )  # a sandbox shows programs, not the directory they lie in
+        command = scene.run(*words, "--mount", f"{packages}:{packages}", "--workers", "1", "--timeout", "600")
         until("the third turn is asked for", lambda: "turn 3\n" in lines(trace) or not command.running, 500)
         assert command.running, command
         command.kill()
