@@ -24,6 +24,7 @@ from holdwater.image.docker.journal import (
     open_journal,
     slug,
 )
+from holdwater.sandbox.docker.failures import make_start_error
 
 
 def test_nothing_in_a_value_is_expanded() -> None:
@@ -191,3 +192,12 @@ async def test_a_builder_whose_cache_the_daemon_does_not_hold_is_passed_over(tmp
     assert found.refused == (
         f"`{other}/docker`: its builder `default` has the driver `docker-container`, not `docker`",
     )
+
+
+@pytest.mark.parametrize(
+    "message", ["cannot exec in a stopped state", "cannot exec a container that has stopped"]
+)
+def test_a_command_in_a_stopped_container_is_not_blamed(message: str) -> None:
+    error = make_start_error(f"OCI runtime exec failed: exec failed: {message}: unknown", "sh")
+
+    assert (error.kind, "the container is gone" in str(error)) == ("daemon", True)

@@ -23,6 +23,7 @@ GONE_MESSAGES = (
     "RWLayer of container",  # removal is in progress
 )
 NOT_FOUND = ("executable file not found", "no such file or directory")
+STOPPED = ("cannot exec in a stopped", "cannot exec a container that has stopped")  # runc's messages
 
 
 @contextmanager
@@ -58,6 +59,8 @@ def make_gone_error(doing: str) -> SandboxFailed:
 
 def make_start_error(told: str, program: str) -> SandboxFailed:
     """Return the error for a command whose program never ran."""
+    if any(words in told for words in STOPPED):  # it stopped between the daemon's check and the start
+        return make_gone_error("cannot start the command")
     if any(words in told for words in NOT_FOUND) and "chdir" not in told:
         return SandboxFailed(f"no such program in the sandbox: `{program}`", kind="missing", again=False)
     refused = "chdir" in told or "find user" in told or "permission denied" in told
