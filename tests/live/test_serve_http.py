@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import subprocess
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -390,6 +391,26 @@ async def test_a_unix_socket_is_for_its_user_alone(tmp_path):
             async with RolloutServer(s.desk, ServerSettings(listen=f"unix:{path}")):
                 pass
     assert not path.exists()
+
+
+async def test_no_request_is_answered_before_the_address_is_announced():
+    order: list[str] = []
+
+    @asynccontextmanager
+    async def announce(addresses):
+        async with aiohttp.ClientSession() as client:
+            early = asyncio.create_task(client.get(f"{addresses[0]}/v1/health"))
+            early.add_done_callback(lambda task: order.append("answered"))
+            await asyncio.wait([early], timeout=0.3)
+            order.append("announced")
+            yield
+            async with await early as response:
+                assert response.status == 200
+
+    async with scene(announce=announce):
+        pass
+
+    assert order == ["announced", "answered"]
 
 
 async def test_tls(tmp_path):

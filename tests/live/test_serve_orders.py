@@ -47,6 +47,7 @@ async def serving(place: Path, *, agent: str | None = None, **options: Any) -> A
     try:
         async with AsyncClient(f"unix:{place}/socket", patience=20.0) as client:
             await eventually(lambda: (place / "socket").exists() or server.done(), 20.0)
+            await client.stats()  # finds the token, which is there before the first reply
             yield client
             await client.drain()
         await asyncio.wait_for(server, stretch(20.0))

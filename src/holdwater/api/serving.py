@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -115,14 +116,19 @@ def _make_opener(
             terms = prepared.terms
             file = RunDirectory(prepared.run.path).token
             if prepared.token:
-                terms = terms._replace(keys=(stack.enter_context(publish_token(file)),), separate=False)
+                keys = (stack.enter_context(publish_token(file)),)
+                terms = terms._replace(keys=keys, separate=False, announce=partial(_link_token, file))
             door = await stack.enter_async_context(RolloutServer(desk, terms))
-            if prepared.token:
-                stack.enter_context(link_token(file, door.addresses, read_environment().token_links))
             say(f"serving: {door.address} {_describe_server(prepared)}")
             yield door
 
     return open_server
+
+
+@asynccontextmanager
+async def _link_token(file: Path, addresses: Sequence[str]) -> AsyncIterator[None]:
+    with link_token(file, addresses, read_environment().token_links):
+        yield
 
 
 def _describe_server(prepared: PreparedServer) -> str:

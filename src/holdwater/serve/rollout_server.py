@@ -59,6 +59,7 @@ class RolloutServer:
         self._rules = make_rules(terms, self._listen_address)
         self._bodies = BoundedBodies(terms.largest_order)
         self._warnings = PeerWarnings(terms.note)
+        self._announced = asyncio.Event()
         self._stack = AsyncExitStack()
 
     @staticmethod
@@ -84,6 +85,8 @@ class RolloutServer:
             except BadInput as error:
                 refused = error  # raised below, after everything is closed: a TaskGroup would wrap it
             else:
+                await stack.enter_async_context(self._settings.announce(self.addresses))
+                self._announced.set()
                 self._stack = stack.pop_all()
                 return self
         raise refused
@@ -115,6 +118,7 @@ class RolloutServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes the response to this request and affects no other."""
         speech = negotiate_format(request.headers)
+        await self._announced.wait()  # a refused client looks for the token once more, and finds it
         try:
             key = self._rules.admit(request.headers)
             request[OWNER] = _hash_key(key) if key is not None and self._settings.separate else ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class ServerSettings(NamedTuple):
     blobs: Path | None = None  # the directory of the run's media
     spool: Path | None = None  # directory for large responses to slow clients; None: the system's
     connections: int = 8192  # open at once
+    # Makes the addresses known while the server listens on them; the first request is handled after that.
+    announce: Callable[[Sequence[str]], AbstractAsyncContextManager[object]] = lambda addresses: nullcontext()
 
 
 class ListenAddress(NamedTuple):
