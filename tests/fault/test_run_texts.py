@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.command_runner import Scene
 
-from holdwater.core.text import LONGEST_TEXT
+from holdwater.core.masking import LONGEST_TEXT
 from holdwater.ledger.reader import LedgerReader
 
 SUITE = """

@@ -15,7 +15,7 @@ import pytest
 
 import holdwater as hw
 from holdwater.cli.console import render_text
-from holdwater.core.pass_rates import compute_pass_rates, estimate_pass, wilson_interval
+from holdwater.core.summary import compute_pass_rates, estimate_pass, wilson_interval
 from holdwater.export.formats import export_run
 from holdwater.ledger.reader import LedgerReader
 from holdwater.view.report import render_report

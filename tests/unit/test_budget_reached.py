@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdwater.core.budget import RunBudget, find_used_up
 from holdwater.core.errors import BadInput
+from holdwater.core.prices import RunBudget, find_used_up
 from holdwater.core.records import FailureOrigin, LimitOverrides, Limits, ModelUsage
 from holdwater.run.setup.config import parse_sampling
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdwater.core.failures import DAEMON, DISK, UNRESTORED
-from holdwater.core.kept_work import find_kept_work, refuse_grade, refuse_grading, work_to_grade
+from holdwater.core.policy import find_kept_work, refuse_grade, refuse_grading, work_to_grade
 from holdwater.core.records import (
     AttemptFailure,
     AttemptPhase,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.harbor_tasks import task, write
 
+from holdwater.core.environment import fill_templates, list_required
 from holdwater.core.errors import BadInput, GradeFailed, SandboxFailed
 from holdwater.core.records import MiB, Network
-from holdwater.core.variables import fill_templates, list_required
 from holdwater.suite.harbor import harbor
 from holdwater.suite.harbor.records import RewardStrategy
 from holdwater.suite.harbor.rewards import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import holdwater
-from holdwater.core.helper_environment import KEY_VARIABLES, build_environment, build_python_environment
+from holdwater.core.environment import KEY_VARIABLES, build_environment, build_python_environment
 
 SOURCE = Path(holdwater.__file__).parent
 STARTS = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "run", "check_output", "check_call"}

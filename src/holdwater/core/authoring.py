@@ -96,7 +96,7 @@ class GradingSandbox(WholeSandbox, Protocol):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment of holdwater, without the keys of model providers: see `core/variables.py`."""
+        """The environment of holdwater, without the keys of model providers: see `core/environment.py`."""
 
 
 class ManagedSandbox(WholeSandbox, Protocol):

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from .budget import RunBudget
 from .image import ImageRecipe
-from .prices import ModelPrice
+from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
 
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .masking import clean_text
 from .records import AttemptFailure, AttemptPhase, FailureOrigin
-from .text import clean_text
 
 LONGEST_KIND = 200  # characters
 

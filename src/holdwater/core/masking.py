@@ -1,6 +1,7 @@
 """Masks the keys of attempts in everything that is stored: logs, records, answers, artifacts. Pure.
 
-A mask has the same length as its key, so that lengths and offsets around it stay valid.
+A mask has the same length as its key, so that lengths and offsets around it stay valid. `clean_text` prepares
+each text of a message, a verdict or a row.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Protocol
 
 KEY_PREFIX = "sk-hw-"
 KEY_LENGTH = 43  # characters after the prefix
+LONGEST_TEXT = 1024 * 1024  # characters
 TEXT_SAMPLE = 8192  # leading bytes that decide whether a file is text
 
 _PREFIX = KEY_PREFIX.encode()
@@ -85,3 +87,15 @@ class MaskedFile:
         end = len(self._held) if size < 0 else size
         given, self._held = self._held[:end], self._held[end:]
         return given
+
+
+def clean_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return `text` with keys masked and text that UTF-8 cannot encode escaped.
+
+    A text of more than `longest` characters loses its middle.
+    """
+    text = mask_text(text)
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}\n[cut: {len(text) - 2 * half} characters]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -37,10 +37,17 @@ from .events import (
 )
 from .failures import CRASHED, DAEMON, DISK, POISON
 from .groups import ARRIVED_STATES, Group, MemberState, make_cut_failure, make_straggler_failure
-from .planner_state import STRAGGLER_CUT, WHOLE_GROUP, PlannerState, QueueKey, Sample, make_outcome
+from .planner_state import (
+    STRAGGLER_CUT,
+    WHOLE_GROUP,
+    PlannerState,
+    QueueKey,
+    Sample,
+    SampleQueues,
+    make_outcome,
+)
 from .policy import NextTry, PlannerPolicy, TryCounts, VerdictSummary, decide, rank
 from .records import Attempt, AttemptFailure, FailureOrigin, Outcome
-from .sample_queues import SampleQueues
 
 LOG_BOUND = 4096
 # Seconds by which a timer may fire early; a timer that fires earlier belongs to another `SetTimer`.

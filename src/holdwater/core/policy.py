@@ -1,16 +1,21 @@
-"""The consequences of a verdict: its score, the critic's decision, another try and its delay.
+"""The consequences of a verdict: score, critic, another try and its delay, grading of kept work, reopening.
 
-Pure functions over the failure table. Only the planner acts on them.
+Pure functions over the failure table. The planner acts on verdicts, `run/conductor/regrade.py` on kept work,
+and `run/setup/resumption.py` on closed samples that a resume opens again.
 """
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
+from enum import StrEnum
+
 import msgspec
 
 from .config import CriticKind, KeepRule, RunConfig
-from .failures import RULES, UNRESTORED, FailureRule, RetryRule, ScoreRule
-from .kept_work import work_to_grade
-from .records import AttemptFailure, FailureOrigin, Grade, Record, Verdict
+from .failures import DAEMON, DISK, POISON, RULES, UNRESTORED, FailureRule, RetryRule, ScoreRule
+from .groups import CLIENT_GONE
+from .records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, KeptFile, KeptWork, Record, Verdict
 
 LARGEST_SCALE = 8
 LOSSES_BEFORE_ALONE = 2
@@ -211,3 +216,120 @@ def grade_counts(failure: AttemptFailure | None, grade: Grade | None) -> bool:
 def exit_status(kind: str, where: FailureOrigin | None) -> int:
     """Return the exit status that one outcome requires of its run."""
     return RULES[where].exit_status if where is not None and kind != "passed" else 0
+
+
+# Kept work: which work can be graded without running its agent.
+
+
+def find_kept_work(verdict: Verdict) -> KeptWork | None:
+    """Return the work behind a verdict, also one of an older version; None: the agent did not act."""
+    if verdict.kept is not None or not verdict.times.acting:
+        return verdict.kept
+    failure, salvage, name = verdict.failure, verdict.salvage, f"{verdict.attempt:06d}.patch"
+    return KeptWork(
+        attempt=verdict.attempt,
+        failure=None if failure is None or failure.phase is AttemptPhase.GRADING else failure,
+        salvage=None if salvage is None else KeptFile(name=salvage.name, bytes=salvage.bytes),
+        patch=None if verdict.patch is None else KeptFile(name=name, bytes=verdict.patch),
+    )
+
+
+def list_kept_files(kept: KeptWork | None) -> list[KeptFile]:
+    """Return the files in the run's `artifacts/` that hold the work."""
+    return [] if kept is None else [file for file in (kept.salvage, kept.patch, kept.answer) if file]
+
+
+def refuse_grading(verdict: Verdict) -> str:
+    """Return why the work behind a verdict cannot be graded; empty: it can."""
+    kept = find_kept_work(verdict)
+    if kept is None:
+        return "the agent did not act"
+    if kept.failure is not None and RULES[kept.failure.where].scored is ScoreRule.NO:
+        return f"the agent's time ended with a failure that is not scored: {kept.failure.where}"
+    return kept.lacks
+
+
+def refuse_grade(verdict: Verdict) -> str:
+    """Return why a grade of kept work does not count; empty: it counts."""
+    kept, grade = verdict.kept, verdict.grade
+    if kept is None or grade is None or grade.passed or not kept.outside:
+        return ""
+    return f"only a pass counts: {kept.outside} paths outside the working directory are not kept"
+
+
+def work_to_grade(verdict: Verdict) -> int | None:
+    """Return the attempt whose kept work the next try grades; None: the agent has to act again."""
+    kept, failure = verdict.kept, verdict.failure
+    if kept is None or kept.lacks or kept.outside or kept.steps > 1 or verdict.grade is not None:
+        return None
+    if failure is not None and failure.kind == UNRESTORED:
+        return None
+    if failure is not None and failure.where is FailureOrigin.INTERRUPTED and failure.kind in (DISK, DAEMON):
+        return None  # the fault may have affected the acting phase too
+    finished = kept.failure is None or RULES[kept.failure.where].scored is ScoreRule.YES
+    return kept.attempt if finished else None
+
+
+# Closed samples: which of them a resume opens again, and in which round each continues.
+
+
+class RetryChoice(StrEnum):
+    """The groups of closed samples that `--retry` accepts. Any other word is a pattern over instance ids."""
+
+    FAILED = "failed"  # samples that were graded and did not pass
+    INFRASTRUCTURE = "infrastructure"  # failures that set the exit status, without poison
+    POISON = "poison"  # samples that crashed their workers
+    ALL = "all"  # all samples that did not pass
+
+
+class ClosedSample(Record, frozen=True):
+    """A sample with an outcome, and the state of its last attempt."""
+
+    instance: int
+    sample: int
+    name: str  # the instance's id
+    kind: str  # kind of the outcome
+    where: FailureOrigin | None
+    failure: str  # kind of the failure behind the outcome
+    number: int  # attempts so far
+    round: int
+
+    @property
+    def poison(self) -> bool:
+        return self.where is FailureOrigin.WORKER and self.failure == POISON
+
+    @property
+    def infrastructure(self) -> bool:
+        return exit_status(self.kind, self.where) != 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the sample was cancelled because its client was gone."""
+        return self.where is FailureOrigin.CANCELLED and self.failure == CLIENT_GONE
+
+    @property
+    def next_round(self) -> int:
+        """The round to continue in.
+
+        A sample that failed through no fault of its agent stays in its round and gets its recorded replies
+        again.
+        """
+        return self.round if self.infrastructure or self.abandoned else self.round + 1
+
+
+def is_chosen(closed: ClosedSample, choices: Sequence[str]) -> bool:
+    """Whether one of the choices opens the sample again. A passed sample stays closed."""
+    return closed.kind != "passed" and any(_matches(closed, choice) for choice in choices)
+
+
+def _matches(closed: ClosedSample, choice: str) -> bool:
+    match choice:
+        case RetryChoice.ALL:
+            return True
+        case RetryChoice.FAILED:
+            return closed.kind == "failed"
+        case RetryChoice.POISON:
+            return closed.poison
+        case RetryChoice.INFRASTRUCTURE:
+            return closed.infrastructure and not closed.poison
+    return fnmatch.fnmatchcase(closed.name, choice)

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ..core.helper_environment import build_environment
+from ..core.environment import build_environment
 from ..core.records import MiB, Record
 from .client import DockerError
 from .versions import DAEMON_DRIVER, BuildxBuilder, DockerProgram, explain_unfit, parse_builder

@@ -15,8 +15,8 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.exchange import Exchange
-from ..core.pass_rates import PassRate
 from ..core.records import ModelUsage, PhaseTimes, Record, Verdict
+from ..core.summary import PassRate
 from ..ledger.blob_references import resolve_references
 from ..ledger.blobs import BlobStore
 from ..ledger.directory import RunDirectory

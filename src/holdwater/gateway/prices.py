@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from ..core.environment import build_python_environment
 from ..core.errors import BadInput
-from ..core.helper_environment import build_python_environment
 from ..core.prices import ModelPrice, find_price
 
 PATIENCE = 30.0  # seconds

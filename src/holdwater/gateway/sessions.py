@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, structs
 
-from ..core.budget import find_used_up
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
 from ..core.exchange import DriftedCall, ExchangeLog, RecordedReply, ReplyRecording
 from ..core.masking import KEY_PREFIX, unmask_bytes
+from ..core.prices import find_used_up
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, ModelUsage
 from . import media
 from .active_calls import ActiveCall, UnrecordedTurn

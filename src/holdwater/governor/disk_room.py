@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from ..core.headroom import HEADROOM_PART, MOST_HEADROOM, compute_headroom
 from ..core.records import Record
+from ..core.sizes import HEADROOM_PART, MOST_HEADROOM, compute_headroom
 from .disks import FULL_BELOW
 from .resource_reading import DiskReading
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import LedgerCorrupt
-from ..core.kept_work import find_kept_work, list_kept_files
+from ..core.policy import find_kept_work, list_kept_files
 from ..core.records import FailureOrigin, Outcome, Record, Verdict
 from .blob_references import find_references
 from .blobs import BlobStore

@@ -14,8 +14,8 @@ import msgspec
 
 from ..core.config import KeepRule
 from ..core.errors import LedgerCorrupt
+from ..core.policy import ClosedSample
 from ..core.records import Attempt, FailureOrigin, Outcome, Verdict
-from ..core.reopening import ClosedSample
 from ..core.summary import RunGauge
 from . import orders, resume_state, retention, schema
 from .directory import RunDirectory

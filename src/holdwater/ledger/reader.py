@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from ..core.errors import LedgerCorrupt
-from ..core.pass_rates import PassRate, compute_pass_rates
 from ..core.records import FailureOrigin, ModelUsage, Verdict
-from ..core.summary import RunGauge, RunSummary
+from ..core.summary import PassRate, RunGauge, RunSummary, compute_pass_rates
 from .compression import unpack
 from .directory import RunDirectory
 from .refused_requests import summarize_refusals

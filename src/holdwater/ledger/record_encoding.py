@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.masking import mask_bytes
+from ..core.masking import clean_text, mask_bytes
 from ..core.records import Record
-from ..core.text import clean_text
 
 LARGEST_RECORD = 64 * 1024 * 1024  # bytes; in a larger record, long texts are cut
 

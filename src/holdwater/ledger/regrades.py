@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..core.kept_work import refuse_grade
+from ..core.masking import clean_text
+from ..core.policy import refuse_grade
 from ..core.records import FailureOrigin, Outcome, Verdict
 from ..core.summary import RegradeState
-from ..core.text import clean_text
 
 if TYPE_CHECKING:
     from .reader import LedgerReader

@@ -1,6 +1,6 @@
 """Reopens closed samples: deletes the outcome and writes the attempt and round from which retries count anew.
 
-The functions run in the writer's thread and transaction. `core/reopening.py` selects the samples;
+The functions run in the writer's thread and transaction. `core/policy.py` selects the samples;
 `resume_state.py` reads the progress of a reopened sample after a kill.
 """
 
@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..core.policy import ClosedSample
 from ..core.records import FailureOrigin
-from ..core.reopening import ClosedSample
 
 PAGE = 256  # closed samples in memory at a time
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from ..core.config import KeepRule
 from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
-from ..core.policy import keeps, verdict_kind
+from ..core.masking import clean_text
+from ..core.policy import ClosedSample, keeps, verdict_kind
 from ..core.records import Attempt, ModelUsage, Outcome, Record, Verdict
-from ..core.reopening import ClosedSample
 from ..core.summary import RunGauge
-from ..core.text import clean_text
 from . import orders, regrades
 from .compression import pack, unpack
 from .orders import OrderRow

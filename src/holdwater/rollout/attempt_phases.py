@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..core.authoring import CriticInput, ManagedSandbox, SessionStatus
+from ..core.environment import GRADING_VARIABLES, fill_templates
 from ..core.errors import AgentFailed, DiskFull, GradeFailed, SandboxFailed
 from ..core.failures import RULES, ScoreRule
 from ..core.records import (
@@ -22,7 +23,6 @@ from ..core.records import (
     Limits,
     SandboxSpec,
 )
-from ..core.variables import GRADING_VARIABLES, fill_templates
 from ..ledger.files import describe_file
 from .attempt_rules import describe_left_out, make_fresh_error, prefer_model_failure, worth_grading
 from .attempt_services import ArtifactPaths, AttemptServices, SegmentLog

@@ -13,7 +13,7 @@ import msgspec
 from ..core.authoring import ChildResult, ManagedSandbox, SessionStatus
 from ..core.errors import AttemptError, as_failure, drop_tracebacks
 from ..core.failures import DISK, RULES, ScoreRule
-from ..core.kept_work import find_kept_work
+from ..core.policy import find_kept_work
 from ..core.records import (
     NO_USAGE,
     AttemptFailure,

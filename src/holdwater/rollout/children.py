@@ -18,8 +18,8 @@ from ..agent.python import python, takes_attempt
 from ..core.authoring import Agent, AgentFunction, ChildResult, SessionStatus
 from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, drop_tracebacks
 from ..core.groups import make_cancel_failure
+from ..core.masking import clean_text
 from ..core.records import NO_USAGE, AttemptFailure, Instance
-from ..core.text import clean_text
 from .attempt_rules import prefer_model_failure
 from .attempt_services import AttemptServices
 from .attempt_state import AttemptState

@@ -12,9 +12,8 @@ import msgspec
 
 from ..core.authoring import GradeResult, GroupGrades
 from ..core.errors import GradeFailed
-from ..core.masking import mask_text
+from ..core.masking import clean_text, mask_text
 from ..core.records import Grade
-from ..core.text import clean_text
 
 LONGEST_ANSWER = 1024 * 1024  # characters of JSON in a verdict; a longer answer goes to a file of its own
 UNFAITHFUL = "a JSON round trip changes the answer"

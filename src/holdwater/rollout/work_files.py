@@ -11,8 +11,8 @@ import msgspec
 
 from ..core.errors import SandboxFailed
 from ..core.failures import UNRESTORED
-from ..core.kept_work import list_kept_files
 from ..core.masking import mask_bytes
+from ..core.policy import list_kept_files
 from ..core.records import KeptFile, KeptWork
 from ..ledger.durable_files import replace_file
 from ..ledger.files import check_file, describe_file

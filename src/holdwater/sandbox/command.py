@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from ..core.environment import build_environment
 from ..core.errors import AttemptError, SandboxFailed
-from ..core.helper_environment import build_environment
 from . import process_marks
 from .bubblewrap import PAUSES, is_mount_trouble
 from .capture import CommandLog, StreamCapture

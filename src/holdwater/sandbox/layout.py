@@ -11,8 +11,8 @@ from pathlib import Path
 from msgspec import field
 
 from ..core.errors import SandboxFailed
+from ..core.input_checks import find_bad_paths
 from ..core.records import Network, Record, SandboxSpec
-from ..core.spec_paths import find_bad_paths
 from . import bubblewrap
 from .path_mapping import PathMapping
 from .root import RootMounts

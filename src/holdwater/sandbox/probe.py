@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ..core.config import SandboxRoot
-from ..core.helper_environment import SYSTEM_PATH, build_environment
+from ..core.environment import SYSTEM_PATH, build_environment
 from ..core.records import Record
 from .bubblewrap import PAUSES, build_base, is_mount_trouble
 from .cgroup import CgroupHome, locate_home

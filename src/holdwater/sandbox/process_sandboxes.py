@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
+from ..core.environment import SYSTEM_PATH
 from ..core.errors import BadInput
-from ..core.helper_environment import SYSTEM_PATH
 from ..core.records import Limits, Network, SandboxSpec
 from . import bubblewrap, process_marks
 from .command import adopt_orphans

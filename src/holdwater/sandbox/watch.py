@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from ..core.errors import AttemptError, LimitReached, ResourceExhausted, RunFailed, SandboxFailed
-from ..core.headroom import compute_headroom
 from ..core.records import Limits, MiB
+from ..core.sizes import compute_headroom
 from . import disk_usage, process_usage
 from .cgroup import ControlGroup
 from .command import finish_anyway

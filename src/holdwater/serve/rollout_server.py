@@ -23,8 +23,8 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from ..core.errors import BadInput, LedgerCorrupt, RequestRefused, RunStopped
+from ..core.masking import clean_text
 from ..core.serving_protocol import LONGEST_KEY, ProblemDetails, SteerRequest
-from ..core.text import clean_text
 from ..gateway.server import LONGEST_SOCKET_PATH
 from ..ledger.blobs import BlobStore, is_hash
 from ..rollout.periodic_task import PeriodicTask

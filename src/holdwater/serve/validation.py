@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..core.endpoint import find_url_problem
 from ..core.errors import RequestRefused
 from ..core.groups import GroupTerms
+from ..core.input_checks import find_bad_paths, find_url_problem
 from ..core.records import Instance, LimitOverrides, Network, SandboxSpec
 from ..core.serving_protocol import Order, SteerRequest
-from ..core.spec_paths import find_bad_paths
 
 KEY_HINT = "the key of an endpoint is sent in the header `X-Holdwater-Model-Key`"
 

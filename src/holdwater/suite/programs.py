@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.authoring import Sandbox
+from ..core.environment import GRADING_VARIABLES
 from ..core.errors import GradeFailed
-from ..core.variables import GRADING_VARIABLES
 
 PROBE_SECONDS = 60.0
 LONGEST = 100_000  # characters; longer commands are not analysed

@@ -15,8 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from ..core.pass_rates import PassRate
-from ..core.summary import RegradeState, RunGauge, RunSummary
+from ..core.summary import PassRate, RegradeState, RunGauge, RunSummary
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import OutcomeRow
 from .formatting import (

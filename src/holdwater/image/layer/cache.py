@@ -19,7 +19,7 @@ from types import TracebackType
 
 import msgspec
 
-from ...core.helper_environment import build_environment
+from ...core.environment import build_environment
 from ...core.image import ImageLayer, Note
 from ...core.records import Record
 from ...ledger.private_files import make_directory

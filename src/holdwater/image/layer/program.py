@@ -16,8 +16,8 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...core.environment import KEY_VARIABLES
 from ...core.errors import BadInput, ImageFailed
-from ...core.helper_environment import KEY_VARIABLES
 from ...core.records import MiB
 from ...ledger.private_files import make_directory, open_private
 

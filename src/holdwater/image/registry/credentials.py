@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from ...core.environment import build_environment
 from ...core.errors import BadInput, ImageFailed
-from ...core.helper_environment import build_environment
 from .reference import DOCKER_HUB
 
 HELPER_SECONDS = 30.0

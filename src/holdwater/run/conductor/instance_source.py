@@ -18,8 +18,8 @@ import msgspec
 from ...core.authoring import Suite
 from ...core.config import RunConfig, SandboxKind
 from ...core.errors import BadInput, HoldwaterError, SuiteFailed
+from ...core.input_checks import find_bad_paths
 from ...core.records import Instance, Network
-from ...core.spec_paths import find_bad_paths
 from ...image.naming import assign_image
 
 

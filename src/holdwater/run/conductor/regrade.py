@@ -17,8 +17,7 @@ from blake3 import blake3
 from ...core.authoring import Suite
 from ...core.errors import BadInput, HoldwaterError
 from ...core.events import SampleOpened
-from ...core.kept_work import find_kept_work, list_kept_files, refuse_grading
-from ...core.policy import explain_not_kept
+from ...core.policy import explain_not_kept, find_kept_work, list_kept_files, refuse_grading
 from ...core.records import Record, Verdict
 from ...core.summary import RegradeState
 from ...ledger.directory import RunDirectory

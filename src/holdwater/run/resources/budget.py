@@ -1,6 +1,6 @@
 """Stops a run whose budget is used up: checks each second the usage of all attempts and the elapsed time.
 
-`core/budget.py` defines budgets. Attempts that still run are interrupted, and the run can be resumed.
+`core/prices.py` defines budgets. Attempts that still run are interrupted, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...core.budget import RunBudget
 from ...core.config import RunConfig
 from ...core.errors import RunStopped
+from ...core.prices import RunBudget
 from ...ledger.ledger import Ledger
 from ..fleet.interface import Fleet
 

@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 from ...core.config import RunConfig
 from ...core.errors import HoldwaterError, RunStopped
 from ...core.failures import DISK
-from ...core.headroom import compute_headroom
 from ...core.records import FailureOrigin, MiB, Verdict
+from ...core.sizes import compute_headroom
 from ...governor.disk_room import EASE_FACTOR, DiskLevel, DiskLevels, make_budget_room, make_disk_room
 from ...governor.disks import measure_usage, read_disks
 from ...governor.resource_reading import DiskReading, ResourceBound

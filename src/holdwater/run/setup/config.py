@@ -18,14 +18,13 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, Suite
-from ...core.budget import RunBudget
 from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot
-from ...core.endpoint import find_url_problem
+from ...core.environment import KEY_VARIABLES, KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
-from ...core.helper_environment import KEY_VARIABLES, SERVE_KEYS, SYSTEM_PATH
+from ...core.input_checks import find_url_problem
+from ...core.prices import RunBudget
 from ...core.records import Limits, MiB, Record
 from ...core.sizes import parse_size
-from ...core.variables import KEYS_WITHHELD
 from ...gateway.prices import price_of
 from ...rollout.models import make_price_error
 from ...rollout.worker_protocol import ModelProvider, UpstreamConfig

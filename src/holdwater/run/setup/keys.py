@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...core.helper_environment import KEY_VARIABLES
+from ...core.environment import KEY_VARIABLES
 
 ENVIRONMENT_STARTS = 47  # the field of `/proc/PID/stat` with the address, counted from the state
 _taken: dict[str, str] = {}  # bound: KEY_VARIABLES

@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from ...core.authoring import CriticFunction
-from ...core.budget import RunBudget
 from ...core.config import CriticKind, KeepRule, Network, RunConfig, SandboxKind, SandboxRoot
 from ...core.errors import BadInput
 from ...core.image import EngineKind
+from ...core.prices import RunBudget
 from ...core.records import Limits
 from ...gateway.prices import read_prices
 from ...image.recipe import read_recipe

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.config import RunConfig
 from ...core.errors import BadInput
-from ...core.reopening import ClosedSample, RetryChoice, is_chosen
+from ...core.policy import ClosedSample, RetryChoice, is_chosen
 from ...ledger.directory import RunDirectory
 from ...ledger.ledger import Ledger
 from ...ledger.reader import LedgerReader

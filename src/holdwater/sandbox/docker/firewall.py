@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.containers import CONTAINER_PORTS
-from ...core.helper_environment import SYSTEM_PATH, build_environment
+from ...core.environment import SYSTEM_PATH, build_environment
 from .network import BridgeNetwork
 
 IPV4, IPV6 = "iptables", "ip6tables"

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ...core.environment import list_required
 from ...core.errors import BadInput
 from ...core.records import Network
-from ...core.variables import list_required
 from ..confinement import leads_out
 from .records import SCHEMA, EnvironmentSection, NetworkMode, OperatingSystem, TaskToml
 from .stages import TaskStage, network_mode_of, read_instruction, stages

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Mapping
 
 from ...core.authoring import GradingSandbox
+from ...core.environment import GRADING_VARIABLES, fill_templates
 from ...core.errors import AgentFailed, GradeFailed, SandboxFailed
-from ...core.variables import GRADING_VARIABLES, fill_templates
 from ...ledger.private_files import make_directory, write_private
 from ..grading import tail
 from . import artifacts

@@ -17,9 +17,9 @@ import msgspec
 import msgspec.inspect
 
 from ...core.errors import BadInput
+from ...core.input_checks import explain_path
 from ...core.records import MiB, Record
 from ...core.sizes import parse_size
-from ...core.spec_paths import explain_path
 from .numbers import coerce_numbers
 from .records import (
     AgentSection,

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from ...core.errors import BadInput
+from ...core.input_checks import explain_path
 from ...core.records import Network, Record
-from ...core.spec_paths import explain_path
 
 
 class BenchmarkKind(StrEnum):

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from ...core.environment import build_python_environment
 from ...core.errors import BadInput, GradeFailed
-from ...core.helper_environment import build_python_environment
 
 INSTALL = "pip install 'holdwater[swebench]'"
 JUDGE_SECONDS = 300.0
