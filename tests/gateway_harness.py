@@ -18,8 +18,7 @@ from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.breaker import CircuitBreaker
 from holdwater.gateway.upstreams.http import HttpUpstream, ProviderAddress
-from holdwater.ledger.blob_references import resolve_references
-from holdwater.ledger.blobs import BlobStore
+from holdwater.ledger.blobs import BlobStore, resolve_references
 from holdwater.ledger.dialects import find_dialect
 
 MODEL = "test-model"

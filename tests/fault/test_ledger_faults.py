@@ -19,10 +19,9 @@ from holdwater.core.summary import RunGauge
 from holdwater.ledger.audit import audit_run
 from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges
-from holdwater.ledger.journal import Journal, list_journals
+from holdwater.ledger.journal import Journal, RecoveryResult, list_journals, recover
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
-from holdwater.ledger.recovery import RecoveryResult, recover
 
 CONDUCTOR = """
 import asyncio, itertools, os, sys

@@ -16,10 +16,10 @@ from tests.command_runner import Scene, serving, until
 from tests.ledger_runs import exchange, new_run, passed, planned
 
 from holdwater.core.records import Attempt, Outcome
+from holdwater.ledger.attempt_files import attempt_files, log_path
 from holdwater.ledger.audit import audit_run
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
-from holdwater.ledger.files import attempt_files, log_path
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
 

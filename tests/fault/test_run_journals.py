@@ -14,9 +14,8 @@ from tests.ledger_runs import new_run, passed, planned
 from holdwater.core.records import Attempt, AttemptFailure, FailureOrigin, Verdict
 from holdwater.ledger.audit import audit_run
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.journal import Journal
+from holdwater.ledger.journal import Journal, RecoveryResult, recover
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.recovery import RecoveryResult, recover
 from holdwater.rollout.worker_protocol import WorkerBroken
 
 SUITE = """

@@ -27,9 +27,9 @@ from holdwater.core.records import (
     PhaseTimes,
     Verdict,
 )
+from holdwater.ledger.attempt_files import log_path, patch_path, taken_out_path
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import segment_path
-from holdwater.ledger.files import log_path, patch_path, taken_out_path
 from holdwater.ledger.ledger import Ledger, PlannedInstance
 
 PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-é\n+è\n"

@@ -22,7 +22,7 @@ import holdwater as hw
 from holdwater.api import grading
 from holdwater.core.records import Verdict
 from holdwater.export.swebench import write_predictions
-from holdwater.ledger.files import patch_path, taken_out_path
+from holdwater.ledger.attempt_files import patch_path, taken_out_path
 from holdwater.ledger.reader import LedgerReader
 from holdwater.suite.loader import load
 

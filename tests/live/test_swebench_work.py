@@ -14,7 +14,7 @@ from tests.swebench_rows import MENDED, Benchmark, diff, git
 import holdwater as hw
 from holdwater.api import grading
 from holdwater.core.records import Instance, Verdict
-from holdwater.ledger.files import patch_path
+from holdwater.ledger.attempt_files import patch_path
 from holdwater.ledger.reader import LedgerReader
 
 pytestmark = pytest.mark.skipif(

@@ -26,9 +26,9 @@ from holdwater.conversation import order_results
 from holdwater.conversation.order_results import build_result, read_rollout
 from holdwater.core.records import Attempt, ChildAttempt, FailureOrigin, Outcome
 from holdwater.core.serving_protocol import Order, OrderResult, TrajectoryForm
+from holdwater.ledger.attempt_files import measure_tree
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import segment_path
-from holdwater.ledger.files import measure_tree
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.orders import OrderRow
 from holdwater.ledger.reader import LedgerReader

@@ -17,7 +17,7 @@ from holdwater.gateway import media
 from holdwater.gateway.recorder import MOST_TIPS, ConversationRecorder
 from holdwater.gateway.request_parser import MalformedRequest
 from holdwater.gateway.routes import DIALECTS
-from holdwater.ledger.blob_references import resolve_references
+from holdwater.ledger.blobs import resolve_references
 
 IMAGE = "data:image/png;base64," + base64.b64encode(random.Random(7).randbytes(4500)).decode()
 BLOBS: dict[str, bytes] = {}

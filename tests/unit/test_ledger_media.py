@@ -13,8 +13,7 @@ from tests.ledger_runs import exchange
 
 from holdwater.core.errors import LedgerCorrupt
 from holdwater.gateway.media import extract_media
-from holdwater.ledger.blob_references import find_references, resolve_references
-from holdwater.ledger.blobs import BlobStore
+from holdwater.ledger.blobs import BlobStore, find_references, resolve_references
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges, read_request_messages
 

@@ -19,7 +19,7 @@ from ..core.records import AttemptFailure, ModelUsage, Verdict
 from ..core.serving_protocol import MessageNode
 from ..export.openai import find_last_answered, render_chat_messages, render_chat_tools
 from ..ledger.blobs import BlobStore
-from ..ledger.directory import RunDirectory
+from ..ledger.directory import RunDirectory, find_run
 from ..ledger.reader import LedgerReader
 from ..ledger.rollouts import (
     RolloutFilter,
@@ -29,7 +29,6 @@ from ..ledger.rollouts import (
     read_groups,
     read_rollouts,
 )
-from ..ledger.run_lookup import find_run
 
 T = TypeVar("T")
 

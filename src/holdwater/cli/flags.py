@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ..ledger.run_lookup import LATEST as LATEST
-from ..ledger.run_lookup import RUNS as RUNS
-from ..ledger.run_lookup import find_run as find_run
+from ..ledger.directory import LATEST as LATEST
+from ..ledger.directory import RUNS as RUNS
+from ..ledger.directory import find_run as find_run
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Patterns = Annotated[list[str] | None, Parameter(negative="", show_default=False)]

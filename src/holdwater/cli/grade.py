@@ -52,7 +52,7 @@ def grade(
     from .. import api
     from ..api import grading
     from ..core.errors import BadInput
-    from ..ledger.private_files import write_private
+    from ..ledger.durable_files import write_private
     from .foreground_run import run_in_foreground
 
     said = merge_flags(flags, config)

@@ -13,8 +13,7 @@ from pathlib import Path
 from ..core.errors import LedgerCorrupt
 from ..core.exchange import Exchange, RecordedReply
 from ..ledger import segment
-from ..ledger.blob_references import resolve_references
-from ..ledger.blobs import BlobStore
+from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import decode_exchange, segment_path
 

@@ -17,7 +17,7 @@ from blake3 import blake3
 from ..core.exchange import Exchange
 from ..core.serving_protocol import MessageNode
 from ..ledger import dialects
-from ..ledger.blob_references import resolve_references
+from ..ledger.blobs import resolve_references
 from ..ledger.dialects import ModelReply
 from ..ledger.directory import RunDirectory
 from ..ledger.message import (

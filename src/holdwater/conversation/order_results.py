@@ -18,8 +18,8 @@ from ..core.serving_protocol import (
     TrajectoryForm,
     TrajectoryReference,
 )
+from ..ledger.attempt_files import read_answer_json
 from ..ledger.directory import RunDirectory
-from ..ledger.files import read_answer_json
 from ..ledger.message import decode_foreign
 from ..ledger.orders import OrderRow
 from ..ledger.reader import LedgerReader

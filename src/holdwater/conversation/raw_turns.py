@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ..ledger import dialects
-from ..ledger.blob_references import resolve_references
+from ..ledger.blobs import resolve_references
 from .trajectory import ExchangeTree
 
 

@@ -16,8 +16,7 @@ from ..core.exchange import Exchange
 from ..core.policy import explain_not_kept
 from ..core.records import ModelUsage, Record
 from ..ledger import dialects, segment
-from ..ledger.blob_references import resolve_references
-from ..ledger.blobs import BlobStore
+from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.dialects import ModelReply, ReplyTokens
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import decode_exchange, segment_path

@@ -17,11 +17,10 @@ from ..core.errors import BadInput
 from ..core.exchange import Exchange
 from ..core.records import ModelUsage, PhaseTimes, Record, Verdict
 from ..core.summary import PassRate
-from ..ledger.blob_references import resolve_references
-from ..ledger.blobs import BlobStore
+from ..ledger.attempt_files import read_answer_json
+from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import read_exchanges
-from ..ledger.files import read_answer_json
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, OutcomeRow
 from .atif import write_trajectories

@@ -17,7 +17,7 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.records import NO_USAGE, AttemptFailure, ModelUsage
-from ..ledger.files import log_path, taken_out_path
+from ..ledger.attempt_files import log_path, taken_out_path
 from ..ledger.reader import LedgerReader
 from .atif import slug, write_trajectory
 from .atomic_output import open_atomic_directory, open_atomic_file

@@ -14,7 +14,7 @@ import msgspec
 from ..conversation.chat_message import to_chat_message
 from ..conversation.trajectory import ExchangeTree
 from ..ledger import dialects
-from ..ledger.blob_references import resolve_references
+from ..ledger.blobs import resolve_references
 from ..ledger.message import CallPairing, CommonMessage, as_dict, decode_foreign, merge_messages
 from ..ledger.reader import LedgerReader
 from .omissions import ExportOmissions

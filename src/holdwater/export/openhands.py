@@ -15,7 +15,7 @@ import msgspec
 from ..conversation.trajectory import read_thread_turns
 from ..core.config import CriticKind
 from ..core.records import AttemptFailure, ModelUsage
-from ..ledger.files import read_answer_json
+from ..ledger.attempt_files import read_answer_json
 from ..ledger.reader import LedgerReader
 from .atomic_output import open_atomic_file
 from .omissions import ExportOmissions

@@ -14,8 +14,8 @@ import msgspec
 from ..conversation.trajectory import ExchangeTree
 from ..core.errors import LedgerCorrupt
 from ..core.records import Instance, ModelUsage, Verdict
+from ..ledger.attempt_files import patch_path
 from ..ledger.directory import RunDirectory
-from ..ledger.files import patch_path
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, OutcomeRow
 from .omissions import ExportOmissions

@@ -13,7 +13,7 @@ import msgspec
 from ..core.failures import NOT_SUBMITTED
 from ..core.policy import explain_not_kept
 from ..core.records import Verdict
-from ..ledger.files import read_answer_json
+from ..ledger.attempt_files import read_answer_json
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import OutcomeRow
 from .samples import patch_file

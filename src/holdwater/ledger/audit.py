@@ -1,7 +1,7 @@
 """Verifies a run: planned = settled, one verdict per attempt, and intact segments, blobs and artifacts.
 
 It reads everything once, holds one exchange at a time and repairs nothing; a torn tail is cut when the run is
-resumed, see `recovery.py`. The checks of rows against each other are in `cross_check.py`.
+resumed, see `journal.py`. The checks of rows against each other are in `cross_check.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 from ..core.errors import LedgerCorrupt
 from ..core.policy import find_kept_work, list_kept_files
 from ..core.records import FailureOrigin, Outcome, Record, Verdict
-from .blob_references import find_references
-from .blobs import BlobStore
+from .attempt_files import check_file
+from .blobs import BlobStore, find_references
 from .cross_check import SettledColumns, TallySums, check_columns, check_outcome, check_spending
 from .directory import RunDirectory
 from .exchanges import AttemptSpending, decode_exchange, read_frames
-from .files import check_file
 from .journal import list_journals, read_journal
 from .reader import PAGE, LedgerReader
 

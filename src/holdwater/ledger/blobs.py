@@ -1,27 +1,32 @@
-"""Stores media by content: each blob once per run, under its blake3 hash.
+"""Stores media by content, each blob once per run under its blake3 hash, and resolves references to them.
 
-A blob is written to a temporary file and renamed, so that an existing blob is complete. References to blobs
-are in `blob_references.py`.
+A blob is written to a temporary file and renamed, so that an existing blob is complete. In recorded
+exchanges `"holdwater-blob:<hash>:<mime>"` stands for a base64 data URL, `"holdwater-base64:<hash>"` for bare
+base64, and `"holdwater-json:<hash>"` for any JSON value, such as tools. The gateway inserts references and
+ensures that no text looks like one; they are resolved in raw, undecoded JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import zstandard
 from blake3 import blake3
 
 from ..core.errors import LedgerCorrupt
-from .compression import expand, open_expanded, shrink
-from .durable_files import cannot_write, sync_directory, sync_path, write_all
-from .private_files import make_directory, open_private
+from .durable_files import cannot_write, make_directory, open_private, sync_path, write_all
+from .record_encoding import expand, open_expanded, shrink
 
 WORTHWHILE_RATIO = 0.95  # a blob is stored compressed if that is smaller than this fraction of its size
 HEX = frozenset("0123456789abcdef")
 _numbers = itertools.count()
+# An unescaped quote before the word always opens a string: no letter can follow a closing quote.
+_REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?::([^"\\]{0,255}))?"')
 
 
 class BlobStore:
@@ -43,9 +48,7 @@ class BlobStore:
 
     def get(self, name: str) -> bytes:
         """Return the content with this hash, verified."""
-        path = self._find(name) if is_hash(name) else None
-        if path is None:
-            raise LedgerCorrupt(f"a blob is missing: {name[:64]!r}")
+        path = self._require(name)
         try:
             content = path.read_bytes()
             content = expand(content) if path.suffix else content
@@ -57,9 +60,7 @@ class BlobStore:
 
     def read_pieces(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the content with this hash, `size` bytes at a time; verify it after the last piece."""
-        path = self._find(name) if is_hash(name) else None
-        if path is None:
-            raise LedgerCorrupt(f"a blob is missing: {name[:64]!r}")
+        path = self._require(name)
         seen = blake3()
         try:
             with path.open("rb") as file, open_expanded(file, squeezed=bool(path.suffix)) as content:
@@ -75,13 +76,11 @@ class BlobStore:
         """Make blobs of any writer survive power loss. A directory that blobs share is synced once."""
         above = {self.path}  # bound: 256 subdirectories and this one
         for name in names:
-            path = self._find(name)
-            if path is None:
-                raise LedgerCorrupt(f"a blob is missing: {name!r}")
-            _sync(path, sync_path)
+            path = self._require(name)
+            _sync(path)
             above.add(path.parent)
         for directory in above:
-            _sync(directory, sync_directory)
+            _sync(directory)
 
     def paths(self) -> Iterator[Path]:
         """Yield the file of every blob; its stem is the hash."""
@@ -96,6 +95,12 @@ class BlobStore:
         for path in left:
             path.unlink()
         return len(left)
+
+    def _require(self, name: str) -> Path:
+        path = self._find(name) if is_hash(name) else None
+        if path is None:
+            raise LedgerCorrupt(f"a blob is missing: {name[:64]!r}")
+        return path
 
     def _find(self, name: str) -> Path | None:
         plain = self._plain_path(name)
@@ -131,9 +136,9 @@ class BlobStore:
             raise cannot_write(path, e) from e
 
 
-def _sync(path: Path, sync: Callable[[Path], None]) -> None:
+def _sync(path: Path) -> None:
     try:
-        sync(path)
+        sync_path(path)
     except OSError as e:
         raise cannot_write(path, e) from e
 
@@ -141,3 +146,32 @@ def _sync(path: Path, sync: Callable[[Path], None]) -> None:
 def is_hash(name: str) -> bool:
     """Return whether a name is a hash. Names come from recorded requests: nothing else may become a path."""
     return len(name) == 64 and HEX.issuperset(name)
+
+
+def resolve_references(message: bytes, blobs: BlobStore) -> bytes:
+    """Return the message with its references replaced by the media and constants."""
+    if b'"holdwater-' not in message:
+        return message
+    return _REFERENCE.sub(lambda match: _resolve_match(match, blobs), message)
+
+
+def rename_references(message: bytes, word: bytes) -> bytes:
+    """Replace `holdwater-` by `word` in references, so that after decoding no other text looks like one."""
+    if b'"holdwater-' not in message:
+        return message
+    return _REFERENCE.sub(lambda match: b'"%s%s' % (word, match[0].removeprefix(b'"holdwater-')), message)
+
+
+def find_references(content: bytes) -> Iterator[str]:
+    """Yield the hashes of the blobs that raw JSON refers to."""
+    if b'"holdwater-' in content:
+        for match in _REFERENCE.finditer(content):
+            yield match[2].decode()
+
+
+def _resolve_match(match: re.Match[bytes], blobs: BlobStore) -> bytes:
+    content = blobs.get(match[2].decode())
+    if match[1] == b"json":
+        return content
+    data = base64.b64encode(content)
+    return b'"%s"' % data if match[1] == b"base64" else b'"data:%s;base64,%s"' % (match[3] or b"", data)

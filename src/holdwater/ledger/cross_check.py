@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..core.policy import VerdictSummary, outcome_kind, verdict_kind
 from ..core.records import NO_USAGE, ModelUsage, Outcome, Verdict
 from .exchanges import AttemptSpending
-from .tally import LedgerCounts, bound_usage, finite_score
+from .rows import LedgerCounts, bound_usage, finite_score
 
 SCORED = ("passed", "failed")
 

@@ -1,11 +1,10 @@
-"""The run directory: its layout, its creation, its lock and `run.json`.
+"""The run directory: its layout, its creation, its lock and `run.json`, and how a run is found by name.
 
 This module never opens the database: `ledger.py` writes it and `reader.py` reads it.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import pwd
@@ -23,13 +22,35 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.errors import BadInput, RunLocked
 from ..core.records import Record
-from .durable_files import NEW_SUFFIX, cannot_write, replace_file, sync_directory, write_all
-from .private_files import DIRECTORY_MODE, FILE_MODE, make_directory
+from .durable_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    NEW_SUFFIX,
+    NO_SPACE_ERRORS,
+    cannot_write,
+    make_directory,
+    replace_file,
+    sync_directory,
+    write_all,
+)
 
+RUNS = Path("runs")
+LATEST = "latest"
 FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch", "reserve")
 DATABASE_FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal")
 SKELETON = {*FOLDERS, *DATABASE_FILES, "lock", "lock" + NEW_SUFFIX, "run.json" + NEW_SUFFIX, "run.log"}
 LOCK_PATIENCE = 0.5  # seconds: a reader that looks up the lock's holder takes the lock for an instant
+
+
+def find_run(name: str | None) -> Path:
+    """Return the run's directory; `latest` or None selects the newest run in `runs/`."""
+    if name and name != LATEST:
+        return Path(name)
+    runs = [(config.stat().st_mtime, config.parent) for config in RUNS.glob("*/run.json")]
+    if not runs:
+        hint = "name a run's directory, or make a run: `holdwater run demo`"
+        raise BadInput(f"no run in `{RUNS.absolute()}`", hint=hint)
+    return max(runs)[1]
 
 
 class LockHolder(Record, frozen=True):
@@ -74,7 +95,7 @@ class RunDirectory:
             directory.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             directory.make_private()
         except OSError as e:
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            if e.errno in NO_SPACE_ERRORS:
                 raise cannot_write(directory.path, e) from e
             raise BadInput(
                 f"cannot make the run's directory: `{directory.path}`: {e.strerror}",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..core.records import MiB
-from .private_files import DIRECTORY_MODE, open_private
+from .durable_files import DIRECTORY_MODE, open_private
 
 LARGEST_RESERVE = 32 * MiB
 FREE_SHARE = 100  # the reserve takes at most 1/100 of the free space

@@ -1,6 +1,8 @@
-"""Small durable file operations: atomic replacement of a file, and syncing of directories.
+"""Private and durable files: creation for this user only, atomic replacement, and syncing of directories.
 
-It knows no file formats: frames are in `segment.py`, content by hash in `blobs.py`.
+It knows no file formats: frames are in `segment.py`, content by hash in `blobs.py`. A run directory is 0700,
+so that other users reach nothing in it; its files are 0600 as well, in case the directory's mode is relaxed
+later by hand.
 """
 
 from __future__ import annotations
@@ -10,10 +12,30 @@ import os
 from pathlib import Path
 
 from ..core.errors import DiskFull, LedgerFailed, RunFailed
-from .private_files import FILE_MODE
 
+DIRECTORY_MODE = 0o700  # independent of the umask
+FILE_MODE = 0o600
 NEW_SUFFIX = ".new"  # of a file that is being written
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its missing parents."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for `open` and `FileIO` that creates files readable by this user only."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write `content` to `path` as `path.write_bytes` does, readable by this user only."""
+    with open(path, "wb", opener=open_private) as file:
+        file.write(content)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -1,7 +1,7 @@
 """The exchanges of an attempt, in one segment: `exchanges/<id // 1000>/<id>.seg`.
 
 The gateway writes them through `AttemptLog`; readers hold one at a time: a trajectory is a query, never a
-list in memory. Frames are in `segment.py`, media in `blob_references.py`.
+list in memory. Frames are in `segment.py`, media in `blobs.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ..core.exchange import Exchange
 from ..core.masking import mask_bytes
 from ..core.records import NO_USAGE, ModelUsage, Record
 from . import segment
-from .blob_references import resolve_references
-from .blobs import BlobStore
+from .blobs import BlobStore, resolve_references
 from .directory import RunDirectory
 from .disk_reserve import PIECES, DiskReserve
 from .segment import Segment

@@ -15,8 +15,7 @@ from ..core.errors import BadInput
 from ..core.image import ImageOutcome, ImageRecipe, PublishedImage
 from ..core.records import Record
 from ..core.summary import RunSummary
-from .durable_files import NEW_SUFFIX, cannot_write, sync_directory
-from .private_files import open_private
+from .durable_files import NEW_SUFFIX, cannot_write, open_private, sync_directory
 from .reader import LedgerReader
 from .rows import OutcomeRow
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,18 +18,20 @@ from ..core.errors import LedgerCorrupt
 from ..core.policy import ClosedSample
 from ..core.records import Attempt, FailureOrigin, Outcome, Verdict
 from ..core.summary import RunGauge
-from . import orders, resume_state, retention, schema
+from . import orders, resume_state, schema
+from .attempt_files import pending_deletions, record_deleted
 from .directory import RunDirectory
 from .exchanges import sum_spending
 from .journal import Journal
 from .orders import ClosedRollout, OrderRow
-from .reopening import closed_rollouts
 from .resume_state import KnownInstance, OpenSample, SuitePass
+from .rows import CONDUCTED_SECONDS, TALLY_QUERY, LedgerCounts, parse_counts
 from .statements import LedgerStatements, PlannedInstance
-from .tally import CONDUCTED_SECONDS, TALLY_QUERY, LedgerCounts, parse_counts
 from .writer import LedgerWriter
 
 __all__ = ["KnownInstance", "Ledger", "LedgerCounts", "OpenSample", "PlannedInstance", "SuitePass"]
+
+T = TypeVar("T")
 
 
 class Ledger:
@@ -125,11 +128,11 @@ class Ledger:
 
     async def pending_deletions(self, limit: int) -> list[tuple[int, str]]:
         """Return dropped attempts whose files may still exist, each with the name of its instance."""
-        return await self._writer.do(self._pending_deletions, limit)
+        return await self._query(pending_deletions, limit)
 
     async def record_deleted(self, freed: Mapping[int, int]) -> None:
         """Write that the files of attempts are deleted, and the bytes that each freed."""
-        await self._writer.do(self._record_deleted, freed)
+        await self._query(record_deleted, freed)
 
     async def note(self, kind: str, message: str = "", attempt: int | None = None) -> None:
         """Write an event."""
@@ -157,7 +160,7 @@ class Ledger:
     # Comparison with the suite on resume.
 
     async def find_known(self, name: str) -> KnownInstance | None:
-        return await self._writer.do(self._find_known, name)
+        return await self._query(resume_state.find_known, name)
 
     async def mark_seen(
         self, items: Sequence[PlannedInstance], during: SuitePass
@@ -170,7 +173,7 @@ class Ledger:
 
     async def find_missing(self, limit: int = 100) -> list[str]:
         """Return the first ids that are planned and that this conductor has not seen in the suite."""
-        return await self._writer.do(self._find_missing, limit)
+        return await self._query(resume_state.find_missing, self.token, limit)
 
     async def replace_instance(self, name: str, digest: bytes, payload: bytes, place: str) -> int:
         """Replace a planned instance by its changed version; return its row. Outcomes stay."""
@@ -199,12 +202,10 @@ class Ledger:
 
     async def open_samples(self, samples: int) -> AsyncIterator[OpenSample]:
         """Yield each sample in 0..samples-1 without an outcome, of the instances planned so far; paged."""
-        until = await self._writer.do(resume_state.find_last_instance, self._statements.connection)
+        until = await self._query(resume_state.find_last_instance)
         after: int | None = 0
         while after is not None:
-            page = await self._writer.do(
-                resume_state.read_open_page, self._statements.connection, samples, after, until
-            )
+            page = await self._query(resume_state.read_open_page, samples, after, until)
             for found in page.samples:
                 yield found
             after = page.after
@@ -224,7 +225,7 @@ class Ledger:
 
     async def is_abandoned(self, order: int) -> bool:
         """Return whether a rollout of the order was cancelled because its client had disconnected."""
-        rollouts = await self._writer.do(lambda: closed_rollouts(self._statements.connection, order))
+        rollouts = await self._query(resume_state.closed_rollouts, order)
         return any(closed.abandoned for closed in rollouts)
 
     async def reopen_abandoned(self, order: int) -> None:
@@ -232,23 +233,23 @@ class Ledger:
         await self._writer.do(self._statements.reopen_abandoned, order)
 
     async def find_order(self, key: str) -> OrderRow | None:
-        return await self._writer.do(lambda: orders.find_order(self._statements.connection, key))
+        return await self._query(orders.find_order, key)
 
     async def open_orders(self) -> AsyncIterator[OrderRow]:
         """Yield the orders that an earlier conductor left open; paged."""
         after = 0
-        while page := await self._writer.do(orders.open_orders, self._statements.connection, after):
+        while page := await self._query(orders.open_orders, after):
             for row in page:
                 yield row
             after = page[-1].id
 
     async def list_open_rollouts(self, row: OrderRow) -> list[OpenSample]:
         """Return the unfinished rollouts of an order, each with its attempts and retries so far."""
-        return await self._writer.do(lambda: orders.list_open(self._statements.connection, row))
+        return await self._query(orders.list_open, row)
 
     async def list_closed_rollouts(self, order: int) -> list[ClosedRollout]:
         """Return the finished rollouts of an order."""
-        return await self._writer.do(lambda: orders.list_closed(self._statements.connection, order))
+        return await self._query(orders.list_closed, order)
 
     async def mark_delivered(self, order: int, keep: KeepRule = KeepRule.ALL) -> None:
         """Write that a client has received the result; drop the attempts that `keep` does not keep."""
@@ -260,6 +261,10 @@ class Ledger:
 
     async def counts(self) -> LedgerCounts:
         return await self._writer.do(self._counts)
+
+    async def _query(self, work: Callable[..., T], *args: Any) -> T:
+        """Run a function of another module on the writer's connection, in the next transaction."""
+        return await self._writer.do(work, self._statements.connection, *args)
 
     # The methods below run in the writer's thread.
 
@@ -275,12 +280,6 @@ class Ledger:
                 verdict = msgspec.structs.replace(verdict, **msgspec.structs.asdict(spent))
         return self._statements.settle(verdict)
 
-    def _pending_deletions(self, limit: int) -> list[tuple[int, str]]:
-        return retention.pending_deletions(self._statements.connection, limit)
-
-    def _record_deleted(self, freed: Mapping[int, int]) -> None:
-        retention.record_deleted(self._statements.connection, freed)
-
     def _earlier_attempts(self, attempt: Attempt) -> tuple[int, ...]:
         rows = self._statements.connection.execute(
             "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND round = ? AND id < ? ORDER BY id",
@@ -293,12 +292,6 @@ class Ledger:
             f"SELECT {CONDUCTED_SECONDS} FROM conductor WHERE token < ?", (self.token,)
         ).fetchone()
         return float(row[0])
-
-    def _find_known(self, name: str) -> KnownInstance | None:
-        return resume_state.find_known(self._statements.connection, name)
-
-    def _find_missing(self, limit: int) -> list[str]:
-        return resume_state.find_missing(self._statements.connection, self.token, limit)
 
     def _counts(self) -> LedgerCounts:
         return parse_counts(self._statements.connection.execute(TALLY_QUERY).fetchall())

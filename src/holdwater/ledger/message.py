@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from ..core.records import Record
-from .blob_references import rename_references
+from .blobs import rename_references
 
 # The prefix of genuine blob references after decoding. It is random: no foreign text can begin with it.
 REFERENCE_MARK = f"{secrets.token_hex(12)}-"

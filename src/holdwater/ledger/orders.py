@@ -10,7 +10,7 @@ import sqlite3
 
 from ..core.errors import HoldwaterError
 from ..core.records import Record
-from .compression import pack, unpack
+from .record_encoding import pack, unpack
 from .resume_state import OpenSample, read_open_sample
 
 PAGE = 64  # orders in memory at a time

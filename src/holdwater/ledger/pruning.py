@@ -1,7 +1,7 @@
 """Shrinks old runs: drops files by a keep rule, compresses logs, removes whole runs.
 
 `estimate_prune` changes nothing, `prune_run` acts under the run's lock. Both touch only run directories and
-follow no links. `retention.py` drops files during a run, `log_compression.py` compresses logs.
+follow no links. `attempt_files.py` drops files and compresses logs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ from ..core.config import KeepRule
 from ..core.errors import BadInput, HoldwaterError, RunLocked
 from ..core.policy import keeps
 from ..core.records import Record
-from . import retention
-from .blob_references import find_references
-from .blobs import BlobStore
+from .attempt_files import (
+    attempt_files,
+    attempt_logs,
+    compress_log,
+    drop_attempts,
+    estimate_saving,
+    is_regular_file,
+    measure_file,
+    measure_tree,
+    record_deleted,
+    remove,
+    remove_files,
+)
+from .blobs import BlobStore, find_references
 from .directory import DATABASE_FILES, FOLDERS, RunDirectory
 from .exchanges import read_frames
-from .files import attempt_files, attempt_logs, is_regular_file, measure_file, measure_tree, remove
-from .log_compression import compress_log, estimate_saving
 from .reader import PAGE, LedgerReader
 from .schema import connect, migrate, to_ledger_error
 
@@ -278,10 +287,10 @@ class _ExecutedActions:
         self._log = _measure_wal(directory)  # measured before this process adds to it
 
     def drop(self, page: list[AttemptFate], keep: KeepRule) -> int:
-        retention.drop_attempts(self._connection, (one.attempt for one in page), keep, time.time())
-        removed = retention.remove_files(self._directory, ((one.attempt, one.name) for one in page))
+        drop_attempts(self._connection, (one.attempt for one in page), keep, time.time())
+        removed = remove_files(self._directory, ((one.attempt, one.name) for one in page))
         self._connection.execute("BEGIN IMMEDIATE")
-        retention.record_deleted(self._connection, removed.freed)
+        record_deleted(self._connection, removed.freed)
         self._connection.execute("COMMIT")
         for why in removed.failed.values():
             raise HoldwaterError(why)

@@ -19,16 +19,24 @@ import msgspec
 
 from ..core.errors import LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
-from ..core.summary import PassRate, RunGauge, RunSummary, compute_pass_rates
-from .compression import unpack
+from ..core.summary import PassRate, RefusedRequests, RunGauge, RunSummary, compute_pass_rates
 from .directory import RunDirectory
-from .refused_requests import summarize_refusals
+from .record_encoding import unpack
 from .regrades import explain_refusal, has_regrades, latest_regrade
 from .resume_state import decode_verdict
-from .rows import AttemptRow, EventRow, InstanceRow, OutcomeRow
+from .rows import (
+    CONDUCTED_SECONDS,
+    TALLY_QUERY,
+    AttemptRow,
+    EventRow,
+    InstanceRow,
+    LedgerCounts,
+    OutcomeRow,
+    parse_counts,
+)
 from .schema import check_version, connect, to_ledger_error
-from .tally import CONDUCTED_SECONDS, TALLY_QUERY, LedgerCounts, parse_counts
 
+MOST_REFUSALS = 3  # refused requests whose messages are shown
 PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one at a time
 
 
@@ -90,7 +98,7 @@ class LedgerReader:
             events=found.events,
             open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
-            refused=summarize_refusals(self),
+            refused=self._refused_requests(),
         )
 
     def counts(self) -> LedgerCounts:
@@ -131,10 +139,15 @@ class LedgerReader:
         rows = self.rows(
             f"SELECT at, kind, message, attempt, token FROM event {of} ORDER BY id DESC LIMIT ?", given
         )
-        return [
-            EventRow(at=at, kind=kind, message=message, attempt=attempt, token=token)
-            for at, kind, message, attempt, token in reversed(rows)
-        ]
+        return [EventRow(*row) for row in reversed(rows)]
+
+    def _refused_requests(self) -> RefusedRequests | None:
+        """Return the number and the last messages of refused requests that belong to no attempt, if any."""
+        of = "FROM event WHERE attempt IS NULL AND kind = 'gateway.refused'"
+        count = self.rows(f"SELECT count(*) {of}")[0][0]
+        rows = self.rows(f"SELECT message {of} ORDER BY id DESC LIMIT {MOST_REFUSALS}")
+        last = tuple(message for (message,) in reversed(rows))
+        return RefusedRequests(events=count, last=last) if count else None
 
     def gauge(self) -> RunGauge | None:
         """Return the latest gauge reading."""
@@ -153,7 +166,7 @@ class LedgerReader:
 
     def find_instance(self, name: str) -> InstanceRow | None:
         rows = self.rows("SELECT id, name, place, digest FROM instance WHERE name = ?", (name,))
-        return _make_instance(rows[0]) if rows else None
+        return InstanceRow(*rows[0]) if rows else None
 
     def instances(self, *, tried: bool = False) -> Iterator[InstanceRow]:
         """Yield all planned instances, or only instances with an attempt."""
@@ -162,7 +175,7 @@ class LedgerReader:
             f"SELECT id, name, place, digest FROM instance WHERE id > ?{_TRIED * tried} ORDER BY id LIMIT ?"
         )
         while page := self.rows(query, (at, PAGE)):
-            yield from map(_make_instance, page)
+            yield from (InstanceRow(*row) for row in page)
             at = page[-1][0]
 
     def count_tried_instances(self) -> int:
@@ -339,11 +352,6 @@ def _open_database(path: Path) -> sqlite3.Connection:
     except BaseException:  # boundary: close the connection, then raise again
         connection.close()
         raise
-
-
-def _make_instance(row: tuple[Any, ...]) -> InstanceRow:
-    id_, name, place, digest = row
-    return InstanceRow(id=id_, name=name, place=place, digest=digest)
 
 
 _gauges = msgspec.msgpack.Decoder(RunGauge)

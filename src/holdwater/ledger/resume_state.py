@@ -1,22 +1,24 @@
-"""Reads the state that a resuming conductor needs: known instances, and the progress of each open sample.
+"""The state that a resuming conductor needs: known instances, the progress of open samples, reopened samples.
 
-It only reads, on the writer's connection and a page at a time. `core.policy` decides how a sample continues.
+The functions run in the writer's thread and transaction, a page at a time. `core.policy` decides how a sample
+continues, and which closed samples are reopened.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 from ..core.failures import CRASHED, POISON, RULES, RetryRule
-from ..core.policy import LOSSES_BEFORE_ALONE, TryCounts, VerdictSummary, rank
+from ..core.policy import LOSSES_BEFORE_ALONE, ClosedSample, TryCounts, VerdictSummary, rank
 from ..core.records import FailureOrigin, Record, Verdict
-from .compression import unpack
-from .reopening import find_reopening
+from .record_encoding import unpack
 
-PAGE = 256  # open samples in memory at a time
+PAGE = 256  # samples in memory at a time
 RETRIED = frozenset(where for where, rule in RULES.items() if rule.again is RetryRule.RETRIES)
 BLAMELESS = frozenset((FailureOrigin.INTERRUPTED, FailureOrigin.RUN))  # independent of the sample
 
@@ -79,10 +81,7 @@ def find_known(connection: sqlite3.Connection, name: str) -> KnownInstance | Non
         " FROM instance i WHERE name = ?",
         (name,),
     ).fetchone()
-    if row is None:
-        return None
-    id_, name, digest, place, closed, sighted = row
-    return KnownInstance(id=id_, name=name, digest=digest, place=place, closed=closed, last_pass=sighted)
+    return None if row is None else KnownInstance(*row)
 
 
 def find_missing(connection: sqlite3.Connection, token: int, limit: int) -> list[str]:
@@ -172,4 +171,59 @@ def _is_blameless(result: VerdictSummary) -> bool:
     return result.where in BLAMELESS or (result.where is FailureOrigin.WORKER and result.kind != POISON)
 
 
+def closed_samples(connection: sqlite3.Connection) -> Iterator[ClosedSample]:
+    """Yield every sample with an outcome, in the order of planning."""
+    at = (0, -1)
+    while page := connection.execute(_CLOSED, (*at, PAGE)).fetchall():
+        yield from map(_make_closed, page)
+        at = page[-1][0], page[-1][1]
+
+
+def closed_rollouts(connection: sqlite3.Connection, order: int) -> list[ClosedSample]:
+    """Return the samples of an order that have an outcome."""
+    of_order = "(o.instance, o.sample) IN (SELECT instance, sample FROM rollout WHERE orders = ?)"
+    return [_make_closed(row) for row in connection.execute(f"{_COLUMNS} WHERE {of_order}", (order,))]
+
+
+def reopen(
+    connection: sqlite3.Connection, samples: Iterable[ClosedSample], now: float
+) -> Iterator[tuple[str, float | None]]:
+    """Reopen closed samples; yield kind and score of each deleted outcome.
+
+    The row of a reopened sample has the attempt and the round from which its retries count anew.
+    """
+    for closed in samples:
+        key = (closed.instance, closed.sample)
+        gone = connection.execute(
+            "DELETE FROM outcome WHERE instance = ? AND sample = ? RETURNING kind, score", key
+        ).fetchone()
+        connection.execute(
+            "INSERT INTO reopened (instance, sample, number, round, at) VALUES (?, ?, ?, ?, ?)",
+            (*key, closed.number, closed.next_round, now),
+        )
+        yield gone[0], gone[1]
+
+
+def find_reopening(connection: sqlite3.Connection, instance: int, sample: int) -> tuple[int, int]:
+    """Return the attempts of a sample before it was last reopened, and its first round since; else (0, 1)."""
+    row = connection.execute(
+        "SELECT number, round FROM reopened WHERE instance = ? AND sample = ? ORDER BY number DESC LIMIT 1",
+        (instance, sample),
+    ).fetchone()
+    return (0, 1) if row is None else (row[0], row[1])
+
+
+def _make_closed(row: tuple[Any, ...]) -> ClosedSample:
+    instance, sample, name, kind, place, failure, number, round_ = row
+    where = FailureOrigin(place) if place else None
+    return ClosedSample(instance, sample, name, kind, where, failure or "", number, round_)
+
+
+_COLUMNS = """
+    SELECT o.instance, o.sample, i.name, o.kind, o.place, a.failure,
+        (SELECT max(number) FROM attempt WHERE instance = o.instance AND sample = o.sample),
+        (SELECT max(round) FROM attempt WHERE instance = o.instance AND sample = o.sample)
+    FROM outcome o JOIN instance i ON i.id = o.instance JOIN attempt a ON a.id = o.attempt
+"""
+_CLOSED = f"{_COLUMNS} WHERE (o.instance, o.sample) > (?, ?) ORDER BY o.instance, o.sample LIMIT ?"
 _verdicts = msgspec.msgpack.Decoder(Verdict)

@@ -10,8 +10,7 @@ import sqlite3
 from pathlib import Path
 
 from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
-from .durable_files import cannot_write
-from .private_files import open_private
+from .durable_files import cannot_write, open_private
 
 MIGRATIONS: tuple[str, ...] = (
     """

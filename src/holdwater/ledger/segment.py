@@ -17,9 +17,8 @@ from typing import BinaryIO
 import zstandard
 
 from ..core.errors import LedgerCorrupt
-from .compression import expand, shrink
-from .durable_files import cannot_write, sync_directory, write_all
-from .private_files import make_directory, open_private
+from .durable_files import cannot_write, make_directory, open_private, sync_directory, write_all
+from .record_encoding import expand, shrink
 
 MAGIC = b"hW"
 VERSION = 1

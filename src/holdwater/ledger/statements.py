@@ -18,14 +18,21 @@ from ..core.policy import ClosedSample, keeps, verdict_kind
 from ..core.records import Attempt, ModelUsage, Outcome, Record, Verdict
 from ..core.summary import RunGauge
 from . import orders, regrades
-from .compression import pack, unpack
+from .attempt_files import drop_sample
 from .orders import OrderRow
-from .record_encoding import encode_record
-from .reopening import closed_rollouts, closed_samples, reopen
-from .resume_state import KnownInstance, SuitePass, decode_verdict, find_known, pass_number
-from .retention import drop_sample
+from .record_encoding import encode_record, pack, unpack
+from .resume_state import (
+    KnownInstance,
+    SuitePass,
+    closed_rollouts,
+    closed_samples,
+    decode_verdict,
+    find_known,
+    pass_number,
+    reopen,
+)
+from .rows import RAN_PREFIX, bound_usage, finite_score
 from .schema import connect, migrate, to_ledger_error
-from .tally import RAN_PREFIX, bound_usage, finite_score
 
 LONGEST_TIMELINE = 20_000  # rows; above it, every second row is deleted
 SEEN_EVERY = 1.0  # seconds between updates of `conductor.seen`

@@ -23,7 +23,7 @@ from ..core.records import (
     Limits,
     SandboxSpec,
 )
-from ..ledger.files import describe_file
+from ..ledger.attempt_files import describe_file
 from .attempt_rules import describe_left_out, make_fresh_error, prefer_model_failure, worth_grading
 from .attempt_services import ArtifactPaths, AttemptServices, SegmentLog
 from .attempt_state import AttemptState

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..core.masking import mask_text
-from ..ledger.private_files import open_private
+from ..ledger.durable_files import open_private
 
 LONGEST_LOG = 64 * 1024 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"

@@ -34,8 +34,7 @@ from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream, ProviderAddress
 from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..gateway.upstreams.replay import NoModel, ReplayOnly
-from ..ledger.blob_references import resolve_references
-from ..ledger.blobs import BlobStore
+from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..ledger.exchanges import read_request_head, read_request_messages
 from ..plugin import find_object

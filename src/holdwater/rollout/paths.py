@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..ledger.attempt_files import (
+    answer_path,
+    log_path,
+    output_path,
+    patch_path,
+    salvage_path,
+    taken_out_path,
+)
 from ..ledger.directory import RunDirectory
-from ..ledger.files import answer_path, log_path, output_path, patch_path, salvage_path, taken_out_path
 
 
 class AttemptPaths:

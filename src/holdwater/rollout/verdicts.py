@@ -1,6 +1,6 @@
 """Makes a verdict durable before its host reports it: appends it to the worker's journal and syncs that.
 
-`ledger/journal.py` defines the file; the fleet and `ledger/recovery.py` read it.
+`ledger/journal.py` defines the file; the fleet and `ledger/journal.py` read it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from ..core.failures import UNRESTORED
 from ..core.masking import mask_bytes
 from ..core.policy import list_kept_files
 from ..core.records import KeptFile, KeptWork
+from ..ledger.attempt_files import check_file, describe_file
 from ..ledger.durable_files import replace_file
-from ..ledger.files import check_file, describe_file
 from .attempt_services import ArtifactPaths
 from .attempt_state import AttemptState
 from .user_results import LONGEST_ANSWER, encode_answer

@@ -31,9 +31,9 @@ from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
 from ..governor.meter import ResourceMeter
 from ..ledger.directory import RunDirectory
+from ..ledger.journal import recover
 from ..ledger.ledger import Ledger
 from ..ledger.reader import LedgerReader
-from ..ledger.recovery import recover
 from ..ledger.regrades import latest_regrade, list_refusals
 from ..rollout.lag import LoopLag
 from ..rollout.logs import route_output

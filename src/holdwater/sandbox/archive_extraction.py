@@ -19,7 +19,7 @@ from typing import IO, Any
 from ..core.errors import SandboxFailed
 from ..core.masking import MaskedFile
 from ..core.records import GiB, SkippedEntry
-from ..ledger.private_files import make_directory
+from ..ledger.durable_files import make_directory
 from . import confined_paths
 from .path_mapping import MOST_LINKS
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..core.masking import KeyMask
 from ..core.records import CommandResult
-from ..ledger.private_files import make_directory, open_private
+from ..ledger.durable_files import make_directory, open_private
 
 KEPT = 32 * 1024  # bytes kept from each end of a stream
 KEPT_IN_LOG = 16 * 1024 * 1024  # bytes of output of all commands of an attempt

@@ -20,7 +20,7 @@ import msgspec
 
 from ..core.errors import SandboxFailed
 from ..core.records import MiB, Salvage
-from ..ledger.private_files import open_private
+from ..ledger.durable_files import open_private
 from . import confined_paths
 from .salvage_archive import (
     SPOOLED,

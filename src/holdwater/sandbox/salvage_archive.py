@@ -21,7 +21,7 @@ from ..core.errors import SandboxFailed
 from ..core.failures import UNRESTORED
 from ..core.masking import MaskedFile
 from ..core.records import MiB, Salvage
-from ..ledger.private_files import make_directory, open_private
+from ..ledger.durable_files import make_directory, open_private
 
 LARGEST = 512 * MiB  # bytes of content in one salvage
 SPOOLED = 1 * MiB  # bytes; longer lists are spooled to disk

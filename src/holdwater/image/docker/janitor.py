@@ -25,7 +25,7 @@ from ...core.image import Note
 from ...core.records import Record
 from ...docker.cache import BuildCache, DaemonCache, read_daemon_time
 from ...docker.client import DockerClient
-from ...ledger.private_files import make_directory
+from ...ledger.durable_files import make_directory
 from .base_retention import OwnedBase, chain_of, choose_kept_bases
 from .cache_ownership import BuildTrace, find_own_records
 from .daemon_images import NAMESPACE, delete_image, has_image, list_tags

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...core.records import Record
-from ...ledger.private_files import write_private
+from ...ledger.durable_files import write_private
 from .base_retention import OwnedBase
 from .cache_ownership import BuildTrace, merge_traces
 from .locks import try_lock

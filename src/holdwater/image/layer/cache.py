@@ -22,7 +22,7 @@ import msgspec
 from ...core.environment import build_environment
 from ...core.image import ImageLayer, Note
 from ...core.records import Record
-from ...ledger.private_files import make_directory
+from ...ledger.durable_files import make_directory
 from .thread import CancelCheck, run_in_thread, run_to_end
 
 # Seconds between two attempts to get a lock: a thread that waits in the kernel could not be cancelled.

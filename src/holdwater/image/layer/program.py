@@ -19,7 +19,7 @@ from pathlib import Path
 from ...core.environment import KEY_VARIABLES
 from ...core.errors import BadInput, ImageFailed
 from ...core.records import MiB
-from ...ledger.private_files import make_directory, open_private
+from ...ledger.durable_files import make_directory, open_private
 
 CHUNK = 64 * 1024
 KEPT_IN_LOG = 16 * MiB  # bytes of output of all programs of a build

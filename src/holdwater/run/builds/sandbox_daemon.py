@@ -26,7 +26,7 @@ from ...core.records import Network, SandboxSpec
 from ...docker.client import DockerClient, DockerError
 from ...docker.liveness import DaemonWatch
 from ...image.docker.locks import try_lock
-from ...ledger.private_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, write_private
 from ...rollout.periodic_task import PeriodicTask
 from ...sandbox.docker import firewall, network
 from ...sandbox.docker.sweep import DockerSweepReport, reap, sweep

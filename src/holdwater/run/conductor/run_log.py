@@ -12,8 +12,7 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from ...ledger.durable_files import cannot_write, is_disk_full
-from ...ledger.private_files import open_private
+from ...ledger.durable_files import cannot_write, is_disk_full, open_private
 
 MOST_KEPT = 64 * 1024  # bytes of lines that wait for room on the disk; the oldest are dropped first
 

@@ -19,8 +19,7 @@ import msgspec
 import psutil
 
 from ...core.records import Attempt, MiB, Record
-from ...ledger.durable_files import is_disk_full
-from ...ledger.private_files import open_private
+from ...ledger.durable_files import is_disk_full, open_private
 from ...rollout.worker_protocol import (
     AttemptJob,
     AttemptStatus,

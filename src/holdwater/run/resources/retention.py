@@ -1,7 +1,7 @@
 """Removes the files of closed samples that a run does not keep, a page at a time and off the busy path.
 
-Each outcome commits which files go (`ledger/retention.py`); this module only removes them. Files left by a
-kill or a failing disk are removed by the next conductor, or by `holdwater prune`.
+Each outcome commits which files go (`ledger/attempt_files.py`); this module only removes them. Files left by
+a kill or a failing disk are removed by the next conductor, or by `holdwater prune`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from ...core.config import KeepRule, RunConfig
+from ...ledger.attempt_files import RemovalResult, remove_files
 from ...ledger.directory import RunDirectory
 from ...ledger.ledger import Ledger
-from ...ledger.retention import RemovalResult, remove_files
 from ...rollout.periodic_task import PeriodicTask
 from ...rollout.user_calls import UserCalls
 

@@ -17,7 +17,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import GradeFailed, SandboxFailed
 from ...core.records import Record, SkippedEntry
-from ...ledger.private_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, write_private
 from ..grading import tail
 from .records import ArtifactSection
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...core.authoring import GradingSandbox
 from ...core.environment import GRADING_VARIABLES, fill_templates
 from ...core.errors import AgentFailed, GradeFailed, SandboxFailed
-from ...ledger.private_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, write_private
 from ..grading import tail
 from . import artifacts
 from .rewards import Rewards, missing_reward, parse_json_reward, parse_text_reward

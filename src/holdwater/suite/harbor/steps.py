@@ -14,7 +14,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import SandboxFailed
 from ...core.records import Grade, Instance, LimitOverrides, Record
-from ...ledger.private_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, write_private
 from ..grading import tail
 from .grading import clear, verify
 from .rewards import Rewards, combine_rewards, grade_of, short_of

@@ -16,7 +16,7 @@ import msgspec
 from ...core.authoring import GradingSandbox
 from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
-from ...ledger.private_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, write_private
 from . import reference
 from .options import BenchmarkKind, SwebenchOptions
 from .patches import files_of

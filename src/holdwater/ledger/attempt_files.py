@@ -1,6 +1,8 @@
-"""The files of an attempt: their paths, sizes and removal.
+"""The files of an attempt: their paths, sizes, compression and removal, which the ledger records first.
 
-`core.policy.keeps` decides which files are removed, and `retention.py` records that first.
+`core.policy.keeps` decides which files are removed. In a row of `dropped` without `bytes` the deletion is
+pending: if a process is stopped in between, the next one continues. During a run
+`run/resources/retention.py` deletes files, for old runs `pruning.py`, which also compresses logs.
 """
 
 from __future__ import annotations
@@ -8,20 +10,28 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO, cast
 
+import zstandard
 from blake3 import blake3
 
-from ..core.records import KeptFile, Verdict
+from ..core.config import KeepRule
+from ..core.records import KeptFile, Record, Verdict
 from .directory import RunDirectory
+from .durable_files import open_private, sync_directory
 from .exchanges import segment_path
+from .record_encoding import LEVEL
 
 COMPRESSED_SUFFIX = ".zst"  # of a compressed log
 TAKEN_OUT_SUFFIX = ".files"  # of a directory with files that a suite copied out of a sandbox
 PIECE_SIZE = 1 << 20  # bytes of a file in memory at a time
-BLOCK_SIZE = 512  # the unit of `st_blocks` in bytes, independent of the file system's block size
+STAT_BLOCK = 512  # the unit of `st_blocks` in bytes, independent of the file system's block size
+DISK_BLOCK = 4096  # bytes: a file of at most this size takes one block, compressed or not
+TEMPORARY_NAME = "squeezed.new"  # a fixed name is enough: one file is written at a time, under the run's lock
 
 
 def log_path(directory: RunDirectory, attempt: int, name: str) -> Path:
@@ -119,7 +129,7 @@ def remove(path: Path) -> int:
 def measure_file(path: Path) -> int:
     """Return the bytes that a file takes on disk, 0 if it does not exist; links are not followed."""
     try:
-        return path.lstat().st_blocks * BLOCK_SIZE
+        return path.lstat().st_blocks * STAT_BLOCK
     except FileNotFoundError:
         return 0
 
@@ -140,3 +150,105 @@ def is_regular_file(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
+
+
+class RemovalResult(Record, frozen=True):
+    """The result of deleting the files of some attempts."""
+
+    freed: dict[int, int]  # attempt -> bytes
+    failed: dict[int, str]  # attempt -> why some of its files remain
+
+
+def drop_sample(connection: sqlite3.Connection, sample: tuple[int, int], keep: KeepRule, now: float) -> None:
+    """Write that the files of a sample's settled attempts are dropped; the ledger keeps their rows."""
+    connection.execute(
+        "INSERT OR IGNORE INTO dropped (attempt, at, keep)"
+        " SELECT id, ?, ? FROM attempt WHERE instance = ? AND sample = ? AND settled IS NOT NULL",
+        (now, keep.value, *sample),
+    )
+
+
+def drop_attempts(
+    connection: sqlite3.Connection, attempts: Iterable[int], keep: KeepRule, now: float
+) -> None:
+    """Write that the files of attempts are dropped, in a transaction of its own."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany(
+        "INSERT OR IGNORE INTO dropped (attempt, at, keep) VALUES (?, ?, ?)",
+        ((attempt, now, keep.value) for attempt in attempts),
+    )
+    connection.execute("COMMIT")
+
+
+def pending_deletions(connection: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
+    """Return dropped attempts whose files may still exist, each with the name of its instance."""
+    return connection.execute(
+        "SELECT d.attempt, i.name FROM dropped d JOIN attempt a ON a.id = d.attempt"
+        " JOIN instance i ON i.id = a.instance WHERE d.bytes IS NULL ORDER BY d.attempt LIMIT ?",
+        (limit,),
+    ).fetchall()
+
+
+def record_deleted(connection: sqlite3.Connection, freed: Mapping[int, int]) -> None:
+    """Write that the files of attempts are deleted."""
+    connection.executemany(
+        "UPDATE dropped SET bytes = ? WHERE attempt = ?",
+        ((bytes_, attempt) for attempt, bytes_ in freed.items()),
+    )
+
+
+def remove_files(directory: RunDirectory, attempts: Iterable[tuple[int, str]]) -> RemovalResult:
+    """Remove the files of dropped attempts. Blocks on the disk."""
+    freed: dict[int, int] = {}
+    failed: dict[int, str] = {}
+    for attempt, name in attempts:
+        try:
+            freed[attempt] = sum(remove(path) for path in attempt_files(directory, attempt, name))
+        except OSError as error:
+            failed[attempt] = f"cannot remove `{error.filename}`: {error.strerror}"
+    return RemovalResult(freed=freed, failed=failed)
+
+
+def compress_log(path: Path) -> int:
+    """Replace a file by its compressed form; return the bytes freed, 0 if the file stays as it is."""
+    if not _is_worthwhile(path):
+        return 0
+    new = path.with_name(TEMPORARY_NAME)
+    with path.open("rb") as source, open(new, "wb", opener=open_private) as target:
+        zstandard.ZstdCompressor(level=LEVEL).copy_stream(source, target)
+        target.flush()
+        os.fsync(target.fileno())
+    shutil.copystat(path, new)
+    won = measure_file(path) - measure_file(new)
+    if won <= 0:
+        new.unlink()
+        return 0
+    new.replace(path.with_name(path.name + COMPRESSED_SUFFIX))
+    path.unlink()
+    sync_directory(path.parent)
+    return won
+
+
+def estimate_saving(path: Path) -> int:
+    """Return roughly the bytes that `compress_log` would free, without writing anything."""
+    if not _is_worthwhile(path):
+        return 0
+    sink = _ByteCounter()
+    with path.open("rb") as source:
+        zstandard.ZstdCompressor(level=LEVEL).copy_stream(source, cast(BinaryIO, sink))
+    return max(0, measure_file(path) - -(-sink.bytes // DISK_BLOCK) * DISK_BLOCK)
+
+
+def _is_worthwhile(path: Path) -> bool:
+    return is_regular_file(path) and path.lstat().st_size > DISK_BLOCK
+
+
+class _ByteCounter:
+    """A write-only file that counts bytes and discards them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, content: bytes) -> int:
+        self.bytes += len(content)
+        return len(content)
