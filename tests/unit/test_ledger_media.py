@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from tests.ledger_runs import exchange
 
+from holdwater.conversation.trajectory import ExchangeTree
 from holdwater.core.errors import LedgerCorrupt
 from holdwater.gateway.media import extract_media
 from holdwater.ledger.blobs import BlobStore, find_references, resolve_references
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.exchanges import AttemptLog, read_exchanges, read_request_messages
+from holdwater.ledger.exchanges import AttemptLog, read_exchanges
 
 
 def image(size: int) -> str:
@@ -75,8 +76,12 @@ def test_a_conversation_is_rebuilt_from_what_each_exchange_added(tmp_path: Path)
     log.sync()
     log.close()
 
-    assert [bytes(m) for m in read_request_messages(directory, 1234, 3)] == [b'"a"', b'"b"', picture, b'"f"']
-    assert [bytes(m) for m in read_request_messages(directory, 1234, 1)] == [b'"a"', b'"b"', b'"c"']
+    tree = ExchangeTree(directory, 1234)
+    first, third = (
+        [resolve_references(bytes(raw), tree.blobs) for _, raw in tree.request(number)] for number in (1, 3)
+    )
+    assert third == [b'"a"', b'"b"', picture, b'"f"']
+    assert first == [b'"a"', b'"b"', b'"c"']
     assert log.path == tmp_path / "run" / "exchanges" / "1" / "1234.seg"
 
 

@@ -19,7 +19,7 @@ from ..core.exchange import Exchange
 from ..core.masking import mask_bytes
 from ..core.records import NO_USAGE, ModelUsage, Record
 from . import segment
-from .blobs import BlobStore, resolve_references
+from .blobs import BlobStore
 from .directory import RunDirectory
 from .disk_reserve import PIECES, DiskReserve
 from .segment import Segment
@@ -145,32 +145,6 @@ def sum_spending(directory: RunDirectory, attempt: int) -> AttemptSpending:
     return spent
 
 
-def read_request_messages(directory: RunDirectory, attempt: int, number: int) -> list[msgspec.Raw]:
-    """Return the messages of a request as they were sent, media included."""
-    parts: dict[int, list[msgspec.Raw]] = {}  # bound: the messages of one request
-    wanted = _find_parts(directory, attempt, number)
-    blobs = BlobStore(directory.blobs)
-    for exchange in read_exchanges(directory, attempt):
-        if exchange.number in wanted:
-            kept = exchange.append[: wanted[exchange.number]]
-            parts[exchange.number] = [
-                msgspec.Raw(resolve_references(bytes(message), blobs)) for message in kept
-            ]
-    return [message for part in sorted(parts) for message in parts[part]]
-
-
-def read_request_head(directory: RunDirectory, attempt: int, number: int) -> bytes:
-    """Return the fields of a request other than its messages, as they were sent, constants included."""
-    headed: dict[int, int] = {}  # exchange -> the exchange with its head; bound: one attempt
-    for exchange in read_exchanges(directory, attempt):
-        inherits = exchange.head is None and exchange.parent is not None
-        headed[exchange.number] = headed.get(exchange.parent or 0, 0) if inherits else exchange.number
-    for exchange in read_exchanges(directory, attempt):
-        if exchange.number == headed.get(number) and exchange.head is not None:
-            return resolve_references(bytes(exchange.head), BlobStore(directory.blobs))
-    raise LedgerCorrupt(f"attempt {attempt} has no head for exchange {number}")
-
-
 def segment_path(directory: RunDirectory, attempt: int) -> Path:
     return directory.exchanges / str(attempt // 1000) / f"{attempt}.seg"
 
@@ -182,30 +156,8 @@ def decode_exchange(content: bytes, attempt: int) -> Exchange:
         raise LedgerCorrupt(f"invalid exchange record in attempt {attempt}: {e}") from e
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
     for name in ("head", "reply", "chunks"):
-        fields[name] = _null_to_none(fields[name])
+        fields[name] = None if bytes(fields[name]) == b"null" else fields[name]
     return Exchange(**fields)
-
-
-def _find_parts(directory: RunDirectory, attempt: int, number: int) -> dict[int, int]:
-    """Return the exchanges that make up a request, each with the number of its own messages in it."""
-    shape: dict[int, tuple[int | None, int, int]] = {}  # bound: the exchanges of one attempt
-    for exchange in read_exchanges(directory, attempt):
-        shape[exchange.number] = (exchange.parent, exchange.keep, len(exchange.append))
-        if exchange.number == number:
-            break
-    wanted: dict[int, int] = {}
-    at: int | None = number
-    keep: int | None = None
-    while keep is None or keep > 0:
-        if at is None or at not in shape or at in wanted:
-            raise LedgerCorrupt(f"attempt {attempt} has no exchange {at}")
-        parent, kept, appended = shape[at]
-        wanted[at] = appended if keep is None else max(0, keep - kept)
-        if wanted[at] > appended:
-            raise LedgerCorrupt(f"attempt {attempt} keeps more messages of exchange {at} than it has")
-        keep = kept if keep is None else min(keep, kept)
-        at = parent
-    return wanted
 
 
 class _StoredExchange(Record, frozen=True):
@@ -229,10 +181,6 @@ class _StoredExchange(Record, frozen=True):
     version: str = ""
     by: str = ""
     chunks: msgspec.Raw = msgspec.Raw(b"null")
-
-
-def _null_to_none(raw: msgspec.Raw) -> msgspec.Raw | None:
-    return None if bytes(raw) == b"null" else raw
 
 
 _encode = msgspec.json.Encoder().encode

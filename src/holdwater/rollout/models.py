@@ -14,11 +14,13 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
+from ..conversation.trajectory import ExchangeTree
 from ..core.config import RunConfig
 from ..core.errors import BadInput, ModelFailed, RunFailed
 from ..core.exchange import Exchange, ExchangeLog
@@ -36,7 +38,6 @@ from ..gateway.upstreams.policy import Policy, PolicyUpstream
 from ..gateway.upstreams.replay import NoModel, ReplayOnly
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
-from ..ledger.exchanges import read_request_head, read_request_messages
 from ..plugin import find_object
 from .worker_protocol import (
     AnswerHeldCall,
@@ -221,10 +222,11 @@ class _SegmentHistory:
         return resolve_references(part, BlobStore(self._directory.blobs))
 
     def read_messages(self, number: int, keep: int) -> list[bytes]:
-        return [bytes(raw) for raw in read_request_messages(self._directory, self._attempt, number)[:keep]]
+        messages = islice(ExchangeTree(self._directory, self._attempt).request(number), keep)
+        return [self.resolve_media(bytes(raw)) for _, raw in messages]
 
     def read_head(self, number: int) -> bytes:
-        return read_request_head(self._directory, self._attempt, number)
+        return ExchangeTree(self._directory, self._attempt).raw_head(number)
 
 
 def load_policy(spec: str) -> Policy:
