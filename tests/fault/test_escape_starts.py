@@ -14,7 +14,7 @@ from holdwater.core.records import Instance, Limits, Network, SandboxSpec
 from holdwater.core.serving_protocol import Order
 from holdwater.sandbox.probe import probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.serve.validation import check_order
+from holdwater.serve.wire_format import check_order
 from holdwater.suite.harbor.task_file import read_task
 from holdwater.suite.swebench.options import parse_options
 

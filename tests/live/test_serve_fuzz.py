@@ -26,8 +26,7 @@ from holdwater.core.serving_protocol import (
     ProblemDetails,
     SteerRequest,
 )
-from holdwater.serve import connection_server
-from holdwater.serve import request_bodies as bodies
+from holdwater.serve import bodies, connection_server
 from holdwater.serve.wire_format import STATUS
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

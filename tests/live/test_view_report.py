@@ -31,8 +31,7 @@ from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
 from holdwater.ledger.statements import PlannedInstance
 from holdwater.view.instance_report import make_report, render_instance
-from holdwater.view.outcome_overview import MOST_ROWS
-from holdwater.view.report import render_report
+from holdwater.view.report import MOST_ROWS, render_report
 
 ODD = "it's [bold]odd[/bold]; rm -rf"
 LOST = AttemptFailure(

@@ -10,7 +10,7 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.records import GiB, MiB, ModelUsage
 from holdwater.core.summary import RunGauge, RunSummary
-from holdwater.view.formatting import count, duration, line, size
+from holdwater.view.formatting import bars, count, duration, line, memory_over_time, size, summarize_limits
 from holdwater.view.live_display import (
     LiveDisplay,
     PaceMeter,
@@ -22,9 +22,7 @@ from holdwater.view.live_display import (
     render_frame,
     render_memory,
 )
-from holdwater.view.outcome_overview import OutcomeOverview
-from holdwater.view.report import totals
-from holdwater.view.timeline import bars, memory_over_time, summarize_limits
+from holdwater.view.report import OutcomeOverview, totals
 
 
 def summary(settled: int = 12, total: int | None = 40, **changes: object) -> RunSummary:

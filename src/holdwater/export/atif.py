@@ -26,7 +26,7 @@ from ..ledger.message import CommonMessage, MessageMedia, ToolCall
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow
 from .atomic_output import open_atomic_file
-from .omissions import ExportOmissions
+from .samples import ExportOmissions
 
 SCHEMA = "ATIF-v1.8"
 MEDIA_FOLDER = "media"

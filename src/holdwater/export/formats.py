@@ -26,9 +26,9 @@ from ..ledger.rows import AttemptRow, OutcomeRow
 from .atif import write_trajectories
 from .atomic_output import open_atomic_file
 from .harbor import write_job
-from .omissions import ExportOmissions
 from .openai import write_conversations
 from .openhands import write_openhands
+from .samples import ExportOmissions
 from .swebench import count_patchless, make_swebench_report, write_predictions
 
 KINDS = ("outcomes", "attempts", "pass-at-k", "exchanges", "trajectories")

@@ -21,8 +21,7 @@ from ..ledger.attempt_files import log_path, taken_out_path
 from ..ledger.reader import LedgerReader
 from .atif import slug, write_trajectory
 from .atomic_output import open_atomic_directory, open_atomic_file
-from .omissions import ExportOmissions
-from .samples import ExportedSample, find_conversation, patch_file, read_samples
+from .samples import ExportedSample, ExportOmissions, find_conversation, patch_file, read_samples
 
 VERIFIER_FILES = ("verifier/reward.json", "verifier/reward.txt", "steps")  # of a Harbor verifier
 TRIAL_FOLDERS = ("agent", "verifier", "artifacts", "steps")  # directories of a trial

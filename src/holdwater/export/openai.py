@@ -17,7 +17,7 @@ from ..ledger import dialects
 from ..ledger.blobs import resolve_references
 from ..ledger.message import CallPairing, CommonMessage, as_dict, decode_foreign, merge_messages
 from ..ledger.reader import LedgerReader
-from .omissions import ExportOmissions
+from .samples import ExportOmissions
 
 PASSED = "passed"
 

@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from ..core.serving_protocol import ProblemDetails
 from ..gateway.request_heads import MOST_HELD, PARSER_ATTRIBUTE, BoundedParser, HeadTooLarge, HeldHeads
-from .responses import SERVER_HEADERS
+from .bodies import SERVER_HEADERS
 from .wire_format import STATUS, WireFormat
 
 IDLE = 60.0  # seconds a connection may stay open without a complete request

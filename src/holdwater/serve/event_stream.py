@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ..core.serving_protocol import KEPT_CALLS, Accepted, Called, Dropped, Finished, Settled, Started, Turned
 from .backend import MemberProgress, OrderHandle
-from .responses import EventWriter
+from .bodies import EventWriter
 
 KEEP_ALIVE = 10.0  # seconds without an event before a keep-alive
 

@@ -15,11 +15,9 @@ from aiohttp import web
 from ..core.errors import RequestRefused
 from ..core.serving_protocol import Accepted, CallAnswer, Order, ProblemDetails
 from .backend import OrderHandle, ServerBackend
+from .bodies import SERVER_HEADERS, BoundedBodies, EventWriter, send_body
 from .event_stream import OrderFollower
-from .request_bodies import BoundedBodies
-from .responses import SERVER_HEADERS, EventWriter, send_body
-from .validation import check_order
-from .wire_format import WireFormat
+from .wire_format import WireFormat, check_order
 
 MODEL_KEY = "X-Holdwater-Model-Key"
 HAVE = "X-Holdwater-Have"

@@ -31,13 +31,11 @@ from ..rollout.periodic_task import PeriodicTask
 from ..run.orders.metrics import render_metrics
 from ..web.request_rules import check_content
 from .backend import ServerBackend
+from .bodies import SERVER_HEADERS, SLICE, BoundedBodies
 from .connection_server import ConnectionServer, PeerWarnings, peer_of, render_problem
 from .orders import OWNER, OrderRoutes, model_key, problem_of, render_record
-from .request_bodies import BoundedBodies
-from .responses import SERVER_HEADERS, SLICE
 from .settings import ListenAddress, ServerSettings, make_rules, make_tls_context, resolve_address
-from .validation import check_steer
-from .wire_format import JSON, MSGPACK, WireFormat, negotiate_format
+from .wire_format import JSON, MSGPACK, WireFormat, check_steer, negotiate_format
 
 CLOSING = 0.5  # seconds to finish sending responses when the server closes
 PATROL = 2.0  # seconds between two checks for dead connections

@@ -21,8 +21,7 @@ from rich.text import Text
 
 from ..core.prices import format_dollars
 from ..core.summary import RunGauge, RunSummary
-from .formatting import cost, count, duration, line, saved_usage, short_spec, size, tally, tokens
-from .timeline import bars
+from .formatting import bars, cost, count, duration, line, saved_usage, short_spec, size, tally, tokens
 
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0

@@ -1,20 +1,23 @@
 """Renders the report of a run: the outcomes of instances, the totals, and suggested commands.
 
-`holdwater run` prints it at the end, and `holdwater show` prints it too. `instance_report.py` reports one
-instance.
+`holdwater run` prints it at the end, and `holdwater show` prints it too. The outcomes to show are selected in
+one pass and a fixed amount of memory. `instance_report.py` reports one instance.
 """
 
 from __future__ import annotations
 
+import heapq
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ..core.records import Record
 from ..core.summary import PassRate, RegradeState, RunGauge, RunSummary
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import OutcomeRow
@@ -24,17 +27,17 @@ from .formatting import (
     duration,
     format_count,
     line,
+    memory_over_time,
     outcome_count,
     outcome_name,
     saved_usage,
     short_spec,
     style_of,
+    summarize_limits,
     tally,
     tokens,
 )
 from .live_display import render_running, render_waiting
-from .outcome_overview import OutcomeOverview, make_overview, total_seconds
-from .timeline import memory_over_time, summarize_limits
 
 SCORED = ("passed", "failed")
 INSTANCE, WHAT = "instance", "what happened"
@@ -42,7 +45,13 @@ COLUMNS = (INSTANCE, "outcome", "score", "tries", "time", "tokens", WHAT)
 WIDE_COLUMNS = ("tokens", WHAT)  # left out on terminals narrower than WIDE
 WIDE = 76
 MOST_RATES = 8  # rows of pass@k
+MOST_ROWS = 40
+MOST_SLOWEST = 3
+MOST_KINDS = 20
+MOST_LOOKED_AT = 100_000  # outcomes; keeps a page fast for a run with millions
 NOTABLE_LAG = 0.1  # seconds of event-loop lag that may have delayed a call
+
+RankedRow = tuple[float, int, OutcomeRow]  # the number breaks ties, so rows are never compared
 
 
 def render_report(summary: RunSummary, reader: LedgerReader) -> RenderableType:
@@ -222,3 +231,48 @@ def suggest_commands(summary: RunSummary, seen: OutcomeOverview, directory: str)
     said.append(f"holdwater export {directory} --format csv --out outcomes.csv")
     said.append(f"holdwater audit {directory}")
     return said
+
+
+class OutcomeOverview(Record, frozen=True):
+    """The outcomes that a page shows."""
+
+    rows: tuple[OutcomeRow, ...]  # in the order of planning; problems first if there are too many
+    hidden: int
+    first: dict[str, OutcomeRow]  # kind -> its first outcome
+    slowest: tuple[OutcomeRow, ...]
+
+
+def make_overview(outcomes: Iterable[OutcomeRow], summary: RunSummary) -> OutcomeOverview:
+    urgent: list[RankedRow] = []  # a heap of at most MOST_ROWS; the next row to drop is on top
+    slowest: list[RankedRow] = []  # a heap of at most MOST_SLOWEST
+    first: dict[str, OutcomeRow] = {}  # at most MOST_KINDS
+    for number, row in enumerate(islice(outcomes, MOST_LOOKED_AT)):
+        push_bounded(urgent, (urgency(row), -number, row), MOST_ROWS)
+        push_bounded(slowest, (total_seconds(row), -number, row), MOST_SLOWEST)
+        if len(first) < MOST_KINDS:
+            first.setdefault(row.kind, row)
+    hidden = max(0, summary.settled - len(urgent))
+    order = sorted(urgent, reverse=True) if hidden else sorted(urgent, key=lambda ranked: -ranked[1])
+    return OutcomeOverview(
+        rows=tuple(row for _, _, row in order),
+        hidden=hidden,
+        first=first,
+        slowest=tuple(row for _, _, row in sorted(slowest, reverse=True)),
+    )
+
+
+def push_bounded(heap: list[RankedRow], item: RankedRow, most: int) -> None:
+    """Add `item`; drop the smallest item if there are more than `most`."""
+    if len(heap) < most:
+        heapq.heappush(heap, item)
+    else:
+        heapq.heappushpop(heap, item)
+
+
+def urgency(row: OutcomeRow) -> int:
+    """Rank infrastructure failures before failed samples, and failed samples before passed ones."""
+    return {"passed": 0, "failed": 1}.get(row.kind, 2)
+
+
+def total_seconds(row: OutcomeRow) -> float:
+    return row.times.setup + row.times.acting + row.times.grading

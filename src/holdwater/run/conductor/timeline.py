@@ -1,6 +1,6 @@
 """Writes the run's timeline: one reading each second, from set-up to the end.
 
-The meter and the governor measure; `view/timeline.py` draws.
+The meter and the governor measure; `view/report.py` draws.
 """
 
 from __future__ import annotations

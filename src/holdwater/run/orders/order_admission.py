@@ -1,6 +1,6 @@
 """Decides whether an order is accepted: its protocol, its model, and the room for its rollouts.
 
-`serve/validation.py` has checked its fields before.
+`serve/wire_format.py` has checked its fields before.
 """
 
 from __future__ import annotations
