@@ -16,8 +16,8 @@ from gateway_load import Talk, Workload
 from xxhash import xxh3_128
 
 from holdwater.core.records import ModelUsage
+from holdwater.dialect import DIALECTS
 from holdwater.gateway.call_ending import CallEnding
-from holdwater.gateway.routes import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.http import HttpUpstream
@@ -54,7 +54,7 @@ async def recording(size: int, turns: int, place: Path) -> float:
 
 async def _record(session: Session, body: bytearray) -> None:
     """Record an exchange as `relay.py` does."""
-    form = DIALECTS["chat"].form
+    form = DIALECTS["chat"]
     reading = await session.read(form, body)
     delta = await session.find_delta(form, reading, reading.head, reading.head)
     call = session.threads.begin(session.threads.tick(), delta, len(body), has_tools=False)

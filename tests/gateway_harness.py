@@ -13,13 +13,13 @@ import msgspec
 from blake3 import blake3
 
 from holdwater.core.exchange import Exchange
+from holdwater.dialect import find_dialect
 from holdwater.gateway.client import ChatClient
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.breaker import CircuitBreaker
 from holdwater.gateway.upstreams.http import HttpUpstream, ProviderAddress
 from holdwater.ledger.blobs import BlobStore, resolve_references
-from holdwater.ledger.dialects import find_dialect
 
 MODEL = "test-model"
 UPSTREAM_KEY = "sk-upstream-secret"

@@ -18,7 +18,7 @@ from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.exchange import Exchange
 from holdwater.core.records import Limits
 from holdwater.core.serving_protocol import CallAnswer, ModelChoice, ModelSource
-from holdwater.gateway.routes import DIALECTS
+from holdwater.dialect import DIALECTS
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.ledger.directory import RunDirectory
@@ -175,7 +175,7 @@ class Trainer:
             self._heads[own] = self._heads[asked.attempt, asked.parent]
         else:
             self._heads[own] = json.loads(asked.head)
-        return {**self._heads[own], DIALECTS[asked.dialect].form.key: self._messages[own]}
+        return {**self._heads[own], DIALECTS[asked.dialect].key: self._messages[own]}
 
 
 __all__ = ["HELD", "CallHeld", "CallReleased", "Trainer", "Worker", "worker"]

@@ -13,9 +13,9 @@ from tests.ledger_runs import failed, new_run, passed, planned
 
 from holdwater.core.exchange import Exchange
 from holdwater.core.records import Attempt, FailureOrigin, ModelUsage, Outcome
+from holdwater.dialect import DIALECTS
 from holdwater.gateway import media
 from holdwater.gateway.recorder import ConversationRecorder
-from holdwater.gateway.request_parser import RequestForm
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
 from holdwater.ledger.ledger import Ledger
@@ -23,12 +23,6 @@ from holdwater.ledger.ledger import Ledger
 PIXELS = random.Random(7).randbytes(6000)
 BASE64 = base64.b64encode(PIXELS).decode()
 IMAGE = "data:image/png;base64," + BASE64
-FORMS = {
-    "chat": RequestForm("chat", "messages"),
-    "responses": RequestForm("responses", "input", optional=True),
-    "messages": RequestForm("messages", "messages"),
-    "gemini": RequestForm("gemini", "contents"),
-}
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 
 # One conversation a dialect: a picture, a thought, a call, its answer, the end. (request, reply), twice.
@@ -281,8 +275,8 @@ class Recording:
 
     def __init__(self, directory: RunDirectory, attempt: int, dialect: str = "chat") -> None:
         self.log = AttemptLog(directory, attempt)
-        self._form = FORMS[dialect]
-        self._recorder = ConversationRecorder(self._form)
+        self._dialect = DIALECTS[dialect]
+        self._recorder = ConversationRecorder(self._dialect)
 
     def add(
         self, request: dict[str, Any], reply: Any, error: str = "", status: int = 200, **about: Any
@@ -300,7 +294,7 @@ class Recording:
                 head=None if delta.head is None else Raw(media.extract_constants(delta.head, keep)),
                 reply=None if reply is None else Raw(media.extract_media(msgspec.json.encode(reply), keep)),
                 status=status,
-                dialect=self._form.dialect,
+                dialect=self._dialect.name,
                 usage=ModelUsage(requests=1, input_tokens=100, cached_tokens=10, output_tokens=20),
                 error=error,
                 started=1_700_000_000.0 + number,

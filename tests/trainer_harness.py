@@ -17,8 +17,8 @@ from tests.server_harness import Server, eventually
 
 import holdwater as hw
 from holdwater.client import PolicyCall, Rollout
-from holdwater.gateway.dialects import RequestTarget
-from holdwater.gateway.routes import DIALECTS as SPOKEN
+from holdwater.dialect import DIALECTS as SPOKEN
+from holdwater.dialect.interface import RequestTarget
 
 SUITE = '''
 import asyncio

@@ -12,9 +12,8 @@ import pytest
 from tests.dialect_requests import send, speak
 from tests.gateway_harness import MODEL, Log, Scene, scene
 
+from holdwater import dialect as dialects
 from holdwater.core.records import Limits
-from holdwater.gateway.upstreams.http import HTTP_DIALECTS
-from holdwater.ledger import dialects
 
 REFUSED_HEADERS = {
     "X-HTTP-Method-Override": "DELETE",
@@ -159,7 +158,7 @@ async def test_token_counts_use_up_the_budget_and_are_recorded(dialect: str) -> 
             assert exchange.dialect == f"{dialect}_count"
             assert json.loads(bytes(exchange.reply or b""))["totalTokens"] == 7
             assert not dialects.has_conversations(exchange.dialect)
-        said = dialects.find_dialect(exchange.dialect).reply(json.loads(bytes(exchange.reply or b"")))
+        said = dialects.find_dialect(exchange.dialect).parse_reply(json.loads(bytes(exchange.reply or b"")))
         assert said.message is not None and said.message.parts == ("[7 tokens]",)
 
 
@@ -183,7 +182,7 @@ async def test_a_failed_count_is_no_failure_of_the_conversation() -> None:
 
 
 def test_every_dialect_of_the_record_can_be_read() -> None:
-    for name in (*HTTP_DIALECTS, "messages_count", "gemini_count"):
+    for name in (*dialects.DIALECTS, "messages_count", "gemini_count"):
         assert dialects.find_dialect(name).key
 
 

@@ -16,9 +16,9 @@ from tests.held_call_harness import CallHeld, CallReleased, Trainer, worker
 from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, MiB
+from holdwater.dialect import DIALECTS as SPOKEN
+from holdwater.dialect.interface import RequestTarget
 from holdwater.gateway.client import ChatClient
-from holdwater.gateway.dialects import RequestTarget
-from holdwater.gateway.routes import DIALECTS as SPOKEN
 from holdwater.rollout.worker_protocol import HeldCallContent
 
 
@@ -46,7 +46,7 @@ async def said(client, dialect, stream, *texts):
 def last_text(dialect, request):
     if dialect == "gemini":
         return request["contents"][-1]["parts"][0]["text"]
-    return request[SPOKEN[dialect].form.key][-1]["content"]
+    return request[SPOKEN[dialect].key][-1]["content"]
 
 
 WAYS = [(dialect, stream) for dialect in DIALECTS for stream in (False, True)]
@@ -64,7 +64,7 @@ async def test_a_hundred_at_once_each_get_their_own_answer(tmp_path):
         await w.until(lambda _: len(w.of(CallHeld)) == len(asking))
         calls = [await w.asked(held.attempt, held.call) for held in w.of(CallHeld)]
         for call in reversed(calls):
-            text = last_text(call.dialect, {SPOKEN[call.dialect].form.key: [json.loads(call.append[-1])]})
+            text = last_text(call.dialect, {SPOKEN[call.dialect].key: [json.loads(call.append[-1])]})
             w.answer(call.attempt, call.call, text=f"to {text}", version=f"{call.attempt}.{call.call}")
         assert len(asking) == 120
         assert {text: await task for text, task in asking.items()} == {t: (200, f"to {t}") for t in asking}

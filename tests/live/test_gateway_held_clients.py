@@ -6,8 +6,8 @@ import pytest
 from tests.held_call_harness import HELD, Trainer, worker
 from tests.live.test_gateway_clients import PARAMETERS, WAYS, client_library
 
-from holdwater.gateway.dialects.to_chat import convert_request
-from holdwater.ledger.dialects import ReplyTokens, find_dialect
+from holdwater.dialect import find_dialect
+from holdwater.dialect.message import ReplyTokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
@@ -73,10 +73,10 @@ class Scene:
         first, second = self.w.exchanges(1)
         assert [e.error for e in (first, second)] == ["", ""]
         assert [e.version for e in (first, second)] == ["1", "2"]
-        reply = find_dialect(self._name).reply(json.loads(bytes(first.reply)))
+        reply = find_dialect(self._name).parse_reply(json.loads(bytes(first.reply)))
         assert reply.tokens == ReplyTokens((1, 2), (3, 4), (-0.25,))
         assert (first.usage.input_tokens, first.usage.output_tokens) == (7, 2)
-        asked = convert_request(self._name, self.trainer.requests[-1])
+        asked = find_dialect(self._name).request_to_chat(self.trainer.requests[-1])
         said = [_plain(message) for message in asked["messages"]]
         assert said == IN_CHAT
         assert [tool["function"]["name"] for tool in asked["tools"]] == ["add"]

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.live.test_gateway_clients import client_library
 
-from holdwater.gateway.routes import DIALECTS
+from holdwater.dialect import DIALECTS
 from holdwater.testing.reply_formats import WIRES, ScriptedRequest
 from holdwater.testing.scripted_model import ScriptedReply
 

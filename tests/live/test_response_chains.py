@@ -15,8 +15,8 @@ import pytest
 from tests.in_process_run import QUICK, grade, numbered, solve
 
 import holdwater as hw
+from holdwater.dialect import DIALECTS
 from holdwater.export.formats import export_run
-from holdwater.gateway.dialects import as_stream
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 LONG = "look around " * 600
@@ -44,7 +44,7 @@ class Provider:
         reply = json.dumps(_response(id, output)).encode()
         if not request.get("stream"):
             return ScriptedReply(body=reply, headers={"Content-Type": "application/json"})
-        events = b"".join(as_stream.render_responses(reply))
+        events = b"".join(DIALECTS["responses"].render_stream(reply))
         return ScriptedReply(body=events, headers={"Content-Type": "text/event-stream"})
 
     def _output(self, id: str, answered: int) -> list[dict[str, Any]]:

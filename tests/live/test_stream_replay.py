@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.live.test_gateway_clients import client_library
 
-from holdwater.gateway.dialects import AdaptedRequest, ReplyFormat, RequestTarget
-from holdwater.gateway.routes import DIALECTS
+from holdwater.dialect import DIALECTS
+from holdwater.dialect.interface import AdaptedRequest, ReplyFormat, RequestTarget
 from holdwater.gateway.upstreams.complete_reply import CompleteReply
 from holdwater.testing.reply_formats import encode_event
 

@@ -10,8 +10,8 @@ from tests.gateway_harness import MODEL, scene
 from tests.ledger_runs import new_run
 
 from holdwater.conversation.trajectory import ExchangeTree, read_turns
+from holdwater.dialect.message import CommonMessage, ToolCall
 from holdwater.ledger.exchanges import AttemptLog
-from holdwater.ledger.message import CommonMessage, ToolCall
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 LS = ToolCall(name="bash", arguments={"command": "ls"}, id="call_1")

@@ -18,8 +18,8 @@ from holdwater.cli.transcript import print_text
 from holdwater.conversation.raw_turns import render_raw_turn
 from holdwater.conversation.trajectory import ExchangeTree, read_turns
 from holdwater.core.records import Attempt, Outcome
+from holdwater.dialect.message import CommonMessage, MessageMedia
 from holdwater.ledger.ledger import Ledger
-from holdwater.ledger.message import CommonMessage, MessageMedia
 from holdwater.ledger.reader import LedgerReader
 
 

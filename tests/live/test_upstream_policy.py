@@ -9,9 +9,9 @@ from tests.dialect_requests import DIALECTS, send, speak
 from tests.gateway_harness import MODEL, Log, Scene, ask, connect
 
 import holdwater as hw
+from holdwater.dialect import find_dialect as spoken
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.upstreams.policy import PolicyUpstream
-from holdwater.ledger.dialects import find_dialect as spoken
 
 WHOLE = {
     "id": "x",
@@ -133,6 +133,6 @@ async def test_it_answers_in_every_dialect(dialect, stream, tmp_path):
         async with send(s, speak(dialect, "a", "b", "c", stream=stream)) as response:
             assert response.status == 200, await response.text()
             await response.read()
-        reply = spoken(dialect).reply(s.log.reply)
+        reply = spoken(dialect).parse_reply(s.log.reply)
         assert (reply.message.text, reply.message.calls[0].arguments) == ("I look", {"a": 1})
         assert (reply.tokens.prompt, reply.tokens.completion, s.log.last.version) == ((3,), (1, 2), "3")

@@ -5,11 +5,10 @@ import json
 import pytest
 from tests.dialect_requests import DIALECTS
 
-from holdwater.gateway.dialects.from_chat import ReplyContext, convert_reply
-from holdwater.gateway.dialects.to_chat import convert_request
-from holdwater.gateway.routes import DIALECTS as SPOKEN
-from holdwater.ledger.dialects import ReplyTokens, find_dialect
-from holdwater.ledger.message import ToolCall
+from holdwater.dialect import DIALECTS as SPOKEN
+from holdwater.dialect import find_dialect
+from holdwater.dialect.conversion import ReplyContext
+from holdwater.dialect.message import ReplyTokens, ToolCall
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 PICTURE = "data:image/png;base64,aGk="
@@ -100,7 +99,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_is_the_same_in_chat(name):
-    made = convert_request(name, REQUESTS[name])
+    made = SPOKEN[name].request_to_chat(REQUESTS[name])
     call = made["messages"][2]["tool_calls"][0]
     assert made["messages"] == [
         {"role": "system", "content": "be exact"},
@@ -130,15 +129,15 @@ def test_a_request_is_the_same_in_chat(name):
 
 def test_a_plain_text_input_and_a_custom_tool_are_converted():
     asked = {"input": "hello", "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}]}
-    made = convert_request("responses", asked)
+    made = SPOKEN["responses"].request_to_chat(asked)
     assert made["messages"] == [{"role": "user", "content": "hello"}]
     [search, patch] = made["tools"]
     assert search["function"]["name"] == "web_search"
     assert patch["function"]["parameters"]["required"] == ["input"]
     completion = {"choices": [{"message": {"tool_calls": [_called("patch", '{"input": "*** a"}', "c9")]}}]}
-    [item] = json.loads(convert_reply("responses", completion, ReplyContext("m", frozenset({"patch"}))))[
-        "output"
-    ]
+    [item] = json.loads(
+        SPOKEN["responses"].reply_from_chat(completion, ReplyContext("m", frozenset({"patch"})))
+    )["output"]
     assert (item["type"], item["call_id"], item["input"]) == ("custom_tool_call", "c9", "*** a")
 
 
@@ -176,7 +175,7 @@ COMPLETION = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_completion_is_a_reply_of_every_dialect(name, stream):
-    whole = convert_reply(name, COMPLETION, ReplyContext("m"))
+    whole = SPOKEN[name].reply_from_chat(COMPLETION, ReplyContext("m"))
     spoken = SPOKEN[name]
     if stream:
         place = type("P", (), {"path": "v1beta/models/m:x", "query": ""})
@@ -186,7 +185,7 @@ def test_a_completion_is_a_reply_of_every_dialect(name, stream):
         usage, whole = read.usage, read.reply()
     else:
         usage = spoken.read_reply(whole).usage
-    reply = find_dialect(name).reply(json.loads(whole))
+    reply = find_dialect(name).parse_reply(json.loads(whole))
     assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (7, 4, 3)
     assert (reply.message.text, reply.message.reasoning, reply.model) == ("let me", "hm", "mine")
     first, second = reply.message.calls
@@ -208,14 +207,16 @@ ENDS = {
 def test_why_it_ended(name):
     finishes = ["stop", "length", "content_filter"]
     replies = [
-        convert_reply(name, {"choices": [{"message": {"content": "x"}, "finish_reason": finish}]})
+        SPOKEN[name].reply_from_chat(
+            {"choices": [{"message": {"content": "x"}, "finish_reason": finish}]}, ReplyContext()
+        )
         for finish in finishes
     ]
-    assert [find_dialect(name).reply(json.loads(reply)).finish for reply in replies] == ENDS[name]
+    assert [find_dialect(name).parse_reply(json.loads(reply)).finish for reply in replies] == ENDS[name]
 
 
 def test_without_usage_tokens_are_counted():
     choice = {"message": {"content": "x"}, "token_ids": [1, 2, 3]}
-    whole = convert_reply("messages", {"choices": [choice], "prompt_token_ids": [4]})
+    whole = SPOKEN["messages"].reply_from_chat({"choices": [choice], "prompt_token_ids": [4]}, ReplyContext())
     usage = SPOKEN["messages"].read_reply(whole).usage
     assert (usage.input_tokens, usage.output_tokens) == (1, 3)

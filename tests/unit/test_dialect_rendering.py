@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdwater.gateway.dialects import AdaptedRequest as Wanted
-from holdwater.gateway.dialects import RequestTarget
-from holdwater.gateway.request_parser import DECODE_ERRORS
-from holdwater.gateway.routes import DIALECTS
+from holdwater.dialect import DIALECTS, list_conversations
+from holdwater.dialect.interface import AdaptedRequest as Wanted
+from holdwater.dialect.interface import RequestTarget
+from holdwater.dialect.message import DECODE_ERRORS
 from holdwater.testing.reply_formats import WIRES, ScriptedRequest
 from holdwater.testing.scripted_model import ScriptedReply
 
-SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
+SPOKEN = pytest.mark.parametrize("dialect", sorted(list_conversations()))
 
 text = st.text(max_size=12)
 scalars = (

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdwater.gateway.dialects import AdaptedRequest as Wanted
-from holdwater.gateway.dialects import RequestTarget
-from holdwater.gateway.request_parser import DECODE_ERRORS
-from holdwater.gateway.routes import DIALECTS
+from holdwater.dialect import DIALECTS, list_conversations
+from holdwater.dialect.interface import AdaptedRequest as Wanted
+from holdwater.dialect.interface import RequestTarget
+from holdwater.dialect.message import DECODE_ERRORS
 from holdwater.testing.reply_formats import WIRES, ScriptedRequest, encode_event
 from holdwater.testing.scripted_model import ScriptedReply
 
-SPOKEN = pytest.mark.parametrize("dialect", DIALECTS)
+SPOKEN = pytest.mark.parametrize("dialect", sorted(list_conversations()))
 CALLS = st.fixed_dictionaries({"name": st.just("bash"), "arguments": st.just({"command": "ls\n", "n": 1.5})})
 REPLIES = st.builds(
     ScriptedReply,
@@ -331,7 +331,7 @@ def test_each_end_of_a_response_is_one(status):
     ],
 )
 def test_what_a_client_makes_up_anew_names_no_other_message(dialect, one, other):
-    steady = DIALECTS[dialect].form.strip_generated
+    steady = DIALECTS[dialect].strip_generated
 
     assert steady(json.dumps(one).encode()) == steady(json.dumps(other).encode())
     changed = json.dumps(other).replace("x", "y").replace("user", "tool").encode()
@@ -346,5 +346,5 @@ def test_whatever_is_no_message_has_a_name_all_the_same(dialect, message):
     )
 
     assert isinstance(
-        DIALECTS[dialect].form.strip_generated(content + b'"id"' * isinstance(message, bytes)), bytes
+        DIALECTS[dialect].strip_generated(content + b'"id"' * isinstance(message, bytes)), bytes
     )

@@ -6,7 +6,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdwater.gateway.dialects import chat
+from holdwater.dialect import chat
 from holdwater.testing.reply_formats import WIRES, ScriptedRequest
 from holdwater.testing.reply_formats import encode_event as _event
 from holdwater.testing.scripted_model import ScriptedReply

@@ -13,10 +13,10 @@ from msgspec import Raw
 from tests.gateway_harness import rebuilt
 
 from holdwater.core.exchange import Exchange
+from holdwater.dialect import DIALECTS
 from holdwater.gateway import media
 from holdwater.gateway.recorder import MOST_TIPS, ConversationRecorder
 from holdwater.gateway.request_parser import MalformedRequest
-from holdwater.gateway.routes import DIALECTS
 from holdwater.ledger.blobs import resolve_references
 
 IMAGE = "data:image/png;base64," + base64.b64encode(random.Random(7).randbytes(4500)).decode()
@@ -95,7 +95,7 @@ def encoded(head, current, layout, key="messages"):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(edits, max_size=12), heads, st.lists(heads, max_size=12), layouts)
 def test_any_conversation_reads_back_as_it_was_sent(dialect, steps, head, other_heads, layout):
-    form = DIALECTS[dialect].form
+    form = DIALECTS[dialect]
     recorder, exchanges, sent = ConversationRecorder(form), [], []
     for i, current in enumerate(conversation(steps)):
         keys = other_heads[i] if i < len(other_heads) and i % 3 == 2 else head
@@ -131,7 +131,7 @@ def without_cache(value):
 )
 def test_a_cache_control_that_walks_along_changes_no_message(turns, layout):
     """Each turn adds messages and marks some of the last ones; in the record each message is once."""
-    recorder, exchanges, sent, count = ConversationRecorder(DIALECTS["messages"].form), [], [], 0
+    recorder, exchanges, sent, count = ConversationRecorder(DIALECTS["messages"]), [], [], 0
     for new, marked, first in turns:
         count += new
         current = [blocks(f"message {i}", count - 1 - i in marked, first) for i in range(count)]
@@ -143,7 +143,7 @@ def test_a_cache_control_that_walks_along_changes_no_message(turns, layout):
 
 
 def test_a_moving_cache_control_does_not_cause_a_full_reread():
-    recorder, exchanges = ConversationRecorder(DIALECTS["messages"].form), []
+    recorder, exchanges = ConversationRecorder(DIALECTS["messages"]), []
     for count in range(3, 30, 2):
         current = [blocks(f"message {i}", i in (count - 1, count - 3)) for i in range(count)]
         reading = recorder.read(bytearray(encoded({}, current, ((",", ":"), False, True))))
@@ -152,7 +152,7 @@ def test_a_moving_cache_control_does_not_cause_a_full_reread():
 
 
 def test_content_that_is_called_cache_control_is_content():
-    recorder, exchanges = ConversationRecorder(DIALECTS["messages"].form), []
+    recorder, exchanges = ConversationRecorder(DIALECTS["messages"]), []
     for secret in ("a" * 40, "b" * 40):
         call = {"type": "tool_use", "input": {"cache_control": {"type": secret}}}
         record(recorder, exchanges, encoded({}, [{"content": [call]}], ((",", ":"), False, True)))

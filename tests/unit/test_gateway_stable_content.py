@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdwater.gateway.dialects.messages import MessagesDialect, strip_transient
+from holdwater.dialect.messages import MessagesDialect, strip_transient
 from holdwater.gateway.recorder import ConversationRecorder
 
 HINT = {"cache_control": {"type": "ephemeral"}}
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_stays():
 
 def test_a_conversation_goes_on_when_its_hint_moves():
     """As Claude Code sends it: a text is a block only for as long as the hint stands in it."""
-    recorder = ConversationRecorder(MessagesDialect.form)
+    recorder = ConversationRecorder(MessagesDialect())
 
     def sent(number, *messages):
         body = b'{"messages":[%s],"model":"m"}' % b",".join(messages)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import holdwater
-from holdwater.core.environment import KEY_VARIABLES, build_environment, build_python_environment
+from holdwater.core.environment import build_environment, build_python_environment
+from holdwater.dialect import list_key_variables
+from holdwater.run.setup.keys import KEY_ENDINGS
 
 SOURCE = Path(holdwater.__file__).parent
 STARTS = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "run", "check_output", "check_call"}
@@ -46,4 +48,5 @@ def test_the_clean_environment_has_nothing_of_this_process(monkeypatch) -> None:
 
     assert set(build_environment(A="b")) == {"PATH", "LANG", "A"}
     assert set(build_python_environment()) == {"PATH", "LANG", "PYTHONPATH"}
-    assert "OPENAI_API_KEY" in KEY_VARIABLES
+    assert "OPENAI_API_KEY" in list_key_variables()
+    assert all(name.endswith(KEY_ENDINGS) for name in list_key_variables())

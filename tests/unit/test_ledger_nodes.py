@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded_conversations import BASE64, CONVERSATIONS, IMAGE, PIXELS, Recording, chat, says
 
+from holdwater import dialect as dialects
 from holdwater.conversation.nodes import read_nodes
 from holdwater.core.serving_protocol import MessageNode
-from holdwater.ledger import dialects
+from holdwater.dialect.message import says_same
 from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.message import says_same
 
 NAMES = sorted(CONVERSATIONS)
 
@@ -298,7 +298,9 @@ def check_says(dialect: str, walked: list[MessageNode], sent: list[Any]) -> None
             continue
         items = node.message if dialect == "responses" else [node.message]
         back = len([item for item in items if item.get("type") != "reasoning"])
-        mine, theirs = (dialects.parse_messages(dialect, told) for told in (items, sent[at : at + back]))
+        mine, theirs = (
+            dialects.find_dialect(dialect).parse_messages(told) for told in (items, sent[at : at + back])
+        )
         assert len(mine) == len(theirs) == 1
         assert says_same(mine[0], theirs[0])
         at += back

@@ -4,8 +4,8 @@ import json
 
 from msgspec import Raw
 
+from holdwater.dialect import find_dialect
 from holdwater.gateway.rate import BURST, RateBucket
-from holdwater.gateway.sampling import impose_sampling
 
 
 def test_a_bucket_gives_at_its_rate_after_its_burst():
@@ -34,7 +34,8 @@ def head(**keys):
 
 def changed(dialect, sampling, **keys):
     return {
-        key: json.loads(bytes(raw)) for key, raw in impose_sampling(dialect, head(**keys), sampling).items()
+        key: json.loads(bytes(raw))
+        for key, raw in find_dialect(dialect).impose_sampling(head(**keys), sampling).items()
     }
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded_conversations import BASE64, CONVERSATIONS, SCHEMA
 
-from holdwater.ledger import dialects
-from holdwater.ledger.message import (
+from holdwater import dialect as dialects
+from holdwater.dialect.message import (
     CallPairing,
     CommonMessage,
     MessageMedia,
@@ -27,7 +27,7 @@ NAMES = sorted(CONVERSATIONS)
 def heard(name: str, request: dict[str, Any]) -> list[CommonMessage]:
     speaks = dialects.find_dialect(name)
     pairing = CallPairing()
-    spoken = [*speaks.system(request), *dialects.parse_messages(name, request[speaks.key])]
+    spoken = [*speaks.parse_system(request), *speaks.parse_messages(request[speaks.key])]
     return [pairing.pair_message(message) for message in spoken]
 
 
@@ -49,7 +49,7 @@ def test_a_request_is_the_same_messages_in_every_dialect(name: str) -> None:
 def test_a_reply_is_the_same_message_in_every_dialect(name: str) -> None:
     _, raw = CONVERSATIONS[name][0]
 
-    reply = dialects.find_dialect(name).reply(raw)
+    reply = dialects.find_dialect(name).parse_reply(raw)
 
     assert reply.message is not None
     said = CallPairing().pair_message(reply.message)
@@ -62,14 +62,14 @@ def test_a_reply_is_the_same_message_in_every_dialect(name: str) -> None:
 def test_tools_come_out_as_chat_has_them(name: str) -> None:
     request, _ = CONVERSATIONS[name][0]
 
-    [tool] = dialects.find_dialect(name).tools(request)
+    [tool] = dialects.find_dialect(name).parse_tools(request)
 
     assert (tool["type"], tool["function"]["name"]) == ("function", "bash")
     assert tool["function"]["parameters"] == SCHEMA
 
 
 def test_a_text_in_place_of_messages_is_the_users() -> None:
-    found = list(dialects.find_dialect("responses").system({"model": "m", "input": "Hello"}))
+    found = list(dialects.find_dialect("responses").parse_system({"model": "m", "input": "Hello"}))
 
     assert found == [CommonMessage(role="user", parts=("Hello",))]
 
@@ -80,8 +80,8 @@ def test_a_text_that_looks_like_a_reference_is_a_text() -> None:
     faked = b'{"role":"user","content":"\\u0068oldwater-blob:%s:image/png"}' % hash_.encode()
     true = b'{"role":"user","content":"holdwater-blob:%s:image/png"}' % hash_.encode()
 
-    [text] = dialects.parse_messages("chat", [decode_referring(faked)])
-    [media] = dialects.parse_messages("chat", [decode_referring(true)])
+    [text] = dialects.CHAT.parse_messages([decode_referring(faked)])
+    [media] = dialects.CHAT.parse_messages([decode_referring(true)])
 
     assert text.parts == (f"holdwater-blob:{hash_}:image/png",)
     assert media.parts == (MessageMedia(type="image/png", blob=hash_),)
@@ -114,11 +114,11 @@ values = st.recursive(
 def test_whatever_a_client_or_a_server_sends_can_be_read(name: str, item: Any, whole: dict[str, Any]) -> None:
     speaks = dialects.find_dialect(name)
 
-    found = [*dialects.parse_messages(name, [item]), *speaks.system(whole)]
-    reply = speaks.reply(whole)
+    found = [*speaks.parse_messages([item]), *speaks.parse_system(whole)]
+    reply = speaks.parse_reply(whole)
 
     assert all(isinstance(message, CommonMessage) for message in found)
-    assert all(isinstance(tool, dict) for tool in speaks.tools(whole))
+    assert all(isinstance(tool, dict) for tool in speaks.parse_tools(whole))
     assert reply.message is None or reply.message.role == "assistant" or name == "chat"
 
 

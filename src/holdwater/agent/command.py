@@ -14,6 +14,7 @@ from pathlib import Path
 from ..core.authoring import Agent, Model, Sandbox
 from ..core.errors import AGENT_MISSING, AgentFailed, BadInput, ModelFailed, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Instance
+from ..dialect import list_providers
 from .programs import find_interpreter
 
 MODEL_PLACEHOLDERS = ("model", "model_url", "model_key")
@@ -219,13 +220,13 @@ def _environment(values: Mapping[str, str], by_file: bool) -> dict[str, str]:
 
 
 def _model_variables(url: str, key: str) -> dict[str, str]:
-    """Return the variables that the SDKs of the four dialects read; only OpenAI's URL ends in `/v1`."""
-    root = url.removesuffix("/v1")
-    return {
-        **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), url),
-        **dict.fromkeys(("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), root),
-        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"), key),
-    }
+    """Return the variables that the SDKs of all dialects read."""
+    variables: dict[str, str] = {}
+    for provider in list_providers():
+        base = url if provider.versioned else url.removesuffix("/v1")
+        variables |= dict.fromkeys((provider.url, *provider.other_urls), base)
+        variables |= dict.fromkeys(provider.keys, key)
+    return variables
 
 
 async def _is_there(program: str, sandbox: Sandbox) -> bool:

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.serving_protocol import KEPT_CALLS, Called
+from ..dialect import DIALECTS
 from .backoff import ConnectionLost, InvalidReply
 
 LONGEST_HAVE = 4000  # bytes of the header; a call that continues one not listed there is sent whole
-
-_MESSAGES = {"chat": "messages", "messages": "messages", "responses": "input", "gemini": "contents"}
 
 
 class PolicyCall(NamedTuple):
@@ -34,17 +33,14 @@ class PolicyCall(NamedTuple):
         """The whole request, in its dialect."""
         whole = dict(self.head)
         if self.messages:
-            whole[_MESSAGES.get(self.dialect, "messages")] = list(self.messages)
+            key = DIALECTS[self.dialect].key if self.dialect in DIALECTS else "messages"
+            whole[key] = list(self.messages)
         return whole
 
     @property
     def chat(self) -> dict[str, Any]:
         """The request, converted to Chat Completions."""
-        if self.dialect == "chat":
-            return self.request
-        from ..gateway.dialects.to_chat import convert_request  # here: most clients never need it
-
-        return convert_request(self.dialect, self.request)
+        return DIALECTS[self.dialect].request_to_chat(self.request)
 
 
 class UnknownParent(ConnectionLost):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.exchange import DriftedCall
-from ..ledger.message import decode_foreign
+from ..dialect.message import decode_foreign
 from .trajectory import ExchangeTree
 
 MOST_PLACES = 8  # differences described per attempt

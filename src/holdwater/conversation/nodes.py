@@ -16,20 +16,19 @@ from blake3 import blake3
 
 from ..core.exchange import Exchange
 from ..core.serving_protocol import MessageNode
-from ..ledger import dialects
-from ..ledger.blobs import resolve_references
-from ..ledger.dialects import ModelReply
-from ..ledger.directory import RunDirectory
-from ..ledger.message import (
+from ..dialect import find_dialect
+from ..dialect.message import (
     CommonMessage,
+    ModelReply,
     as_dict,
-    as_list,
     decode_foreign,
     decode_referring,
     digest_message,
     merge_messages,
     restore_references,
 )
+from ..ledger.blobs import resolve_references
+from ..ledger.directory import RunDirectory
 from .trajectory import ExchangeTree
 
 MediaMode = Literal["reference", "inline"]
@@ -157,11 +156,10 @@ class _NodeBuilder:
         """Yield each choice of a reply: the message as a client would send it back, and the parsed reply."""
         raw = bytes(exchange.reply or b"null")
         value = decode_referring(raw)
-        shown = _split_choices(exchange.dialect, as_dict(self._render_raw(raw, value)))
-        for (message, _), (_, one) in zip(
-            shown, _split_choices(exchange.dialect, as_dict(value)), strict=True
-        ):
-            reply = dialects.find_dialect(exchange.dialect).reply(one)
+        dialect = find_dialect(exchange.dialect)
+        shown = dialect.split_choices(as_dict(self._render_raw(raw, value)))
+        for (message, _), (_, one) in zip(shown, dialect.split_choices(as_dict(value)), strict=True):
+            reply = dialect.parse_reply(one)
             if reply.message is not None:
                 yield message, reply
 
@@ -212,13 +210,14 @@ def _to_parent(before: int) -> int | None:
     return None if before == _NO_NODE else before
 
 
-def _group_messages(dialect: str, messages: Iterable[msgspec.Raw]) -> Iterator[list[_RequestMessage]]:
+def _group_messages(name: str, messages: Iterable[msgspec.Raw]) -> Iterator[list[_RequestMessage]]:
     """Yield each message as a group of its own; in Responses, adjacent assistant items form one group."""
+    dialect = find_dialect(name)
     run: list[_RequestMessage] = []
     for raw in messages:
         value = decode_referring(bytes(raw))
-        item = _RequestMessage(bytes(raw), value, dialects.parse_messages(dialect, [value]))
-        if run and not (dialect == "responses" and item.spoken and run[0].spoken):
+        item = _RequestMessage(bytes(raw), value, dialect.parse_messages([value]))
+        if run and not (dialect.merges_items and item.spoken and run[0].spoken):
             yield run
             run = []
         run.append(item)
@@ -231,24 +230,9 @@ def _digest_run(run: list[_RequestMessage]) -> bytes:
     return digest_message(message)
 
 
-def _read_system(dialect: str, head: dict[str, Any]) -> Iterator[tuple[CommonMessage, Any]]:
+def _read_system(name: str, head: dict[str, Any]) -> Iterator[tuple[CommonMessage, Any]]:
     """Yield the prompts that a dialect has outside the message list, parsed and as they were sent."""
-    names = {
-        "messages": ("system",),
-        "responses": ("instructions", "input"),
-        "gemini": ("systemInstruction", "system_instruction"),
-    }
-    for name in names.get(dialect, ()):
-        for message in dialects.find_dialect(dialect).system({name: head.get(name)}):
-            yield message, head[name]
-
-
-def _split_choices(dialect: str, reply: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    if dialect == "responses":
-        yield reply.get("output"), reply
-    elif dialect == "messages":
-        yield {"role": "assistant", "content": reply.get("content")}, reply
-    else:
-        choices, message = ("choices", "message") if dialect == "chat" else ("candidates", "content")
-        for choice in map(as_dict, as_list(reply.get(choices))):
-            yield choice.get(message), {**reply, choices: [choice]}
+    dialect = find_dialect(name)
+    for key in dialect.system_keys:
+        for message in dialect.parse_system({key: head.get(key)}):
+            yield message, head[key]

@@ -18,9 +18,9 @@ from ..core.serving_protocol import (
     TrajectoryForm,
     TrajectoryReference,
 )
+from ..dialect.message import decode_foreign
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.directory import RunDirectory
-from ..ledger.message import decode_foreign
 from ..ledger.orders import OrderRow
 from ..ledger.reader import LedgerReader
 from ..ledger.rollouts import find_rollout

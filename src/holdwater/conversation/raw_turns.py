@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..ledger import dialects
+from ..dialect import find_dialect
 from ..ledger.blobs import resolve_references
 from .trajectory import ExchangeTree
 
@@ -25,21 +25,22 @@ def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
         "streamed": exchange.streamed,
     }
     yield _encode(about)[:-1] + b',"request":'
-    yield from _render_request(tree, number, exchange.dialect)
+    yield from _render_request(tree, number)
     yield b',"reply":'
     yield b"null" if exchange.reply is None else resolve_references(bytes(exchange.reply), tree.blobs)
     yield b"}\n"
 
 
-def _render_request(tree: ExchangeTree, number: int, dialect: str) -> Iterator[bytes]:
+def _render_request(tree: ExchangeTree, number: int) -> Iterator[bytes]:
     head = msgspec.json.decode(tree.raw_head(number), type=dict[str, msgspec.Raw])
-    if dialect == "gemini":
-        head.pop("model", None)  # in this dialect it is part of the URL path, not of the request body
+    dialect = find_dialect(tree.exchange(number).dialect)
+    if dialect.model_in_path:
+        head.pop("model", None)  # it is not part of the request body
     yield _encode(head)[:-1]
     separator = b"," if head else b""
     opened = False
     for _, message in tree.request(number):
-        key = b"" if opened else b"%s:[" % _encode(dialects.find_dialect(dialect).key)
+        key = b"" if opened else b"%s:[" % _encode(dialect.key)
         yield separator + key + resolve_references(bytes(message), tree.blobs)
         separator, opened = b",", True
     yield b"]}" if opened else b"}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.records import Record
-from ..ledger import dialects
+from ..dialect.message import ReplyTokens
 from .nodes import is_complete
 from .trajectory import ExchangeTree, parse_reply
 
@@ -31,7 +31,7 @@ def build_sequences(tree: ExchangeTree, *, beside: bool = False) -> Iterator[Tok
         growing = _SequenceBuilder()
         for number in thread.numbers:
             exchange = tree.exchange(number)
-            tokens = parse_reply(exchange).tokens if is_complete(exchange) else dialects.ReplyTokens()
+            tokens = parse_reply(exchange).tokens if is_complete(exchange) else ReplyTokens()
             if tokens.prompt and tokens.completion:
                 if not growing.continues(tokens):
                     yield growing.build()
@@ -52,10 +52,10 @@ class _SequenceBuilder:
     def __bool__(self) -> bool:
         return bool(self._ids)
 
-    def continues(self, tokens: dialects.ReplyTokens) -> bool:
+    def continues(self, tokens: ReplyTokens) -> bool:
         return list(tokens.prompt[: len(self._ids)]) == self._ids
 
-    def add(self, tokens: dialects.ReplyTokens) -> None:
+    def add(self, tokens: ReplyTokens) -> None:
         new = tokens.prompt[len(self._ids) :]
         self._ids += [*new, *tokens.completion]
         self._mask += [0] * len(new) + [1] * len(tokens.completion)

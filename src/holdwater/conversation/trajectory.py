@@ -1,7 +1,7 @@
 """Reads the conversation of an attempt: which exchange continues which, and each exchange as a readable turn.
 
 The tree holds a few numbers per exchange; contents stay on disk and are read one exchange at a time. The
-parsers are in `ledger/dialects/`; the pages are in `view/transcript.py`.
+parsers are in `dialect/`; the pages are in `view/transcript.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from ..core.errors import BadInput, LedgerCorrupt
 from ..core.exchange import Exchange
 from ..core.policy import explain_not_kept
 from ..core.records import ModelUsage, Record
-from ..ledger import dialects, segment
-from ..ledger.blobs import BlobStore, resolve_references
-from ..ledger.dialects import ModelReply, ReplyTokens
-from ..ledger.directory import RunDirectory
-from ..ledger.exchanges import decode_exchange, segment_path
-from ..ledger.message import (
+from ..dialect import find_dialect, has_conversations
+from ..dialect.message import (
     CallPairing,
     CommonMessage,
+    ModelReply,
+    ReplyTokens,
     as_dict,
     as_string,
     decode_foreign,
     decode_referring,
     says_same,
 )
+from ..ledger import segment
+from ..ledger.blobs import BlobStore, resolve_references
+from ..ledger.directory import RunDirectory
+from ..ledger.exchanges import decode_exchange, segment_path
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, InstanceRow
 
@@ -195,7 +197,7 @@ class ExchangeTree:
             has_head=exchange.head is not None,
             depth=further + (before.depth if before else 0),
             weight=len(content) + (before.weight if before else 0),
-            converses=dialects.has_conversations(exchange.dialect),
+            converses=has_conversations(exchange.dialect),
         )
 
     def _find_parts(self, number: int) -> dict[int, int]:
@@ -236,7 +238,7 @@ def _read_turn(
     exchange = tree.exchange(number)
     name = exchange.dialect
     dropped = tree.count_dropped(number)
-    new = dialects.parse_messages(name, [decode_referring(bytes(raw)) for raw in exchange.append])
+    new = find_dialect(name).parse_messages([decode_referring(bytes(raw)) for raw in exchange.append])
     if exchange.parent is not None and not dropped and new and new[0].role == "assistant":
         new = _drop_echo(new, _read_reply_before(tree, exchange.parent, before))
     reply = parse_reply(exchange)
@@ -268,7 +270,7 @@ def parse_reply(exchange: Exchange) -> ModelReply:
     """Return the reply of an exchange, as far as it was received."""
     if exchange.reply is None:
         return ModelReply()
-    return dialects.find_dialect(exchange.dialect).reply(as_dict(decode_referring(bytes(exchange.reply))))
+    return find_dialect(exchange.dialect).parse_reply(as_dict(decode_referring(bytes(exchange.reply))))
 
 
 def _read_reply_before(tree: ExchangeTree, parent: int, before: tuple[int, ModelReply] | None) -> ModelReply:
@@ -284,7 +286,7 @@ def _find_new_system(tree: ExchangeTree, exchange: Exchange) -> list[CommonMessa
     """Return the prompts outside the message list, unless the preceding request has the same."""
     if exchange.head is None:
         return []
-    system = dialects.find_dialect(exchange.dialect).system
+    system = find_dialect(exchange.dialect).parse_system
     own = list(system(tree.head(exchange.number)))
     if own and exchange.parent is not None and own == list(system(tree.head(exchange.parent))):
         return []

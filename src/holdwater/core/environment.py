@@ -16,17 +16,6 @@ from types import MappingProxyType
 from .errors import SandboxFailed
 
 SERVE_KEYS = "HOLDWATER_SERVE_KEYS"  # API keys of a server, separated by commas
-# Variables that hold keys: only the conductor has them, and no other process receives them.
-KEY_VARIABLES = frozenset(
-    (
-        "OPENAI_API_KEY",
-        "ANTHROPIC_API_KEY",
-        "ANTHROPIC_AUTH_TOKEN",
-        "GEMINI_API_KEY",
-        "GOOGLE_API_KEY",
-        SERVE_KEYS,
-    )
-)
 KEYS_WITHHELD = "keys of model providers never enter a sandbox"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Set for every grading command: packages in a user's home do not belong to the suite.

@@ -20,9 +20,9 @@ from blake3 import blake3
 
 from ..conversation.trajectory import ExchangeThread, ExchangeTree, Turn, read_thread_turns
 from ..core.records import ModelUsage
-from ..ledger import dialects
+from ..dialect import find_dialect
+from ..dialect.message import CommonMessage, MessageMedia, ToolCall
 from ..ledger.blobs import BlobStore
-from ..ledger.message import CommonMessage, MessageMedia, ToolCall
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow
 from .atomic_output import open_atomic_file
@@ -102,7 +102,7 @@ class _AtifWriter:
         """Write a JSON object without its closing brace."""
         session = f"{self._config.id}-{self._row.attempt}"
         first = thread.numbers[0]
-        tools = dialects.find_dialect(self._tree.exchange(first).dialect).tools(self._tree.head(first))
+        tools = find_dialect(self._tree.exchange(first).dialect).parse_tools(self._tree.head(first))
         start = {
             "schema_version": SCHEMA,
             "session_id": session,

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..conversation.chat_message import to_chat_message
 from ..conversation.trajectory import ExchangeTree
-from ..ledger import dialects
+from ..dialect import find_dialect
+from ..dialect.conversion import to_chat_message
+from ..dialect.message import CallPairing, CommonMessage, as_dict, decode_foreign, merge_messages
 from ..ledger.blobs import resolve_references
-from ..ledger.message import CallPairing, CommonMessage, as_dict, decode_foreign, merge_messages
 from ..ledger.reader import LedgerReader
 from .samples import ExportOmissions
 
@@ -74,14 +74,14 @@ def render_chat_messages(tree: ExchangeTree, number: int) -> Iterator[dict[str, 
 
 def render_chat_tools(tree: ExchangeTree, number: int) -> list[dict[str, Any]]:
     """Return the tools of a request in the Chat Completions format."""
-    return list(dialects.find_dialect(tree.exchange(number).dialect).tools(tree.head(number)))
+    return list(find_dialect(tree.exchange(number).dialect).parse_tools(tree.head(number)))
 
 
 def _read_messages(tree: ExchangeTree, number: int) -> Iterator[CommonMessage]:
-    name = tree.exchange(number).dialect
-    yield from dialects.find_dialect(name).system(tree.head(number))
+    dialect = find_dialect(tree.exchange(number).dialect)
+    yield from dialect.parse_system(tree.head(number))
     sent = _read_sent(tree, number)
-    yield from merge_messages(sent) if name == "responses" else sent
+    yield from merge_messages(sent) if dialect.merges_items else sent
     reply = _read_reply(tree, number)
     if reply is not None:
         yield reply
@@ -89,7 +89,9 @@ def _read_messages(tree: ExchangeTree, number: int) -> Iterator[CommonMessage]:
 
 def _read_sent(tree: ExchangeTree, number: int) -> Iterator[CommonMessage]:
     for name, raw in tree.request(number):
-        yield from dialects.parse_messages(name, [decode_foreign(resolve_references(bytes(raw), tree.blobs))])
+        yield from find_dialect(name).parse_messages(
+            [decode_foreign(resolve_references(bytes(raw), tree.blobs))]
+        )
 
 
 def _read_reply(tree: ExchangeTree, number: int) -> CommonMessage | None:
@@ -97,7 +99,7 @@ def _read_reply(tree: ExchangeTree, number: int) -> CommonMessage | None:
     if exchange.reply is None:
         return None
     whole = decode_foreign(resolve_references(bytes(exchange.reply), tree.blobs))
-    return dialects.find_dialect(exchange.dialect).reply(as_dict(whole)).message
+    return find_dialect(exchange.dialect).parse_reply(as_dict(whole)).message
 
 
 _encode = msgspec.json.Encoder().encode

@@ -18,9 +18,9 @@ import msgspec
 from ..conversation.trajectory import Turn, read_thread_turns
 from ..core.config import CriticKind
 from ..core.records import AttemptFailure, ModelUsage
+from ..dialect.message import MOST_OPEN_CALLS, CommonMessage, MessageMedia, ToolCall
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.blobs import BlobStore
-from ..ledger.message import MOST_OPEN_CALLS, CommonMessage, MessageMedia, ToolCall
 from ..ledger.reader import LedgerReader
 from .atomic_output import open_atomic_file
 from .samples import ExportedSample, ExportOmissions, find_conversation, read_first_samples, read_patch

@@ -13,14 +13,15 @@ from multidict import CIMultiDict
 from ..core.errors import ModelFailed
 from ..core.exchange import RecordedReply
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, MiB
-from .auxiliary_routes import SERVER_HEADER, make_refusal
+from ..dialect.interface import Dialect
+from ..dialect.message import DECODE_ERRORS
+from ..dialect.sse import EventStream
 from .call_ending import BILLED_KINDS, CallEnding
 from .call_threads import ThreadCall
-from .dialects import Dialect, ReplyStream
 from .in_process_request import IncomingRequest, InProcessRequest
 from .keep_alive import KeepAlive
 from .recorder import RequestDelta
-from .request_parser import DECODE_ERRORS
+from .routes import SERVER_HEADER, make_refusal
 from .sessions import Session
 from .upstreams import UpstreamAnswer
 from .upstreams.replay import UNRECORDED
@@ -45,7 +46,7 @@ class AnswerDelivery:
     ) -> None:
         self._request = request
         self._call = call
-        self._threads = session.find_threads(dialect.form)
+        self._threads = session.find_threads(dialect)
         self._saved = recorded.usage if recorded is not None else None
         self._session = session
         self._delta = delta
@@ -54,7 +55,7 @@ class AnswerDelivery:
         self._written = False
         self._answer: UpstreamAnswer | None = None
         self._version = ""  # of the policy, if its answer does not name it
-        self._stream: ReplyStream | None = None
+        self._stream: EventStream | None = None
         self._response: web.StreamResponse | None = None
 
     def set_answer(self, answer: UpstreamAnswer, version: str) -> None:
@@ -77,7 +78,7 @@ class AnswerDelivery:
         return web.Response(status=answer.status, headers=_prepare_headers(answer), body=body)
 
     async def deliver_stream(
-        self, answer: UpstreamAnswer, stream: ReplyStream, pulse: KeepAlive
+        self, answer: UpstreamAnswer, stream: EventStream, pulse: KeepAlive
     ) -> web.StreamResponse:
         """Deliver an answer in events. The last events are held until the exchange is recorded."""
         self._stream = stream
@@ -162,7 +163,7 @@ class AnswerDelivery:
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED_KINDS)
         self._written = True
-        if self._dialect.form.counted_dialect:  # no provider charges for a count
+        if self._dialect.counted_dialect:  # no provider charges for a count
             ending = ending._replace(billed=False)
         ending = ending._replace(saved=self._saved, version=self._find_version())
         self._session.write(self._delta, ending, self._started, self._call)

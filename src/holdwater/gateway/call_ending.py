@@ -10,6 +10,7 @@ from msgspec import Raw
 from ..core.exchange import Exchange
 from ..core.prices import ModelPrice, add_cost
 from ..core.records import NO_USAGE, ModelUsage
+from ..dialect import find_dialect
 from .recorder import RequestDelta
 
 BILLED_KINDS = frozenset(
@@ -36,8 +37,7 @@ class CallEnding(NamedTuple):
         """Return the exchange of a call that began at `started`; `price` is that of the run's model."""
         usage = NO_USAGE
         if self.saved is None:
-            # Embeddings come from another model.
-            known = None if delta.dialect == "embeddings" else price
+            known = price if find_dialect(delta.dialect).uses_run_model else None
             usage = add_cost(self.usage, known, billed=self.billed)
         return Exchange(
             number=number,

@@ -15,10 +15,10 @@ from aiohttp import web
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError
 
-from .auxiliary_routes import make_refusal
+from ..dialect import CHAT
 from .open_connections import ConnectionOwner, OpenConnections
 from .request_heads import MOST_HELD, PARSER_ATTRIBUTE, BoundedParser, HeadTooLarge, HeldHeads, ParsedMessages
-from .routes import CHAT
+from .routes import make_refusal
 
 OnUnreadable = Callable[[bytes, HttpProcessingError, asyncio.BaseTransport | None], None]
 """Takes the head of an unreadable request, the parser's error, and the connection."""

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..core.exchange import Exchange
-from .reply_chain import ChainLink, ChainName, ReplyChain
+from ..dialect import CHAT
+from ..dialect.interface import ChainName, Dialect
+from ..dialect.message import DECODE_ERRORS
+from .reply_chain import ChainLink, ReplyChain
 from .request_parser import (
-    DECODE_ERRORS,
     DIGEST_SIZE,
     BodyMark,
     Buffer,
     KnownStart,
     MalformedRequest,
     ParsedRequest,
-    RequestForm,
     digest,
     hash_start,
     parse_rest,
@@ -59,12 +60,12 @@ class RequestDelta(NamedTuple):
 class ConversationRecorder:
     """An attempt's conversations in one dialect, at most `MOST_TIPS`: the least recent is dropped first."""
 
-    def __init__(self, form: RequestForm = RequestForm()) -> None:  # noqa: B008 (a frozen record)
-        self._form = form
+    def __init__(self, dialect: Dialect = CHAT) -> None:
+        self._dialect = dialect
         # By first message, latest last, so that other conversations cost nothing; bound: `MOST_TIPS`.
         self._tips: dict[bytes, list[ConversationTip]] = {}
         self._count = 0
-        self._chain = ReplyChain(form.chaining)
+        self._chain = ReplyChain(dialect.chaining)
 
     def read(self, body: Buffer) -> ParsedRequest:
         """Parse `body`; of a continued conversation, parse only the new part."""
@@ -93,7 +94,7 @@ class ConversationRecorder:
         A request with many messages raises `LargeRequest` unless `large` is set.
         """
         try:
-            reading = parse_rest(body, known, self._form, large)
+            reading = parse_rest(body, known, self._dialect, large)
             chained = reading is not None and self._chain.find_name(reading.head) is not None
             return None if chained else reading
         except DECODE_ERRORS as error:
@@ -102,7 +103,7 @@ class ConversationRecorder:
     def read_whole(self, body: Buffer, *, large: bool) -> ParsedRequest:
         """Parse all of `body`."""
         try:
-            return parse_whole(body, self._form, large)
+            return parse_whole(body, self._dialect, large)
         except DECODE_ERRORS as error:
             raise MalformedRequest(str(error)) from None
 
@@ -119,7 +120,7 @@ class ConversationRecorder:
         same = parent is not None and parent.head == head_digest
         before = link or parent
         return RequestDelta(
-            dialect=self._form.dialect,
+            dialect=self._dialect.name,
             parent=before.number if before else None,
             keep=link.messages if link else keep,
             append=append,
@@ -143,9 +144,9 @@ class ConversationRecorder:
     def _name_messages(
         self, reading: ParsedRequest, parent: ConversationTip | None, keep: int, append: list[bytes]
     ) -> bytes:
-        steady = self._form.strip_generated
-        if steady is None:
+        if not self._dialect.has_generated:
             return reading.digests
+        steady = self._dialect.strip_generated
         kept = parent.names[: keep * DIGEST_SIZE] if parent is not None else b""
         return kept + b"".join([digest(steady(message)) for message in append])
 

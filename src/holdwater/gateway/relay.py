@@ -7,9 +7,9 @@ interpret the bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -18,23 +18,20 @@ from msgspec import Raw
 from ..core.errors import HoldwaterError, ModelFailed
 from ..core.exchange import RecordedReply
 from ..core.records import AttemptFailure, FailureOrigin
+from ..dialect.interface import AdaptedRequest, Dialect
+from ..dialect.message import DECODE_ERRORS
 from .answer_delivery import AnswerDelivery
-from .auxiliary_routes import estimate_tokens
 from .body import ByteAdmission, RequestBody, RetainedBytes, join_request
 from .body_reader import make_oversize_error, read_body
-from .dialects import AdaptedRequest, Dialect
-from .headers import pick_headers
 from .in_process_request import IncomingRequest, InProcessRequest
 from .keep_alive import KeepAlive
 from .model_route import ModelRoute
 from .recorder import RequestDelta
-from .request_parser import DECODE_ERRORS, MalformedRequest, ParsedRequest, RequestForm
-from .routes import CallRoute
-from .sampling import impose_sampling
+from .request_parser import MalformedRequest, ParsedRequest
+from .routes import CallRoute, estimate_tokens, pick_headers
 from .sessions import Session
 from .upstreams import Upstream, UpstreamAnswer, UpstreamCall
 from .upstreams.complete_reply import CompleteReply
-from .upstreams.replay import read_format
 
 KEEP_ALIVE = 15.0  # seconds of silence in mid-stream
 CANNOT_COUNT = frozenset({404, 405, 501})  # from an upstream that cannot count tokens
@@ -84,7 +81,7 @@ class CallRelay:
 
     async def count(self, request: IncomingRequest, session: Session, route: CallRoute) -> web.StreamResponse:
         """Return a request's token count: the upstream's answer, or an estimate, which is not recorded."""
-        counts = route.dialect.form.counted_dialect
+        counts = route.dialect.counted_dialect
         behind = self.resolve_model_route(session)
         prepared = await self._prepare(request, session, route, behind)
         estimate = estimate_tokens(route.dialect, prepared.call.body.size)
@@ -111,7 +108,7 @@ class CallRelay:
     ) -> web.StreamResponse:
         """Get the answer to a call, deliver it and record it."""
         call, delta, asked, requested, has_tools = prepared
-        placed = session.find_threads(dialect.form).begin(requested, delta, call.body.size, has_tools)
+        placed = session.find_threads(dialect).begin(requested, delta, call.body.size, has_tools)
         turn = AnswerDelivery(request, session, delta, dialect, recorded, placed)
         try:
             async with self._open_answer(call, session, recorded, dialect, behind) as answer:
@@ -150,44 +147,42 @@ class CallRelay:
     async def _prepare(
         self, request: IncomingRequest, session: Session, route: CallRoute, behind: ModelRoute
     ) -> PreparedCall:
-        form = route.dialect.form
-        requested = session.find_threads(form).tick()
-        body, reading = await self._read_request(request, session, form)
+        dialect = route.dialect
+        requested = session.find_threads(dialect).tick()
+        body, reading = await self._read_request(request, session, dialect)
         try:
-            asked = _add_sampling(
-                _adapt_request(route, reading.head, behind.model), form, reading.head, behind.sampling
-            )
+            asked = _adapt_request(route, reading.head, behind)
             has_tools = bytes(reading.head.get("tools", b"")) not in (b"", b"[]", b"null")
             sent = {**reading.head, **asked.changes}
             if asked.changes:
-                body.replace(join_request(form.key, msgspec.json.encode(sent), reading.span))
+                body.replace(join_request(dialect.key, msgspec.json.encode(sent), reading.span))
             told = {**asked.recorded_keys, **sent}
-            wanted = read_format(sent, asked.place)
+            wanted = dialect.read_format(sent, asked.place)
             named = told
             if session.model_route is not None and behind.model is not None:
                 # The name of a policy in training changes in mid-conversation.
                 named = {key: raw for key, raw in told.items() if key != "model"}
-            delta = await session.find_delta(form, reading, told, named)
+            delta = await session.find_delta(dialect, reading, told, named)
         except BaseException:  # boundary: releases, then raises again
             body.free()
             raise
         call = _make_call(request, session, asked, route, body)
-        call = call._replace(reply_format=wanted, delta=None if form.counted_dialect else delta)
+        call = call._replace(reply_format=wanted, delta=None if dialect.counted_dialect else delta)
         return PreparedCall(call, delta, asked, requested, has_tools)
 
     async def _read_request(
-        self, request: IncomingRequest, session: Session, form: RequestForm
+        self, request: IncomingRequest, session: Session, dialect: Dialect
     ) -> tuple[RequestBody, ParsedRequest]:
         """Return a request's body, and the parsed request."""
         if isinstance(request, InProcessRequest):
-            body = request.make_body(form.key, self.retention)
+            body = request.make_body(dialect.key, self.retention)
             if body.size > self._cap:
                 raise make_oversize_error(self._cap)
-            return body, request.parse(form.key)
+            return body, request.parse(dialect.key)
         content, admitted = await read_body(request, session.admission, self._cap)
         body = RequestBody((content,), admitted, self.retention)
         try:
-            return body, await session.read(form, content)
+            return body, await session.read(dialect, content)
         except BaseException:  # boundary: releases, then raises again
             body.free()
             raise
@@ -197,17 +192,17 @@ def _check_dialect(behind: ModelRoute, session: Session, dialect: Dialect) -> No
     """Fail the call if the upstream does not support its dialect."""
     assert behind.upstream is not None, "a gateway has an upstream of its own"
     known = behind.upstream.dialects
-    if dialect.form.dialect in known:
+    if dialect.name in known:
         return
     spoken = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
     error = UnsupportedDialect(
-        f"the upstream does not support the agent's dialect `{dialect.form.dialect}`: it supports {spoken}",
+        f"the upstream does not support the agent's dialect `{dialect.name}`: it supports {spoken}",
         "use an upstream that supports it, or another dialect in the agent",
     )
     failure = AttemptFailure(
         where=FailureOrigin.RUN, kind="dialect", message=error.message, hint=error.hint, again=False
     )
-    if not dialect.form.auxiliary:
+    if not dialect.auxiliary:
         session.threads.refuse(failure)
     raise error
 
@@ -220,18 +215,11 @@ async def _send_paced(
         yield answer
 
 
-def _adapt_request(route: CallRoute, head: dict[str, Raw], model: str | None) -> AdaptedRequest:
+def _adapt_request(route: CallRoute, head: dict[str, Raw], behind: ModelRoute) -> AdaptedRequest:
+    """Return the request as forwarded, with the model and the sampling parameters of its route."""
     try:
-        return route.dialect.adapt_request(head, route.place, model)
-    except DECODE_ERRORS as error:
-        raise MalformedRequest(str(error)) from None
-
-
-def _add_sampling(
-    asked: AdaptedRequest, form: RequestForm, head: dict[str, Raw], sampling: Mapping[str, Any]
-) -> AdaptedRequest:
-    try:
-        changes = impose_sampling(form.dialect, head, sampling)
+        asked = route.dialect.adapt_request(head, route.place, behind.model)
+        changes = route.dialect.impose_sampling(head, behind.sampling)
     except DECODE_ERRORS as error:
         raise MalformedRequest(str(error)) from None
     return asked._replace(changes={**asked.changes, **changes}) if changes else asked
@@ -244,8 +232,8 @@ def _make_call(
     if session.key in place.query:  # in any parameter
         kept = [part for part in place.query.split("&") if session.key not in part]
         place = place._replace(query="&".join(kept))
-    dialect = route.dialect.form.upstream_dialect
-    headers = pick_headers(request.headers, session.key, dialect)
+    dialect = route.dialect.upstream_dialect
+    headers = pick_headers(request.headers, session.key, route.dialect)
     return UpstreamCall(place.path_and_query, headers, body, session.track_waiting, dialect, session.attempt)
 
 

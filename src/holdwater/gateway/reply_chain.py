@@ -11,24 +11,9 @@ from typing import NamedTuple
 
 from msgspec import Raw
 
+from ..dialect.interface import ChainName, ChainRules
+
 MOST_LINKS = 4096  # exchanges of one attempt that requests can name
-
-
-class ChainName(NamedTuple):
-    """The name of the reply or conversation that a request continues."""
-
-    name: str
-    stays: bool  # later requests use the same name
-
-
-class ChainRules(NamedTuple):
-    """How a dialect names the reply or conversation that a request continues."""
-
-    before: Callable[[Mapping[str, Raw]], ChainName | None]
-    name: Callable[[bytes], str]  # the name of a reply; empty: it has none
-    reply_messages: Callable[[bytes], list[bytes]]  # the messages that a reply adds to the conversation
-    item: Callable[[bytes], str]  # the name of a message; empty: it has none
-    reference: Callable[[bytes], str]  # the name of the earlier message that a message refers to; or empty
 
 
 class ChainLink(NamedTuple):

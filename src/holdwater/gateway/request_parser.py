@@ -7,7 +7,7 @@ start. This module does no I/O.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,19 +16,15 @@ from msgspec import Raw
 from xxhash import xxh3_128
 
 from ..core.masking import mask_bytes
+from ..dialect.interface import Dialect
+from ..dialect.message import DECODE_ERRORS
 from .body import BodyPart
 from .json_members import decode_members, skip_blanks, skip_blanks_before
-from .reply_chain import ChainRules
 from .value_count import LARGE, MANY, check_messages, check_values
 
 Buffer = bytes | bytearray
 
 DIGEST_SIZE = 16  # bytes of blake3: collisions cannot be crafted
-DECODE_ERRORS = (
-    msgspec.MsgspecError,
-    UnicodeDecodeError,
-    RecursionError,
-)  # raised by decoding untrusted JSON
 _SEED = secrets.randbits(64)  # hashes seeded with it never leave the process, so collisions cannot be crafted
 _TAIL_SIZE = 32  # bytes before a mark that are compared before hashing
 
@@ -38,26 +34,6 @@ _ARRAY = msgspec.json.Decoder(list[Raw])
 
 class MalformedRequest(ValueError):
     """The body is not a valid request."""
-
-
-class RequestForm(NamedTuple):
-    """Where a dialect's requests hold the messages, and which parts of a message to ignore."""
-
-    dialect: str = "chat"
-    key: str = "messages"
-    optional: bool = False  # the key may be missing, or hold a text, which is one user message
-    strip_transient: Callable[[bytes], bytes] | None = None  # drops parts of a message that come and go
-    strip_generated: Callable[[bytes], bytes] | None = (
-        None  # drops parts that the client generates anew at each start
-    )
-    chaining: ChainRules | None = None
-    auxiliary: bool = False  # its calls are not turns and belong to no conversation
-    counted_dialect: str = ""  # the dialect of the requests whose tokens it counts
-
-    @property
-    def upstream_dialect(self) -> str:
-        """The dialect that an upstream must support."""
-        return self.counted_dialect or self.dialect
 
 
 class BodyMark(NamedTuple):
@@ -110,23 +86,23 @@ class ParsedRequest(NamedTuple):
         return len(self.fresh) > MANY or sum([len(memoryview(part)) for part in parts]) > LARGE
 
 
-def parse_whole(body: Buffer, form: RequestForm, large: bool) -> ParsedRequest:
+def parse_whole(body: Buffer, dialect: Dialect, large: bool) -> ParsedRequest:
     """Parse all of `body`; a request with many messages raises `LargeRequest` unless `large` is set."""
     if large:
         check_values(body)
     head = decode_members(body)
-    fresh = _decode_messages(head, form, large)
+    fresh = _decode_messages(head, dialect, large)
     if not fresh:
         return ParsedRequest(head, [], 0, b"", None, None)
-    messages = head.pop(form.key)
-    digests, steady = _digest_messages(fresh, form)
+    messages = head.pop(dialect.key)
+    digests, steady = _digest_messages(fresh, dialect)
     reading = ParsedRequest(head, fresh, 0, digests, memoryview(messages), None)
     if _is_text(messages):
         return reading
-    return reading._replace(mark=_find_mark(body, reading, messages, steady, form.key))
+    return reading._replace(mark=_find_mark(body, reading, messages, steady, dialect.key))
 
 
-def parse_rest(body: Buffer, known: KnownStart, form: RequestForm, large: bool) -> ParsedRequest | None:
+def parse_rest(body: Buffer, known: KnownStart, dialect: Dialect, large: bool) -> ParsedRequest | None:
     """Parse the part after the mark, as if the messages before it were absent.
 
     Return None if `body` must be parsed as a whole.
@@ -145,12 +121,12 @@ def parse_rest(body: Buffer, known: KnownStart, form: RequestForm, large: bool) 
     if large:
         check_values(short)
     head = decode_members(short)
-    fresh = _decode_messages(head, form, large)
-    messages = bytes(head.pop(form.key))
+    fresh = _decode_messages(head, dialect, large)
+    messages = bytes(head.pop(dialect.key))
     if not short.startswith(messages, mark.opening - 1):
         return None  # a second `messages` key
     close = start + len(messages) - 1
-    digests, steady = _digest_messages(fresh, form)
+    digests, steady = _digest_messages(fresh, dialect)
     end = _find_end_before(body, close, fresh[steady:]) if steady else mark.end
     before.update(view[mark.end : end])
     return ParsedRequest(
@@ -163,13 +139,13 @@ def parse_rest(body: Buffer, known: KnownStart, form: RequestForm, large: bool) 
     )
 
 
-def _decode_messages(head: dict[str, Raw], form: RequestForm, large: bool) -> list[Raw]:
-    messages = head.get(form.key)
+def _decode_messages(head: dict[str, Raw], dialect: Dialect, large: bool) -> list[Raw]:
+    messages = head.get(dialect.key)
     if messages is None:
-        if form.optional:
+        if dialect.optional:
             return []
-        raise MalformedRequest(f"`{form.key}` is missing")
-    if form.optional and _is_text(messages):
+        raise MalformedRequest(f"`{dialect.key}` is missing")
+    if dialect.optional and _is_text(messages):
         return [Raw(b'{"role":"user","content":%s}' % bytes(messages))]
     fresh = _ARRAY.decode(messages)
     check_messages(len(fresh), large=large)
@@ -180,15 +156,15 @@ def _is_text(value: Raw) -> bool:
     return bytes(memoryview(value)[:1]) == b'"'
 
 
-def _digest_messages(messages: list[Raw], form: RequestForm) -> tuple[bytes, int]:
+def _digest_messages(messages: list[Raw], dialect: Dialect) -> tuple[bytes, int]:
     """Return the digests of messages, and how many precede the first whose bytes may change next time."""
-    if form.strip_transient is None:
+    if not dialect.has_transient:
         return b"".join([digest(raw) for raw in messages]), len(messages)
     digests: list[bytes] = []
     steady = len(messages)
     for place, raw in enumerate(messages):
         content = bytes(raw)
-        lasting = form.strip_transient(content)
+        lasting = dialect.strip_transient(content)
         digests.append(digest(lasting))
         if len(lasting) != len(content):
             steady = min(steady, place)

@@ -1,37 +1,31 @@
-"""Maps each path to its dialect and kind of call, and extracts a key from the path.
+"""Maps each path to its dialect and kind of call, and decides which headers and parameters go upstream.
 
-A base URL with one `/v1` too many or too few still works; so does a Google URL without a version.
+It also answers side calls in the gateway itself: the list of models, and estimates of token counts. These
+answers are not recorded. The dialects know their own paths.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
+import msgspec
 from aiohttp import web
 
-from .dialects import Dialect, RequestTarget
-from .dialects.chat import ChatDialect
-from .dialects.completions import CompletionsDialect, EmbeddingsDialect
-from .dialects.gemini import GeminiDialect
-from .dialects.messages import MessagesDialect
-from .dialects.responses import ResponsesDialect
-from .dialects.token_counting import TokenCountDialect
-from .headers import pick_parameters
+from ..dialect import CHAT, DIALECTS, make_counter
+from ..dialect.interface import Dialect, RequestTarget
 
-CHAT, RESPONSES, MESSAGES, GEMINI = ChatDialect(), ResponsesDialect(), MessagesDialect(), GeminiDialect()
-_MESSAGES_COUNT, _GEMINI_COUNT = TokenCountDialect(MESSAGES), TokenCountDialect(GEMINI)
-# The dialects of conversations.
-DIALECTS: dict[str, Dialect] = {d.form.dialect: d for d in (CHAT, RESPONSES, MESSAGES, GEMINI)}
+BYTES_PER_TOKEN = 4
+SERVER_HEADER = {"Server": "holdwater"}
 
 _KEY = re.compile(r"/k/([^/]+)(/.*)?", re.DOTALL)
-_OPENAI = re.compile(r"(?:/v1)*/(chat/completions|responses|completions|embeddings)")
-_ANTHROPIC = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
-_GOOGLE = re.compile(r"(?:/v1)*?(?:/(v1(?:alpha|beta)?\d*))?/((?:models|tunedModels)/[^:]+):(\w+)")
 _MODELS = re.compile(r"(?:/v1)*?/(v1(?:alpha|beta)?\d*)?/?models(?:/([^:]+))?")
+_SINGLE = frozenset({"content-type", "user-agent"})  # the first value counts
+# Google also accepts headers, methods and the fields of a reply in the query: `$httpHeaders`, `fields`.
+_PARAMETERS = frozenset({"alt", "$alt", "api-version", "beta", "prettyPrint"})
 
 
 class RouteKind(StrEnum):
@@ -53,7 +47,7 @@ class CallRoute(NamedTuple):
     key: str = ""  # from the path
 
 
-CHAT_ROUTE = CallRoute(RouteKind.TURN, CHAT, RequestTarget("chat/completions"))
+CHAT_ROUTE = CallRoute(RouteKind.TURN, CHAT, RequestTarget(CHAT.path))
 
 
 def find_route(request: web.BaseRequest) -> CallRoute:
@@ -82,30 +76,13 @@ def _match_request(request: web.BaseRequest, path: str) -> CallRoute:
 
 @lru_cache(maxsize=256)
 def _match_post(path: str) -> CallRoute | None:
-    if (match := _OPENAI.fullmatch(path)) is not None:
-        return CallRoute(RouteKind.TURN, _OPENAI_PATHS[match[1]], RequestTarget(match[1]))
-    if (match := _ANTHROPIC.fullmatch(path)) is not None:
-        kind, dialect = (RouteKind.COUNT, _MESSAGES_COUNT) if match[1] else (RouteKind.TURN, MESSAGES)
-        return CallRoute(kind, dialect, RequestTarget("v1/messages" + (match[1] or "")))
-    if (match := _GOOGLE.fullmatch(path)) is not None and match[3] in _METHODS:
-        version, model = match[1] or "v1beta", quote(match[2], safe="/@+")
-        place = RequestTarget(f"{version}/{model}:{match[3]}")
-        kind = _METHODS[match[3]]
-        return CallRoute(kind, _GEMINI_COUNT if kind is RouteKind.COUNT else GEMINI, place)
+    for dialect in DIALECTS.values():
+        if (match := dialect.match_path(path)) is not None:
+            place = RequestTarget(match.path)
+            if match.counts:
+                return CallRoute(RouteKind.COUNT, make_counter(dialect), place)
+            return CallRoute(RouteKind.TURN, dialect, place)
     return None
-
-
-_OPENAI_PATHS: dict[str, Dialect] = {
-    "chat/completions": CHAT,
-    "responses": RESPONSES,
-    "completions": CompletionsDialect(),
-    "embeddings": EmbeddingsDialect(),
-}
-_METHODS = {
-    "generateContent": RouteKind.TURN,
-    "streamGenerateContent": RouteKind.TURN,
-    "countTokens": RouteKind.COUNT,
-}
 
 
 def _match_models(request: web.BaseRequest, path: str) -> CallRoute | None:
@@ -114,6 +91,58 @@ def _match_models(request: web.BaseRequest, path: str) -> CallRoute | None:
 
 
 def _guess_dialect(request: web.BaseRequest, path: str) -> Dialect:
-    if "anthropic-version" in request.headers:
-        return MESSAGES
-    return GEMINI if "/v1beta" in path or "x-goog-api-key" in request.headers else CHAT
+    return next((one for one in DIALECTS.values() if one.recognizes(path, request.headers)), CHAT)
+
+
+def pick_headers(given: Mapping[str, str], key: str, dialect: Dialect) -> dict[str, str]:
+    """Return the headers of a call to forward, without its `key`; repeated ones as a list.
+
+    All unknown ones are dropped: a header such as `X-HTTP-Method-Override` or `OpenAI-Organization` would let
+    an agent use the provider's key in ways that the run never allowed.
+    """
+    known = dialect.known_headers
+    sent: dict[str, str] = {}
+    names: dict[str, str] = {}  # lower case -> as written first
+    for name, value in given.items():
+        lower = name.lower()
+        if not (lower in known.names or lower.startswith(known.beginnings)) or key in value:
+            continue
+        first = names.setdefault(lower, name)
+        if first not in sent:
+            sent[first] = value
+        elif lower not in _SINGLE:
+            sent[first] = f"{sent[first]}, {value}"
+    return sent
+
+
+def pick_parameters(query: str) -> str:
+    """Return the parts of a raw query string to forward; all unknown ones are dropped."""
+    return "&".join(part for part in query.split("&") if part.partition("=")[0] in _PARAMETERS)
+
+
+def make_refusal(dialect: Dialect, status: int, message: str, code: str | None = None) -> web.Response:
+    """Return an error of the gateway in the client's dialect; a header keeps clients from retrying."""
+    return web.Response(
+        status=status,
+        body=dialect.error_body(status, message, code),
+        content_type="application/json",
+        headers={"x-should-retry": "false", **SERVER_HEADER},
+    )
+
+
+def estimate_tokens(dialect: Dialect, size: int) -> web.Response:
+    """Return an estimate of the tokens in a request of `size` bytes, for an upstream that cannot count."""
+    return _make_response({dialect.count_key: max(1, size // BYTES_PER_TOKEN)})
+
+
+def list_models(dialect: Dialect, asked: str | None, model: str | None) -> web.Response:
+    """Return the model named `asked`, which always exists, or else the list of models."""
+    if asked is not None:
+        return _make_response(dialect.render_model(asked))
+    return _make_response(dialect.render_models([dialect.render_model(model)] if model else []))
+
+
+def _make_response(document: dict[str, Any]) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(document), content_type="application/json", headers=SERVER_HEADER
+    )

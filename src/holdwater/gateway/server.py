@@ -27,18 +27,18 @@ from ..core.containers import CONTAINER_PORTS
 from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.exchange import ExchangeLog, ReplyRecording
 from ..core.records import Limits, MiB
-from .auxiliary_routes import SERVER_HEADER, list_models, make_refusal
+from ..dialect import CHAT, DIALECTS
+from ..dialect.interface import Dialect
 from .body import ByteAdmission
 from .body_reader import UnreadableBody
 from .connection import GatewayConnection, GatewayServer
-from .dialects import Dialect
 from .in_process_request import IncomingRequest, InProcessRequest
 from .model_route import ModelRoute
 from .open_connections import ClientConnection, OpenConnections, find_peer_process
 from .refusals import RefusedCalls
 from .relay import KEEP_ALIVE, CallRelay, UnsupportedDialect
 from .request_parser import MalformedRequest
-from .routes import CHAT, CHAT_ROUTE, CallRoute, RouteKind, find_route
+from .routes import CHAT_ROUTE, SERVER_HEADER, CallRoute, RouteKind, find_route, list_models, make_refusal
 from .sessions import RecordFailed, Session
 from .terms import CallTerms, SharedResources
 from .upstreams import Upstream
@@ -339,8 +339,9 @@ def _list_keys(request: web.BaseRequest, asked: CallRoute) -> Iterator[str]:
     yield asked.key
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     yield bearer.strip() if scheme.lower() == "bearer" else ""
-    yield request.headers.get("x-api-key", "")
-    yield request.headers.get("x-goog-api-key", "")
+    for dialect in DIALECTS.values():
+        if dialect.key_header is not None:
+            yield request.headers.get(dialect.key_header, "")
     yield request.query.get("key", "")
 
 

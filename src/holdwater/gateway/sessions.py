@@ -22,6 +22,7 @@ from ..core.exchange import DriftedCall, ExchangeLog, RecordedReply, ReplyRecord
 from ..core.masking import KEY_PREFIX, unmask_bytes
 from ..core.prices import find_used_up
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, ModelUsage
+from ..dialect.interface import Dialect
 from . import media
 from .active_calls import ActiveCall, UnrecordedTurn
 from .body import ByteAdmission
@@ -30,7 +31,7 @@ from .call_threads import CallThreads, ThreadCall
 from .model_route import ModelRoute
 from .recorder import ConversationRecorder, RequestDelta
 from .request_identity import identify_request
-from .request_parser import ParsedRequest, RequestForm
+from .request_parser import ParsedRequest
 from .terms import CallTerms, SharedResources
 from .upstreams.breaker import BreakerTripped
 from .value_count import LARGE, LargeRequest
@@ -249,15 +250,15 @@ class Session:
             await borrower._wait_ended()
         await self._idle.wait()
 
-    def recorder(self, form: RequestForm) -> ConversationRecorder:
+    def recorder(self, dialect: Dialect) -> ConversationRecorder:
         """Return the recorder of this attempt's conversations in a dialect."""
-        if form.dialect not in self._recorders:
-            self._recorders[form.dialect] = ConversationRecorder(form)
-        return self._recorders[form.dialect]
+        if dialect.name not in self._recorders:
+            self._recorders[dialect.name] = ConversationRecorder(dialect)
+        return self._recorders[dialect.name]
 
-    async def read(self, form: RequestForm, content: bytearray) -> ParsedRequest:
+    async def read(self, dialect: Dialect, content: bytearray) -> ParsedRequest:
         """Return the parsed request."""
-        recorder = self.recorder(form)
+        recorder = self.recorder(dialect)
         if (known := recorder.find(content)) is not None:
             rest = await self._read(partial(recorder.read_rest, content, known), known.count_new(content))
             if rest is not None:
@@ -274,11 +275,11 @@ class Session:
         return await self._run_in_thread(partial(read, large=True))
 
     async def find_delta(
-        self, form: RequestForm, reading: ParsedRequest, head: RawMembers, named: RawMembers
+        self, dialect: Dialect, reading: ParsedRequest, head: RawMembers, named: RawMembers
     ) -> RequestDelta:
         """Return the new part of a request with this `head`; its identity depends on the keys `named`."""
         large = reading.is_large
-        compute = partial(self._compute_delta, form, reading, head, named)
+        compute = partial(self._compute_delta, dialect, reading, head, named)
         delta = await self._run_in_thread(compute) if large else compute()
         del reading, compute
         if (
@@ -290,10 +291,10 @@ class Session:
         return self._extract_media(delta)
 
     def _compute_delta(
-        self, form: RequestForm, reading: ParsedRequest, head: RawMembers, named: RawMembers
+        self, dialect: Dialect, reading: ParsedRequest, head: RawMembers, named: RawMembers
     ) -> RequestDelta:
-        delta = self.recorder(form).find_delta(reading, msgspec.json.encode(head))
-        return delta._replace(identity=identify_request(form.dialect, named, delta.names))
+        delta = self.recorder(dialect).find_delta(reading, msgspec.json.encode(head))
+        return delta._replace(identity=identify_request(dialect.name, named, delta.names))
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread, so that the event loop stays free."""
@@ -320,9 +321,9 @@ class Session:
         except Exception as error:  # boundary: any error of the log ends the attempt
             raise self._fail_record(error) from error
 
-    def find_threads(self, form: RequestForm) -> CallThreads:
+    def find_threads(self, dialect: Dialect) -> CallThreads:
         """Return the threads that the calls of a dialect belong to."""
-        return self.count_threads if form.counted_dialect else self.threads
+        return self.count_threads if dialect.counted_dialect else self.threads
 
     def write(self, delta: RequestDelta, ending: CallEnding, started: float, call: ThreadCall) -> None:
         """Write the exchange to the record. Only after that may the end of its reply be sent."""

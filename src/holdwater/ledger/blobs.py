@@ -19,14 +19,13 @@ import zstandard
 from blake3 import blake3
 
 from ..core.errors import LedgerCorrupt
+from ..dialect.message import REFERENCE
 from .durable_files import cannot_write, make_directory, open_private, sync_path, write_all
 from .record_encoding import expand, open_expanded, shrink
 
 WORTHWHILE_RATIO = 0.95  # a blob is stored compressed if that is smaller than this fraction of its size
 HEX = frozenset("0123456789abcdef")
 _numbers = itertools.count()
-# An unescaped quote before the word always opens a string: no letter can follow a closing quote.
-_REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?::([^"\\]{0,255}))?"')
 
 
 class BlobStore:
@@ -152,20 +151,13 @@ def resolve_references(message: bytes, blobs: BlobStore) -> bytes:
     """Return the message with its references replaced by the media and constants."""
     if b'"holdwater-' not in message:
         return message
-    return _REFERENCE.sub(lambda match: _resolve_match(match, blobs), message)
-
-
-def rename_references(message: bytes, word: bytes) -> bytes:
-    """Replace `holdwater-` by `word` in references, so that after decoding no other text looks like one."""
-    if b'"holdwater-' not in message:
-        return message
-    return _REFERENCE.sub(lambda match: b'"%s%s' % (word, match[0].removeprefix(b'"holdwater-')), message)
+    return REFERENCE.sub(lambda match: _resolve_match(match, blobs), message)
 
 
 def find_references(content: bytes) -> Iterator[str]:
     """Yield the hashes of the blobs that raw JSON refers to."""
     if b'"holdwater-' in content:
-        for match in _REFERENCE.finditer(content):
+        for match in REFERENCE.finditer(content):
             yield match[2].decode()
 
 

@@ -8,8 +8,8 @@ from ..conversation.drift import RequestComparison
 from ..conversation.trajectory import ExchangeTree
 from ..core.errors import HoldwaterError
 from ..core.exchange import DriftedCall
+from ..dialect import find_dialect
 from ..gateway.request_identity import VOLATILE_KEYS
-from ..gateway.routes import DIALECTS
 from ..ledger.directory import RunDirectory
 
 
@@ -31,7 +31,5 @@ def describe_drift(
 
 def _steady_message(dialect: str, message: bytes) -> bytes:
     """Return a message without its volatile parts, as used for a request's identity."""
-    form = DIALECTS[dialect].form
-    for part in (form.strip_transient, form.strip_generated):
-        message = message if part is None else part(message)
-    return message
+    found = find_dialect(dialect)
+    return found.strip_generated(found.strip_transient(message))

@@ -1,4 +1,4 @@
-"""Renders a scripted reply in each of the four dialects: as one body, as stream events, and as an error.
+"""Renders a scripted reply in each dialect: as one body, as stream events, and as an error.
 
 It reads only the fields of a request in `ScriptedRequest`; `scripted_model.py` serves the result.
 """
@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+from ..dialect.conversion import ReplyContext
+from ..dialect.interface import Dialect
+from ..dialect.sse import decode_object
+from ..dialect.sse import render_event as encode_event
 
 if TYPE_CHECKING:
     from .scripted_model import ScriptedReply
@@ -58,11 +63,6 @@ class DialectWire(Protocol):
 
     def render_failure(self) -> bytes:
         """Return the event of an error inside a stream."""
-
-
-def encode_event(data: Any, name: str = "") -> bytes:
-    head = b"event: " + name.encode() + b"\n" if name else b""
-    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -350,6 +350,27 @@ class GeminiWire:
         }
 
 
+class ConvertedWire:
+    """The wire format of a dialect without a class of its own here: the dialect converts Chat Completions."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def render_reply(self, reply: ScriptedReply, asked: ScriptedRequest) -> dict[str, Any]:
+        completion = ChatWire().render_reply(reply, asked)
+        return decode_object(self._dialect.reply_from_chat(completion, ReplyContext(asked.model)))
+
+    def render_events(self, reply: ScriptedReply, asked: ScriptedRequest) -> Iterator[bytes]:
+        return iter(self._dialect.render_stream(msgspec.json.encode(self.render_reply(reply, asked))))
+
+    def render_error(self, status: int, message: str) -> dict[str, Any]:
+        return decode_object(self._dialect.error_body(status, message))
+
+    def render_failure(self) -> bytes:
+        return encode_event(self.render_error(500, FAILED))
+
+
+# These do not use the code of `dialect/`, so that tests of it have something to compare it with.
 WIRES: dict[str, DialectWire] = {
     "chat": ChatWire(),
     "responses": ResponsesWire(),

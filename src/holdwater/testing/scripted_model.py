@@ -21,7 +21,9 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from .reply_formats import CHARS_PER_TOKEN, FAILED, WIRES, DialectWire, ScriptedRequest
+from ..dialect import DIALECTS, list_conversations
+from ..dialect.interface import Dialect, PathMatch, ReplyFormat, RequestTarget
+from .reply_formats import CHARS_PER_TOKEN, FAILED, WIRES, ConvertedWire, DialectWire, ScriptedRequest
 
 LONGEST_HEADER = 64 * 1024
 
@@ -128,33 +130,29 @@ async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResp
     path = request.path
     if request.method == "GET" and path.endswith("/models"):
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-    dialect = next((name for ends, name in _PATHS.items() if path.endswith(ends)), None)
-    if dialect is None:
+    found = _find_dialect(path)
+    if found is None:
         return _make_error(WIRES["chat"], 404, f"no such path: `{path}`", {})
+    dialect, match = found
     body = b"".join([part async for part in request.content.iter_any()])
-    if path.endswith(_COUNTS):
-        tokens = 1 + len(body) // CHARS_PER_TOKEN
-        return web.json_response({"totalTokens" if dialect == "gemini" else "input_tokens": tokens})
+    if match.counts:
+        return web.json_response({dialect.count_key: 1 + len(body) // CHARS_PER_TOKEN})
     answer = script(cast(Mapping[str, str], request.headers), body)
     reply = await answer if isinstance(answer, Awaitable) else answer
     return await _send_reply(request, reply, dialect, body)
 
 
-_COUNTS = ("/count_tokens", ":countTokens")
-_PATHS = {
-    "/chat/completions": "chat",
-    "/responses": "responses",
-    "/messages": "messages",
-    "/count_tokens": "messages",
-    "enerateContent": "gemini",
-    ":countTokens": "gemini",
-}
+def _find_dialect(path: str) -> tuple[Dialect, PathMatch] | None:
+    for name in list_conversations():
+        if (match := DIALECTS[name].match_path(path)) is not None:
+            return DIALECTS[name], match
+    return None
 
 
 async def _send_reply(
-    request: web.BaseRequest, reply: ScriptedReply, dialect: str, body: bytes
+    request: web.BaseRequest, reply: ScriptedReply, dialect: Dialect, body: bytes
 ) -> web.StreamResponse:
-    wire = WIRES[dialect]
+    wire = WIRES.get(dialect.name) or ConvertedWire(dialect)
     if reply.delay:
         await asyncio.sleep(reply.delay)
     if reply.fault in (ReplyFault.STALL, ReplyFault.RESET):
@@ -164,9 +162,10 @@ async def _send_reply(
     if reply.status != 200:
         return _make_error(wire, reply.status, reply.text or f"scripted status {reply.status}", reply.headers)
     asked = ScriptedRequest.of(body)
-    if dialect == "gemini":
-        asked.model = request.path.rpartition("/")[2].partition(":")[0]
-        asked.stream = request.path.endswith(":streamGenerateContent")
+    if dialect.model_in_path:
+        path = request.path.lstrip("/")
+        asked.model = dialect.read_context(body, path).model
+        asked.stream = dialect.read_format({}, RequestTarget(path)) is not ReplyFormat.WHOLE
     return await (_send_stream if asked.stream else _send_whole)(request, reply, asked, wire)
 
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from ..conversation.trajectory import ExchangeTree, Turn
 from ..core.prices import format_dollars
+from ..dialect import has_conversations
+from ..dialect.message import CommonMessage, MessageMedia, ToolCall
 from ..ledger.blobs import BlobStore
-from ..ledger.dialects import has_conversations
-from ..ledger.message import CommonMessage, MessageMedia, ToolCall
 from ..ledger.rows import AttemptRow
 from .formatting import block, duration, format_count, line, outcome_name, style_of, token_counts
 

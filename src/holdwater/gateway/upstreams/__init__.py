@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from ...core.records import AttemptFailure
+from ...dialect.interface import ReplyFormat
 from ..body import RequestBody
-from ..dialects import ReplyFormat
 from ..recorder import RequestDelta
 
 

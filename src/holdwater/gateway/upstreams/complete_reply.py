@@ -13,8 +13,9 @@ from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed
 from ...core.records import AttemptFailure
-from ..dialects import Dialect, ReplyFormat
-from ..dialects.sse import SHAPE_ERRORS, render_event
+from ...dialect.interface import Dialect, ReplyFormat
+from ...dialect.message import SHAPE_ERRORS
+from ...dialect.sse import render_event
 
 
 class CompleteReply:

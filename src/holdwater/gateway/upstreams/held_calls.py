@@ -19,10 +19,10 @@ from multidict import CIMultiDict
 from ...core.errors import LedgerCorrupt, ModelFailed
 from ...core.records import AttemptFailure, MiB
 from ...core.serving_protocol import CallAnswer
-from ..dialects import ReplyFormat
-from ..dialects.from_chat import ReplyContext
+from ...dialect import DIALECTS, list_conversations
+from ...dialect.conversion import ReplyContext
+from ...dialect.interface import Dialect, ReplyFormat
 from ..recorder import RequestDelta
-from ..routes import DIALECTS
 from . import UpstreamCall
 from .complete_reply import CompleteReply, content_type
 from .policy_reply import read_context, render_answer
@@ -70,7 +70,6 @@ class EarlierExchanges(Protocol):
 class HeldUpstream:
     """Implements `Upstream`, for one attempt."""
 
-    dialects = frozenset(DIALECTS)
     counts = False
 
     def __init__(self, listener: HeldCallListener, earlier: EarlierExchanges, executor: Executor) -> None:
@@ -83,6 +82,10 @@ class HeldUpstream:
         self._unwritten: dict[int, _HeldCall] = {}
         self._handed: dict[int, int] = {}  # exchange -> its call; bound: the attempt's exchanges
 
+    @property
+    def dialects(self) -> frozenset[str]:
+        return list_conversations()
+
     @asynccontextmanager
     async def send(self, call: UpstreamCall) -> AsyncIterator[HeldAnswer]:
         assert call.delta is not None, "a held call is a turn"
@@ -92,7 +95,9 @@ class HeldUpstream:
         held = self._calls[self._count] = _HeldCall(self._count, call.delta, call.reply_format)
         self._listener.on_held(held.number)
         try:
-            yield HeldAnswer(partial(self._wait_answer, held), wanted, call.dialect, call.reply_format)
+            yield HeldAnswer(
+                partial(self._wait_answer, held), wanted, DIALECTS[call.dialect], call.reply_format
+            )
         finally:
             del self._calls[held.number]
             for _ in held.taking:
@@ -170,7 +175,7 @@ class HeldAnswer:
         self,
         waiting: Callable[[], Awaitable[CallAnswer]],
         wanted: ReplyContext,
-        dialect: str,
+        dialect: Dialect,
         manner: ReplyFormat,
     ) -> None:
         self.headers = CIMultiDict({"Content-Type": content_type(manner)})
@@ -184,7 +189,7 @@ class HeldAnswer:
         answer = await self._waiting()
         self.version = answer.version
         reply = render_answer(answer, self._dialect, self._wanted)
-        async for piece in CompleteReply(reply, DIALECTS[self._dialect], self._manner).pieces():
+        async for piece in CompleteReply(reply, self._dialect, self._manner).pieces():
             yield piece
 
 

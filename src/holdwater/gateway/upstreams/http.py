@@ -18,6 +18,7 @@ from yarl import URL
 
 from ...core.errors import ModelFailed
 from ...core.records import AttemptFailure, FailureOrigin, MiB
+from ...dialect import DIALECTS
 from ..body import BodyPayload
 from . import UpstreamCall
 from .breaker import HINT, BreakerTripped, CircuitBreaker, make_trip_failure
@@ -53,9 +54,6 @@ _WITHHELD_HEADERS = frozenset(
 )
 
 
-OPENAI_DIALECTS = frozenset({"chat", "responses", "completions", "embeddings"})
-HTTP_DIALECTS = OPENAI_DIALECTS | {"messages", "gemini"}
-_KEY_HEADERS = {"messages": "x-api-key", "gemini": "x-goog-api-key"}  # other dialects use a bearer token
 _VERSION = re.compile(r"/v\d+(alpha|beta)?\d*/?$")
 
 
@@ -68,13 +66,13 @@ class ProviderAddress(NamedTuple):
 
     def build_base(self, dialect: str) -> str:
         """Return the URL below which the dialect's paths begin."""
-        url = self.url if dialect in OPENAI_DIALECTS else _VERSION.sub("", self.url)
+        url = self.url if DIALECTS[dialect].provider.versioned else _VERSION.sub("", self.url)
         return url.rstrip("/") + "/"
 
     def build_headers(self, dialect: str) -> dict[str, str]:
         if self.key is None:
             return {}
-        own = None if self.bearer else _KEY_HEADERS.get(dialect)
+        own = None if self.bearer else DIALECTS[dialect].key_header
         return {own: self.key} if own else {"Authorization": f"Bearer {self.key}"}
 
 
@@ -90,9 +88,7 @@ class HttpUpstream:
         stall: float = 600.0,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        addresses = (
-            dict.fromkeys(HTTP_DIALECTS, ProviderAddress(url, key)) if isinstance(url, str) else dict(url)
-        )
+        addresses = dict.fromkeys(DIALECTS, ProviderAddress(url, key)) if isinstance(url, str) else dict(url)
         self.dialects = frozenset(addresses)
         self.counts = True
         self._bases = {dialect: address.build_base(dialect) for dialect, address in addresses.items()}

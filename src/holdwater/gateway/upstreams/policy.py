@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ModelFailed, RunFailed
-from ..dialects.to_chat import convert_request
+from ...dialect import DIALECTS, list_conversations
 from ..recorder import RequestDelta
-from ..routes import DIALECTS
 from . import UpstreamCall
 from .complete_reply import CompleteReply
 from .policy_reply import read_context, render_reply
@@ -39,28 +38,31 @@ ReadConversation = Callable[[int, RequestDelta], list[Any]]
 class PolicyUpstream:
     """Implements `Upstream`."""
 
-    dialects = frozenset(DIALECTS)
     counts = False
 
     def __init__(self, policy: Policy, conversation: ReadConversation | None = None) -> None:
         self._policy = policy
         self._conversation = conversation
 
+    @property
+    def dialects(self) -> frozenset[str]:
+        return list_conversations()
+
     @asynccontextmanager
     async def send(self, call: UpstreamCall) -> AsyncIterator[CompleteReply]:
         assert call.delta is not None, "the policy answers only turns"
-        wanted = read_context(call)
+        dialect, wanted = DIALECTS[call.dialect], read_context(call)
         request = msgspec.json.decode(call.body.to_bytes())
         call.body.free()
         if call.delta.linked and self._conversation is not None:  # the policy does not store replies
             read = partial(self._conversation, call.attempt, call.delta)
             loop = asyncio.get_running_loop()
-            request[DIALECTS[call.dialect].form.key] = await loop.run_in_executor(None, read)
-        if call.dialect == "gemini":  # Gemini requests have the model in their path
+            request[dialect.key] = await loop.run_in_executor(None, read)
+        if dialect.model_in_path:
             request["model"] = wanted.model
-        answer = await self._call_policy(convert_request(call.dialect, request))
-        reply = render_reply(answer, call.dialect, wanted)
-        yield CompleteReply(reply, DIALECTS[call.dialect], call.reply_format, _read_version(answer))
+        answer = await self._call_policy(dialect.request_to_chat(request))
+        reply = render_reply(answer, dialect, wanted)
+        yield CompleteReply(reply, dialect, call.reply_format, _read_version(answer))
 
     async def _call_policy(self, request: dict[str, Any]) -> Any:
         try:

@@ -5,25 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
-from msgspec import Raw
-
 from ...core.errors import ModelFailed
-from ..dialects import ReplyFormat, RequestTarget
+from ...dialect import DIALECTS
 from . import UpstreamAnswer, UpstreamCall
-from .http import HTTP_DIALECTS
 
 UNRECORDED = "unrecorded"  # the kind of the failure
-_STREAM_METHOD = ":streamGenerateContent"
 
 
 class ReplayOnly:
     """Implements `Upstream`: fails every call, because the record does not have its reply."""
 
-    dialects = HTTP_DIALECTS
     counts = False
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        return frozenset(DIALECTS)
 
     def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         raise ModelFailed(
@@ -37,8 +35,11 @@ class ReplayOnly:
 class NoModel:
     """Implements `Upstream`: fails every call of a session without a route in a run without a model."""
 
-    dialects = HTTP_DIALECTS
     counts = False
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        return frozenset(DIALECTS)
 
     def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         raise ModelFailed(
@@ -47,10 +48,3 @@ class NoModel:
             kind="absent",
             again=False,
         )
-
-
-def read_format(head: Mapping[str, Raw], place: RequestTarget) -> ReplyFormat:
-    """Return the reply format that a request asks for."""
-    if _STREAM_METHOD in place.path:
-        return ReplyFormat.EVENTS if "alt=sse" in place.query.split("&") else ReplyFormat.ARRAY
-    return ReplyFormat.EVENTS if bytes(head.get("stream", b"")) == b"true" else ReplyFormat.WHOLE

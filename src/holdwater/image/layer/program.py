@@ -16,9 +16,9 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...core.environment import KEY_VARIABLES
 from ...core.errors import BadInput, ImageFailed
 from ...core.records import MiB
+from ...dialect import list_key_variables
 from ...ledger.durable_files import make_directory, open_private
 
 CHUNK = 64 * 1024
@@ -74,7 +74,7 @@ class ProgramRunner:
     async def _start(self, words: list[str]) -> Process:
         # Programs inherit the operator's proxies and indexes, but no API keys: a package's build script could
         # read them.
-        settings = [f"-u{name}" for name in sorted(KEY_VARIABLES)]
+        settings = [f"-u{name}" for name in sorted(list_key_variables())]
         settings += [f"{name}={value}" for name, value in self._env.items()]
         tied = [sys.executable, "-I", "-S", "-c", TIED_LAUNCHER, str(os.getpid()), "env", *settings, *words]
         return await asyncio.create_subprocess_exec(

@@ -19,12 +19,14 @@ import msgspec
 
 from ...core.authoring import Agent, Suite
 from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot
-from ...core.environment import KEY_VARIABLES, KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
+from ...core.environment import KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.input_checks import find_url_problem
 from ...core.prices import RunBudget
 from ...core.records import Limits, MiB, Record
 from ...core.sizes import parse_size
+from ...dialect import CHAT, DIALECTS, list_key_variables, list_providers
+from ...dialect.interface import ProviderVariables
 from ...gateway.prices import price_of
 from ...rollout.models import make_price_error
 from ...rollout.worker_protocol import ModelProvider, UpstreamConfig
@@ -34,15 +36,7 @@ from .keys import read_taken_keys
 
 SCRIPTED = "scripted"
 POLICY_URL = "policy:"  # the base URL of a run whose model is a function
-OPENAI_URL = "https://api.openai.com/v1"
-ANTHROPIC_URL = "https://api.anthropic.com"
-GEMINI_URL = "https://generativelanguage.googleapis.com"
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
-URL_VARIABLES = {  # of each dialect
-    **dict.fromkeys(("chat", "responses", "completions", "embeddings"), "OPENAI_BASE_URL"),
-    "messages": "ANTHROPIC_BASE_URL",
-    "gemini": "GOOGLE_GEMINI_BASE_URL",
-}
 PROCESS_MEMORY = 64 * MiB  # the least memory of a conductor or a worker
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
 
@@ -50,9 +44,7 @@ DOCKER_SOCKET = "unix:///var/run/docker.sock"
 class ProcessEnvironment(Record, frozen=True):
     """The values that holdwater takes from its environment."""
 
-    openai: ModelProvider | None = None
-    anthropic: ModelProvider | None = None
-    gemini: ModelProvider | None = None
+    providers: dict[str, ModelProvider] = msgspec.field(default_factory=dict)  # by their URL variable
     path: str = SYSTEM_PATH
     memory_request: int | None = None  # bytes guaranteed to this pod: above it, it can be evicted
     docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
@@ -66,14 +58,9 @@ class ProcessEnvironment(Record, frozen=True):
 
 def read_environment() -> ProcessEnvironment:
     env = {**read_taken_keys(), **os.environ}
-    token = env.get("ANTHROPIC_AUTH_TOKEN")
-    google = env.get("GEMINI_API_KEY") or env.get("GOOGLE_API_KEY")
+    keys = list_key_variables()
     return ProcessEnvironment(
-        openai=_make_provider(env.get("OPENAI_BASE_URL"), env.get("OPENAI_API_KEY"), OPENAI_URL),
-        anthropic=_make_provider(
-            env.get("ANTHROPIC_BASE_URL"), token or env.get("ANTHROPIC_API_KEY"), ANTHROPIC_URL, bool(token)
-        ),
-        gemini=_make_provider(env.get("GOOGLE_GEMINI_BASE_URL"), google, GEMINI_URL),
+        providers={names.url: found for names in list_providers() if (found := _find_provider(names, env))},
         path=env.get("PATH") or SYSTEM_PATH,
         memory_request=_parse_memory_request(env.get(MEMORY_REQUEST)),
         docker_config=_find_docker_config(env),
@@ -81,7 +68,7 @@ def read_environment() -> ProcessEnvironment:
         cache=find_cache(env),
         serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
         token_links=tuple(list_link_directories(env)),
-        inherited={name: value for name, value in env.items() if name not in KEY_VARIABLES},
+        inherited={name: value for name, value in env.items() if name not in keys},
     )
 
 
@@ -95,29 +82,29 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
     if config.base_url == POLICY_URL:
         raise BadInput("the run's model is a Python function", "pass it again: `hw.resume(path, policy=...)`")
     if config.base_url is not None:
-        key = env.openai.key if env.openai else None
+        openai = env.providers.get(CHAT.provider.url)
+        key = openai.key if openai else None
         return UpstreamConfig(everywhere=ModelProvider(url=config.base_url.rstrip("/"), key=key))
-    providers = {
-        "OPENAI_BASE_URL": env.openai,
-        "ANTHROPIC_BASE_URL": env.anthropic,
-        "GOOGLE_GEMINI_BASE_URL": env.gemini,
+    spoken = {
+        name: env.providers[dialect.provider.url]
+        for name, dialect in DIALECTS.items()
+        if dialect.provider.url in env.providers
     }
-    spoken = {dialect: found for dialect, name in URL_VARIABLES.items() if (found := providers[name])}
     if not spoken:
         raise BadInput(
             f"model `{config.model}` has no upstream",
             "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
         )
-    for dialect, provider in spoken.items():
+    for variable, provider in env.providers.items():
         if problem := find_url_problem(provider.url):
-            raise BadInput(f"`{URL_VARIABLES[dialect]}` {problem}", "put the key into its own variable")
+            raise BadInput(f"`{variable}` {problem}", "put the key into its own variable")
     return UpstreamConfig(spoken=spoken)
 
 
 def _find_other_url() -> str | None:
     """Return the environment's base URL unless it is the provider's own: other servers have other prices."""
-    openai = read_environment().openai
-    return openai.url if openai is not None and openai.url != OPENAI_URL else None
+    openai = read_environment().providers.get(CHAT.provider.url)
+    return openai.url if openai is not None and openai.url != CHAT.provider.default_url else None
 
 
 def _find_docker_config(env: Mapping[str, str]) -> Path | None:
@@ -129,12 +116,12 @@ def _parse_memory_request(said: str | None) -> int | None:
     return parse_bytes(said, MEMORY_REQUEST) if said else None
 
 
-def _make_provider(
-    url: str | None, key: str | None, default: str, bearer: bool = False
-) -> ModelProvider | None:
+def _find_provider(names: ProviderVariables, env: Mapping[str, str]) -> ModelProvider | None:
+    url, token = env.get(names.url), env.get(names.bearer)
+    key = token or next(filter(None, map(env.get, names.keys)), None)
     if not url and not key:
         return None
-    return ModelProvider(url=(url or default).rstrip("/"), key=key or None, bearer=bearer)
+    return ModelProvider(url=(url or names.default_url).rstrip("/"), key=key or None, bearer=bool(token))
 
 
 def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: dict[str, Any]) -> RunConfig:
@@ -258,7 +245,7 @@ def check_variables(suite: Suite, config: RunConfig, env: ProcessEnvironment) ->
         name = need.variable
         if config.only and not any(fnmatch.fnmatchcase(need.instance, only) for only in config.only):
             continue
-        if name in KEY_VARIABLES:
+        if name in list_key_variables():
             raise BadInput(f"{need.place}: the variable `{name}` is not passed on", KEYS_WITHHELD)
         if name not in config.pass_env:
             raise BadInput(
@@ -308,7 +295,7 @@ def parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise BadInput(f"invalid name for `--pass-env`: `{name}`")
-        if name in KEY_VARIABLES:
+        if name in list_key_variables():
             raise BadInput(f"invalid name for `--pass-env`: `{name}`", KEYS_WITHHELD)
     return tuple(dict.fromkeys(names))
 

@@ -1,35 +1,34 @@
 """Server-sent events: splits a stream into events, extracts their data, writes events.
 
-The dialects interpret the data.
+The dialects interpret the data, and render complete replies as events with the functions at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-# Raised by reading untrusted JSON that does not have the expected shape.
-SHAPE_ERRORS = (
-    msgspec.MsgspecError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+from ..core.records import ModelUsage
+from .message import SHAPE_ERRORS
+
+Object = dict[str, Raw]
+NULL = Raw(b"null")
+_OBJECT = msgspec.json.Decoder(Object | None)
+_OBJECTS = msgspec.json.Decoder(list[Object] | None)
+_STRING = msgspec.json.Decoder(str | None)
 
 
 class EventStream:
-    """The part of a `ReplyStream` that all dialects share. Each dialect reads an event's data in `_take`."""
+    """Reads a stream of events and assembles the reply. Each dialect reads an event's data in `_take`."""
 
     def __init__(self) -> None:
         self._rest = b""  # the start of an incomplete event; bound: `LARGEST_REPLY` of `answer_delivery.py`
-        self.began = False
+        self.began = False  # some content was received
         self.finished = False  # the reply is complete except for usage and the end mark
-        self.done = False
+        self.done = False  # the end mark was received
         self.error: Any = None
 
     def events(self, piece: bytes) -> Iterator[bytes]:
@@ -66,6 +65,10 @@ class EventStream:
             return msgspec.json.encode(
                 {"error": {"message": f"cannot assemble a reply from the stream: {error}"}}
             )
+
+    @property
+    def usage(self) -> ModelUsage:
+        raise NotImplementedError
 
     def _passes(self, event: bytes) -> bool:
         """Process `event`; return whether to forward it to the client."""
@@ -125,3 +128,37 @@ def _event_end(data: bytes, start: int) -> int:
     if returns >= 0:
         return returns + 4
     return plain + 2 if plain >= 0 else 0
+
+
+# A complete reply is rendered as events from its undecoded values.
+
+
+def decode_values(reply: bytes) -> Object:
+    """Decode a reply without blanks between its values: the data of an event are one line."""
+    return msgspec.json.decode(msgspec.json.format(reply, indent=-1), type=Object)
+
+
+def to_object(value: Raw) -> Object:
+    return _OBJECT.decode(value) or {}
+
+
+def to_objects(values: Raw) -> list[Object]:
+    return _OBJECTS.decode(values) or []
+
+
+def to_text(value: Raw) -> str:
+    return _STRING.decode(value) or ""
+
+
+def empty_fields(value: Object, empty: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` as it is before any content, with the fields of `empty` that it has emptied."""
+    return {**value, **{field: nothing for field, nothing in empty.items() if field in value}}
+
+
+def is_given(value: Object, field: str) -> bool:
+    return value.get(field, NULL) != NULL
+
+
+def is_text(value: Raw) -> bool:
+    """Return whether the value is a non-empty text."""
+    return bytes(value)[:1] == b'"' and len(value) > 2

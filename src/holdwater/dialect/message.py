@@ -1,10 +1,12 @@
-"""The common form of a message, independent of the dialect: role, content, reasoning and tool calls.
+"""The common form of messages and replies, independent of the dialect: role, content, reasoning, tool calls.
 
-This module has the records and the rules that hold for every dialect. The parsers are in `dialects/`.
+This module has the records and the rules that hold for every dialect. Each dialect's own module parses its
+requests and replies into them.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,14 +15,29 @@ import msgspec
 from blake3 import blake3
 
 from ..core.records import Record
-from .blobs import rename_references
 
+# A reference to a blob in raw JSON: an unescaped quote before the word always opens a string, because no
+# letter can follow a closing quote.
+REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?::([^"\\]{0,255}))?"')
 # The prefix of genuine blob references after decoding. It is random: no foreign text can begin with it.
 REFERENCE_MARK = f"{secrets.token_hex(12)}-"
 REFERENCE_WORD = "holdwater-"
 MOST_OPEN_CALLS = 1024  # unanswered calls kept in memory
 
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised on decoding foreign JSON
+# Raised by decoding untrusted JSON.
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# Raised by reading untrusted JSON that does not have the expected shape.
+SHAPE_ERRORS = (*DECODE_ERRORS, ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 
 
 class MessageMedia(Record, frozen=True):
@@ -52,16 +69,37 @@ class CommonMessage(Record, frozen=True):
         return "\n".join(part for part in self.parts if isinstance(part, str))
 
 
+class ReplyTokens(Record, frozen=True):
+    """Token ids and log probabilities of a reply, where the upstream returns them."""
+
+    prompt: tuple[int, ...] = ()
+    completion: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()  # one per token; None: not returned, or not finite
+
+
+class ModelReply(Record, frozen=True):
+    """A parsed reply: the message of the first choice, and the messages of the other choices."""
+
+    message: CommonMessage | None = None
+    others: tuple[CommonMessage, ...] = ()
+    finish: str = ""
+    model: str = ""
+    tokens: ReplyTokens = ReplyTokens()
+
+
 def decode_referring(raw: bytes) -> Any:
     """Decode JSON of a recorded exchange as `decode_foreign` does; its media stay references."""
-    return decode_foreign(rename_references(raw, REFERENCE_MARK.encode()))
+    if b'"holdwater-' in raw:
+        mark = b'"' + REFERENCE_MARK.encode()
+        raw = REFERENCE.sub(lambda match: mark + match[0].removeprefix(b'"holdwater-'), raw)
+    return decode_foreign(raw)
 
 
 def decode_foreign(raw: bytes) -> Any:
     """Decode foreign JSON; return it as text if it is invalid."""
     try:
         return msgspec.json.decode(raw)
-    except _UNREADABLE:
+    except DECODE_ERRORS:
         return raw.decode(errors="replace").replace(REFERENCE_MARK, REFERENCE_WORD)
 
 
@@ -168,13 +206,22 @@ def to_media(value: Any, type: str = "", *, bare: bool = False) -> MessageMedia:
     return MessageMedia(type=type, data=text) if bare else MessageMedia(type=type, url=text)
 
 
+def parse_call(call: dict[str, Any], arguments: str) -> ToolCall:
+    """Parse a call whose arguments are in the field `arguments`."""
+    return ToolCall(
+        id=as_string(call.get("id")),
+        name=as_string(call.get("name")),
+        arguments=parse_arguments(call.get(arguments)),
+    )
+
+
 def parse_arguments(value: Any) -> Any:
     """Return the arguments of a call; some dialects send them as a JSON string."""
     if not isinstance(value, str):
         return restore_references(value)
     try:
         return msgspec.json.decode(value or "{}")
-    except _UNREADABLE:
+    except DECODE_ERRORS:
         return restore_references(value)
 
 
@@ -192,3 +239,28 @@ def restore_references(value: Any) -> Any:
 def render_unknown(value: Any) -> str:
     """Render a value of an unknown kind as JSON."""
     return "" if value is None else msgspec.json.encode(restore_references(value)).decode()
+
+
+def parse_tokens(reply: dict[str, Any], choice: dict[str, Any]) -> ReplyTokens:
+    """Read the token ids and log probabilities that an upstream of any dialect adds to a reply.
+
+    A missing log probability becomes None, which keeps the positions of the others.
+    """
+    logprobs = as_list(as_dict(choice.get("logprobs")).get("content"))
+    given = [as_dict(token).get("logprob") for token in logprobs]
+    return ReplyTokens(
+        prompt=_parse_integers(reply.get("prompt_token_ids")),
+        completion=_parse_integers(choice.get("token_ids")),
+        logprobs=tuple(float(p) if isinstance(p, int | float) else None for p in given),
+    )
+
+
+def _parse_integers(value: Any) -> tuple[int, ...]:
+    given = as_list(value)
+    return tuple(given) if set(map(type, given)) <= {int} else ()
+
+
+def make_function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
+    """Return a tool definition in the Chat Completions format."""
+    described = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters or {}}}

@@ -1,0 +1,285 @@
+"""Anthropic Messages: content in blocks. `stream.py` has its streams.
+
+Clients move `cache_control` along the conversation: a message is the same with and without it. It needs a
+block as its parent, so clients turn a text into a text block while the hint is on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ..conversion import TOOL_CHOICES, CompletionContent, make_tool_choice, pick_options
+from ..interface import (
+    AdaptedRequest,
+    Dialect,
+    ParsedReply,
+    PathMatch,
+    ProviderVariables,
+    decode_reply,
+    know_headers,
+)
+from ..message import (
+    DECODE_ERRORS,
+    ROLES,
+    CommonMessage,
+    MessageMedia,
+    ModelReply,
+    as_dict,
+    as_list,
+    as_string,
+    make_function_tool,
+    parse_call,
+    parse_tokens,
+    render_unknown,
+    to_media,
+    to_part,
+)
+from .stream import MessagesStream, count_usage, render_events
+
+_PATH = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
+_EPOCH = "1970-01-01T00:00:00Z"
+_CACHE_CONTROL = b'"cache_control"'
+# One level deep and short: a longer value is content, even under this key.
+_VALUE = re.compile(rb'\s{0,9}:\s{0,9}(?:null|\{(?:[^{}"]{0,9}"[^"\\]{0,32}"){0,8}[^{}"]{0,9}\})')
+_COMMA = re.compile(rb"\s{0,9},\s{0,9}")
+_TEXT_FIRST = re.compile(rb'"content"\s{0,9}:\s{0,9}\[\s{0,9}\{\s{0,9}"t')
+_OPENING = 64  # bytes of a message within which its content begins, if it has few other keys
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class MessagesDialect(Dialect):
+    name = "messages"
+    path = "v1/messages"
+    provider = ProviderVariables(
+        "https://api.anthropic.com",
+        "ANTHROPIC_BASE_URL",
+        ("ANTHROPIC_API_KEY",),
+        bearer="ANTHROPIC_AUTH_TOKEN",
+    )
+    known_headers = know_headers(
+        {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-app"},
+        "x-claude-",
+    )
+    key_header = "x-api-key"
+    keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
+    system_keys = ("system",)
+    reply_key = "stop_reason"
+
+    def match_path(self, path: str) -> PathMatch | None:
+        match = _PATH.fullmatch(path)
+        return match and PathMatch(self.path + (match[1] or ""), counts=bool(match[1]))
+
+    def recognizes(self, path: str, headers: Mapping[str, str]) -> bool:
+        return "anthropic-version" in headers
+
+    def strip_transient(self, message: bytes) -> bytes:
+        return strip_transient(message)
+
+    def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
+        kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+    def read_reply(self, body: bytes) -> ParsedReply:
+        reply = decode_reply(body)
+        return ParsedReply(count_usage(reply.usage), reply.error)
+
+    def stream(self, asked: AdaptedRequest) -> MessagesStream:
+        return MessagesStream()
+
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        return render_events(reply)
+
+    def render_model(self, model: str) -> dict[str, Any]:
+        return {"type": "model", "id": model, "display_name": model, "created_at": _EPOCH}
+
+    def render_models(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = [model["id"] for model in models] or [None]
+        return {"data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+
+    def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
+        blocks = _list_blocks(item.get("content"))
+        results = [block for block in blocks if _get_kind(block).endswith("tool_result")]
+        for block in results:
+            yield CommonMessage(
+                role="tool",
+                parts=tuple(_parse_blocks(_list_blocks(block.get("content")))),
+                answers=as_string(block.get("tool_use_id")),
+                failed=block.get("is_error") is True,
+            )
+        rest = [block for block in blocks if not _get_kind(block).endswith("tool_result")]
+        if rest or not results:
+            yield _make_message(ROLES.get(as_string(item.get("role")), "unknown"), rest)
+
+    def parse_system(self, head: dict[str, Any]) -> Iterator[CommonMessage]:
+        if head.get("system"):
+            yield CommonMessage(role="system", parts=tuple(_parse_blocks(_list_blocks(head["system"]))))
+
+    def parse_tools(self, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for tool in map(as_dict, as_list(head.get("tools"))):
+            yield make_function_tool(
+                as_string(tool.get("name")), tool.get("description"), tool.get("input_schema")
+            )
+
+    def parse_reply(self, reply: dict[str, Any]) -> ModelReply:
+        blocks = _list_blocks(reply.get("content"))
+        return ModelReply(
+            message=_make_message("assistant", blocks)
+            if blocks or as_string(reply.get("type")) == "message"
+            else None,
+            finish=as_string(reply.get("stop_reason")),
+            model=as_string(reply.get("model")),
+            tokens=parse_tokens(reply, reply),
+        )
+
+    def split_choices(self, reply: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+        yield {"role": "assistant", "content": reply.get("content")}, reply
+
+    def convert_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        choice = as_dict(request.get("tool_choice"))
+        kind = as_string(choice.get("type"))
+        return {
+            **pick_options(request, "temperature", "top_p", "top_k", "max_tokens", "stream"),
+            "stop": request.get("stop_sequences"),
+            "tool_choice": make_tool_choice(choice.get("name")) if kind == "tool" else TOOL_CHOICES.get(kind),
+        }
+
+    def render_completion(self, content: CompletionContent) -> dict[str, Any]:
+        stop = {"length": "max_tokens", "content_filter": "refusal"}.get(content.finish)
+        return {
+            "id": f"msg_{content.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": content.model,
+            "content": list(_render_blocks(content)),
+            "stop_reason": stop or ("tool_use" if content.calls else "end_turn"),
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": content.prompt - content.cached,
+                "cache_read_input_tokens": content.cached,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": content.sampled,
+            },
+        }
+
+
+def strip_transient(message: bytes) -> bytes:
+    """Return the stable form of `message`: without cache hints, and a single text block as a text."""
+    message = _strip_hints(message)
+    if _TEXT_FIRST.search(message, 0, _OPENING) is None:
+        return message
+    try:
+        content = msgspec.json.decode(message, type=_MessagesContent).content
+        [block] = msgspec.json.decode(content, type=list[dict[str, Raw]])
+    except (*DECODE_ERRORS, ValueError):
+        return message
+    if block.keys() != {"type", "text"} or bytes(block["type"]) != b'"text"':
+        return message
+    return message.replace(bytes(content), bytes(block["text"]), 1)
+
+
+def _strip_hints(message: bytes) -> bytes:
+    """Return the bytes of `message` without cache hints; the inputs of tools are left as they are."""
+    if _CACHE_CONTROL not in message:
+        return message
+    parts: list[bytes] = []
+    done = 0
+    for given in _find_inputs(message):
+        at = message.index(given, done)
+        parts += (strip_cache_control(message[done:at]), given)
+        done = at + len(given)
+    return b"".join((*parts, strip_cache_control(message[done:])))
+
+
+def _find_inputs(message: bytes) -> list[bytes]:
+    """Return the inputs of the tool calls in `message` that contain `cache_control`."""
+    if b'"input"' not in message:
+        return []
+    try:
+        content = msgspec.json.decode(message, type=_MessagesContent).content
+        blocks = msgspec.json.decode(content, type=list[dict[str, Raw]])
+    except DECODE_ERRORS:
+        return []
+    inputs = [bytes(block["input"]) for block in blocks if "input" in block]
+    return [given for given in inputs if _CACHE_CONTROL in given]
+
+
+def strip_cache_control(message: bytes) -> bytes:
+    """Return the bytes of `message` without anything that looks like a cache hint."""
+    parts: list[bytes] = []
+    done = at = 0
+    while (at := message.find(_CACHE_CONTROL, at)) >= 0:
+        value = _VALUE.match(message, at + len(_CACHE_CONTROL))
+        if value is None:
+            at += len(_CACHE_CONTROL)
+            continue
+        before = message[done:at].rstrip()
+        comma = before.endswith(b",")
+        parts.append(before[:-1].rstrip() if comma else message[done:at])
+        after = None if comma else _COMMA.match(message, value.end())
+        done = at = after.end() if after else value.end()
+    return b"".join((*parts, message[done:])) if done else message
+
+
+class _MessagesContent(msgspec.Struct):
+    content: Raw
+
+
+def _list_blocks(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, list):
+        return [as_dict(block) or {"type": "text", "text": block} for block in content]
+    return [] if content is None else [{"type": "text", "text": content}]
+
+
+def _make_message(role: str, blocks: list[dict[str, Any]]) -> CommonMessage:
+    thoughts = [as_string(block.get("thinking")) for block in blocks if _get_kind(block) == "thinking"]
+    return CommonMessage(
+        role=role,
+        parts=tuple(_parse_blocks(block for block in blocks if not _is_aside(block))),
+        reasoning="\n\n".join(thought for thought in thoughts if thought),
+        calls=tuple(parse_call(block, "input") for block in blocks if _get_kind(block).endswith("tool_use")),
+    )
+
+
+def _get_kind(block: dict[str, Any]) -> str:
+    return as_string(block.get("type"))
+
+
+def _is_aside(block: dict[str, Any]) -> bool:
+    return _get_kind(block).endswith("tool_use") or _get_kind(block) in ("thinking", "redacted_thinking")
+
+
+def _parse_blocks(blocks: Any) -> Iterator[str | MessageMedia]:
+    for block in blocks:
+        source = as_dict(block.get("source"))
+        if _get_kind(block) == "text":
+            yield to_part(block.get("text"))
+        elif source and "data" in source:
+            text = as_string(source.get("type")) == "text"
+            type_ = as_string(source.get("media_type"))
+            yield to_part(source["data"]) if text else to_media(source["data"], type_, bare=True)
+        elif source and ("url" in source or "file_id" in source):
+            yield to_media(source.get("url") or source.get("file_id"), _get_kind(block))
+        else:
+            yield render_unknown(block)
+
+
+def _render_blocks(content: CompletionContent) -> Iterator[dict[str, Any]]:
+    if content.thoughts:
+        yield {"type": "thinking", "thinking": content.thoughts, "signature": ""}
+    if content.text or not content.calls:
+        yield {"type": "text", "text": content.text}
+    for call in content.calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": call.object}

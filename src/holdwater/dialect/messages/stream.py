@@ -1,0 +1,195 @@
+"""Streams of Anthropic Messages: reads their events, and renders a complete reply as events.
+
+Usage accumulates along the stream, and pings come at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ...core.records import ModelUsage
+from ..message import SHAPE_ERRORS
+from ..sse import (
+    NULL,
+    EventStream,
+    Object,
+    decode_object,
+    decode_values,
+    empty_fields,
+    is_text,
+    join_values,
+    render_event,
+    to_object,
+    to_objects,
+    to_text,
+)
+
+
+class _MessagesDetails(msgspec.Struct):
+    thinking_tokens: int | None = None
+
+
+class _MessagesUsage(msgspec.Struct):
+    input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens: int | None = None
+    output_tokens_details: _MessagesDetails | None = None
+
+
+def count_usage(counts: Any) -> ModelUsage:
+    """Return the usage. Anthropic's `input_tokens` exclude cached tokens; in the record they include them."""
+    try:
+        usage = msgspec.convert(counts, _MessagesUsage)
+    except msgspec.ValidationError:
+        return ModelUsage(requests=1)
+    spent = usage.output_tokens_details
+    cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    return ModelUsage(
+        requests=1,
+        input_tokens=(usage.input_tokens or 0) + cached + written,
+        cached_tokens=cached,
+        written_tokens=written,
+        output_tokens=usage.output_tokens or 0,
+        reasoning_tokens=(spent.thinking_tokens or 0) if spent else 0,
+    )
+
+
+class MessagesStream(EventStream):
+    def __init__(self) -> None:
+        super().__init__()
+        self._message: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._blocks: dict[int, _BlockAssembly] = {}
+
+    @property
+    def usage(self) -> ModelUsage:
+        return count_usage(self._usage)
+
+    def _take(self, data: bytes) -> bool:
+        event = decode_object(data)
+        kind = event.get("type")
+        if kind == "message_start":
+            self._message = dict(event["message"])
+            self._add_usage(self._message.pop("usage", None))
+            self.began = True
+        elif kind == "content_block_start":
+            self._blocks[int(event["index"])] = _BlockAssembly(event["content_block"])
+        elif kind == "content_block_delta":
+            self._blocks[int(event["index"])].take(event["delta"])
+        elif kind == "message_delta":
+            self._take_delta(event)
+        elif kind == "message_stop":
+            self.done = True
+        elif kind == "error":
+            self.error = event.get("error") or event
+        return True
+
+    def _take_delta(self, event: dict[str, Any]) -> None:
+        self._add_usage(event.pop("usage", None))
+        delta = event.pop("delta", None) or {}
+        self._message.update({**event, **delta, "type": "message"})
+        self.finished = self.finished or delta.get("stop_reason") is not None
+
+    def _add_usage(self, counts: dict[str, Any] | None) -> None:
+        """Merge cumulative counts: they only grow."""
+        for field, value in (counts or {}).items():
+            old = self._usage.get(field)
+            both = isinstance(old, int) and isinstance(value, int)
+            if value is not None or field not in self._usage:
+                self._usage[field] = max(old, value) if both else value
+
+    def _reply(self) -> dict[str, Any]:
+        content = [self._blocks[index].build_block() for index in sorted(self._blocks)]
+        usage = {"usage": self._usage} if self._usage else {}
+        error = {"error": self.error} if self.error is not None else {}
+        return {**self._message, "content": content, **usage, **error}
+
+
+class _BlockAssembly:
+    """One block of a reply that came in deltas."""
+
+    def __init__(self, block: dict[str, Any]) -> None:
+        self._fields = dict(block)
+        self._texts: dict[str, list[str]] = {}  # field -> its pieces
+
+    def take(self, delta: dict[str, Any]) -> None:
+        for field, value in delta.items():
+            if field == "type" or value is None:
+                continue
+            if field == "signature":
+                self._fields[field] = value  # sent whole; a later one replaces it
+            elif isinstance(value, str):
+                self._texts.setdefault(field, []).append(value)
+            elif field == "citation":
+                self._fields["citations"] = [*(self._fields.get("citations") or ()), value]
+            else:
+                self._fields[field] = join_values(self._fields.get(field), value)
+
+    def build_block(self) -> dict[str, Any]:
+        texts = {field: "".join(pieces) for field, pieces in self._texts.items()}
+        arguments = texts.pop("partial_json", "")
+        for field, text in texts.items():
+            texts[field] = join_values(self._fields.get(field), text)
+        return {**self._fields, **texts, **({"input": _parse_arguments(arguments)} if arguments else {})}
+
+
+def _parse_arguments(arguments: str) -> Any:
+    """Return the arguments as JSON, or as text if the stream was cut inside them."""
+    try:
+        return msgspec.json.decode(arguments, type=Raw)
+    except SHAPE_ERRORS:
+        return arguments
+
+
+def render_events(reply: bytes) -> list[bytes]:
+    """Return the events of each block; input counts come first, output counts with the stop reason."""
+    whole = decode_values(reply)
+    blocks = to_objects(whole.pop("content", NULL))
+    error = whole.pop("error", NULL)
+    usage = to_object(whole.pop("usage", NULL))
+    last = {field: whole[field] for field in _MESSAGE_LAST if field in whole}
+    beside = {field: whole[field] for field in _MESSAGE_BESIDE if field in whole}
+    counts = {field: usage[field] for field in _NOTHING_SAID if field in usage}
+    begun = {**whole, **dict.fromkeys((*last, *beside)), "content": ()}
+    start = {**begun, "usage": empty_fields(usage, _NOTHING_SAID)}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": start}]
+    for place, block in enumerate(blocks):
+        events += _block_events(place, block)
+    events.append({"type": "message_delta", "delta": last, "usage": counts, **beside})
+    events.append({"type": "message_stop"} if error == NULL else {"type": "error", "error": error})
+    return [render_event(data, data["type"]) for data in events]
+
+
+_NOTHING_SAID = {"output_tokens": 0}
+_MESSAGE_LAST = ("stop_reason", "stop_sequence", "stop_details", "container")  # known only at the end
+_MESSAGE_BESIDE = ("context_management",)  # also known only at the end, but beside the delta
+_BLOCK_TEXTS = {  # type of a block -> its fields that come in deltas, and the types of the deltas
+    "text": {"text": "text_delta"},
+    "thinking": {"thinking": "thinking_delta", "signature": "signature_delta"},
+}
+
+
+def _block_events(place: int, block: Object) -> Iterator[dict[str, Any]]:
+    """Yield the events of a block; a block of unknown type comes whole."""
+    kind = to_text(block.get("type", NULL))
+    deltas: list[dict[str, Any]] = []
+    empty: dict[str, Any] = {}
+    for field, name in _BLOCK_TEXTS.get(kind, {}).items():
+        if is_text(block.get(field, NULL)):
+            empty[field] = ""
+            deltas.append({"type": name, field: block[field]})
+    if kind == "text" and (notes := to_objects(block.get("citations", NULL))):
+        empty["citations"] = []
+        deltas += ({"type": "citations_delta", "citation": note} for note in notes)
+    if kind.endswith("tool_use") and "input" in block:  # client tools and server tools
+        empty["input"] = {}
+        deltas.append({"type": "input_json_delta", "partial_json": bytes(block["input"]).decode()})
+    yield {"type": "content_block_start", "index": place, "content_block": {**block, **empty}}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": place, "delta": delta}
+    yield {"type": "content_block_stop", "index": place}

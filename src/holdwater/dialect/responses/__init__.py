@@ -1,0 +1,255 @@
+"""OpenAI Responses: items in, items out. `stream.py` has its streams.
+
+`input` is a list of items or a text. A request may name the reply or the conversation that it continues. An
+item is one common message, until `merge_messages` joins them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ..conversion import (
+    CompletionContent,
+    make_response_format,
+    make_tool_choice,
+    pick_options,
+)
+from ..interface import AdaptedRequest, ChainName, ChainRules, ParsedReply, check_utf8
+from ..message import (
+    DECODE_ERRORS,
+    ROLES,
+    CommonMessage,
+    ModelReply,
+    ToolCall,
+    as_dict,
+    as_list,
+    as_string,
+    make_function_tool,
+    merge_messages,
+    parse_arguments,
+    parse_tokens,
+    render_unknown,
+    to_part,
+)
+from ..openai import OpenAIDialect, parse_content
+from ..sse import NULL
+from .stream import ResponsesReply, ResponsesStream, count_usage, render_events
+
+LONGEST_REFERENCE = 512  # bytes
+_REFERENCE = frozenset({"id", "type"})  # the keys of an `item_reference`
+# Lines that Codex puts above the output of a command.
+_GENERATED = re.compile(rb"(?:Chunk ID: [0-9a-f]+|Wall time: [0-9.]+ seconds?)\\n")
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+
+
+def read_chain_name(head: Mapping[str, Raw]) -> ChainName | None:
+    """Return the name of the reply, or else of the conversation, that a request continues."""
+    for key, stays in (("previous_response_id", False), ("conversation", True)):
+        value = msgspec.json.decode(head.get(key, NULL))
+        name = value.get("id") if isinstance(value, dict) else value
+        if isinstance(name, str) and name:
+            return ChainName(name, stays)
+    return None
+
+
+def read_reply_name(reply: bytes) -> str:
+    """Return the id of a reply."""
+    name = msgspec.json.decode(reply, type=ResponsesReply).id
+    return name if isinstance(name, str) else ""
+
+
+def read_output_items(reply: bytes) -> list[bytes]:
+    """Return the items of a reply, each as its client would send it back."""
+    try:
+        return [bytes(item) for item in msgspec.json.decode(reply, type=_ResponsesOutput).output]
+    except DECODE_ERRORS:
+        return []
+
+
+def read_item_name(item: bytes) -> str:
+    """Return the id of an item."""
+    try:
+        name = msgspec.json.decode(item, type=_ResponsesItem).id
+    except DECODE_ERRORS:
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def read_reference_name(item: bytes) -> str:
+    """Return the id of the item that a reference refers to; empty for any other item."""
+    if len(item) > LONGEST_REFERENCE or b'"id"' not in item:
+        return ""
+    try:
+        fields = _OBJECT.decode(item)
+    except DECODE_ERRORS:
+        return ""
+    return read_item_name(item) if fields.keys() <= _REFERENCE else ""
+
+
+class ResponsesDialect(OpenAIDialect):
+    name = path = "responses"
+    key = "input"
+    optional = True
+    merges_items = True
+    system_keys = ("instructions", "input")
+    reply_key = "output"
+    chaining = ChainRules(
+        read_chain_name, read_reply_name, read_output_items, read_item_name, read_reference_name
+    )
+
+    def strip_generated(self, message: bytes) -> bytes:
+        """Return an item without its id, which a client may have generated, and without a command's duration.
+
+        A reference to an earlier item keeps its id, which is its only content.
+        """
+        if b'"id"' in message:
+            try:
+                fields = _OBJECT.decode(message)
+            except DECODE_ERRORS:
+                return message
+            if fields.keys() <= _REFERENCE:
+                return message
+            fields.pop("id", None)
+            message = msgspec.json.encode(fields)
+        return _GENERATED.sub(b"", message) if b'"function_call_output"' in message else message
+
+    def name_parameter(self, head: Mapping[str, Raw], key: str) -> str:
+        return "max_output_tokens" if key == "max_tokens" else key
+
+    def read_reply(self, body: bytes) -> ParsedReply:
+        check_utf8(body)
+        reply = msgspec.json.decode(body, type=ResponsesReply)
+        return ParsedReply(count_usage(reply.usage), reply.error)
+
+    def stream(self, asked: AdaptedRequest) -> ResponsesStream:
+        return ResponsesStream()
+
+    def render_stream(self, reply: bytes) -> list[bytes]:
+        return render_events(reply)
+
+    def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
+        kind = as_string(item.get("type")) or "message"
+        if kind == "message":
+            role = ROLES.get(as_string(item.get("role")), "unknown")
+            yield CommonMessage(role=role, parts=tuple(parse_content(item.get("content"))))
+        elif kind == "reasoning":
+            thoughts = [*as_list(item.get("summary")), *as_list(item.get("content"))]
+            texts = [text for thought in thoughts if (text := as_string(as_dict(thought).get("text")))]
+            yield CommonMessage(role="assistant", reasoning="\n\n".join(texts))
+        elif kind.endswith("_call"):
+            yield CommonMessage(role="assistant", calls=(_parse_call(kind, item),))
+        elif kind.endswith("_output"):
+            answers = as_string(item.get("call_id")) or as_string(item.get("id"))
+            yield CommonMessage(role="tool", parts=tuple(parse_content(item.get("output"))), answers=answers)
+        else:
+            yield CommonMessage(role="unknown", parts=(render_unknown(item),))
+
+    def parse_system(self, head: dict[str, Any]) -> Iterator[CommonMessage]:
+        if head.get("instructions"):
+            yield CommonMessage(role="system", parts=tuple(parse_content(head["instructions"])))
+        if isinstance(head.get("input"), str):  # a string instead of a list of messages
+            yield CommonMessage(role="user", parts=(to_part(head["input"]),))
+
+    def parse_tools(self, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for tool in map(as_dict, as_list(head.get("tools"))):
+            name = as_string(tool.get("name")) or as_string(tool.get("type"))
+            yield make_function_tool(name, tool.get("description"), tool.get("parameters"))
+
+    def parse_reply(self, reply: dict[str, Any]) -> ModelReply:
+        output = [m for item in map(as_dict, as_list(reply.get("output"))) for m in self.parse_message(item)]
+        spoken = list(merge_messages(message for message in output if message.role == "assistant"))
+        finish = as_string(as_dict(reply.get("incomplete_details")).get("reason")) or as_string(
+            reply.get("status")
+        )
+        first = spoken[0] if spoken else None
+        return ModelReply(
+            message=first,
+            others=tuple(spoken[1:]),
+            finish=finish,
+            model=as_string(reply.get("model")),
+            tokens=parse_tokens(reply, reply),
+        )
+
+    def split_choices(self, reply: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+        yield reply.get("output"), reply
+
+    def convert_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        format = as_dict(as_dict(request.get("text")).get("format"))
+        is_schema = format.get("type") == "json_schema"
+        choice = request.get("tool_choice")
+        if isinstance(choice, dict):
+            choice = make_tool_choice(choice.get("name"))
+        return {
+            **pick_options(request, "temperature", "top_p", "parallel_tool_calls", "stream", "user"),
+            "max_tokens": request.get("max_output_tokens"),
+            "reasoning_effort": as_dict(request.get("reasoning")).get("effort"),
+            "response_format": make_response_format(format.get("schema"), format) if is_schema else None,
+            "tool_choice": choice,
+        }
+
+    def render_completion(self, content: CompletionContent) -> dict[str, Any]:
+        reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(content.finish)
+        return {
+            "id": f"resp_{content.id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "error": None,
+            "instructions": None,
+            "metadata": {},
+            "model": content.model,
+            "output": list(_render_items(content)),
+            "parallel_tool_calls": True,
+            "temperature": None,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "usage": {
+                "input_tokens": content.prompt,
+                "input_tokens_details": {"cached_tokens": content.cached},
+                "output_tokens": content.sampled,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": content.prompt + content.sampled,
+            },
+        }
+
+
+class _ResponsesOutput(msgspec.Struct):
+    output: list[Raw]
+
+
+class _ResponsesItem(msgspec.Struct):
+    id: Any = None
+
+
+def _parse_call(kind: str, item: dict[str, Any]) -> ToolCall:
+    given = item.get("arguments", item.get("input", item.get("action")))
+    return ToolCall(
+        id=as_string(item.get("call_id")) or as_string(item.get("id")),
+        name=as_string(item.get("name")) or kind.removesuffix("_call"),
+        arguments=given if kind == "custom_tool_call" else parse_arguments(given),
+    )
+
+
+def _render_items(content: CompletionContent) -> Iterator[dict[str, Any]]:
+    if content.thoughts:
+        summary = [{"type": "summary_text", "text": content.thoughts}]
+        yield {"type": "reasoning", "id": f"rs_{content.id}", "summary": summary}
+    if content.text or not content.calls:
+        part = {"type": "output_text", "text": content.text, "annotations": []}
+        own = {"id": f"msg_{content.id}", "role": "assistant", "status": "completed"}
+        yield {"type": "message", **own, "content": [part]}
+    for place, call in enumerate(content.calls):
+        ids = {"call_id": call.id, "name": call.name, "status": "completed"}
+        if call.takes_text:
+            yield {"type": "custom_tool_call", "id": f"ctc_{content.id}_{place}", **ids, "input": call.input}
+        else:
+            own = {"id": f"fc_{content.id}_{place}", "arguments": call.arguments}
+            yield {"type": "function_call", **own, **ids}

@@ -1,0 +1,238 @@
+"""Streams of OpenAI Responses: reads their events, and renders a complete reply as events.
+
+The event that ends a stream holds the complete reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ...core.records import ModelUsage
+from ..sse import (
+    NULL,
+    EventStream,
+    Object,
+    decode_values,
+    empty_fields,
+    is_given,
+    is_text,
+    render_event,
+    to_objects,
+    to_text,
+)
+
+_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class ResponsesReply(msgspec.Struct):
+    id: Any = None
+    usage: Any = None
+    error: Any = None
+    output: Any = None
+
+
+class _ResponsesDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _ResponsesUsage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _ResponsesDetails | None = None
+    output_tokens_details: _ResponsesDetails | None = None
+
+
+def count_usage(counts: Any) -> ModelUsage:
+    try:
+        usage = msgspec.convert(counts, _ResponsesUsage)
+    except msgspec.ValidationError:
+        return ModelUsage(requests=1)
+    details, spent = usage.input_tokens_details, usage.output_tokens_details
+    return ModelUsage(
+        requests=1,
+        input_tokens=usage.input_tokens or 0,
+        cached_tokens=(details.cached_tokens or 0) if details else 0,
+        output_tokens=usage.output_tokens or 0,
+        reasoning_tokens=(spent.reasoning_tokens or 0) if spent else 0,
+    )
+
+
+class _ResponsesEvent(msgspec.Struct):
+    type: str = ""
+    response: Raw = NULL
+    item: Raw = NULL
+    output_index: int = 0
+    delta: Any = None
+    error: Any = None
+    message: Any = None
+    code: Any = None
+
+
+_EVENT = msgspec.json.Decoder(_ResponsesEvent)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+
+
+class ResponsesStream(EventStream):
+    """Keeps finished items as received, and the pieces of unfinished ones: a stream may be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._envelope = b"{}"
+        self._final: bytes | None = None
+        self._usage: Any = None
+        self._items: dict[int, bytes] = {}  # by position in the output
+        self._pieces: dict[int, dict[str, list[str]]] = {}  # of unfinished items, by kind
+
+    @property
+    def usage(self) -> ModelUsage:
+        return count_usage(self._usage)
+
+    def _take(self, data: bytes) -> bool:
+        event = _EVENT.decode(data)
+        place = event.output_index
+        self.began = self.began or bool(event.type)
+        if event.type in _TERMINAL:
+            self._end(event)
+        elif event.type == "error":
+            self.error = event.error or {"message": event.message, "code": event.code}
+            self.done = True
+        elif event.type == "response.created":
+            self._envelope = bytes(event.response)
+        elif event.type in ("response.output_item.added", "response.output_item.done"):
+            self._items[place] = bytes(event.item)
+            self._pieces.pop(place, None)
+        elif isinstance(event.delta, str):
+            kind = event.type.removeprefix("response.").removesuffix(".delta")
+            self._pieces.setdefault(place, {}).setdefault(kind, []).append(event.delta)
+        return True
+
+    def _end(self, event: _ResponsesEvent) -> None:
+        reply = msgspec.json.decode(event.response, type=ResponsesReply)
+        self._final = bytes(event.response)
+        self._usage = reply.usage
+        if event.type == "response.failed":
+            self.error = reply.error or {"message": "the response failed"}
+        self.done = True
+
+    def _reply(self) -> Any:
+        reply = _OBJECT.decode(self._envelope if self._final is None else self._final)
+        if self._final is not None and (bytes(reply.get("output", b"[]")) != b"[]" or not self._items):
+            return Raw(self._final)
+        output = [self._build_item(place) for place in sorted(self._items)]
+        error = {"error": self.error} if self.error is not None else {}
+        return {**reply, "output": output, **error}
+
+    def _build_item(self, place: int) -> Any:
+        pieces = {kind: "".join(texts) for kind, texts in self._pieces.get(place, {}).items()}
+        if not pieces:
+            return Raw(self._items[place])
+        item: dict[str, Any] = dict(_OBJECT.decode(self._items[place]))
+        for kind, text in pieces.items():
+            if kind in _PARTS:
+                field, name, part = _PARTS[kind]
+                item[field] = [{"type": part, name: text}]
+            elif kind in _FIELDS:
+                item[_FIELDS[kind]] = text
+        return item
+
+
+_PARTS = {  # kind of delta -> field of the item, field of its part, type of the part
+    "output_text": ("content", "text", "output_text"),
+    "refusal": ("content", "refusal", "refusal"),
+    "reasoning_text": ("content", "text", "reasoning_text"),
+    "reasoning_summary_text": ("summary", "text", "summary_text"),
+}
+_FIELDS = {"function_call_arguments": "arguments", "custom_tool_call_input": "input"}
+
+
+def render_events(reply: bytes) -> list[bytes]:
+    """Return the events of each item with its parts, and at the end the reply itself."""
+    whole = decode_values(reply)
+    status = to_text(whole.get("status", NULL))
+    end = status if status in ("incomplete", "failed") else "completed"
+    begun = empty_fields(whole, _RESPONSE_BEGUN)
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for place, item in enumerate(to_objects(whole.get("output", NULL))):
+        events += _item_events(place, item)
+    events.append({"type": f"response.{end}", "response": whole})
+    return [render_event({**data, "sequence_number": n}, data["type"]) for n, data in enumerate(events)]
+
+
+_RESPONSE_BEGUN: Mapping[str, Any] = {
+    "status": "in_progress",
+    "output": [],
+    "usage": None,
+    "error": None,
+    "incomplete_details": None,
+    "completed_at": None,
+    "prompt_token_ids": [],
+    "token_ids": [],
+    "logprobs": None,
+}
+_ITEM_TEXTS = {  # type of an item -> its field that comes in deltas, and the name of the deltas
+    "function_call": {"arguments": "response.function_call_arguments"},
+    "custom_tool_call": {"input": "response.custom_tool_call_input"},
+    "mcp_call": {"arguments": "response.mcp_call_arguments"},
+}
+_ITEM_PARTS = {  # type of an item -> its fields that come in parts: event name and index field
+    "message": {"content": ("response.content_part", "content_index")},
+    "reasoning": {
+        "summary": ("response.reasoning_summary_part", "summary_index"),
+        "content": ("response.content_part", "content_index"),
+    },
+}
+_PART_TEXTS = {  # type of a part -> its field that comes in deltas, and the name of the deltas
+    "output_text": {"text": "response.output_text"},
+    "refusal": {"refusal": "response.refusal"},
+    "reasoning_text": {"text": "response.reasoning_text"},
+    "summary_text": {"text": "response.reasoning_summary_text"},
+}
+
+
+def _item_events(place: int, item: Object) -> Iterator[dict[str, Any]]:
+    """Yield the events of an item; an item of unknown type is only added and done."""
+    kind = to_text(item.get("type", NULL))
+    where = {"item_id": item.get("id", ""), "output_index": place}
+    parts = {field: names for field, names in _ITEM_PARTS.get(kind, {}).items() if is_given(item, field)}
+    texts = {field: name for field, name in _ITEM_TEXTS.get(kind, {}).items() if is_given(item, field)}
+    empty = {"status": "in_progress", **dict.fromkeys(parts, ()), **dict.fromkeys(texts, "")}
+    yield {"type": "response.output_item.added", "output_index": place, "item": empty_fields(item, empty)}
+    for field, (name, number) in parts.items():
+        for n, part in enumerate(to_objects(item[field])):
+            yield from _part_events(part, name, {**where, number: n})
+    for field, name in texts.items():
+        delta, done = _text_events(name, field, item[field], where)
+        yield from delta
+        yield {**done, **({"name": item["name"]} if kind == "function_call" and "name" in item else {})}
+    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+
+
+def _part_events(part: Object, name: str, where: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    kind = to_text(part.get("type", NULL))
+    texts = {field: named for field, named in _PART_TEXTS.get(kind, {}).items() if is_given(part, field)}
+    empty = {**dict.fromkeys(texts, ""), **({"annotations": (), "logprobs": ()} if texts else {})}
+    beside = {"logprobs": part.get("logprobs", ())} if kind == "output_text" else {}
+    yield {"type": f"{name}.added", **where, "part": empty_fields(part, empty)}
+    for field, named in texts.items():
+        delta, done = _text_events(named, field, part[field], {**where, **beside})
+        yield from delta
+        for n, note in enumerate(to_objects(part.get("annotations", NULL))):
+            yield {"type": f"{named}.annotation.added", **where, "annotation_index": n, "annotation": note}
+        yield done
+    yield {"type": f"{name}.done", **where, "part": part}
+
+
+def _text_events(
+    name: str, field: str, text: Raw, where: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the text in one delta, if it is not empty, and the event that ends it."""
+    delta = [{"type": f"{name}.delta", **where, "delta": text}] if is_text(text) else []
+    return delta, {"type": f"{name}.done", **where, field: text}
