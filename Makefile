@@ -10,10 +10,11 @@ demo:
 	@scripts/setup run
 	@$(bin)/holdwater run demo
 
+# More processes than cores: many tests wait for a deadline, a kill or a daemon.
 test:
 	@scripts/setup dev
 	@scripts/test-needs
-	@$(bin)/pytest -m "not proof" --numprocesses 3 --dist worksteal
+	@$(bin)/pytest -m "not proof" --numprocesses 5 --dist worksteal
 
 proof:
 	@scripts/setup dev

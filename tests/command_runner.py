@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.forked_command import ForkedCommand
 from tests.wait_bounds import stretch
 
 from holdwater.export.formats import export_run
@@ -29,24 +30,37 @@ MARK = "HOLDWATER_RUN"
 
 
 class Command:
-    """A `holdwater` command in a process group of its own; its output goes to files, so it never blocks."""
+    """A `holdwater` command in a process group of its own; its output goes to files, so it never blocks.
+
+    `interpreter`: it is `python -m holdwater`, not a fork of a process that has its modules.
+    """
 
     def __init__(
-        self, place: Path, *words: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        place: Path,
+        *words: str,
+        before: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        interpreter: bool = False,
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         number = len(list(place.glob("*.out")))
         self._out, self._err = place / f"{number:03d}.out", place / f"{number:03d}.err"
         self.words = words
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [*before, sys.executable, "-m", "holdwater", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**os.environ, "PYTHONPATH": str(SOURCE), **(env or {})},
-                start_new_session=True,
-            )
+            variables = {**os.environ, "PYTHONPATH": str(SOURCE), **(env or {})}
+            self._process: ForkedCommand | subprocess.Popen[bytes]
+            if before or interpreter:
+                self._process = subprocess.Popen(
+                    [*before, sys.executable, "-m", "holdwater", *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=variables,
+                    start_new_session=True,
+                )
+            else:
+                self._process = ForkedCommand(words, out.fileno(), err.fileno(), env=variables)
         self.pid = self._process.pid
 
     @property
@@ -97,10 +111,17 @@ class Command:
 class Scene:
     """A run directory, the suite file that it is about, and every command that was started on it."""
 
-    def __init__(self, place: Path, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        before: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        interpreter: bool = False,
+    ) -> None:
         self.place = place
         self.before = before  # what commands are started with
         self.env = env
+        self.interpreter = interpreter  # commands are not forked: their memory or `/proc` is looked at
         self.out = place / "run"
         self.file = place / "suite.py"
         self._commands: list[Command] = []
@@ -115,7 +136,9 @@ class Scene:
         return "--agent", f"{self.file}:{name}"
 
     def start(self, *words: str) -> Command:
-        command = Command(self.place / "commands", *words, before=self.before, env=self.env)
+        command = Command(
+            self.place / "commands", *words, before=self.before, env=self.env, interpreter=self.interpreter
+        )
         self._commands.append(command)
         return command
 

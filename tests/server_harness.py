@@ -9,8 +9,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +18,7 @@ from typing import Any
 
 import psutil
 from aiohttp import web
+from tests.forked_command import ForkedCommand
 from tests.wait_bounds import stretch
 
 from holdwater.client import AsyncClient
@@ -157,14 +156,12 @@ class Server:
             str(self.out),
             *flags,
         ]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedCommand | None = None
         self.errors = place / "serve.err"
 
     def start(self) -> None:
         with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdwater", *self.words], stdout=errors, stderr=errors
-            )
+            self.process = ForkedCommand(self.words, errors.fileno(), errors.fileno())
 
     def kill(self) -> None:
         """kill -9, workers and all that they started included."""

@@ -8,13 +8,12 @@ import pty
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.forked_command import ForkedCommand
 from tests.wait_bounds import stretch
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -40,18 +39,10 @@ def on_terminal(
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm", "PAGER": "cat", **(variables or {})}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdwater", *words],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env=env,
-        cwd=cwd,
-        start_new_session=True,
-    )
+    process = ForkedCommand(words, terminal, terminal, stdin=terminal, env=env, cwd=cwd)
     os.close(terminal)
     try:
-        text = _read(screen, process)
+        text = _read(screen)
         return Screen(text, process.wait(stretch(60)))
     finally:
         process.kill()
@@ -59,7 +50,7 @@ def on_terminal(
         os.close(screen)
 
 
-def _read(screen: int, process: subprocess.Popen[bytes], seconds: float = 120.0) -> str:
+def _read(screen: int, seconds: float = 120.0) -> str:
     found = b""
     end = time.monotonic() + stretch(seconds)
     while True:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_command import run_forked
 from tests.wait_bounds import stretch
 
 import holdwater as hw
@@ -152,10 +153,7 @@ def test_an_invalid_name_is_refused(tmp_path: Path, name: str, capfd: pytest.Cap
 
 
 def holdwater(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdwater", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=stretch(90), env=environment(), cwd=cwd, check=False
-    )
+    return run_forked(*words, cwd=cwd, seconds=90)
 
 
 def environment() -> dict[str, str]:

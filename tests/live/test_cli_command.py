@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.forked_command import run_forked
 from tests.wait_bounds import stretch
 
 PATIENCE = stretch(60.0)
 
 
-def holdwater(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def start_interpreter(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdwater", *words]
     settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
     return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
@@ -57,7 +58,7 @@ def environment() -> dict[str, str]:
 def test_wrong_input_is_one_sentence_and_exit_2(
     tmp_path: Path, words: list[str], message: str, hint: str | None
 ) -> None:
-    done = holdwater(*words, cwd=tmp_path)
+    done = run_forked(*words, cwd=tmp_path)
 
     assert done.returncode == 2
     assert done.stdout == ""
@@ -67,7 +68,7 @@ def test_wrong_input_is_one_sentence_and_exit_2(
 
 
 def test_the_overview_names_every_verb() -> None:
-    done = holdwater("--help")
+    done = start_interpreter("--help")
 
     named = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert done.returncode == 0
@@ -78,7 +79,7 @@ def test_the_overview_names_every_verb() -> None:
     "verb", ["serve", "show", "audit", "export", "check", "init", "prune", "suites", "agents", "doctor"]
 )
 def test_the_help_of_a_verb_has_an_example(verb: str) -> None:
-    done = holdwater(verb, "--help")
+    done = run_forked(verb, "--help")
 
     assert done.returncode == 0
     assert "Usage: holdwater " + verb in done.stdout
@@ -107,12 +108,12 @@ def test_the_overview_is_there_at_once() -> None:
 
     nothing = min(seconds(lambda: python("pass")) for _ in range(5))
 
-    assert min(seconds(lambda: holdwater("--help")) for _ in range(5)) < 6 * nothing
+    assert min(seconds(lambda: start_interpreter("--help")) for _ in range(5)) < 6 * nothing
 
 
 @pytest.mark.parametrize("verb", ["suites", "agents", "doctor"])
 def test_json_is_exactly_one_document(verb: str) -> None:
-    done = holdwater(verb, "--json")
+    done = run_forked(verb, "--json")
 
     assert done.returncode == 0
     assert isinstance(json.loads(done.stdout), dict)
@@ -123,7 +124,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = holdwater("agents", stdout=writer, stderr=subprocess.PIPE, capture_output=False)
+        done = start_interpreter("agents", stdout=writer, stderr=subprocess.PIPE, capture_output=False)
     finally:
         os.close(writer)
 
@@ -133,7 +134,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 def test_a_full_disk_behind_stdout_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
-        done = holdwater("agents", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+        done = start_interpreter("agents", stdout=full, stderr=subprocess.PIPE, capture_output=False)
 
     assert done.returncode == 1
     assert done.stderr == "error: cannot write to stdout: No space left on device\n"

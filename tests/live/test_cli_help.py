@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.forked_command import run_forked
 
 from holdwater.cli import VERBS, main
 from holdwater.cli.help import find_pages
@@ -37,11 +36,10 @@ def test_the_overview_lists_every_topic(capfd: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_verb_is_a_topic_too() -> None:
-    def told(*words: str) -> str:
-        command = [sys.executable, "-m", "holdwater", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    helped, told = run_forked("help", "resume"), run_forked("resume", "--help")
 
-    assert told("help", "resume") == told("resume", "--help")
+    assert helped.returncode == told.returncode == 0
+    assert helped.stdout == told.stdout
 
 
 def test_an_unknown_topic_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

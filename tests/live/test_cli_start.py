@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.command_runner import SOURCE
+from tests.forked_command import run_forked
 
 SUITE = """
 import holdwater as hw
@@ -43,20 +42,8 @@ def holdwater(
     place: Path, *words: str, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    return subprocess.run(
-        [sys.executable, "-m", "holdwater", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd or place,
-        env={
-            **env,
-            "PYTHONPATH": str(SOURCE),
-            "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
-            **variables,
-        },
-        check=False,
-    )
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    return run_forked(*words, cwd=cwd or place, env={**env, "PATH": path, **variables})
 
 
 @pytest.fixture

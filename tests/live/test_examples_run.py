@@ -7,12 +7,10 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.wait_bounds import stretch
+from tests.forked_command import run_forked
 
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
@@ -34,15 +32,9 @@ def solving(request: dict[str, object]) -> ScriptedReply:
 
 def type_in(line: str, out: Path, url: str) -> dict[str, object]:
     words = shlex.split(line.replace("$PWD", str(ROOT)))
-    process = subprocess.run(
-        [sys.executable, "-m", "holdwater", *words, "--out", str(out), "--json", "--quiet"],
-        cwd=ROOT,
-        env={**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"},
-        capture_output=True,
-        timeout=stretch(60),
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr.decode()
+    env = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
+    process = run_forked(*words, "--out", str(out), "--json", "--quiet", cwd=ROOT, env=env)
+    assert process.returncode == 0, process.stderr
     summary: dict[str, object] = json.loads(process.stdout)
     return summary
 

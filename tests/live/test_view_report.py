@@ -7,12 +7,11 @@ import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.wait_bounds import stretch
+from tests.forked_command import run_forked
 
 from holdwater.core.config import RunConfig
 from holdwater.core.records import (
@@ -109,11 +108,7 @@ def page(renderable: object, width: int = 100) -> str:
 
 
 def holdwater(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    command = [sys.executable, "-m", "holdwater", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=stretch(60), env=env, cwd=cwd, check=False
-    )
+    return run_forked(*words, cwd=cwd)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
