@@ -20,8 +20,8 @@ from launch import HERE, is_worker
 from table import Row, at_most, say
 
 from holdwater.governor.meter import ResourceMeter
-from holdwater.run.fleet.interface import AttemptUse, FleetCensus
-from holdwater.run.resources.footprint import MemoryFootprint
+from holdwater.governor.resource_reading import AttemptUse, FleetCensus
+from holdwater.governor.run_usage import MemoryFootprint
 
 SANDBOXES = 30
 SETTLING, WATCHED = 10.0, 20.0  # seconds

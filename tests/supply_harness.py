@@ -15,20 +15,24 @@ from holdwater.core.config import SandboxKind
 from holdwater.core.errors import HoldwaterError
 from holdwater.core.records import Grade, Instance, Verdict
 from holdwater.core.summary import RunSummary
+from holdwater.governor.leases import AttemptLeases
+from holdwater.governor.memory_control import LOOK_SECONDS, MemoryControl
 from holdwater.governor.meter import ResourceMeter
+from holdwater.governor.resource_reading import FleetCensus
+from holdwater.governor.run_usage import RunUsage
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
 from holdwater.rollout.periodic_task import PeriodicTask
 from holdwater.rollout.worker_protocol import AttemptDone, AttemptJob
+from holdwater.run.conductor.admission import AttemptAdmission, ImageSupply
 from holdwater.run.conductor.feed import RunFeed
-from holdwater.run.conductor.image_request import ImageSupply
 from holdwater.run.conductor.instance_source import InstanceSource
 from holdwater.run.conductor.observers import VerdictObservers
 from holdwater.run.conductor.replay import make_earlier_lookup
-from holdwater.run.conductor.scheduler import AttemptScheduler
-from holdwater.run.fleet.interface import AttemptUse, Emit, FleetCensus
+from holdwater.run.conductor.run_tasks import RunInbox
+from holdwater.run.conductor.scheduler import AttemptScheduler, RunParts
+from holdwater.run.fleet.interface import Emit
 from holdwater.run.resources.disk_space import DiskControls, DiskSpace
-from holdwater.run.resources.governor import Governor
 
 Act = Callable[[AttemptJob], Coroutine[Any, Any, None]]
 
@@ -40,12 +44,11 @@ async def nothing(job: AttemptJob) -> None:
 class Acting:
     """A fleet: each attempt does `act`, and passes."""
 
-    def __init__(self, token: int, act: Act, group: asyncio.TaskGroup) -> None:
+    def __init__(self, token: int, act: Act, group: asyncio.TaskGroup, emit: Emit) -> None:
         self._token = token
         self._act = act
         self._group = group
-        self._uses: dict[int, AttemptUse] = {}
-        self.emit: Emit = lambda news: None
+        self._emit = emit
         self.jobs: list[AttemptJob] = []
         self.memory_version = 0
 
@@ -57,7 +60,7 @@ class Acting:
     async def _lived(self, job: AttemptJob) -> None:
         await self._act(job)
         grade = Grade(passed=True, score=1.0)
-        self.emit(AttemptDone(verdict=Verdict(attempt=job.attempt.id, token=self._token, grade=grade)))
+        self._emit(AttemptDone(verdict=Verdict(attempt=job.attempt.id, token=self._token, grade=grade)))
 
     def interrupt(self, attempt: int, reason: str) -> None:
         raise AssertionError("these are not interrupted")
@@ -92,7 +95,7 @@ async def conducted(
     instances: Sequence[Instance],
     supply: Any,
     act: Act = nothing,
-    begun: Callable[[AttemptScheduler, Governor], None] = lambda scheduler, governor: None,
+    begun: Callable[[AttemptScheduler], None] = lambda scheduler: None,
     **asked: Any,
 ) -> Conducted:
     """A whole run. A supply that is a store too, as the real one, is what its budget is about."""
@@ -107,23 +110,25 @@ async def conducted(
         feed = RunFeed(config, ledger, source, resumed=False)
         earlier = make_earlier_lookup(config, ledger)
         observers = VerdictObservers((), lambda kind, message: None)
-        scheduler = AttemptScheduler(config, ledger, feed, observers, earlier, 1, lambda line: None)
-        meter = ResourceMeter(places)
-        governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
-        scheduler.govern(governor, space, supplies)
-        duties: list[PeriodicTask] = []
+        usage = RunUsage(ResourceMeter(places))
+        leases = AttemptLeases(config, usage, space.bound)
+        inbox = RunInbox(lambda line: None)
+        fleet = Acting(ledger.token, act, group, inbox.put)
+        admission = AttemptAdmission(ledger, leases, earlier, supplies)
+        parts = RunParts(feed, admission, fleet, inbox, space, observers)
+        scheduler = AttemptScheduler(config, ledger, 1, parts)
+        control = MemoryControl(config, usage, leases, fleet, scheduler.preempt, inbox.note)
+        duties = [PeriodicTask("governor", LOOK_SECONDS, control.look_if_due)]
         if hasattr(supply, "periodic_tasks"):
             space.use_store(supply)
-            duties += supply.periodic_tasks(governor)
-        fleet = Acting(ledger.token, act, group)
-        fleet.emit = scheduler.handle_update
+            duties += supply.periodic_tasks(leases)
         levers = DiskControls(
-            governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
+            leases.hold, leases.release, inbox.note, scheduler.stop, lambda: scheduler.running
         )
-        begun(scheduler, governor)
+        begun(scheduler)
         with space.watch_run(levers) as watches:
             try:
-                await scheduler.run(fleet, (*duties, governor.periodic_task(fleet), *watches))
+                await scheduler.run((*duties, *watches))
             except HoldwaterError as raised:
                 error = raised
     space.close()

@@ -27,7 +27,7 @@ from holdwater.core.records import SandboxSpec
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.daemon_images import NAMESPACE
 from holdwater.run.builds.docker_supply import DockerSupply
-from holdwater.run.conductor.image_request import ImageRequest
+from holdwater.run.conductor.admission import ImageRequest
 from holdwater.run.setup.config import ProcessEnvironment
 
 
@@ -354,7 +354,7 @@ sys.path.insert(0, {tests!r})
 from holdwater.docker.client import DockerClient
 from holdwater.run.setup.config import ProcessEnvironment
 from holdwater.run.builds.docker_supply import DockerSupply
-from holdwater.run.conductor.image_request import ImageRequest
+from holdwater.run.conductor.admission import ImageRequest
 from holdwater.core.config import RunConfig, SandboxKind
 from holdwater.core.records import SandboxSpec
 

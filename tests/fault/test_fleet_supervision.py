@@ -15,7 +15,8 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.config import ServingConfig
 from holdwater.core.records import FailureOrigin, MiB
-from holdwater.run.fleet.interface import NEW_WORKER, FleetCondition
+from holdwater.governor.memory_control import NEW_WORKER
+from holdwater.run.fleet.interface import FleetCondition
 
 
 def ready(scene: Scene, count: int) -> bool:

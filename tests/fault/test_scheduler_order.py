@@ -20,24 +20,28 @@ from holdwater.core.errors import RunStopped
 from holdwater.core.events import SampleOpened
 from holdwater.core.records import Instance
 from holdwater.core.serving_protocol import ModelChoice, ModelSource, Order
+from holdwater.governor.leases import AttemptLeases
 from holdwater.governor.meter import ResourceMeter
+from holdwater.governor.run_usage import RunUsage
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.orders import OrderRow
 from holdwater.ledger.reader import LedgerReader
 from holdwater.ledger.statements import PlannedInstance
 from holdwater.rollout.worker_protocol import WorkerSetup
+from holdwater.run.conductor.admission import AttemptAdmission
 from holdwater.run.conductor.feed import EmptyFeed
 from holdwater.run.conductor.observers import VerdictObservers
 from holdwater.run.conductor.replay import make_earlier_lookup
-from holdwater.run.conductor.scheduler import ABORT_SECONDS, AttemptScheduler
+from holdwater.run.conductor.run_tasks import RunInbox
+from holdwater.run.conductor.scheduler import ABORT_SECONDS, AttemptScheduler, RunParts
 from holdwater.run.conductor.timeline import TimelineWriter
 from holdwater.run.fleet.inline import InlineFleet
 from holdwater.run.orders.catalogue import InstanceCatalogue
+from holdwater.run.orders.order_book import OrderBook
 from holdwater.run.orders.order_service import OrderService
 from holdwater.run.orders.server_status import ServerStatus
 from holdwater.run.resources.disk_space import DiskSpace
-from holdwater.run.resources.governor import Governor
 
 COUNT = 4
 
@@ -61,7 +65,9 @@ class Stage:
     config: RunConfig
     space: DiskSpace
     scheduler: AttemptScheduler
-    governor: Governor
+    usage: RunUsage
+    leases: AttemptLeases
+    book: OrderBook | None
     ledger: Ledger
     feed: StartingFeed
 
@@ -108,14 +114,16 @@ async def staged(
         observers = VerdictObservers((), lambda kind, message: None)
         earlier = make_earlier_lookup(config, stage.ledger)
         stage.space = space = DiskSpace(config, directory, places)
-        stage.scheduler = AttemptScheduler(config, stage.ledger, stage.feed, observers, earlier, 1, print)
-        meter = ResourceMeter(places, None, None)
-        scheduler = stage.scheduler
-        stage.governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
-        stage.scheduler.govern(stage.governor, space)
+        stage.usage = RunUsage(ResourceMeter(places, None, None))
+        stage.leases = AttemptLeases(config, stage.usage, space.bound)
         welcome = WorkerSetup(config=config, directory=str(place), worker=0, token=stage.ledger.token)
         welcome = msgspec.structs.replace(welcome, path=os.defpath)
-        async with InlineFleet(welcome, scheduler.handle_update, suite(), agent(act)) as fleet:
+        inbox = RunInbox(print)
+        async with InlineFleet(welcome, inbox.put, suite(), agent(act)) as fleet:
+            stage.book = OrderBook(config, stage.ledger, fleet, {}) if serving else None
+            admission = AttemptAdmission(stage.ledger, stage.leases, earlier, orders=stage.book)
+            parts = RunParts(stage.feed, admission, fleet, inbox, space, observers, stage.book)
+            stage.scheduler = AttemptScheduler(config, stage.ledger, 1, parts)
             yield stage, fleet
         space.close()
 
@@ -130,13 +138,15 @@ async def test_an_order_that_returns_as_it_is_given_up_has_one_ticket(tmp_path: 
         order = Order(key="k", instance="i0", model=ModelChoice(source=ModelSource.TRAINER))
         row = OrderRow(0, "k", msgspec.msgpack.encode(order), 0.0, 1, ())
         await ledger.place_order(row, size=1)
-        service = ServerStatus(fleet, scheduler, stage.governor, TimelineWriter(ledger, stage.space))
+        book = stage.book
+        assert book is not None
+        timeline = TimelineWriter(ledger, stage.usage, stage.space)
+        status = ServerStatus(ledger, fleet, book, scheduler, stage.leases, stage.usage, timeline)
         catalogue = InstanceCatalogue(suite(), agent(pass_at_once), stage.config, ledger)
-        desk = OrderService(stage.config, catalogue, scheduler, fleet, service)
-        scheduler.serve(desk)
-        running = asyncio.create_task(scheduler.run(fleet))
+        desk = OrderService(stage.config, ledger, catalogue, book, scheduler, fleet, status)
+        running = asyncio.create_task(scheduler.run())
         async with asyncio.timeout(30), desk.accept_orders():
-            assert list(desk._parked) == ["k"]
+            assert list(book.parked) == ["k"]
 
             desk._abandon_parked()
             ticket = await desk.place(order)
@@ -144,20 +154,20 @@ async def test_an_order_that_returns_as_it_is_given_up_has_one_ticket(tmp_path: 
             async with ticket.follow():
                 while not ticket.finished:
                     await ticket.wait_for_change(ticket.version)
-                assert (desk._admission.open_rollouts, len(desk._by_key), desk._by_key["k"]) == (1, 1, ticket)
+                assert (book.open_rollouts, len(book.by_key), book.by_key["k"]) == (1, 1, ticket)
                 result = await ticket.read_result()
         scheduler.finish()
         await running
 
     assert [rollout.outcome for rollout in result.rollouts] == ["passed"]
-    assert desk._admission.open_rollouts == 0
+    assert book.open_rollouts == 0
 
 
 @pytest.mark.parametrize("turns", range(0, 40, 2))
 async def test_an_abort_in_any_loop_turn_settles_all_and_returns_all(tmp_path: Path, turns: int) -> None:
     place = tmp_path / f"run-{os.getpid()}-{turns}"
-    async with staged(place) as (stage, fleet):
-        running = asyncio.create_task(stage.scheduler.run(fleet))
+    async with staged(place) as (stage, _fleet):
+        running = asyncio.create_task(stage.scheduler.run())
         await stage.feed.given.wait()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -168,7 +178,7 @@ async def test_an_abort_in_any_loop_turn_settles_all_and_returns_all(tmp_path: P
             await running
 
         assert time.monotonic() - began < ABORT_SECONDS / 2, "it waited for attempts that had ended"
-        assert stage.governor.leased == 0
+        assert stage.leases.leased == 0
         assert list(stage.scheduler.list_unsettled()) == []
         assert stage.scheduler.plan.running == 0
         assert await stage.ledger.list_unsettled() == []

@@ -12,9 +12,8 @@ from tests.wait_bounds import stretch
 from holdwater.core.errors import ImageFailed, RunInterrupted
 from holdwater.core.records import AttemptFailure, Instance, SandboxSpec
 from holdwater.rollout.worker_protocol import AttemptJob
-from holdwater.run.conductor.image_request import ImageRequest
+from holdwater.run.conductor.admission import ImageRequest
 from holdwater.run.conductor.scheduler import AttemptScheduler
-from holdwater.run.resources.governor import Governor
 
 
 class Pantry:
@@ -95,7 +94,7 @@ async def test_a_drain_ends_the_wait_for_images_without_a_record(tmp_path: Path)
     pantry = Pantry(shut=True)
     seen: list[dict[str, int]] = []
 
-    def begun(scheduler: AttemptScheduler, governor: Governor) -> None:
+    def begun(scheduler: AttemptScheduler) -> None:
         async def drained() -> None:
             await pantry.asked.wait()
             seen.append(scheduler.waiting)
@@ -118,7 +117,7 @@ async def test_a_stop_ends_it_too(tmp_path: Path) -> None:
     pantry = Pantry(shut=True)
     tasks: list[asyncio.Task[None]] = []
 
-    def begun(scheduler: AttemptScheduler, governor: Governor) -> None:
+    def begun(scheduler: AttemptScheduler) -> None:
         async def stopped() -> None:
             await pantry.asked.wait()
             scheduler.stop(ImageFailed("no daemon"))

@@ -10,11 +10,11 @@ import pytest
 from holdwater.core.config import RunConfig
 from holdwater.core.records import Attempt, AttemptFailure, LimitOverrides, Limits, MiB, Verdict
 from holdwater.governor.gate import Lease
+from holdwater.governor.leases import FLOOR, AttemptLeases
+from holdwater.governor.memory_control import PATIENCE, MemoryControl
 from holdwater.governor.meter import ResourceMeter
-from holdwater.governor.resource_reading import ResourceBound
-from holdwater.rollout.worker_protocol import AttemptJob
-from holdwater.run.fleet.interface import AttemptUse, FleetCensus
-from holdwater.run.resources.governor import FLOOR, PATIENCE, Governor
+from holdwater.governor.resource_reading import AttemptUse, FleetCensus, ResourceBound
+from holdwater.governor.run_usage import RunUsage
 
 BASE = 100  # MiB of conductor and workers
 
@@ -47,13 +47,7 @@ class Fleet:
         self.allowed: dict[int, int] = {}
         self.did: list[str] = []
         self.left = 0
-
-    async def start(self, job: AttemptJob) -> None: ...
-
-    def interrupt(self, attempt: int, reason: str) -> None: ...
-
-    def give_up(self, attempt: int) -> str:
-        return ""
+        self.memory_version = 0
 
     def take_census(self) -> FleetCensus:
         return FleetCensus(workers=2, uses=dict(self.uses))
@@ -82,17 +76,21 @@ class Scene:
         self.preempted: list[int] = []
         self.spared: set[int] = set()
         self.notes: list[tuple[str, str]] = []
-        self.governor = Governor(
-            RunConfig(
-                id="r",
-                suite="s",
-                agent="a",
-                created=0.0,
-                version="",
-                **{"concurrency": 64, **config},  # type: ignore[arg-type]
-            ),
-            self.kernel.meter,
-            lambda: ResourceBound("disk", 1 << 40, 0, ""),
+        settings = RunConfig(
+            id="r",
+            suite="s",
+            agent="a",
+            created=0.0,
+            version="",
+            **{"concurrency": 64, **config},  # type: ignore[arg-type]
+        )
+        self.usage = RunUsage(self.kernel.meter)
+        self.leases = AttemptLeases(settings, self.usage, lambda: ResourceBound("disk", 1 << 40, 0, ""))
+        self.control = MemoryControl(
+            settings,
+            self.usage,
+            self.leases,
+            self.fleet,
             self._preempt,
             lambda kind, message: self.notes.append((kind, message)),
         )
@@ -104,9 +102,9 @@ class Scene:
         return True
 
     async def begun(self, attempt: int, *, asks: LimitOverrides = LimitOverrides(), scale: int = 1) -> Lease:  # noqa: B008
-        lease = await self.governor.lease(Attempt(attempt, attempt, 0, 1, scale=scale), asks)
+        lease = await self.leases.lease(Attempt(attempt, attempt, 0, 1, scale=scale), asks)
         assert isinstance(lease, Lease)
-        self.governor.derive_limits(attempt, lease)
+        self.leases.derive_limits(attempt, lease)
         return lease
 
     def look(self, times: int = 1, **more: int) -> None:
@@ -115,7 +113,7 @@ class Scene:
             self.fleet.uses[int(name[1:])] = AttemptUse(sandbox=mib * MiB)
         self.kernel.uses(BASE + sum(use.memory for use in self.fleet.uses.values()) // MiB)
         for _ in range(times):
-            self.governor.look(self.fleet)
+            self.control.look()
 
 
 @pytest.fixture
@@ -125,17 +123,17 @@ def scene(tmp_path: Path) -> Scene:
 
 async def test_a_sandbox_that_comes_near_its_lease_gets_a_larger_one(scene: Scene):
     lease = await scene.begun(1)
-    before = scene.governor.leased
+    before = scene.leases.leased
 
     scene.look(a1=lease.memory // MiB)
 
-    assert before < scene.governor.leased < 2 * before
+    assert before < scene.leases.leased < 2 * before
 
 
 async def test_free_memory_is_lent_and_returns_when_it_is_leased(scene: Scene):
     lease = await scene.begun(1)
     scene.look(a1=10)
-    memory, _ = scene.governor.derive_limits(1, lease)
+    memory, _ = scene.leases.derive_limits(1, lease)
     assert memory > 200 * MiB, "alone in a roomy container"
 
     for attempt in (2, 3, 4, 5):
@@ -157,7 +155,7 @@ async def test_a_sandbox_is_never_held_to_less_than_it_uses(scene: Scene):
 
 async def test_what_was_declared_is_what_it_is_held_to(scene: Scene):
     lease = await scene.begun(1, asks=LimitOverrides(memory=50 * MiB))
-    memory, _ = scene.governor.derive_limits(1, lease)
+    memory, _ = scene.leases.derive_limits(1, lease)
     scene.look(3, a1=49)
 
     assert memory == 50 * MiB and scene.fleet.allowed == {}
@@ -165,9 +163,9 @@ async def test_what_was_declared_is_what_it_is_held_to(scene: Scene):
 
 async def test_a_retry_is_granted_more(scene: Scene):
     first = await scene.begun(1)
-    scene.governor.on_settled(Verdict(attempt=1, token=1, failure=AttemptFailure("resource", "memory", "")))  # type: ignore[arg-type]
+    scene.leases.on_settled(Verdict(attempt=1, token=1, failure=AttemptFailure("resource", "memory", "")))  # type: ignore[arg-type]
     second = await scene.begun(2, scale=2)
-    scene.governor.on_settled(Verdict(attempt=2, token=1))
+    scene.leases.on_settled(Verdict(attempt=2, token=1))
     third = await scene.begun(3, scale=4)
 
     assert 128 * MiB <= second.memory <= 2 * first.memory and 256 * MiB <= third.memory <= 4 * first.memory
@@ -193,9 +191,9 @@ async def test_use_beyond_all_leases_is_answered_in_steps_and_relief_is_noted(sc
     scene.look(a1=20)
     scene.kernel.uses(490)
     for _ in range(12):
-        scene.governor.look(scene.fleet)
+        scene.control.look()
     scene.kernel.uses(120)
-    scene.governor.look(scene.fleet)
+    scene.control.look()
 
     kinds = [kind for kind, _ in scene.notes]
     assert kinds.index("governor.trim") < kinds.index("governor.preempt") < kinds.index("governor.relieved")
@@ -210,22 +208,22 @@ async def test_ungoverned_it_measures_and_leaves_it_at_that(tmp_path: Path):
     scene.kernel.uses(499)
     scene.look(20, a1=390)
 
-    assert lease == Lease(0) and scene.governor.derive_limits(1, lease) == (0, 0)
+    assert lease == Lease(0) and scene.leases.derive_limits(1, lease) == (0, 0)
     assert (scene.fleet.did, scene.fleet.allowed, scene.preempted, scene.notes) == ([], {}, [], [])
-    assert scene.governor.reading.bound.used == 490 * MiB
+    assert scene.usage.reading.bound.used == 490 * MiB
 
 
 async def test_learned_use_makes_room_for_more_attempts(scene: Scene):
     first = await scene.begun(1)
-    scene.governor.on_settled(Verdict(attempt=1, token=1))
+    scene.leases.on_settled(Verdict(attempt=1, token=1))
     for attempt in range(2, 12):
         await scene.begun(attempt)
         scene.look(**{f"a{attempt}": 5})
         del scene.fleet.uses[attempt]
-        scene.governor.on_settled(Verdict(attempt=attempt, token=1))
+        scene.leases.on_settled(Verdict(attempt=attempt, token=1))
 
     learned = await scene.begun(20)
-    memory, _ = scene.governor.derive_limits(20, learned)
+    memory, _ = scene.leases.derive_limits(20, learned)
 
     assert learned.memory < 12 * MiB < first.memory
     assert memory >= FLOOR, "a shell starts in it, whatever was learned"
@@ -236,7 +234,7 @@ async def test_what_was_interrupted_teaches_nothing(scene: Scene):
     for attempt in range(2, 12):
         await scene.begun(attempt)
         failure = AttemptFailure("interrupted", "interrupted", "")  # type: ignore[arg-type]
-        scene.governor.on_settled(Verdict(attempt=attempt, token=1, failure=failure))
+        scene.leases.on_settled(Verdict(attempt=attempt, token=1, failure=failure))
 
     assert (await scene.begun(20)).memory == before
 
@@ -245,7 +243,7 @@ async def test_limits_of_the_run_count_where_the_instance_says_nothing(tmp_path:
     scene = Scene(tmp_path, limits=Limits(memory=64 * MiB))
     lease = await scene.begun(1)
 
-    assert scene.governor.derive_limits(1, lease)[0] == 64 * MiB
+    assert scene.leases.derive_limits(1, lease)[0] == 64 * MiB
 
 
 async def test_a_worker_that_holds_leftover_memory_is_replaced_even_without_a_queue(scene: Scene):
@@ -257,4 +255,4 @@ async def test_a_worker_that_holds_leftover_memory_is_replaced_even_without_a_qu
     scene.fleet.left = 50 * MiB
     scene.look()
 
-    assert scene.fleet.did == ["recycle"] and scene.governor.waiting == ()
+    assert scene.fleet.did == ["recycle"] and scene.leases.waiting == ()

@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdwater.governor.cpu import count_cores, read_queued, read_stalled, read_used
-from holdwater.governor.cpu_limit import SETTLING_SECONDS, WINDOW_SECONDS, CpuLimit, CpuUse
+from holdwater.governor.cpu import (
+    SETTLING_SECONDS,
+    WINDOW_SECONDS,
+    CpuLimit,
+    CpuUse,
+    count_cores,
+    read_queued,
+    read_stalled,
+    read_used,
+)
 
 
 class Machine:

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.records import GiB, MiB
+from holdwater.governor.memory_control import (
+    HASTY_READINGS,
+    STEP_READINGS,
+    ReclaimAction,
+    ReclaimSteps,
+)
 from holdwater.governor.peaks import KEPT_PEAKS, TRUSTED_PEAKS, PeakHistory, sandbox_memory, worker_memory
-from holdwater.governor.reclaim import HASTE, PATIENCE, ReclaimAction, ReclaimSteps
 
 
 def test_before_anything_is_known_the_prior_counts_and_its_word_fades():
@@ -74,16 +79,16 @@ def steps(shares: list[float]) -> list[ReclaimAction | None]:
 
 
 def test_steps_follow_each_other_with_time_to_work():
-    taken = steps([0.95] * (2 * PATIENCE + 1))
+    taken = steps([0.95] * (2 * STEP_READINGS + 1))
 
     assert taken[0] is ReclaimAction.TRIM
-    assert taken[PATIENCE] is ReclaimAction.RECYCLE
-    assert taken[2 * PATIENCE] is ReclaimAction.PREEMPT
+    assert taken[STEP_READINGS] is ReclaimAction.RECYCLE
+    assert taken[2 * STEP_READINGS] is ReclaimAction.PREEMPT
     assert sum(step is not None for step in taken) == 3
 
 
 def test_when_it_is_critical_they_follow_fast():
-    taken = steps([0.98] * (2 * HASTE + 1))
+    taken = steps([0.98] * (2 * HASTY_READINGS + 1))
 
     assert [step for step in taken if step] == [
         ReclaimAction.TRIM,

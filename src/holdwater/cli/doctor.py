@@ -104,7 +104,7 @@ def report_start(reading: ResourceReading, cores: float) -> DoctorFinding:
     import os
 
     from ..core.config import SLOTS_A_WORKER
-    from ..governor.cpu_limit import CpuLimit
+    from ..governor.cpu import CpuLimit
     from ..governor.gate import Gate
     from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
     from ..governor.resource_reading import ResourceBound

@@ -1,1 +1,1 @@
-"""Measures memory, disk and CPU against their limits (`meter.py`, `cpu.py`) and grants leases (`gate.py`)."""
+"""Measures memory, disk and CPU, grants leases (`leases.py`) and reclaims memory (`memory_control.py`)."""

@@ -121,6 +121,10 @@ class Gate:
         self._admit()
         return True
 
+    def limit_attempts(self, most: int | None) -> None:
+        """Limit the number of concurrent attempts, from the next admission on."""
+        self.most_attempts = most
+
     def hold(self, why: str) -> None:
         """Admit no attempt until this reason, and every other, is released."""
         self.holds.add(why)

@@ -1,8 +1,13 @@
-"""The records of one meter reading: memory bounds, file systems, pressure. `meter.py` fills them."""
+"""The records of measurements: memory bounds, file systems and pressure of the machine, and a fleet's use.
+
+`meter.py` fills the first; a fleet (`run/fleet/`) reports its own use.
+"""
 
 from __future__ import annotations
 
-from ..core.records import Record
+import msgspec
+
+from ..core.records import ModelUsage, Record
 
 SHORT_SHARE = 0.1  # share of the memory that a run could use: below this a node counts as short of memory
 
@@ -56,3 +61,34 @@ class ResourceReading(Record, frozen=True):
     def disk(self, name: str) -> DiskReading:
         """Return the file system of the place `name`."""
         return next(disk for disk in self.disks if name in disk.names)
+
+
+class AttemptUse(Record, frozen=True):
+    """The current use of one attempt, in bytes."""
+
+    sandbox: int = 0  # memory of its processes
+    worker: int = 0  # its share of the worker's growth since it began
+    disk: int = 0
+    throttled: bool = False  # it waits for a rate limit
+    cpu: float = 0.0  # seconds that its sandbox has used so far
+
+    @property
+    def memory(self) -> int:
+        return self.sandbox + self.worker
+
+
+class FleetCensus(Record, frozen=True):
+    """The workers at one moment."""
+
+    workers: int
+    draining: int = 0
+    pids: tuple[int, ...] = ()
+    lag: float = 0.0
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    usage: ModelUsage = ModelUsage()  # of the attempts that are not settled
+    uses: dict[int, AttemptUse] = msgspec.field(default_factory=dict)  # by attempt
+
+    @property
+    def sandboxes(self) -> int:
+        """Bytes of memory in all sandboxes."""
+        return sum(use.sandbox for use in self.uses.values())

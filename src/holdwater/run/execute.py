@@ -29,7 +29,10 @@ from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
+from ..governor.leases import AttemptLeases
+from ..governor.memory_control import LOOK_SECONDS, MemoryControl
 from ..governor.meter import ResourceMeter
+from ..governor.run_usage import RunUsage
 from ..ledger.directory import RunDirectory
 from ..ledger.journal import recover
 from ..ledger.ledger import Ledger
@@ -45,6 +48,7 @@ from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, te
 from ..sandbox.sweep import sweep
 from ..sandbox.visibility import HOST_WARNING
 from .builds.container_provision import ContainerProvision
+from .conductor.admission import AttemptAdmission
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
 from .conductor.instance_source import InstanceSource
 from .conductor.interruption import convert_cancellation, current_task
@@ -52,18 +56,19 @@ from .conductor.observers import Observer, VerdictObservers
 from .conductor.regrade import RegradeFeed, RegradeRequest
 from .conductor.replay import make_earlier_lookup
 from .conductor.run_log import RunLog
-from .conductor.scheduler import AttemptScheduler
+from .conductor.run_tasks import RunInbox
+from .conductor.scheduler import AttemptScheduler, RunParts
 from .conductor.signals import CommandSignals
 from .conductor.timeline import TimelineWriter
 from .fleet.inline import InlineFleet
 from .fleet.interface import Emit, GovernedFleet
 from .fleet.local import LocalFleet
 from .orders.catalogue import InstanceCatalogue
+from .orders.order_book import OrderBook
 from .orders.order_service import OrderService
 from .orders.server_status import ServerStatus
 from .resources.budget import BudgetWatch
 from .resources.disk_space import DiskControls, DiskSpace
-from .resources.governor import Governor
 from .resources.retention import FileRetention
 from .setup.config import ProcessEnvironment, select_passed_variables
 from .setup.resumption import change_settings, reopen_samples
@@ -106,7 +111,7 @@ class BuildRun(Protocol):
 
     def fleet(self, token: int, emit: Emit) -> AbstractAsyncContextManager[GovernedFleet]: ...
 
-    def periodic_tasks(self, governor: Governor) -> Sequence[PeriodicTask]: ...
+    def periodic_tasks(self, leases: AttemptLeases) -> Sequence[PeriodicTask]: ...
 
     async def __aenter__(self) -> BuildRun: ...
 
@@ -177,31 +182,24 @@ async def _conduct(
         say(f"network: `{config.network}`, unless an instance names another\n")
         for note in given.agent.notes if given.regrade is None else ():
             say(f"note: {note}\n")
-    meter = ResourceMeter(
-        _list_places(ledger.directory, config), config.memory, given.environment.memory_request
-    )
-    timeline = TimelineWriter(ledger, space)
+    places = _list_places(ledger.directory, config)
+    usage = RunUsage(ResourceMeter(places, config.memory, given.environment.memory_request))
+    timeline = TimelineWriter(ledger, usage, space)
     async with AsyncExitStack() as stack:
         with signals.answer_with(current_task().cancel):
-            provision = await timeline.measure_setup(meter, _open_provision(config, ledger, given, stack))
+            provision = await timeline.measure_setup(_open_provision(config, ledger, given, stack))
             if provision is not None:
                 space.use_store(provision.supply)
-            feed = await timeline.measure_setup(meter, _make_feed(config, ledger, space, given, say))
+            feed = await timeline.measure_setup(_make_feed(config, ledger, space, given, say))
         loop = asyncio.get_running_loop()
         observers = VerdictObservers(
             given.observers,
             lambda kind, message: asyncio.run_coroutine_threadsafe(ledger.note(kind, message), loop),
         )
-        earlier = make_earlier_lookup(config, ledger)
-        scheduler = AttemptScheduler(
-            config, ledger, feed, observers, earlier, await ledger.next_attempt(), say
-        )
-        governor = Governor(config, meter, space.bound, scheduler.preempt, scheduler.note)
-        scheduler.govern(governor, space, provision)
+        leases = AttemptLeases(config, usage, space.bound)
+        around = _RunServices(given, ledger, space, usage, leases, timeline, provision)
         try:
-            await _schedule(
-                config, scheduler, governor, _RunServices(given, space, timeline, provision), signals
-            )
+            await _schedule(config, feed, observers, RunInbox(say), around, signals)
         finally:
             for missed in await asyncio.to_thread(observers.close):
                 await ledger.note("observer.behind", missed)
@@ -211,54 +209,59 @@ class _RunServices(NamedTuple):
     """The services around the schedule of a run."""
 
     given: RunSetup
+    ledger: Ledger
     space: DiskSpace
+    usage: RunUsage
+    leases: AttemptLeases
     timeline: TimelineWriter
     provision: ContainerProvision | None
 
 
 async def _schedule(
     config: RunConfig,
-    scheduler: AttemptScheduler,
-    governor: Governor,
+    feed: SampleFeed,
+    observers: VerdictObservers,
+    inbox: RunInbox,
     around: _RunServices,
     signals: CommandSignals,
 ) -> None:
     """Run until everything is settled, with all periodic tasks beside it."""
-    given, space, ledger, provision = around.given, around.space, scheduler.ledger, around.provision
-    welcome = _make_worker_setup(config, ledger, given, provision)
-    levers = DiskControls(
-        governor.hold, governor.release, scheduler.note, scheduler.stop, lambda: scheduler.running
-    )
+    given, ledger, space, usage, leases, timeline, provision = around
     watch = BudgetWatch(config, ledger)
     retention = FileRetention(config, ledger.directory, ledger)
     if given.regrade is None:
         await watch.begin()
-    async with (
-        _open_fleet(welcome, scheduler.handle_update, given) as fleet,
-        _open_orders(config, scheduler, governor, fleet, around) as service,
-    ):
-        lag = LoopLag()
-        budget = PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop))
-        further = given.build_run.periodic_tasks(governor) if given.build_run else ()
-        if provision is not None:
-            further = provision.periodic_tasks(scheduler, governor)
-        regular = (
-            governor.periodic_task(fleet),
-            around.timeline.periodic_task(scheduler, governor, lag),
-            budget,
+    async with _open_fleet(_make_worker_setup(config, ledger, given, provision), inbox.put, given) as fleet:
+        book = None
+        if config.serving is not None and isinstance(fleet, LocalFleet | InlineFleet):
+            book = OrderBook(config, ledger, fleet, (await ledger.counts()).outcomes)
+        admission = AttemptAdmission(ledger, leases, make_earlier_lookup(config, ledger), provision, book)
+        parts = RunParts(feed, admission, fleet, inbox, space, observers, book)
+        scheduler = AttemptScheduler(config, ledger, await ledger.next_attempt(), parts)
+        control = MemoryControl(config, usage, leases, fleet, scheduler.preempt, inbox.note)
+        levers = DiskControls(
+            leases.hold, leases.release, inbox.note, scheduler.stop, lambda: scheduler.running
         )
-        duties = (*regular, *further, *service)
+        lag = LoopLag()
+        further = given.build_run.periodic_tasks(leases) if given.build_run else ()
+        if provision is not None:
+            further = provision.periodic_tasks(scheduler, leases)
+        regular = (
+            PeriodicTask("governor", LOOK_SECONDS, control.look_if_due),
+            timeline.periodic_task(scheduler, leases, lag),
+            PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop)),
+        )
+        duties = (*regular, *further, *given.periodic_tasks, *retention.periodic_tasks)
         answered = signals.answer_with(scheduler.drain, scheduler.leave)
-        with lag, answered, space.watch_run(levers) as watches:
-            try:
-                await scheduler.run(
-                    fleet, (*duties, *given.periodic_tasks, *watches, *retention.periodic_tasks)
-                )
-                if ledger.regrade is not None:
-                    await ledger.switch_outcomes(config.keep)
-                await retention.finish()
-            finally:
-                await retention.close()
+        async with _open_orders(config, scheduler, fleet, book, around) as service:
+            with lag, answered, space.watch_run(levers) as watches:
+                try:
+                    await scheduler.run((*duties, *service, *watches))
+                    if ledger.regrade is not None:
+                        await ledger.switch_outcomes(config.keep)
+                    await retention.finish()
+                finally:
+                    await retention.close()
 
 
 def _make_worker_setup(
@@ -340,22 +343,21 @@ async def _open_fleet(welcome: WorkerSetup, emit: Emit, given: RunSetup) -> Asyn
 async def _open_orders(
     config: RunConfig,
     scheduler: AttemptScheduler,
-    governor: Governor,
     fleet: GovernedFleet,
+    book: OrderBook | None,
     around: _RunServices,
 ) -> AsyncIterator[Sequence[PeriodicTask]]:
     """Accept orders if the run is a server's; yield the periodic tasks of the server."""
-    door = around.given.open_server
-    if config.serving is None or door is None:
+    given, ledger, _, usage, leases, timeline, _ = around
+    if book is None or given.open_server is None:
         yield ()
         return
     assert isinstance(fleet, LocalFleet | InlineFleet)
-    service = ServerStatus(fleet, scheduler, governor, around.timeline)
-    catalogue = InstanceCatalogue(around.given.suite, around.given.agent, config, scheduler.ledger)
-    desk = OrderService(config, catalogue, scheduler, fleet, service)
-    scheduler.serve(desk)
-    async with desk.accept_orders(), door(desk):
-        yield service.periodic_tasks()
+    status = ServerStatus(ledger, fleet, book, scheduler, leases, usage, timeline)
+    catalogue = InstanceCatalogue(given.suite, given.agent, config, ledger)
+    service = OrderService(config, ledger, catalogue, book, scheduler, fleet, status)
+    async with service.accept_orders(), given.open_server(service):
+        yield status.periodic_tasks()
 
 
 async def _end(
@@ -383,8 +385,7 @@ def _find_status(reader: LedgerReader) -> int:
 
 def _sweep(directory: RunDirectory, config: RunConfig) -> None:
     """Remove leftovers of this run's conductors: processes, sandboxes, sockets."""
-    places = _list_places(directory, config)
-    sweep(config.id, places["scratch"])
+    sweep(config.id, directory.sandbox_root(config))
     for place in list_temporary_places():
         for left in place.glob(f"{temporary_prefix(config.id)}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -27,6 +27,7 @@ from ...core.image import (
     ImageTarget,
 )
 from ...core.records import Instance, LimitOverrides, MiB
+from ...governor.leases import AttemptLeases
 from ...image import naming
 from ...image.registry.client import RegistryClients
 from ...image.registry.credentials import RegistryCredentials
@@ -39,7 +40,6 @@ from ..conductor.feed import RunFeed, SampleFeed
 from ..conductor.instance_source import InstanceSource
 from ..fleet.interface import Emit
 from ..resources.disk_space import DiskSpace
-from ..resources.governor import Governor
 from ..setup.config import ProcessEnvironment
 from .blueprint import open_blueprint
 from .build_daemon import BuildDaemon
@@ -112,13 +112,13 @@ class ImageBuildRun:
     def fleet(self, token: int, emit: Emit) -> ImageFleet:
         return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit, self.daemon)
 
-    def periodic_tasks(self, governor: Governor) -> Sequence[PeriodicTask]:
+    def periodic_tasks(self, leases: AttemptLeases) -> Sequence[PeriodicTask]:
         daemon = self.daemon
         if daemon is None:
             return (self.note.periodic_task(),)
 
         async def relieve() -> None:
-            if lacking := governor.lacking:
+            if lacking := leases.lacking:
                 await daemon.make_room(lacking)
 
         return self.note.periodic_task(), PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)

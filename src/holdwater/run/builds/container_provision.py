@@ -19,11 +19,11 @@ from ...core.errors import AttemptError, ImageFailed
 from ...core.failures import DAEMON
 from ...core.records import AttemptFailure, FailureOrigin
 from ...docker.client import DockerError
+from ...governor.leases import AttemptLeases
 from ...ledger.ledger import Ledger
 from ...rollout.periodic_task import PeriodicTask
-from ..conductor.image_request import ImageRequest
+from ..conductor.admission import ImageRequest
 from ..conductor.scheduler import AttemptScheduler
-from ..resources.governor import Governor
 from ..setup.config import ProcessEnvironment
 from .docker_supply import DockerSupply
 from .pending_notes import PendingNotes
@@ -94,11 +94,11 @@ class ContainerProvision:
     def stop(self) -> None:
         self.supply.stop()
 
-    def periodic_tasks(self, run: AttemptScheduler, governor: Governor) -> Sequence[PeriodicTask]:
-        levers = DaemonControls(governor.hold, governor.release, run.stop, run.list_unsettled)
+    def periodic_tasks(self, run: AttemptScheduler, leases: AttemptLeases) -> Sequence[PeriodicTask]:
+        levers = DaemonControls(leases.hold, leases.release, run.stop, run.list_unsettled)
         return (
             *self._dock.periodic_tasks(levers),
-            *self.supply.periodic_tasks(governor),
+            *self.supply.periodic_tasks(leases),
             self._note.periodic_task(),
         )
 

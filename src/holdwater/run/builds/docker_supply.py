@@ -26,6 +26,7 @@ from ...core.image import EngineKind, ImagePlatform, ImageRecipe, Note
 from ...core.records import AttemptFailure, GiB, SandboxSpec
 from ...docker.client import DaemonGone, DockerClient, DockerError
 from ...governor.disk_room import EASE_FACTOR, make_budget_room, make_disk_room
+from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import DiskReading
 from ...image.docker import failure_causes
 from ...image.docker.context import DockerfileContext, read_context
@@ -40,8 +41,7 @@ from ...image.registry.engine import RegistryEngine
 from ...image.registry.lookup import RegistryLookup
 from ...image.registry.reference import parse_reference
 from ...rollout.periodic_task import PeriodicTask
-from ..conductor.image_request import ImageRequest
-from ..resources.governor import Governor
+from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
 from .blueprint import open_blueprint
 from .build_daemon import STORE, find_state_directory
@@ -149,13 +149,13 @@ class DockerSupply:
 
     # Called by the run.
 
-    def periodic_tasks(self, governor: Governor) -> Sequence[PeriodicTask]:
+    def periodic_tasks(self, leases: AttemptLeases) -> Sequence[PeriodicTask]:
         async def relieve() -> None:
             await self._find_disk()
-            if (lacking := max(governor.lacking, -self._room())) > 0:
+            if (lacking := max(leases.lacking, -self._room())) > 0:
                 await self._relieve(lacking)
 
-        prefetch = partial(self._prefetch, governor)
+        prefetch = partial(self._prefetch, leases)
         return (
             PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF),
             *(
@@ -294,14 +294,14 @@ class DockerSupply:
             if self.disk().free >= wanted:
                 self._relieve_at = 0.0
 
-    async def _prefetch(self, governor: Governor) -> None:
+    async def _prefetch(self, leases: AttemptLeases) -> None:
         """Fetch the next expected image if there is room that no attempt waits for."""
         one = next((one for one in self._expected.values() if not one.looked), None)
-        if one is None or governor.waiting:
+        if one is None or leases.waiting:
             return
         one.looked = True
         need = await self.estimate_need(one.wanted)
-        if need > self._room() or (loan := governor.lend(need)) is None:
+        if need > self._room() or (loan := leases.lend(need)) is None:
             one.looked = False
             return
         try:
@@ -316,7 +316,7 @@ class DockerSupply:
             self._note("prefetch.failed", error.message)  # the attempt reports it, if it persists
         finally:
             self._prefetching.discard(scope)
-            governor.repay(loan)
+            leases.repay(loan)
 
     def _end_prefetches(self) -> None:
         while self._prefetching:

@@ -18,8 +18,9 @@ from ...core.errors import ImageFailed, as_failure, drop_tracebacks
 from ...core.failures import make_daemon_failure, make_interrupt_failure
 from ...core.image import ImageEngine, ImageTarget, PublishedImage
 from ...core.records import Attempt, AttemptFailure, AttemptPhase, Grade, Instance, PhaseTimes, Verdict
+from ...governor.resource_reading import AttemptUse, FleetCensus
 from ...rollout.worker_protocol import AttemptDone, AttemptJob
-from ..fleet.interface import AttemptUse, Emit, FleetCensus
+from ..fleet.interface import Emit
 from .build_daemon import BuildDaemon
 
 LEAVE_SECONDS = 60.0  # for interrupted builds to clean up

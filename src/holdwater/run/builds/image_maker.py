@@ -16,7 +16,7 @@ from ...core.records import Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
 from ...image.docker.single_flight import SingleFlight
-from ..conductor.image_request import ImageRequest
+from ..conductor.admission import ImageRequest
 
 KNOWN = 4096  # images remembered as made; for others the registry is queried again
 

@@ -1,25 +1,35 @@
-"""Admits attempts: each gets a lease, then the images of its sandboxes, before it starts.
+"""Admits attempts: each waits for its lease and its images, is written to the ledger, and becomes a job.
 
-The governor grants leases; only they are queued. Where the run has containers, the supply provides images.
-Their disk is part of the lease until they are on the daemon, and is measured from then on: images outlive the
-attempt and are removed when room is needed.
+Leases come from the governor; only they are queued. Where the run has containers, the supply provides images
+(`run/builds/docker_supply.py`). Their disk is part of the lease until they are on the daemon, and is measured
+from then on: images outlive the attempt and are removed when room is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ...core.errors import ImageFailed, as_failure, drop_tracebacks
 from ...core.failures import make_interrupt_failure
-from ...core.records import Attempt, AttemptFailure, AttemptPhase, LimitOverrides, Verdict
+from ...core.records import (
+    Attempt,
+    AttemptFailure,
+    AttemptPhase,
+    FailureOrigin,
+    LimitOverrides,
+    SandboxSpec,
+    Verdict,
+)
 from ...governor.gate import Lease
-from ..resources.governor import Governor
-from .group_leases import GroupLeases
-from .image_request import ImageRequest, ImageSupply
+from ...governor.leases import AttemptLeases
+from ...ledger.ledger import Ledger
+from ...rollout.worker_protocol import AttemptJob
+from ..orders.order_book import OrderBook
+from .replay import EarlierLookup
 
 T = TypeVar("T")
 
@@ -30,36 +40,159 @@ class InstanceLimits(msgspec.Struct):
     limits: LimitOverrides = LimitOverrides()
 
 
+class ImageRequest(msgspec.Struct, frozen=True):
+    """The part of an instance that says which images it needs."""
+
+    id: str
+    start: SandboxSpec = SandboxSpec()
+    grader: SandboxSpec | None = None
+    data: dict[str, Any] = {}  # names of images may be derived from it
+    refused: str = ""  # why it cannot be tried; it then needs no images
+
+    @property
+    def starts(self) -> tuple[SandboxSpec, ...]:
+        """The sandbox specs that name an image, one for each key."""
+        named = {spec.key: spec for spec in (self.grader, self.start) if spec is not None and spec.key}
+        return tuple(named.values())
+
+
+class ImageSupply(Protocol):
+    """Makes images available where sandboxes start."""
+
+    async def estimate_need(self, wanted: ImageRequest) -> int:
+        """Return the bytes that these images would add on the daemon's disk."""
+
+    async def hold(self, attempt: int, wanted: ImageRequest) -> dict[str, str]:
+        """Return `SandboxSpec.key` -> the daemon's image, held until `release`. Raises an `AttemptError`."""
+
+    def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
+        """End the attempt's hold, if it has one; `failure` is the attempt's."""
+
+    def expect(self, wanted: ImageRequest) -> None:
+        """Announce that an attempt will request these images soon."""
+
+    def stop(self) -> None:
+        """Expect no more requests."""
+
+
+class ReadyJob(NamedTuple):
+    """An attempt that can be started."""
+
+    job: AttemptJob
+    asks: LimitOverrides  # the limits of its instance and its order
+
+
 class AttemptAdmission:
     """Admits the attempts of one run. Without a supply, attempts need no images."""
 
-    def __init__(self, governor: Governor, supply: ImageSupply | None) -> None:
-        self._governor = governor
+    def __init__(
+        self,
+        ledger: Ledger,
+        leases: AttemptLeases,
+        earlier: EarlierLookup,
+        supply: ImageSupply | None = None,
+        orders: OrderBook | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._leases = leases
+        self._earlier = earlier
         self._supply = supply
-        self._group_leases = GroupLeases(governor)
+        self._orders = orders
+        self._groups = _GroupLeases(leases)
         self._fetching: dict[int, asyncio.Timeout] = {}  # attempts waiting for images; bound: the concurrency
         # attempts not yet admitted -> why they were cancelled, if they were; bound: the concurrency
         self._entering: dict[int, str | None] = {}
 
     def announce(self, attempt: Attempt) -> None:
-        """Announce that `grant` will follow: members of a group that come together get one lease together."""
+        """Announce that `admit` will follow: members of a group that come together get one lease together."""
         self._entering[attempt.id] = None
-        self._group_leases.expect(attempt)
+        self._groups.expect(attempt)
 
-    async def grant(
-        self, attempt: Attempt, payload: bytes, asks: LimitOverrides
-    ) -> tuple[Lease, dict[str, str]] | AttemptFailure:
-        """Return its lease and its images (`AttemptJob.images`), or why it cannot have them."""
+    async def admit(self, attempt: Attempt) -> ReadyJob | AttemptFailure:
+        """Wait for lease and images; return the job or the failure. An `interrupted` wait is not recorded.
+
+        The attempt is in the ledger before any worker can start it.
+        """
+        payload = await self._ledger.payload(attempt.instance)
+        asks = msgspec.msgpack.decode(payload, type=InstanceLimits).limits
+        terms = None if self._orders is None else self._orders.find_terms(attempt)
+        if terms is not None:
+            asks = asks.merge(terms.limits)
         self._entering.setdefault(attempt.id, None)
         try:
             granted = await self._grant(attempt, payload, asks)
-            return self._find_cancellation(attempt.id) or granted
+            granted = self._find_cancellation(attempt.id) or granted
         finally:
             del self._entering[attempt.id]
+        if isinstance(granted, AttemptFailure) and granted.where is FailureOrigin.INTERRUPTED:
+            return granted
+        await self._ledger.begin_attempt(attempt)
+        if isinstance(granted, AttemptFailure):
+            return granted
+        earlier = await self._earlier(attempt, payload)
+        if isinstance(earlier, AttemptFailure):
+            return earlier
+        lease, images = granted
+        memory, quota = self._leases.derive_limits(attempt.id, lease)
+        job = AttemptJob(
+            attempt=attempt,
+            payload=payload,
+            work=None if attempt.regrades is None else await self._ledger.verdict(attempt.regrades),
+            lease=memory,
+            quota=quota,
+            earlier=earlier,
+            images=images,
+            offer=terms,
+        )
+        return ReadyJob(job, asks)
+
+    def cancel_wait(self, attempt: int, reason: str) -> bool:
+        """Return whether the attempt was still waiting; if so, end its wait, and `admit` refuses it."""
+        if attempt not in self._entering:
+            return False
+        self._entering[attempt] = reason
+        if (scope := self._fetching.pop(attempt, None)) is not None:
+            scope.reschedule(asyncio.get_running_loop().time())
+        elif not self._groups.cancel_wait(attempt, reason):
+            self._leases.drop(attempt, reason)
+        return True
+
+    def on_settled(self, verdict: Verdict) -> None:
+        """Release the lease and the images; a group's lease stays until `on_group_closed`."""
+        if not self._groups.keep_lease(verdict):
+            self._leases.on_settled(verdict)
+        if self._supply is not None:
+            self._supply.release(verdict.attempt, verdict.failure)
+
+    def on_group_closed(self, group: int) -> None:
+        self._groups.close_group(group)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """The number of attempts that have a slot, but not yet a lease or images, by what they wait for."""
+        return {self._leases.binds: len(self._leases.waiting), "image": len(self._fetching)}
+
+    def cancel_all(self, reason: str) -> None:
+        """End the wait of all attempts that are not admitted, and expect no more of them."""
+        for attempt in (*self._leases.waiting, *self._fetching):
+            self.cancel_wait(attempt, reason)
+        self.expect_nothing()
+
+    async def expect(self, instances: Iterable[int]) -> None:
+        """Announce that these will be tried soon: their images can be fetched while others run."""
+        if self._supply is not None:
+            for instance in instances:
+                payload = await self._ledger.payload(instance)
+                self._supply.expect(msgspec.msgpack.decode(payload, type=ImageRequest))
+
+    def expect_nothing(self) -> None:
+        if self._supply is not None:
+            self._supply.stop()
 
     async def _grant(
         self, attempt: Attempt, payload: bytes, asks: LimitOverrides
     ) -> tuple[Lease, dict[str, str]] | AttemptFailure:
+        """Return its lease and its images (`AttemptJob.images`), or why it cannot have them."""
         wanted = msgspec.msgpack.decode(payload, type=ImageRequest) if self._supply else None
         if self._supply is None or wanted is None or wanted.refused:
             lease = await self._lease(attempt, asks, 0)
@@ -69,52 +202,13 @@ class AttemptAdmission:
             return leased
         lease, need = leased
         images = await self._await_supply(attempt.id, self._supply.hold(attempt.id, wanted))
-        self._governor.end_image_lease(attempt.id, need)
+        self._leases.end_image_lease(attempt.id, need)
         return images if isinstance(images, AttemptFailure) else (lease, images)
-
-    def cancel_wait(self, attempt: int, reason: str) -> bool:
-        """Return whether the attempt was still waiting; if so, end its wait, and `grant` refuses it."""
-        if attempt not in self._entering:
-            return False
-        self._entering[attempt] = reason
-        if (scope := self._fetching.pop(attempt, None)) is not None:
-            scope.reschedule(asyncio.get_running_loop().time())
-        elif not self._group_leases.cancel_wait(attempt, reason):
-            self._governor.drop(attempt, reason)
-        return True
 
     def _find_cancellation(self, attempt: int) -> AttemptFailure | None:
         """Return the failure of a cancelled wait, or None."""
         reason = self._entering[attempt]
         return None if reason is None else make_interrupt_failure(reason)
-
-    def on_settled(self, verdict: Verdict) -> None:
-        """Release the lease and the images; a group's lease stays until `on_group_closed`."""
-        if not self._group_leases.keep_lease(verdict):
-            self._governor.on_settled(verdict)
-        if self._supply is not None:
-            self._supply.release(verdict.attempt, verdict.failure)
-
-    def on_group_closed(self, group: int) -> None:
-        self._group_leases.close_group(group)
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """The attempts that have a slot but not yet a lease or images."""
-        return (*self._governor.waiting, *self._fetching)
-
-    @property
-    def supplied(self) -> bool:
-        return self._supply is not None
-
-    def expect(self, payload: bytes) -> None:
-        """Announce that this instance will be tried soon."""
-        if self._supply is not None:
-            self._supply.expect(msgspec.msgpack.decode(payload, type=ImageRequest))
-
-    def expect_nothing(self) -> None:
-        if self._supply is not None:
-            self._supply.stop()
 
     async def _lease_with_images(
         self, attempt: Attempt, asks: LimitOverrides, wanted: ImageRequest, supply: ImageSupply
@@ -129,14 +223,14 @@ class AttemptAdmission:
             if attempt.group is not None or (not isinstance(now, AttemptFailure) and now <= need):
                 return lease, need
             # An image that was present at the estimate was evicted while the attempt waited.
-            self._governor.return_lease(attempt.id)
+            self._leases.return_lease(attempt.id)
             need = now
         return need
 
     async def _lease(self, attempt: Attempt, asks: LimitOverrides, images: int) -> Lease | AttemptFailure:
         if attempt.group is not None:
-            return await self._group_leases.lease(attempt, asks, images)
-        return self._find_cancellation(attempt.id) or await self._governor.lease(attempt, asks, images)
+            return await self._groups.lease(attempt, asks, images)
+        return self._find_cancellation(attempt.id) or await self._leases.lease(attempt, asks, images)
 
     async def _await_supply(self, attempt: int, work: Coroutine[Any, Any, T]) -> T | AttemptFailure:
         """Return the supply's result or the failure; a cancelled wait ends at once."""
@@ -155,3 +249,77 @@ class AttemptAdmission:
             return failure
         finally:
             self._fetching.pop(attempt, None)
+
+
+class _GroupLeases:
+    """The leases of groups: requested at once for all members, and kept until the group is over.
+
+    Members wait for each other, so none may wait for memory while another holds some: a group gets all or
+    nothing, and the retry of a member takes over its lease.
+    """
+
+    def __init__(self, leases: AttemptLeases) -> None:
+        self._leases = leases
+        self._groups: dict[int, _LeasedGroup] = {}  # bound: the run's concurrency
+        self._group_of: dict[int, int] = {}  # attempt -> its group; bound: the run's concurrency
+
+    def expect(self, attempt: Attempt) -> None:
+        """Announce a member: the first request for a lease covers all members announced by then."""
+        if attempt.group is not None:
+            self._group_of[attempt.id] = attempt.group
+            self._groups.setdefault(attempt.group, _LeasedGroup()).coming.append(attempt)
+
+    async def lease(self, attempt: Attempt, asks: LimitOverrides, images: int) -> Lease | AttemptFailure:
+        """Return the member's lease; wait until there is enough for all members."""
+        group = self._groups[self._group_of[attempt.id]]
+        async with group.turn:
+            if attempt.id in group.gone:
+                return group.gone.pop(attempt.id)
+            if attempt.id in group.granted:
+                return group.granted.pop(attempt.id)
+            if group.parked:
+                group.coming.remove(attempt)
+                return self._leases.hand_over(group.parked.pop(), attempt, asks)
+            coming = [member for member in group.coming if member.id not in group.gone]
+            others = [member for member in coming if member is not attempt]
+            granted = await self._leases.lease_all((attempt, *others), asks, images)
+            if attempt.id in group.gone:
+                group.coming.remove(attempt)
+                return group.gone.pop(attempt.id)  # the members behind it request their own lease
+            group.granted = {member.id: granted for member in others}
+            group.coming = [member for member in group.coming if member.id in group.gone]
+            return granted
+
+    def cancel_wait(self, attempt: int, reason: str) -> bool:
+        """Return whether a member waited for its group's lease; if so, end its wait."""
+        group = self._groups.get(self._group_of.get(attempt, 0))
+        if group is None or not any(member.id == attempt for member in group.coming):
+            return False
+        group.gone[attempt] = make_interrupt_failure(reason)
+        self._leases.drop(attempt, reason)
+        return True
+
+    def keep_lease(self, verdict: Verdict) -> bool:
+        """Return whether the verdict is a member's; if so, keep its lease for the group."""
+        group = self._groups.get(self._group_of.pop(verdict.attempt, 0))
+        if group is None:
+            return False
+        group.coming = [member for member in group.coming if member.id != verdict.attempt]
+        self._leases.retain_lease(verdict)
+        group.parked.append(verdict.attempt)
+        return True
+
+    def close_group(self, group: int) -> None:
+        """Return the leases that the group has kept."""
+        known = self._groups.pop(group, None)
+        for attempt in known.parked if known is not None else ():
+            self._leases.return_lease(attempt)
+
+
+class _LeasedGroup:
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.coming: list[Attempt] = []  # bound: the members of the group, as for the fields below
+        self.granted: dict[int, Lease | AttemptFailure] = {}
+        self.gone: dict[int, AttemptFailure] = {}
+        self.parked: list[int] = []

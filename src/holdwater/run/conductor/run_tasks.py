@@ -1,19 +1,74 @@
-"""The tasks that a scheduler starts: all are in one group, and some are cancelled at the end of the run."""
+"""The tasks that a scheduler starts, and the inbox in which it finds the reports of the run's other parts.
+
+A fleet reports to the inbox and never calls the scheduler, so that each can be complete when it is made.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import Any
+
+from ...rollout.worker_protocol import EventNoted, LineLogged
+from ..fleet.interface import FleetUpdate
+
+
+class RunInbox:
+    """The reports that the scheduler has not handled yet, in their order. Lines are logged at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._updates: deque[FleetUpdate] = deque()  # bound: the reports of one turn of the loop
+        self._closed = False
+
+    def put(self, update: FleetUpdate) -> None:
+        """Add a report. After the run's end, recovery finds it in the journals instead."""
+        if isinstance(update, LineLogged):
+            self.say(update.line)
+        elif not self._closed:
+            self._updates.append(update)
+            self._arrived.set()
+
+    def note(self, kind: str, message: str) -> None:
+        """Add an event to be recorded; from any thread."""
+        self._loop.call_soon_threadsafe(self.put, EventNoted(kind=kind, message=message))
+
+    async def wait(self) -> None:
+        """Wait until there are reports."""
+        await self._arrived.wait()
+
+    def take(self) -> list[FleetUpdate]:
+        """Return all reports so far."""
+        updates = list(self._updates)
+        self._updates.clear()
+        self._arrived.clear()
+        return updates
+
+    def close(self) -> None:
+        """Take no more reports."""
+        self._closed = True
 
 
 class RunTasks:
-    """The tasks of one run. The scheduler opens and closes their group."""
+    """The tasks of one run: all are in one group, and some are cancelled at the end of the run."""
 
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
         # Bound: the run's concurrency, the periodic tasks, and one pull.
         self._cancellable: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> RunTasks:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._group.__aexit__(kind, error, trace)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run a coroutine that ends before the run does; after an error, the journals take its place."""

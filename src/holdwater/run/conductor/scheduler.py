@@ -1,12 +1,14 @@
 """Carries out the planner's decisions: pull, begin, start, settle and close, in that order on disk.
 
-It holds O(open samples) in memory. `core/plan.py` decides what to do next; a `Fleet` hosts the attempts.
+It holds O(open samples) in memory. `core/plan.py` decides what to do next; a `Fleet` hosts the attempts and
+reports to the inbox.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from ...core.config import KeepRule, RunConfig
 from ...core.errors import HoldwaterError, RunInterrupted, RunStopped, find_first_error
@@ -47,50 +49,52 @@ from ...rollout.worker_protocol import (
     CallReleased,
     EventNoted,
     HeldCallContent,
-    LineLogged,
     MemberWaiting,
     WorkerBroken,
     WorkerUnfit,
 )
 from ..fleet.interface import Fleet, FleetUpdate, WorkerGone
+from ..orders.order_book import OrderBook, confine_failure
 from ..resources.disk_space import DiskSpace
-from ..resources.governor import Governor
 from .admission import AttemptAdmission
 from .deadlines import AttemptDeadlines
 from .feed import SampleFeed
-from .image_request import ImageSupply
 from .interruption import make_interruption
-from .job_builder import JobBuilder
 from .observers import VerdictObservers
-from .order_listener import OrderListener, confine_failure
-from .replay import EarlierLookup
-from .run_tasks import RunTasks
+from .run_tasks import RunInbox, RunTasks
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # for interrupted attempts to settle, before the run ends without them
 
 
+class RunParts(NamedTuple):
+    """The parts of a run that its scheduler directs."""
+
+    feed: SampleFeed
+    admission: AttemptAdmission
+    fleet: Fleet
+    inbox: RunInbox  # where the fleet and the others report
+    space: DiskSpace
+    observers: VerdictObservers
+    orders: OrderBook | None = None  # of a server
+
+
 class AttemptScheduler:
     """One conductor's pass over a run."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        ledger: Ledger,
-        feed: SampleFeed,
-        observers: VerdictObservers,
-        earlier: EarlierLookup,
-        next_attempt: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: RunConfig, ledger: Ledger, next_attempt: int, parts: RunParts) -> None:
         self._config = config
-        self.ledger = self._ledger = ledger
-        self._feed = feed
-        self._observers = observers
-        self._earlier = earlier
-        self._say = say
+        self._ledger = ledger
+        self._feed = parts.feed
+        self._admission = parts.admission
+        self._fleet = parts.fleet
+        self._inbox = parts.inbox
+        self._space = parts.space
+        self._observers = parts.observers
+        self._orders = parts.orders
         self._plan = RunPlanner(PlannerPolicy.of(config, regrading=ledger.regrade is not None), next_attempt)
         self._loop = asyncio.get_running_loop()
+        self._tasks = RunTasks()
         self.started = asyncio.Event()  # samples can be opened
         self._finished = asyncio.Event()
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
@@ -99,10 +103,8 @@ class AttemptScheduler:
         self._deadlines = AttemptDeadlines(config)
         # Ended before they were started; bound: the run's concurrency.
         self._ended_early: dict[int, AttemptFailure] = {}
-        self._listener: OrderListener | None = None
         self._error: HoldwaterError | None = None
         self._reason = "the run is being stopped"
-        self._over = False
 
     @property
     def plan(self) -> RunPlanner:
@@ -115,24 +117,13 @@ class AttemptScheduler:
     @property
     def running(self) -> int:
         """The number of attempts that have their lease and images."""
-        return self._plan.running - len(self._admission.waiting)
+        return self._plan.running - sum(self._admission.waiting.values())
 
     @property
     def waiting(self) -> dict[str, int]:
         """The number of waiting attempts, by reason."""
-        waiting = {**self._plan.waiting, self._governor.binds: len(self._governor.waiting)}
-        waiting["image"] = len(self._admission.waiting) - len(self._governor.waiting)
+        waiting = {**self._plan.waiting, **self._admission.waiting}
         return {why: count for why, count in waiting.items() if count}
-
-    @property
-    def binds(self) -> str:
-        """The constraint that keeps more attempts from running at once."""
-        if self._governor.waiting:
-            return self._governor.binds
-        uses = self._governor.census.uses.values()
-        if uses and 2 * sum(use.throttled for use in uses) >= len(uses):
-            return "rate"
-        return "slots" if self._plan.waiting.get("slot") else "nothing left to do"
 
     def preempt(self, attempt: int) -> bool:
         """Preempt an attempt for its memory; return whether it was, to be retried later without blame."""
@@ -143,21 +134,10 @@ class AttemptScheduler:
         self._reason = reason
         return InterruptAttempt(attempt=attempt) in commands
 
-    def govern(self, governor: Governor, space: DiskSpace, supply: ImageSupply | None = None) -> None:
-        """Set the sources of memory, disk space and images. To be called before `run`."""
-        self._governor = governor
-        self._space = space
-        self._admission = AttemptAdmission(governor, supply)
-        self._job_builder = JobBuilder(self._ledger, self._admission, governor, self._earlier)
-
-    def serve(self, customers: OrderListener) -> None:
-        """Take samples from orders. To be called before `run`."""
-        self._listener = customers
-        self._job_builder.offer = customers.offer
-
     def open_samples(self, opened: Sequence[SampleOpened]) -> None:
         """Open samples that are in the ledger. To be called once the scheduler has `started`."""
-        self._tasks.spawn_cancellable(self._expect([event for event in opened if event.last is None]))
+        new = [event.instance for event in opened if event.last is None]
+        self._tasks.spawn_cancellable(self._admission.expect(new))
         for event in opened:
             self._handle_event(event)
 
@@ -173,69 +153,37 @@ class AttemptScheduler:
         """Start nothing more; the run ends well when the running attempts are over."""
         self._handle_event(DrainRequested())
 
-    async def run(self, fleet: Fleet, duties: Sequence[PeriodicTask] = ()) -> None:
+    async def run(self, duties: Sequence[PeriodicTask] = ()) -> None:
         """Run until everything is settled, or raise the error that stopped the run."""
-        self._fleet = fleet
         try:
-            async with asyncio.TaskGroup() as group:
-                self._tasks = RunTasks(group)
+            async with self._tasks:
                 watch = PeriodicTask("watch", WATCH_SECONDS, self._watch)
                 for duty in (watch, *duties):
-                    self._tasks.spawn_cancellable(duty.perform(self.note))
+                    self._tasks.spawn_cancellable(duty.perform(self._inbox.note))
+                self._tasks.spawn_cancellable(self._read_inbox())
                 self._handle_event(TimerFired())
                 self.started.set()
                 await self._finished.wait()
                 self._tasks.cancel()
+                self._handle_updates()
         except* HoldwaterError as group:
             raise find_first_error(group) from None
         finally:
-            self._over = True
+            self._inbox.close()
             self._feed.close()
         done_anyway = isinstance(self._error, RunInterrupted) and self._plan.complete
         if self._error is not None and not done_anyway:
             raise self._error
-
-    def handle_update(self, news: FleetUpdate) -> None:
-        """Handle a report of the fleet. After the run's end, recovery finds it in the journals instead."""
-        if self._over and not isinstance(news, LineLogged):
-            return
-        match news:
-            case AttemptDone(verdict=verdict):
-                self._tasks.spawn(self._settle(verdict))
-            case EventNoted(kind=kind, message=message, attempt=attempt):
-                self._tasks.spawn(self._ledger.note(kind, message, attempt))
-            case LineLogged(line=line):
-                self._say(line)
-            case WorkerGone(worker=worker):
-                self._tasks.spawn(self._ledger.forget_journal(worker))
-            case MemberWaiting(attempt=attempt):
-                self._deadlines.pause(attempt)
-                self._handle_event(MemberArrived(attempt=attempt))
-            case AttemptProgress() | CallHeld() | CallReleased() | HeldCallContent():
-                if self._listener is not None:
-                    self._listener.on_update(news)
-            case WorkerBroken(message=message):
-                self.stop(RunStopped(message, "make space, then `holdwater resume`"))
-            case WorkerUnfit(message=message, hint=hint, exit_status=status):
-                error = RunStopped(message, hint)
-                error.exit_status = status
-                self.stop(error)
-
-    def note(self, kind: str, message: str) -> None:
-        """Record an event; from any thread."""
-        self._loop.call_soon_threadsafe(self.handle_update, EventNoted(kind=kind, message=message))
 
     def drain(self) -> None:
         """Handle the first signal: start nothing more; interrupt running attempts after the grace period."""
         self._error = self._error or make_interruption()
         self._reason = "interrupted by a signal"
         grace = f"{self.running} running attempts get {self._config.grace:g} s"
-        self._say(f"draining: {grace}, a second signal exits at once\n")
+        self._inbox.say(f"draining: {grace}, a second signal exits at once\n")
         self._loop.call_later(self._config.grace, self.abort)
         self._handle_event(DrainRequested())
-        for attempt in self._admission.waiting:
-            self._admission.cancel_wait(attempt, self._reason)
-        self._admission.expect_nothing()
+        self._admission.cancel_all(self._reason)
 
     def abort(self) -> None:
         """Interrupt running attempts; end the run when they have settled, or after `ABORT_SECONDS`."""
@@ -255,6 +203,38 @@ class AttemptScheduler:
         """Handle the second signal: end now. The next conductor finds the running attempts unsettled."""
         self._space.stop_waiting()
         self._finished.set()
+
+    # Reports.
+
+    async def _read_inbox(self) -> None:
+        while True:
+            await self._inbox.wait()
+            self._handle_updates()
+
+    def _handle_updates(self) -> None:
+        for update in self._inbox.take():
+            self._handle_update(update)
+
+    def _handle_update(self, update: FleetUpdate) -> None:
+        match update:
+            case AttemptDone(verdict=verdict):
+                self._tasks.spawn(self._settle(verdict))
+            case EventNoted(kind=kind, message=message, attempt=attempt):
+                self._tasks.spawn(self._ledger.note(kind, message, attempt))
+            case WorkerGone(worker=worker):
+                self._tasks.spawn(self._ledger.forget_journal(worker))
+            case MemberWaiting(attempt=attempt):
+                self._deadlines.pause(attempt)
+                self._handle_event(MemberArrived(attempt=attempt))
+            case AttemptProgress() | CallHeld() | CallReleased() | HeldCallContent():
+                if self._orders is not None:
+                    self._orders.on_update(update)
+            case WorkerBroken(message=message):
+                self.stop(RunStopped(message, "make space, then `holdwater resume`"))
+            case WorkerUnfit(message=message, hint=hint, exit_status=status):
+                error = RunStopped(message, hint)
+                error.exit_status = status
+                self.stop(error)
 
     # Carrying out commands.
 
@@ -278,9 +258,9 @@ class AttemptScheduler:
                 self._end(attempt_id, failure)
             case ScoreGroup(group=group, together=together):
                 self._score_group(group, together)
-            case ReplaceMember(group=group, instance=instance) if self._listener is not None:
-                self._listener.expect_replacement(group)
-                self._tasks.spawn(self._listener.replace_member(group, instance))
+            case ReplaceMember(group=group, instance=instance) if self._orders is not None:
+                self._orders.expect_replacement(group)
+                self._tasks.spawn(self._replace_member(self._orders, group, instance))
             case GroupClosed(group=group):
                 self._admission.on_group_closed(group)
             case InterruptAttempt(attempt=attempt_id):
@@ -296,7 +276,7 @@ class AttemptScheduler:
         async with self._pulling:
             while count > 0 and (opened := await self._feed.take(count)):
                 count -= len(opened)
-                await self._expect([event for event in opened if event.last is None])
+                await self._admission.expect([event.instance for event in opened if event.last is None])
                 for event in opened:
                     self._handle_event(event)
         if count > 0:
@@ -305,33 +285,26 @@ class AttemptScheduler:
 
     async def _start(self, attempt: Attempt) -> None:
         """Start an attempt; its time begins when a worker has it."""
-        made = await self._job_builder.build(attempt)
+        ready = await self._admission.admit(attempt)
         self._unstarted.discard(attempt.id)
         ended = self._ended_early.pop(attempt.id, None)
-        if isinstance(made, AttemptFailure) and made.where is FailureOrigin.INTERRUPTED:
-            self._forget(attempt.id, made)
-        elif isinstance(made, AttemptFailure):
-            self._settle_as(attempt, made)
+        if isinstance(ready, AttemptFailure) and ready.where is FailureOrigin.INTERRUPTED:
+            self._forget(attempt.id, ready)
+        elif isinstance(ready, AttemptFailure):
+            self._settle_as(attempt, ready)
         elif ended is not None:
             self._settle_as(attempt, ended)
         elif attempt.id in self._attempts:
-            await self._fleet.start(made.job)
-            self._deadlines.begin(attempt, made.asks)
-            if self._listener is not None:
-                self._listener.on_started(attempt)
-
-    async def _expect(self, opened: Sequence[SampleOpened]) -> None:
-        """Announce samples that were opened ahead: their images can be fetched while others run."""
-        if self._admission.supplied:
-            for event in opened:
-                self._admission.expect(await self._ledger.payload(event.instance))
+            await self._fleet.start(ready.job)
+            self._deadlines.begin(attempt, ready.asks)
+            if self._orders is not None:
+                self._orders.on_started(attempt)
 
     def _settle_as(self, attempt: Attempt, failure: AttemptFailure) -> None:
         """Settle an attempt that no worker settles, so that it has a verdict."""
         self._unstarted.discard(attempt.id)
-        self.handle_update(
-            AttemptDone(verdict=Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure))
-        )
+        verdict = Verdict(attempt=attempt.id, token=self._ledger.token, failure=failure)
+        self._tasks.spawn(self._settle(verdict))
 
     async def _write_off(self, attempt: Attempt, failure: AttemptFailure) -> None:
         """Record and settle an attempt that was cancelled before it began, so that it has a verdict."""
@@ -348,18 +321,24 @@ class AttemptScheduler:
             self._fleet.interrupt(attempt, failure)
 
     def _score_group(self, group: int, together: bool) -> None:
-        if self._listener is not None:
-            self._listener.score_group(group, together)
+        if self._orders is not None:
+            self._orders.score_group(group, together)
         for attempt in self._attempts.values():
             if attempt.group == group:
                 self._deadlines.begin_scoring(attempt.id)
 
+    async def _replace_member(self, orders: OrderBook, group: int, instance: int) -> None:
+        """Open another sample in place of a member that failed for good."""
+        self.open_samples([await orders.replace_member(group, instance)])
+
     async def _close(self, outcome: Outcome) -> None:
-        """Commit the outcome, then notify the listener. An ordered sample's files are kept until delivery."""
-        keep = self._config.keep if self._listener is None else KeepRule.ALL
+        """Commit the outcome, then tell its order. An ordered sample's files are kept until delivery."""
+        keep = self._config.keep if self._orders is None else KeepRule.ALL
         await self._ledger.close_sample(outcome, keep)
-        if self._listener is not None:
-            self._listener.on_closed(outcome)
+        if self._orders is not None:
+            self._orders.on_closed(outcome)
+            if self._orders.over:
+                self.finish()
 
     def _forget(self, attempt: int, failure: AttemptFailure) -> None:
         """Drop an attempt that was cancelled while it waited for memory or images, without a record."""
@@ -373,9 +352,9 @@ class AttemptScheduler:
     async def _settle(self, verdict: Verdict) -> None:
         """Commit the verdict, then notify the observers and the planner, in that order."""
         self._deadlines.end(verdict.attempt)  # it has ended, however long a full disk delays the commit
-        if self._listener is not None:
+        if self._orders is not None:
             verdict = confine_failure(verdict)
-            self._listener.on_settled(verdict)
+            self._orders.on_settled(verdict)
         committed = await self._ledger.settle(verdict)
         self._space.on_settled(verdict)
         self._admission.on_settled(verdict)
@@ -393,6 +372,6 @@ class AttemptScheduler:
         """End each attempt that overran all its limits and settle it as lost; the run goes on."""
         for attempt_id in self._deadlines.take_overdue():
             where = self._fleet.give_up(attempt_id)
-            self.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
+            self._inbox.note("attempt.hung", f"attempt {attempt_id} hangs {where}")
             attempt = self._attempts[attempt_id]
             self._settle_as(attempt, make_loss_failure(attempt, f"it hung {where}", own=True))

@@ -1,6 +1,6 @@
 """Writes the run's timeline: one reading each second, from set-up to the end.
 
-The meter and the governor measure; `view/report.py` draws.
+`governor/run_usage.py` measures; `view/report.py` draws.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 from ...core.errors import HoldwaterError
 from ...core.summary import RunGauge
 from ...governor.disk_room import DiskLevel
-from ...governor.meter import ResourceMeter
-from ...governor.resource_reading import ResourceReading
+from ...governor.leases import AttemptLeases
+from ...governor.resource_reading import FleetCensus
+from ...governor.run_usage import RunUsage
 from ...ledger.ledger import Ledger
 from ...rollout.lag import LoopLag
 from ...rollout.periodic_task import PeriodicTask
-from ..fleet.interface import FleetCensus
 from ..resources.disk_space import DiskSpace
-from ..resources.footprint import MemoryFootprint
-from ..resources.governor import Governor
 from .scheduler import AttemptScheduler
 
 SECONDS = 1.0
@@ -33,19 +31,19 @@ T = TypeVar("T")
 class TimelineWriter:
     """The part of the timeline that one conductor writes."""
 
-    def __init__(self, ledger: Ledger, space: DiskSpace) -> None:
+    def __init__(self, ledger: Ledger, usage: RunUsage, space: DiskSpace) -> None:
         self._ledger = ledger
+        self._usage = usage
         self._space = space
         self._written = 0.0
         self.last: RunGauge | None = None
 
-    async def measure_setup(self, meter: ResourceMeter, set_up: Awaitable[T]) -> T:
+    async def measure_setup(self, set_up: Awaitable[T]) -> T:
         """Return the result of `set_up`; meanwhile write readings, although nothing is scheduled yet."""
-        footprint = MemoryFootprint()
 
         async def read() -> None:
-            own = footprint.read(FleetCensus(workers=0))
-            await self._write(meter.read(own), own)
+            self._usage.measure(FleetCensus(workers=0))
+            await self._write()
 
         def note(kind: str, message: str) -> None:
             group.create_task(self._ledger.note(kind, message))
@@ -63,32 +61,30 @@ class TimelineWriter:
             raise error
         return result
 
-    def periodic_task(self, scheduler: AttemptScheduler, governor: Governor, lag: LoopLag) -> PeriodicTask:
+    def periodic_task(self, scheduler: AttemptScheduler, leases: AttemptLeases, lag: LoopLag) -> PeriodicTask:
         """Return the task that writes a reading each second; on a full disk rarely, in favour of verdicts."""
 
         async def read() -> None:
             if self._space.level is DiskLevel.FULL and time.monotonic() < self._written + SPARING_SECONDS:
                 return
-            census = governor.census
+            census = self._usage.census
             await self._write(
-                governor.reading,
-                governor.own_memory,
                 running=scheduler.running,
                 waiting=scheduler.waiting,
                 workers=census.workers,
                 draining=census.draining,
-                lag=max(governor.take_lag(), lag.take()),
+                lag=max(self._usage.take_lag(), lag.take()),
                 phases=census.phases,
-                leased=governor.leased,
+                leased=leases.leased,
                 sandboxes=census.sandboxes,
-                binds=scheduler.binds,
+                binds=_find_constraint(scheduler, leases, census),
             )
 
         return PeriodicTask("gauge", SECONDS, read)
 
-    async def _write(self, reading: ResourceReading, memory: int, **more: Any) -> None:
+    async def _write(self, **more: Any) -> None:
         self._written = time.monotonic()
-        disk = self._space.shown_disk
+        reading, memory, disk = self._usage.reading, self._usage.own_memory, self._space.shown_disk
         gauge = RunGauge(
             at=time.time(),
             memory=memory,
@@ -104,3 +100,13 @@ class TimelineWriter:
         )
         self.last = gauge
         await self._ledger.add_gauge(gauge)
+
+
+def _find_constraint(scheduler: AttemptScheduler, leases: AttemptLeases, census: FleetCensus) -> str:
+    """Return what keeps more attempts from running at once."""
+    if leases.waiting:
+        return leases.binds
+    uses = census.uses.values()
+    if uses and 2 * sum(use.throttled for use in uses) >= len(uses):
+        return "rate"
+    return "slots" if scheduler.plan.waiting.get("slot") else "nothing left to do"

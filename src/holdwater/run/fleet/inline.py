@@ -17,6 +17,7 @@ from ...core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
 from ...core.failures import make_interrupt_failure
 from ...core.records import AttemptFailure
 from ...gateway.upstreams.policy import Policy
+from ...governor.resource_reading import AttemptUse, FleetCensus
 from ...rollout.host import AttemptHost
 from ...rollout.scope import abandon
 from ...rollout.worker_protocol import (
@@ -31,7 +32,7 @@ from ...rollout.worker_protocol import (
     WorkerBroken,
     WorkerSetup,
 )
-from .interface import AttemptUse, Emit, FleetCensus, FleetCondition
+from .interface import Emit, FleetCondition, sum_usage
 
 LEAVE_SECONDS = 20.0  # for interrupted attempts to end when the run is over
 
@@ -99,7 +100,7 @@ class InlineFleet:
             one.attempt: AttemptUse(sandbox=one.memory, disk=one.disk, throttled=one.throttled, cpu=one.cpu)
             for one in living
         }
-        return FleetCensus(workers=0, phases=dict(phases), usage=FleetCensus.sum_usage(living), uses=uses)
+        return FleetCensus(workers=0, phases=dict(phases), usage=sum_usage(living), uses=uses)
 
     @property
     def memory_version(self) -> int:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import msgspec
-
-from ...core.records import AttemptFailure, MiB, ModelUsage, Record
+from ...core.records import AttemptFailure, ModelUsage, Record
+from ...governor.memory_control import CountedWorkers, GovernedWorkers
 from ...rollout.worker_protocol import (
     AnswerHeldCall,
     AttemptDone,
@@ -29,7 +28,6 @@ from ...rollout.worker_protocol import (
     WorkerUnfit,
 )
 
-NEW_WORKER = 96 * MiB  # room for a new worker beside the one that it replaces
 ToAttempt = FetchHeldCall | AnswerHeldCall
 
 
@@ -45,44 +43,6 @@ FleetUpdate = AttemptDone | EventNoted | LineLogged | WorkerBroken | WorkerUnfit
 Emit = Callable[[FleetUpdate], None]
 
 
-class AttemptUse(Record, frozen=True):
-    """The current use of one attempt, in bytes."""
-
-    sandbox: int = 0  # memory of its processes
-    worker: int = 0  # its share of the worker's growth since it began
-    disk: int = 0
-    throttled: bool = False  # it waits for a rate limit
-    cpu: float = 0.0  # seconds that its sandbox has used so far
-
-    @property
-    def memory(self) -> int:
-        return self.sandbox + self.worker
-
-
-class FleetCensus(Record, frozen=True):
-    """The workers at one moment."""
-
-    workers: int
-    draining: int = 0
-    pids: tuple[int, ...] = ()
-    lag: float = 0.0
-    phases: dict[str, int] = msgspec.field(default_factory=dict)
-    usage: ModelUsage = ModelUsage()  # of the attempts that are not settled
-    uses: dict[int, AttemptUse] = msgspec.field(default_factory=dict)  # by attempt
-
-    @property
-    def sandboxes(self) -> int:
-        """Bytes of memory in all sandboxes."""
-        return sum(use.sandbox for use in self.uses.values())
-
-    @staticmethod
-    def sum_usage(living: Iterable[AttemptStatus]) -> ModelUsage:
-        total = ModelUsage()
-        for one in living:
-            total = total.plus(one.usage)
-        return total
-
-
 class FleetCondition(Record, frozen=True):
     """The number of workers in each state."""
 
@@ -95,7 +55,7 @@ class FleetCondition(Record, frozen=True):
     unfit: str = ""  # why a worker cannot start
 
 
-class Fleet(Protocol):
+class Fleet(CountedWorkers, Protocol):
     """Hosts attempts and reports their verdicts; opened and closed with `async with`."""
 
     async def start(self, job: AttemptJob) -> None:
@@ -107,27 +67,9 @@ class Fleet(Protocol):
     def give_up(self, attempt: int) -> str:
         """Give up an attempt that overran its limits; return where it hangs. Its worker takes no more."""
 
-    def take_census(self) -> FleetCensus: ...
 
-
-class GovernedFleet(Fleet, Protocol):
-    """A fleet whose memory can be governed. `trim` and `recycle` return what they did, empty for nothing."""
-
-    @property
-    def memory_version(self) -> int:
-        """A number that changes with the use of memory."""
-
-    def allow_memory(self, attempt: int, memory: int) -> None:
-        """Set the memory limit of the attempt's sandbox."""
-
-    def permit_growth(self, leases: Mapping[int, int], room: int) -> None:
-        """Let workers grow by their attempts' leases, and by a share of the free memory."""
-
-    def trim(self) -> str:
-        """Make workers without attempts return memory."""
-
-    def recycle(self, least: int, *, at_once: bool) -> str:
-        """Drain the worker that grew most, if by `least` bytes; replace it before (`at_once`) or after."""
+class GovernedFleet(Fleet, GovernedWorkers, Protocol):
+    """A fleet whose memory can be governed."""
 
 
 class ServingFleet(GovernedFleet, Protocol):
@@ -146,3 +88,10 @@ class ServingFleet(GovernedFleet, Protocol):
         """Start or drain workers by demand and by the free memory in bytes (`room`)."""
 
     def condition(self) -> FleetCondition: ...
+
+
+def sum_usage(living: Iterable[AttemptStatus]) -> ModelUsage:
+    total = ModelUsage()
+    for status in living:
+        total = total.plus(status.usage)
+    return total

@@ -15,6 +15,8 @@ from types import TracebackType
 from ...core.config import RunConfig
 from ...core.failures import make_interrupt_failure, make_loss_failure
 from ...core.records import Attempt, AttemptFailure, Verdict
+from ...governor.memory_control import NEW_WORKER
+from ...governor.resource_reading import FleetCensus
 from ...rollout.periodic_task import PeriodicTask
 from ...rollout.worker_protocol import (
     AttemptDone,
@@ -32,7 +34,7 @@ from ...rollout.worker_protocol import (
     WorkerSetup,
     WorkerUnfit,
 )
-from .interface import NEW_WORKER, Emit, FleetCensus, FleetCondition, ToAttempt, WorkerGone
+from .interface import Emit, FleetCondition, ToAttempt, WorkerGone
 from .placement import AttemptPlacement
 from .process import WorkerDeath, WorkerProcess
 from .roster import WorkerRoster

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from ...core.records import Attempt, MiB, Record
+from ...governor.resource_reading import AttemptUse
 from ...ledger.durable_files import is_disk_full, open_private
 from ...rollout.worker_protocol import (
     AttemptJob,
@@ -34,7 +35,6 @@ from ...rollout.worker_protocol import (
     encode_frame,
 )
 from . import allocator
-from .interface import AttemptUse
 from .running_clock import RunningClock
 
 LEAVE_SECONDS = 5.0

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ...core.config import RunConfig
 from ...core.records import Attempt
-from .interface import FleetCensus
+from ...governor.resource_reading import FleetCensus
+from .interface import sum_usage
 from .process import WorkerProcess
 
 
@@ -103,6 +104,6 @@ class WorkerRoster:
             pids=tuple(w.pid for w in workers),
             lag=max((w.lag for w in workers), default=0.0),
             phases=dict(phases),
-            usage=FleetCensus.sum_usage(unsettled),
+            usage=sum_usage(unsettled),
             uses={attempt: use for w in workers for attempt, use in w.uses().items()},
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from ...core.errors import RequestRefused
 from ...core.events import GroupMembership
-from ...core.records import NO_USAGE, Outcome
+from ...core.records import NO_USAGE, ModelUsage, Outcome
 from ...core.serving_protocol import CallAnswer, Called, MessageNode, Order, OrderResult
 from ...ledger.orders import ClosedRollout, OrderRow
 from ...rollout.worker_protocol import OrderTerms
@@ -39,6 +39,13 @@ class RolloutProgress:
         self.attempt = attempt
         self.turns = 0
         self.usage = NO_USAGE
+        self.calls.clear()
+
+    def advance(self, turns: int, usage: ModelUsage) -> None:
+        self.turns, self.usage = turns, usage
+
+    def close(self, outcome: str, reward: float | None) -> None:
+        self.outcome, self.reward = outcome, reward
         self.calls.clear()
 
 
@@ -84,9 +91,12 @@ class ActiveOrder:
         self.row = row
         self.new = not row.known
         self.members = [RolloutProgress(member, sample) for member, sample in enumerate(row.samples)]
-        for one in closed:
-            member = self.find_member(one.sample)
-            member.outcome, member.reward = one.kind, one.score
+        for rollout in closed:
+            self.find_member(rollout.sample).close(rollout.kind, rollout.score)
+
+    def expect_replacement(self) -> None:
+        """Announce that a failed member is going to be replaced."""
+        self.pending_replacements += 1
 
     def add_replacement(self, sample: int) -> None:
         """Add the replacement of a failed member."""
@@ -137,9 +147,7 @@ class ActiveOrder:
         return bool(self.members) and settled and not self.pending_replacements
 
     def close(self, outcome: Outcome) -> None:
-        member = self.find_member(outcome.sample)
-        member.outcome, member.reward = outcome.kind, outcome.score
-        member.calls.clear()
+        self.find_member(outcome.sample).close(outcome.kind, outcome.score)
         self.notify_change()
 
     def notify_change(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,61 +19,58 @@ from ...conversation.nodes import read_nodes
 from ...conversation.order_results import build_result
 from ...core.config import RunConfig, ServingConfig
 from ...core.errors import HoldwaterError, RequestRefused
-from ...core.events import SampleOpened
 from ...core.groups import CLIENT_GONE, make_cancel_failure
-from ...core.records import Attempt, Instance, Outcome, Verdict
+from ...core.records import Instance
 from ...core.serving_protocol import (
+    PROTOCOL,
     CallAnswer,
     Called,
     MessageNode,
+    ModelSource,
     Order,
     OrderResult,
     ServerHealth,
     ServerStats,
     SteerRequest,
 )
+from ...ledger.ledger import Ledger
 from ...ledger.orders import KeyTaken, OrderRow
 from ...ledger.reader import LedgerReader
-from ...rollout.worker_protocol import AttemptProgress, OrderTerms, SteerWorker
+from ...rollout.worker_protocol import SteerWorker
 from ..conductor.feed import make_opened_event
 from ..conductor.scheduler import AttemptScheduler
-from ..fleet.interface import AttemptUpdate, ServingFleet
-from .active_order import ActiveOrder, RolloutProgress
+from ..fleet.interface import ServingFleet
+from .active_order import ActiveOrder
 from .catalogue import InstanceCatalogue
-from .held_calls import HeldCalls
-from .order_admission import OrderAdmission
+from .order_book import OrderBook
 from .server_status import ServerStatus
 
 STEERED = "steered"  # the ledger's name for the steered model; its key is never written to a file
-SampleKey = tuple[int, int]  # instance, sample
 
 
 class OrderService:
-    """Serves the orders of one run. Implements `OrderListener` and `OrderBackend`."""
+    """Serves the orders of one run. Implements `OrderBackend`."""
 
     def __init__(
         self,
         config: RunConfig,
+        ledger: Ledger,
         catalogue: InstanceCatalogue,
+        book: OrderBook,
         scheduler: AttemptScheduler,
         fleet: ServingFleet,
-        service: ServerStatus,
+        status: ServerStatus,
     ) -> None:
         self._config = config
         self._serving = config.serving or ServingConfig()
+        self._ledger = ledger
         self._catalogue = catalogue
+        self._book = book
         self._scheduler = scheduler
-        self._ledger = scheduler.ledger
         self._fleet = fleet
-        self._status = service
-        self._calls = HeldCalls(fleet)
-        self._by_key: dict[str, ActiveOrder] = {}  # by key; bound: `serving.queue` rollouts
-        self._by_sample: dict[SampleKey, ActiveOrder] = {}  # by sample; bound: the same
-        self._by_order: dict[int, ActiveOrder] = {}  # by order; bound: the same
-        self._parked: dict[str, OrderRow] = {}  # left by an earlier conductor; bound: the same
+        self._status = status
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="holdwater-results")
-        has_model = config.model is not None or not catalogue.agent.uses_model
-        self._admission = OrderAdmission(config, scheduler, service, has_model=has_model)
+        self._has_model = config.model is not None or not catalogue.agent.uses_model  # without an order's own
         self._tasks: asyncio.TaskGroup | None = None
         self._working: set[asyncio.Task[None]] = set()  # bound: `serving.queue` rollouts
 
@@ -84,7 +81,6 @@ class OrderService:
         error: HoldwaterError | None = None
         with LedgerReader(self._ledger.directory) as self._reader:
             async with asyncio.TaskGroup() as self._tasks:
-                await self._status.begin()
                 through = self._tasks.create_task(self._catalogue.read_suite())
                 await self._restore_orders()
                 patience = loop.call_later(self._serving.return_grace, self._abandon_parked)
@@ -98,7 +94,7 @@ class OrderService:
                     if not self._scheduler.started.is_set():  # it never will be
                         for task in self._working:
                             task.cancel()
-                    for ticket in self._by_key.values():
+                    for ticket in self._book.by_key.values():
                         if ticket.timer is not None:
                             ticket.timer.cancel()
             self._reading.shutdown(wait=True)
@@ -109,12 +105,12 @@ class OrderService:
 
     async def place(self, order: Order, key: str | None = None, owner: str = "") -> ActiveOrder:
         """Accept an order or return the one with its key; raise `RequestRefused`. `key` is its endpoint's."""
-        self._admission.check(order, known=order.key in self._by_key)
+        self._check(order, known=order.key in self._book.by_key)
         brought = order.instance
         order = msgspec.structs.replace(order, instance=self._catalogue.name_instance(brought))
-        while (ticket := self._by_key.get(order.key)) is not None:
+        while (ticket := self._book.by_key.get(order.key)) is not None:
             await asyncio.shield(ticket.placed)
-            if self._by_key.get(order.key) is not ticket:
+            if self._book.by_key.get(order.key) is not ticket:
                 continue  # it was refused, or is finished and dropped
             if (ticket.order, ticket.owner) != (order, owner):
                 raise RequestRefused(
@@ -125,25 +121,25 @@ class OrderService:
                 continue
             ticket.new = False
             return ticket
-        ticket = self._by_key[order.key] = ActiveOrder(order, key, self, owner)
+        ticket = self._book.by_key[order.key] = ActiveOrder(order, key, self, owner)
         try:
             await self._write(ticket, brought)
             if ticket.new:
-                self._status.statistics.count_order()
+                self._book.statistics.count_order()
         except BaseException as error:  # boundary: remove the order, then re-raise
-            del self._by_key[order.key]
+            del self._book.by_key[order.key]
             ticket.placed.set_result(None)
             if isinstance(error, KeyTaken):
                 raise RequestRefused("conflict", error.message) from None
             if isinstance(error, RequestRefused):
-                self._status.statistics.count_refusal(error.code)
+                self._book.statistics.count_refusal(error.code)
             raise
         ticket.placed.set_result(None)
         return ticket
 
     async def find(self, key: str, owner: str = "") -> ActiveOrder | None:
         """Return the order with this key, from memory or the ledger; None also if another client owns it."""
-        if (ticket := self._by_key.get(key)) is not None:
+        if (ticket := self._book.by_key.get(key)) is not None:
             await asyncio.shield(ticket.placed)
             return ticket if ticket.owner == owner else None
         row = await self._ledger.find_order(key)
@@ -152,20 +148,20 @@ class OrderService:
     async def steer(self, to: SteerRequest, key: str | None = None) -> None:
         """Change the run's model from now on; `key` is its API key."""
         await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
-        self._admission.has_model = True
+        self._has_model = True
         self._fleet.steer(SteerWorker(to=to, key=key))
         await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
 
     def drain(self) -> None:
         """Accept no more orders; the server ends when the open ones are finished."""
-        self._status.draining = True
-        self._end_if_idle()
+        self._book.drain()
+        self._end_if_over()
 
     def health(self) -> ServerHealth:
         return self._status.health()
 
     def stats(self) -> ServerStats:
-        return self._status.stats(self._calls.held_count, len(self._by_key))
+        return self._status.stats()
 
     # Called by an `ActiveOrder` (`OrderBackend`).
 
@@ -187,10 +183,10 @@ class OrderService:
         ticket.row = msgspec.structs.replace(ticket.row, delivered=True)
 
     async def fetch_call(self, call: str, *, whole: bool, member: int) -> Called | None:
-        return await self._calls.fetch_call(call, whole=whole, member=member)
+        return await self._book.calls.fetch_call(call, whole=whole, member=member)
 
     def deliver_answer(self, answer: CallAnswer) -> None:
-        self._calls.deliver_answer(answer)
+        self._book.calls.deliver_answer(answer)
 
     def on_client_gone(self, ticket: ActiveOrder) -> None:
         """Cancel the order after the grace period, unless a client comes back."""
@@ -203,7 +199,7 @@ class OrderService:
             )
 
     def cancel(self, ticket: ActiveOrder, kind: str, message: str) -> None:
-        if (parked := self._parked.pop(ticket.order.key, None)) is not None:
+        if (parked := self._book.parked.pop(ticket.order.key, None)) is not None:
             self._abandon(parked, kind, message)
             return
         ticket.abandoned = ticket.abandoned or kind == CLIENT_GONE
@@ -213,85 +209,58 @@ class OrderService:
                     ticket.row.instance, member.sample, make_cancel_failure(kind, message)
                 )
 
-    # Called by the scheduler (`OrderListener`).
-
-    def offer(self, attempt: Attempt) -> OrderTerms | None:
-        ticket = self._by_sample.get((attempt.instance, attempt.sample))
-        return None if ticket is None else ticket.offer
-
-    def on_started(self, attempt: Attempt) -> None:
-        if (found := self._find_member(attempt)) is not None:
-            ticket, member = found
-            if not member.attempt:
-                self._status.statistics.count_start(time.time() - ticket.row.at)
-            member.begin(attempt.id)
-            self._calls.assign(attempt.id, ticket, member)
-            ticket.notify_change()
-
-    def on_update(self, news: AttemptUpdate) -> None:
-        match news:
-            case AttemptProgress(attempt=attempt, turns=turns, usage=usage):
-                if (found := self._calls.find_owner(attempt)) is not None:
-                    found[1].turns, found[1].usage = turns, usage
-                    found[0].notify_change()
-            case _:
-                self._calls.handle_update(news)
-
-    def on_settled(self, verdict: Verdict) -> None:
-        self._calls.end_attempt(verdict.attempt)
-
-    def on_closed(self, outcome: Outcome) -> None:
-        ticket = self._by_sample.pop((outcome.instance, outcome.sample), None)
-        if ticket is None:
-            return
-        ticket.close(outcome)
-        now = time.time()
-        self._status.statistics.count_finish(now, now - ticket.row.at, outcome.kind)
-        if ticket.finished and not ticket.followers:
-            self._forget(ticket)
-
-    def score_group(self, group: int, together: bool) -> None:
-        self._fleet.score_group(group, together)
-
-    def expect_replacement(self, group: int) -> None:
-        """Record that a failed member is going to be replaced."""
-        self._by_order[group].pending_replacements += 1
-
-    async def replace_member(self, group: int, instance: int) -> None:
-        """Open another sample in place of a failed member."""
-        ticket = self._by_order[group]
-        sample = await self._ledger.add_member(group, instance, len(ticket.members))
-        ticket.add_replacement(sample)
-        self._admission.open_rollouts += 1
-        self._by_sample[instance, sample] = ticket
-        self._scheduler.open_samples(
-            [SampleOpened(instance=instance, sample=sample, group=ticket.membership)]
-        )
-
     # Accepting orders.
+
+    def _check(self, order: Order, *, known: bool) -> None:
+        """Raise `RequestRefused` if the server can never run the order. A `known` order has been accepted."""
+        if order.protocol != PROTOCOL:
+            raise RequestRefused(
+                "version", f"unsupported protocol version {order.protocol} (this server supports {PROTOCOL})"
+            )
+        if known:
+            return
+        slots, queue = self._config.slots, self._serving.queue
+        if order.size > queue:
+            raise RequestRefused(
+                "invalid", f"{order.size} rollouts exceed the limit of open rollouts: {queue}"
+            )
+        if order.group is not None and order.size > slots:
+            hint = "its members run at once: order fewer, or start the server with more `--concurrency`"
+            raise RequestRefused("invalid", f"a group of {order.size} does not fit {slots} slots", hint)
+        if order.model.source is ModelSource.FUNCTION and self._serving.policy is None:
+            raise RequestRefused("invalid", "the server has no policy", "start it with `--policy`")
+        if order.model.source is ModelSource.RUN and not self._has_model:
+            hint = "name an `endpoint`, answer as `trainer`, or start the server with `--model`"
+            raise RequestRefused("invalid", "the server has no model", hint)
+
+    def _reserve(self, places: int) -> AbstractContextManager[None]:
+        """Reserve room for this many rollouts; it is given back only if the block raises."""
+        if self._book.draining or self._scheduler.draining:
+            raise RequestRefused("draining", "the server accepts no more orders")
+        return self._book.reserve(places)
 
     async def _write(self, ticket: ActiveOrder, brought: str | Instance) -> None:
         order = ticket.order
         asked = msgspec.msgpack.encode(order)
-        known = self._parked.get(order.key) or await self._ledger.find_order(order.key)
+        known = self._book.parked.get(order.key) or await self._ledger.find_order(order.key)
         if known is None:
-            with self._admission.reserve(order.size):
+            with self._reserve(order.size):
                 at, instance = time.time(), await self._find_instance(brought)
                 row = OrderRow(0, order.key, asked, at, instance, (), owner=ticket.owner)
                 known = await self._ledger.place_order(row, order.size)
         elif (known.asked, known.owner) != (asked, ticket.owner):
             raise KeyTaken(f"order key `{order.key}` is already used by a different request")
         else:
-            self._parked.pop(order.key, None)
+            self._book.parked.pop(order.key, None)
             known = await self._readmit(known)
         await self._take_up(ticket, known)
 
     async def _readmit(self, row: OrderRow) -> OrderRow:
         """Readmit a known order: rollouts that were cancelled because its client was gone run again."""
         if not await self._ledger.is_abandoned(row.id):
-            self._admission.open_rollouts += len(row.samples)
+            self._book.count_rollouts(len(row.samples))
             return row
-        with self._admission.reserve(len(row.samples)):
+        with self._reserve(len(row.samples)):
             await self._ledger.reopen_abandoned(row.id)
         return msgspec.structs.replace(row, delivered=False)
 
@@ -308,10 +277,7 @@ class OrderService:
         ticket.load_row(row, await self._ledger.list_closed_rollouts(row.id) if row.known else ())
         if ticket.finished:
             return
-        self._by_order[row.id] = ticket
-        for member in ticket.members:
-            if member.outcome is None:
-                self._by_sample[row.instance, member.sample] = ticket
+        self._book.open(ticket)
         opened = [make_opened_event(standing) for standing in await self._ledger.list_open_rollouts(row)]
         group = ticket.membership
         await self._scheduler.started.wait()
@@ -329,20 +295,20 @@ class OrderService:
     async def _restore_orders(self) -> None:
         """Restore open orders: detached ones start with the scheduler, others when their clients return."""
         if (steered := await self._ledger.recall(STEERED)) is not None:
-            self._admission.has_model = True
+            self._has_model = True
             self._fleet.steer(SteerWorker(to=msgspec.msgpack.decode(steered, type=SteerRequest)))
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:
                 self._start(self._resume_order(self._register(row), row))
             else:
-                self._parked[order.key] = row
+                self._book.parked[order.key] = row
 
     def _register(self, row: OrderRow) -> ActiveOrder:
         """Register an order of an earlier conductor, so that a client that places it again finds it."""
         order = msgspec.msgpack.decode(row.asked, type=Order)
-        ticket = self._by_key[order.key] = ActiveOrder(order, None, self, row.owner)
-        self._admission.open_rollouts += len(row.samples)
+        ticket = self._book.by_key[order.key] = ActiveOrder(order, None, self, row.owner)
+        self._book.count_rollouts(len(row.samples))
         return ticket
 
     async def _resume_order(self, ticket: ActiveOrder, row: OrderRow) -> None:
@@ -352,7 +318,7 @@ class OrderService:
 
     def _abandon_parked(self) -> None:
         """Cancel the orders whose clients did not come back."""
-        parked, self._parked = self._parked, {}
+        parked, self._book.parked = self._book.parked, {}
         for row in parked.values():
             self._abandon(row, CLIENT_GONE, "its client is gone")
 
@@ -374,18 +340,9 @@ class OrderService:
     # Dropping orders.
 
     def _forget(self, ticket: ActiveOrder) -> None:
-        if self._by_key.get(ticket.order.key) is ticket:
-            del self._by_key[ticket.order.key]
-            self._admission.open_rollouts -= ticket.rollout_count
-        self._by_order.pop(ticket.id, None)
-        self._end_if_idle()
+        self._book.forget(ticket)
+        self._end_if_over()
 
-    def _end_if_idle(self) -> None:
-        if self._status.draining and not self._by_key and not self._parked:
+    def _end_if_over(self) -> None:
+        if self._book.over:
             self._scheduler.finish()
-
-    def _find_member(self, attempt: Attempt) -> tuple[ActiveOrder, RolloutProgress] | None:
-        ticket = self._by_sample.get((attempt.instance, attempt.sample))
-        if ticket is None:
-            return None
-        return ticket, ticket.find_member(attempt.sample)

@@ -11,12 +11,14 @@ import msgspec
 
 from ...core.serving_protocol import ServerHealth, ServerStats
 from ...core.summary import RunGauge
+from ...governor.leases import AttemptLeases
+from ...governor.run_usage import RunUsage
+from ...ledger.ledger import Ledger
 from ...rollout.periodic_task import PeriodicTask
 from ..conductor.scheduler import AttemptScheduler
 from ..conductor.timeline import TimelineWriter
 from ..fleet.interface import FleetCondition, ServingFleet
-from ..resources.governor import Governor
-from .stats import ServerStatistics
+from .order_book import OrderBook
 
 SCALE_SECONDS = 0.2
 COUNT_SECONDS = 1.0
@@ -26,47 +28,47 @@ class ServerStatus:
     """The status of one server."""
 
     def __init__(
-        self, fleet: ServingFleet, scheduler: AttemptScheduler, governor: Governor, timeline: TimelineWriter
+        self,
+        ledger: Ledger,
+        fleet: ServingFleet,
+        book: OrderBook,
+        scheduler: AttemptScheduler,
+        leases: AttemptLeases,
+        usage: RunUsage,
+        timeline: TimelineWriter,
     ) -> None:
+        self._ledger = ledger
         self._fleet = fleet
+        self._book = book
         self._scheduler = scheduler
-        self._governor = governor
+        self._leases = leases
+        self._usage = usage
         self._timeline = timeline
         self._ever_ready = False  # a worker has been ready
-        self.draining = False
-        self.statistics = ServerStatistics(time.time())
-
-    async def begin(self) -> None:
-        """Load the outcomes that the run had before this server began."""
-        counts = await self._scheduler.ledger.counts()
-        self.statistics = ServerStatistics(time.time(), counts.outcomes)
 
     def health(self) -> ServerHealth:
         condition = self._fleet.condition()
         self._ever_ready = self._ever_ready or condition.ready > 0
-        draining = self.draining or self._scheduler.draining
-        state, reason = (
-            "draining" if draining else self._describe_state(condition),
-            self._explain_state(condition),
-        )
+        draining = self._book.draining or self._scheduler.draining
         waiting = self._scheduler.waiting
         return ServerHealth(
             ok=condition.ready > 0 and not draining,
-            state=state,
-            reason="it accepts no more orders" if draining else reason,
+            state="draining" if draining else self._describe_state(condition),
+            reason="it accepts no more orders" if draining else self._explain_state(condition),
             ready=condition.ready,
             wanted=condition.wanted,
             running=self._scheduler.running,
             waiting=sum(waiting.values()),
         )
 
-    def stats(self, held: int, open_orders: int) -> ServerStats:
+    def stats(self) -> ServerStats:
         gauge = msgspec.structs.replace(
             self._timeline.last or RunGauge(at=time.time()),
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
         )
-        return self.statistics.snapshot(
+        held, open_orders = self._book.calls.held_count, len(self._book.by_key)
+        return self._book.statistics.snapshot(
             time.time(), self.health(), gauge, self._fleet.condition(), held, open_orders
         )
 
@@ -78,12 +80,12 @@ class ServerStatus:
 
     async def _scale(self) -> None:
         waiting = self._scheduler.waiting.get("slot", 0)
-        self._fleet.adjust_workers(self._scheduler.running, waiting, self._governor.room)
+        self._fleet.adjust_workers(self._scheduler.running, waiting, self._leases.room)
 
     async def _record_usage(self) -> None:
-        counts = await self._scheduler.ledger.counts()
-        living = self._governor.census.usage
-        self.statistics.record_usage(time.time(), counts.usage.plus(living), counts.saved)
+        counts = await self._ledger.counts()
+        living = self._usage.census.usage
+        self._book.statistics.record_usage(time.time(), counts.usage.plus(living), counts.saved)
 
     def _describe_state(self, condition: FleetCondition) -> str:
         if not condition.ready:

@@ -1,1 +1,1 @@
-"""Memory, CPU, disk and model budgets of a run: the governor, and the watches that feed it."""
+"""Disk and model budgets of a run, and the retention of its files. `governor/` has memory and CPU."""
