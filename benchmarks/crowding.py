@@ -19,7 +19,7 @@ import table
 from table import Row, say
 
 import holdwater as hw
-from holdwater import api
+from holdwater.api import runs as api
 from holdwater.ledger.reader import LedgerReader
 
 COUNT, FEW = 60, 24

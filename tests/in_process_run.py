@@ -15,7 +15,8 @@ from typing import Any
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater import api
+from holdwater.api import run_hooks
+from holdwater.api import runs as api
 from holdwater.core.summary import RunSummary
 from holdwater.ledger.reader import LedgerReader
 from holdwater.ledger.rows import AttemptRow, EventRow, OutcomeRow
@@ -78,7 +79,7 @@ def play(
 ) -> RunSummary:
     """Run in this process, quickly; what the fault holds up is let go at the end."""
     prepared = api.prepare(suite, agent, out, {**QUICK, **options})  # type: ignore[typeddict-item]
-    around: api.RunHooks = {"observers": observers, "duties": duties}
+    around: run_hooks.RunHooks = {"observers": observers, "duties": duties}
     if fault is not None:
         around["enclose"] = fault.enclose
 

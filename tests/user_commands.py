@@ -61,7 +61,7 @@ def find_python(user: int) -> str:
     """An interpreter that this user can run holdwater with."""
     for python in PYTHONS:
         try:
-            if run_as(user, [python, "-c", "import holdwater.api, pytest"], stretch(30)).returncode == 0:
+            if run_as(user, [python, "-c", "import holdwater.api.runs, pytest"], stretch(30)).returncode == 0:
                 return python
         except OSError:
             continue

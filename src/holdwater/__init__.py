@@ -13,26 +13,20 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import (
-        RunOptions,
-        aregrade,
-        areplay,
-        aresume,
-        arun,
+    from .api.checking import Attacked, Checked, aattack, acheck, attack, check
+    from .api.grading import grade
+    from .api.images import audit_images, build_images, plan_images
+    from .api.reading import (
+        TokenSequence,
+        Trajectory,
+        TrajectoryReader,
         audit,
         export,
-        regrade,
-        replay,
-        resume,
-        run,
+        read,
         show,
         transcript,
     )
-    from .api.attacking import Attacked, aattack, attack
-    from .api.checking import Checked, acheck, check
-    from .api.grading import grade
-    from .api.images import audit_images, build_images, plan_images
-    from .api.trajectories import TokenSequence, Trajectory, TrajectoryReader, read
+    from .api.runs import RunOptions, aregrade, areplay, aresume, arun, regrade, replay, resume, run
     from .core.authoring import (
         Agent,
         AttemptHandle,
@@ -138,12 +132,11 @@ _HOMES = (
     ".core.records",
     ".core.errors",
     ".core.authoring",
-    ".api",
+    ".api.reading",
+    ".api.runs",
     ".api.grading",
     ".api.images",
-    ".api.attacking",
     ".api.checking",
-    ".api.trajectories",
 )
 
 

@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 
 import holdwater as hw
-from holdwater import api
+from holdwater.api import runs as api
 
 HERE = Path(__file__).parent
 

@@ -74,8 +74,10 @@ suite = hw.Suite(name="deaf", instances=instances, grade=grade)
 EVERY_MOMENT = """
 import json, os, signal, sys
 from pathlib import Path
-from holdwater import api, cli
-from holdwater.cli import foreground_run, run, show
+from holdwater import cli
+from holdwater.api import reading
+from holdwater.api import runs as api
+from holdwater.cli import foreground_run, runs, show
 from holdwater.run.conductor import signals
 from holdwater.view import live_display
 

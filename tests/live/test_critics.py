@@ -14,7 +14,7 @@ from tests.command_runner import Scene, until
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater import api
+from holdwater.api import runs as api
 from holdwater.core.errors import AgentFailed
 
 # What happens in each round: how the attempt ends, and what it leaves.

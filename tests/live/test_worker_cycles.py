@@ -13,7 +13,7 @@ import pytest
 from tests.in_process_run import COUNT, QUICK, suite
 
 import holdwater as hw
-from holdwater import api
+from holdwater.api import runs as api
 from holdwater.testing.leaks import count_objects
 
 OF_AN_ATTEMPT = {"AttemptState", "Scope", "Session", "AttemptLog", "ProcessSandbox"}

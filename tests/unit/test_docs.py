@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdwater
-from holdwater.api import ResumeOptions, RunOptions
+from holdwater.api.runs import ResumeOptions, RunOptions
 from holdwater.cli import VERBS
-from holdwater.cli.resume import ResumeFlags
-from holdwater.cli.run import RunFlags
+from holdwater.cli.flags import ResumeFlags, RunFlags
 from holdwater.cli.serve import ServerFlags as ServeFlags
 from holdwater.core.failures import RULES, RetryRule
 from holdwater.core.records import FailureOrigin

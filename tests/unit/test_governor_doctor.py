@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.cli.doctor import (
+from holdwater.api.machine import (
     report_bound,
     report_disk,
     report_group,

@@ -2,7 +2,7 @@
 
 A trick is a shell script that runs in the sandbox, like any agent's commands. It has more information than an
 agent: the grade command and the names of the tests. `holdwater check --attack` runs every trick against a
-suite (`api/attacking.py`).
+suite (`api/checking.py`).
 """
 
 from __future__ import annotations

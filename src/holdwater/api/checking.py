@@ -1,14 +1,18 @@
-"""Tests a suite with its own oracle and with an agent that does nothing, and reports faulty instances.
+"""Tests a suite: with its own oracle, with an agent that does nothing, and with an agent that cheats.
 
-It makes two real runs, one with each agent, and reads the results from their ledgers.
+Each test is a real run, and the results are read from its ledger. For tricks, a run of `nop` is the control: if
+an instance passes without any work, the suite is at fault and no trick is blamed. `agent/attack.py` has the
+tricks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Unpack
 
+from ..agent.attack import TRICKS
 from ..core.authoring import Suite
 from ..core.errors import HoldwaterError, RunInterrupted, RunStopped
 from ..core.records import Record, Verdict
@@ -18,11 +22,13 @@ from ..ledger.rows import OutcomeRow
 from ..run.setup.config import default_directory
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
-from . import PreparedRun, prepare, start
 from .run_hooks import wait
+from .runs import PreparedRun, prepare, start
 
 AGENTS = ("oracle", "nop")
 LONGEST_REASON = 500  # characters of a grade's detail
+ATTACKERS = ("nop", *(f"attack:{trick.name}" for trick in TRICKS))  # the control first
+DEFAULT_LIMIT = 5  # number of instances to attack if none are selected
 
 
 class InstanceFault(Record, frozen=True):
@@ -46,6 +52,31 @@ class Checked(Record, frozen=True):
     @property
     def ok(self) -> bool:
         return self.good == self.instances
+
+
+class TrickOutcome(Record, frozen=True, omit_defaults=False):
+    """The result of one trick."""
+
+    name: str
+    says: str
+    passed: tuple[str, ...] = ()  # the instances that the trick passed
+    held: int = 0  # number of instances that the trick did not pass
+    ungraded: int = 0  # how many of these have no grade
+
+
+class Attacked(Record, frozen=True, omit_defaults=False):
+    """The findings of `attack`."""
+
+    suite: str
+    instances: int  # number of attacked instances
+    tricks: tuple[TrickOutcome, ...]
+    nop_passed: tuple[str, ...] = ()  # instances that pass without any work, which show nothing about tricks
+    untried: tuple[InstanceFault, ...] = ()  # instances without a result
+
+    @property
+    def ok(self) -> bool:
+        """Whether no trick passed and there were instances to attack."""
+        return not any(trick.passed for trick in self.tricks) and (self.instances > 0 or not self.untried)
 
 
 def check(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]) -> Checked:
@@ -112,3 +143,63 @@ def _explain_fault(row: OutcomeRow, verdict: Verdict) -> str:
     detail = verdict.grade.detail.strip() if verdict.grade else ""
     said = row.failure or detail[-LONGEST_REASON:]
     return said or f"score {row.score or 0.0:g}"
+
+
+def attack(suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]) -> Attacked:
+    """Run every trick of the adversarial agent on the suite's instances; return which ones passed.
+
+    By default it attacks the first five instances; `only` and `limit` select others. The runs are kept only
+    if `out` is given.
+    """
+    return wait(aattack(suite, out=out, **options))
+
+
+async def aattack(
+    suite: Suite | str, *, out: str | Path | None = None, **options: Unpack[RunOptions]
+) -> Attacked:
+    """The async twin of `attack`."""
+    with TemporaryDirectory(prefix="holdwater-attack-") as place:
+        prepared = prepare_attack(suite, out or place, options)
+        for one in prepared:
+            require_finished(await start(one, {}))
+        return summarize_attack(prepared)
+
+
+def prepare_attack(suite: Suite | str, out: str | Path, options: RunOptions) -> tuple[PreparedRun, ...]:
+    """Prepare the runs, the control first, each in its own directory below `out`."""
+    chosen: RunOptions = {**options, "attempts": 1, "retries": options.get("retries") or 0}
+    if not options.get("only") and options.get("limit") is None:
+        chosen["limit"] = DEFAULT_LIMIT
+    return tuple(prepare(suite, agent, Path(out, agent.replace(":", "-")), chosen) for agent in ATTACKERS)
+
+
+def summarize_attack(prepared: Sequence[PreparedRun]) -> Attacked:
+    """Combine the results of the runs."""
+    control, *others = (_read_outcomes(one) for one in prepared)
+    untried = tuple(
+        InstanceFault(row.instance, f"{row.kind}: {row.failure}")
+        for row in control
+        if row.kind not in ("passed", "failed")
+    )
+    judged = {row.instance for row in control if row.kind == "failed"}
+    return Attacked(
+        suite=prepared[0].suite.name,
+        instances=len(judged),
+        tricks=tuple(
+            TrickOutcome(
+                name=trick.name,
+                says=trick.says,
+                passed=tuple(row.instance for row in rows if row.instance in judged and row.kind == "passed"),
+                held=sum(row.instance in judged and row.kind != "passed" for row in rows),
+                ungraded=sum(row.instance in judged and row.kind not in ("passed", "failed") for row in rows),
+            )
+            for trick, rows in zip(TRICKS, others, strict=True)
+        ),
+        nop_passed=tuple(row.instance for row in control if row.kind == "passed"),
+        untried=untried,
+    )
+
+
+def _read_outcomes(one: PreparedRun) -> list[OutcomeRow]:
+    with LedgerReader(one.path) as reader:
+        return list(reader.outcomes())

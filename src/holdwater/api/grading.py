@@ -7,16 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
+
 from ..agent.predictions import index_predictions
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..core.records import Instance
 from ..core.summary import RunSummary
 from ..export.swebench import make_swebench_report as report_of
+from ..ledger.durable_files import write_private
 from ..ledger.reader import LedgerReader
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
 from .run_hooks import wait
+from .runs import prepare, start
 
 GOLD = "gold"
 EMPTY = "empty"
@@ -26,8 +30,6 @@ def grade(
     predictions: str | Path, suite: str, *, out: str | Path | None = None, **options: Unpack[RunOptions]
 ) -> RunSummary:
     """Grade predictions (`.jsonl` or `.json`; `gold`: the reference patches) to the end."""
-    from . import prepare, start
-
     return wait(
         start(prepare(suite, agent_of(predictions), out, narrow_options(predictions, suite, options)), {})
     )
@@ -37,6 +39,13 @@ def report(path: str | Path, suite: str | None = None) -> dict[str, Any]:
     """Return the report in the reference's schema; with `suite`, include instances without a prediction."""
     with LedgerReader(path) as reader:
         return report_of(reader, _instance_ids(load_suite(suite)) if suite else ())
+
+
+def write_report(path: Path, suite: str) -> dict[str, Any]:
+    """Write the report to `report.json` in the run's directory; return it."""
+    found = report(path, suite)
+    write_private(path / "report.json", msgspec.json.format(msgspec.json.encode(found), indent=4))
+    return found
 
 
 def agent_of(predictions: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Image builds as typed calls: plan, build, resume, audit and clean. Calls for runs are in `__init__.py`."""
+"""Image builds as typed calls: plan, build, resume, audit and clean. Calls for runs are in `runs.py`."""
 
 from __future__ import annotations
 

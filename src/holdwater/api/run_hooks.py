@@ -13,7 +13,7 @@ from ..core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
 from ..core.records import Verdict
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
-from ..ledger.directory import RunDirectory
+from ..ledger.directory import RunDirectory as RunDirectory
 from ..run.conductor.signals import CommandSignals
 from ..run.execute import RunSetup, conduct_run
 from ..run.setup.config import read_environment

@@ -33,8 +33,8 @@ from ..run.setup.options import RunOptions
 from ..run.setup.trust import check_owner
 from ..serve import RolloutServer, ServerSettings
 from ..web.tokens import link_token, publish_token
-from . import PreparedRun, _open_upstream, prepare
 from .run_hooks import RunHooks, conduct_with_hooks, make_setup
+from .runs import PreparedRun, _open_upstream, prepare
 
 POLICY_HINT = "it must be a function `(request)` that returns the reply"
 

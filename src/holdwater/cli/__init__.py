@@ -1,7 +1,7 @@
 """The command line: finds the verb, runs it, and turns an exception into a message and an exit status.
 
-Each verb has its own file. A verb imports its modules when it is called, so that `holdwater --help` is
-instant.
+A verb is a function of a file with its name, or of the file that `HOMES` names. It imports its modules when it
+is called, so that `holdwater --help` is instant.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..run.conductor.signals import INTERRUPTED, CommandSignals
-from ..run.setup.keys import take_keys
+from ..api.process import INTERRUPTED, CommandSignals, take_keys
 from ..version import __version__
 from .console import CommandConsole, occupy_standard_fds
 
@@ -34,6 +33,11 @@ VERBS = {
     "doctor": "Check this machine and report what limits a run",
     "help": "Show a page of the manual: `holdwater help TOPIC`",
     "version": "Print the version of holdwater",
+}
+HOMES = {  # verb -> its file, where that has another name
+    **dict.fromkeys(("run", "resume", "regrade", "replay"), "runs"),
+    **dict.fromkeys(("suites", "agents", "version"), "listings"),
+    "audit": "show",
 }
 BROKEN_PIPE = 141  # exit status of a shell for SIGPIPE: the reader closed the pipe, which is not an error
 
@@ -99,7 +103,7 @@ def call_verb(verb: str, words: list[str]) -> int:
     from ..core.errors import BadInput
 
     app = App(name="holdwater", help_format="markdown", version_flags=(), suppress_keyboard_interrupt=False)
-    app.command(f"holdwater.cli.{verb}:{verb}", name=verb)
+    app.command(f"holdwater.cli.{HOMES.get(verb, verb)}:{verb}", name=verb)
     try:
         status = app([verb, *words], exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

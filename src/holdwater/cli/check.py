@@ -7,18 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .config_file import merge_flags
 from .console import CommandConsole
-from .flags import Flag
-from .run import RunFlags
+from .flags import Flag, RunFlags, merge_flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from ..api import PreparedRun
-    from ..api.attacking import Attacked
-    from ..api.checking import Checked
+    from ..api.runs import PreparedRun
+    from ..api.checking import Attacked, Checked
 
 MOST_SHOWN = 50
 ATTACK_PREFIX = "attack:"  # prefix of a trick's name
@@ -102,7 +99,7 @@ def look_for_tricks(
     suite: str, out: Path | None, said: dict[str, Any], console: CommandConsole, quiet: bool
 ) -> tuple[Attacked, RenderableType]:
     """Run every trick; return the findings, and a page for people."""
-    from ..api.attacking import prepare_attack, summarize_attack
+    from ..api.checking import prepare_attack, summarize_attack
 
     with TemporaryDirectory(prefix="holdwater-attack-") as place:
         prepared = prepare_attack(suite, out or place, said)  # type: ignore[arg-type]
@@ -113,13 +110,13 @@ def look_for_tricks(
 
 def conduct_all(prepared: Sequence[PreparedRun], console: CommandConsole, verb: str, quiet: bool) -> None:
     """Conduct the runs one after another; raise an error if one does not finish."""
-    from .. import api
+    from ..api import runs
     from ..api.checking import require_finished
     from .foreground_run import watch_run
 
     for one in prepared:
         console.say(f"{verb}: {one.agent.name.removeprefix(ATTACK_PREFIX)} in `{one.path}`")
-        require_finished(watch_run(lambda around, one=one: api.start(one, around), quiet=quiet))  # type: ignore[misc]
+        require_finished(watch_run(lambda around, one=one: runs.start(one, around), quiet=quiet))  # type: ignore[misc]
 
 
 def render_check(found: Checked) -> Text:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from ..core.errors import BadInput, HoldwaterError
 from .console import CommandConsole
-from .flags import Flag, find_run
+from .flags import Flag
 
 What = Literal["outcomes", "attempts", "pass-at-k", "exchanges", "trajectories"]
 Format = Literal["jsonl", "csv", "atif", "openai-jsonl", "openhands", "swebench", "harbor"]
@@ -56,8 +56,8 @@ def export(
         Print the output's path as a line of JSON: `{"output_json": ...}` for `openhands`, else
         `{"output": ...}`.
     """
-    from ..export.formats import DIRECTORY_FORMATS
-    from ..export.formats import export_run as write
+    from ..api.reading import DIRECTORY_FORMATS, find_run
+    from ..api.reading import export as write
 
     if out is None and (json or format in DIRECTORY_FORMATS.keys() - {"swebench"}):
         raise BadInput(f"`{'--json' if json else f'--format {format}'}` needs `--out`", HINT)
@@ -67,10 +67,10 @@ def export(
         and format in DIRECTORY_FORMATS
         and not (format == "swebench" and out.suffix in LINE_SUFFIXES)
     ):
-        omitted = write(path, what, format, out, everything=all)
+        omitted = write(path, out, what=what, format=format, everything=all)
     else:
         with CommandConsole().stream() if out is None else open_replacement(out) as target:
-            omitted = write(path, what, format, target, everything=all)
+            omitted = write(path, target, what=what, format=format, everything=all)
     if json and out is not None:
         print_place(format, out)
     return print_omitted(omitted)

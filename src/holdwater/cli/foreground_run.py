@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..run.conductor.signals import CommandSignals
+from ..api.process import CommandSignals
 from .console import CommandConsole
 
 if TYPE_CHECKING:
-    from ..api import RunHooks
+    from ..api.run_hooks import RunDirectory, RunHooks
     from ..core.summary import RunSummary
-    from ..ledger.directory import RunDirectory
     from ..view.live_display import LiveDisplay
 
 
@@ -31,7 +30,7 @@ def run_in_foreground(
 
 def watch_run(work: Callable[[RunHooks], Coroutine[Any, Any, RunSummary]], *, quiet: bool) -> RunSummary:
     """Run `work` with the live display, without a closing page."""
-    from ..api import complete
+    from ..api.run_hooks import complete
 
     console = CommandConsole.current or CommandConsole.claim()
     displays: list[LiveDisplay] = []
@@ -64,7 +63,7 @@ def exit_past_threads(status: int) -> int:
 
 
 def _start_display(directory: RunDirectory, console: CommandConsole) -> LiveDisplay:
-    from ..ledger.reader import LedgerReader
+    from ..api.reading import LedgerReader
     from ..view.live_display import LiveDisplay
 
     display = LiveDisplay(lambda: LedgerReader(directory), console.say, console.terminal)
@@ -74,12 +73,12 @@ def _start_display(directory: RunDirectory, console: CommandConsole) -> LiveDisp
 
 def _print_closing(summary: RunSummary, console: CommandConsole, *, json: bool, quiet: bool) -> None:
     """Print the closing page to stderr and the data to stdout."""
-    from ..ledger.reader import LedgerReader
-    from .show import data_of, page_of
+    from ..api.reading import LedgerReader, report_run
+    from .show import page_of
 
     with LedgerReader(summary.directory) as reader:
         if not quiet:
             console.print(page_of(reader, summary))
         if json:
-            console.write_json(data_of(reader, summary))
+            console.write_json(report_run(reader, summary))
     sys.stdout.flush()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config_file import merge_flags
 from .console import CommandConsole
-from .flags import Flag
-from .run import RunFlags
+from .flags import Flag, RunFlags, merge_flags
 
 if TYPE_CHECKING:
-    from ..api import RunHooks
+    from ..api.run_hooks import RunHooks
     from ..core.summary import RunSummary
 
 
@@ -49,30 +47,21 @@ def grade(
         Show no live display and no closing page.
     """
     console = CommandConsole.claim()
-    from .. import api
-    from ..api import grading
+    from ..api import grading, runs
     from ..core.errors import BadInput
-    from ..ledger.durable_files import write_private
     from .foreground_run import run_in_foreground
 
     said = merge_flags(flags, config)
     if said.pop("agent") is not None or said.pop("command") is not None:
         raise BadInput("predictions are graded without an agent", hint="leave out `--agent` and `--command`")
     options = grading.narrow_options(predictions, suite, said)  # type: ignore[arg-type]
-    prepared = api.prepare(suite, grading.agent_of(predictions), out, options)
+    prepared = runs.prepare(suite, grading.agent_of(predictions), out, options)
 
     async def work(around: RunHooks) -> RunSummary:
-        summary = await api.start(prepared, around)
-        report = grading.report(prepared.path, suite)
-        write_private(prepared.path / "report.json", _format_report(report))
+        summary = await runs.start(prepared, around)
+        report = grading.write_report(prepared.path, suite)
         if json:
             console.write_json(report)
         return summary
 
     return run_in_foreground(work, json=False, quiet=quiet)
-
-
-def _format_report(report: dict[str, object]) -> bytes:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(report), indent=4)

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from .console import CommandConsole, make_progress_printer
-from .flags import Flag, find_run
+from .flags import Flag
 
 images = App(
     name="images",
@@ -64,8 +64,8 @@ def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = Fal
     json
         Print one JSON document.
     """
-    from ..api import complete
     from ..api import images as api
+    from ..api.run_hooks import complete
 
     console = CommandConsole()
     prepared = api.prepare_images(recipe, None, **dataclasses.asdict(choice))
@@ -130,9 +130,8 @@ def show(run: str | None = None, image: str | None = None, /, *, json: Flag = Fa
     json
         Print one JSON document.
     """
-    from ..ledger.images import require_recipe
-    from ..ledger.reader import LedgerReader
-    from .show import find_instance, show_instance, show_run
+    from ..api.reading import LedgerReader, find_instance, find_run, require_recipe
+    from .show import show_instance, show_run
 
     console = CommandConsole()
     with LedgerReader(find_run(run)) as reader:
@@ -162,8 +161,9 @@ def audit(run: str | None = None, /, *, deep: Flag = False, trust: Flag = False,
     json
         Print one JSON document.
     """
-    from ..api import complete
     from ..api import images as api
+    from ..api.reading import find_run
+    from ..api.run_hooks import complete
 
     console = CommandConsole()
     found = complete(api.audit_build(find_run(run), make_progress_printer(console), deep=deep, trust=trust))
@@ -190,8 +190,8 @@ def clean(*, yes: Flag = False, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..api import complete
     from ..api import images as api
+    from ..api.run_hooks import complete
 
     console = CommandConsole()
     found = complete(api.clean_images(do=yes))

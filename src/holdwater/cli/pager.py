@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, BinaryIO
 
-from ..run.conductor.signals import disregard
+from ..api.process import disregard, read_variables
 from .console import CommandConsole, is_terminal
 
 STDOUT = 1
@@ -39,9 +39,7 @@ def open_pager() -> Iterator[BinaryIO | IO[bytes]]:
 
 
 def start_pager() -> subprocess.Popen[bytes] | None:
-    from ..run.setup.config import read_environment
-
-    variables = read_environment().inherited
+    variables = read_variables()
     words = shlex.split(variables.get("PAGER", PAGER))
     if not words or words == ["cat"]:
         return None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..core.errors import BadInput, HoldwaterError
+from ..core.errors import BadInput
 from .console import CommandConsole, make_progress_printer
-from .flags import LATEST, RUNS, Flag, find_run
+from .flags import Flag
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..ledger.pruning import PruneOptions, PruneResult
+    from ..api.pruning import PruneOptions, PruneResult
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -58,8 +56,8 @@ def prune(
     json
         Print one JSON document.
     """
+    from ..api.pruning import PruneOptions, find_runs, try_prune
     from ..core.config import KeepRule
-    from ..ledger.pruning import PruneOptions
 
     wanted = PruneOptions(
         keep=KeepRule(keep) if keep else None,
@@ -94,35 +92,6 @@ def check_request(wanted: PruneOptions) -> None:
         raise BadInput("nothing to do", "use `--keep failures`, `--compress` or `--remove`")
     if wanted.remove and (wanted.keep or wanted.compress):
         raise BadInput("`--remove` leaves nothing to keep or to compress", "use one or the other")
-
-
-def find_runs(places: tuple[str, ...]) -> list[Path]:
-    """Return the runs that are named or lie in a named folder, without duplicates."""
-    from ..ledger.pruning import is_run, list_runs
-
-    found: dict[Path, None] = {}
-    for path in [find_run(place) if place == LATEST else Path(place) for place in places] or [RUNS]:
-        if path.is_symlink():
-            raise BadInput(f"a link is not followed: `{path}`")
-        if not path.is_dir():
-            raise BadInput(f"no such directory: `{path}`")
-        runs = [path] if is_run(path) else list_runs(path)
-        if not runs:
-            raise BadInput(f"neither a run nor a folder of runs: `{path}`")
-        found |= dict.fromkeys(runs)
-    return list(found)
-
-
-def try_prune(path: Path, wanted: PruneOptions, yes: bool, tell: Callable[[str], None]) -> PruneResult:
-    """Prune a run, or only estimate it; a problem becomes part of the result, so that other runs continue."""
-    from ..ledger.pruning import PruneResult, estimate_prune, prune_run
-
-    try:
-        return (prune_run if yes else estimate_prune)(path, wanted, time.time(), tell)
-    except HoldwaterError as error:
-        return PruneResult(directory=str(path), problem=error.message)
-    except OSError as error:
-        return PruneResult(directory=str(path), problem=f"{error.strerror}: `{error.filename}`")
 
 
 def render_prune(pruned: list[PruneResult], yes: bool) -> RenderableType:

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from .config_file import merge_flags
 from .console import CommandConsole
-from .flags import Flag
-from .run import SharedFlags, _agent_spec, _option
+from .flags import Flag, SharedFlags, make_option, merge_flags
+from .runs import choose_agent
 
 SERVING = Group("Server", sort_key=0)
 
@@ -22,35 +21,35 @@ class ServingFlags:
     """Flags of a server only."""
 
     listen: Annotated[
-        str | None, _option(SERVING, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
+        str | None, make_option(SERVING, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
     ] = None
     key_file: Annotated[
-        str | None, _option(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
+        str | None, make_option(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
     ] = None
     no_key: Annotated[
-        bool | None, _option(SERVING, "Require no key: accept every user and program of this machine")
+        bool | None, make_option(SERVING, "Require no key: accept every user and program of this machine")
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        _option(SERVING, "Another host name under which clients reach the server; may be repeated"),
+        make_option(SERVING, "Another host name under which clients reach the server; may be repeated"),
     ] = None
-    tls_cert: Annotated[str | None, _option(SERVING, "A certificate (PEM), for `https`")] = None
-    tls_key: Annotated[str | None, _option(SERVING, "Its key (PEM)")] = None
+    tls_cert: Annotated[str | None, make_option(SERVING, "A certificate (PEM), for `https`")] = None
+    tls_key: Annotated[str | None, make_option(SERVING, "Its key (PEM)")] = None
     queue: Annotated[
-        int | None, _option(SERVING, "Maximum number of open rollouts; more are rejected as `busy` (4096)")
+        int | None, make_option(SERVING, "Maximum number of open rollouts; more are rejected as `busy` (4096)")
     ] = None
     policy: Annotated[
         str | None,
-        _option(SERVING, "`path.py:name` of a function that answers model calls, for orders that request it"),
+        make_option(SERVING, "`path.py:name` of a function that answers model calls, for orders that request it"),
     ] = None
     grace: Annotated[
         float | None,
-        _option(SERVING, "Seconds that a client has to reconnect before its work is cancelled (3)"),
+        make_option(SERVING, "Seconds that a client has to reconnect before its work is cancelled (3)"),
     ] = None
     return_grace: Annotated[
-        float | None, _option(SERVING, "The same, after a restart of the server (60)")
+        float | None, make_option(SERVING, "The same, after a restart of the server (60)")
     ] = None
-    least_workers: Annotated[int | None, _option(SERVING, "Workers that stay while there is no work (1)")] = (
+    least_workers: Annotated[int | None, make_option(SERVING, "Workers that stay while there is no work (1)")] = (
         None
     )
 
@@ -98,7 +97,7 @@ def serve(
     from .foreground_run import run_in_foreground
 
     said = merge_flags(flags, config)
-    agent = _agent_spec(said.pop("agent"), said.pop("command"))
+    agent = choose_agent(said.pop("agent"), said.pop("command"))
     serving: Any = {field.name: said.pop(field.name) for field in dataclasses.fields(ServingFlags)}
     prepared = prepare_server(suite, agent, out, said, serving)  # type: ignore[arg-type]
     return run_in_foreground(lambda around: start_server(prepared, around), json=json, quiet=quiet)

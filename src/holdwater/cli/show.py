@@ -1,4 +1,4 @@
-"""`holdwater show`: shows a run, or one instance's attempts. It reads the ledger, also of a running run."""
+"""`holdwater show` and `holdwater audit`: show a run or one instance, and prove that nothing is missing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .console import CommandConsole
-from .flags import Flag, find_run
+from .flags import Flag
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
+    from ..api.reading import AuditReport, InstanceRow, LedgerReader
     from ..core.summary import RunSummary
-    from ..ledger.images import BuildReport
-    from ..ledger.reader import LedgerReader
-    from ..ledger.rows import InstanceRow
 
 LOOK_EVERY = 0.5  # seconds
+MOST_SHOWN = 50  # problems, and notes, of an audit
 
 
 def show(
@@ -39,7 +39,7 @@ def show(
     watch
         Follow a running run until it ends.
     """
-    from ..ledger.reader import LedgerReader
+    from ..api.reading import LedgerReader, find_instance, find_run
 
     console = CommandConsole()
     directory = find_run(run)
@@ -54,20 +54,13 @@ def show(
 
 
 def show_run(reader: LedgerReader, console: CommandConsole, json: bool) -> None:
+    from ..api.reading import report_run
+
     summary = reader.summary()
     if json:
-        console.write_json(data_of(reader, summary))
+        console.write_json(report_run(reader, summary))
     else:
         console.write_page(page_of(reader, summary))
-
-
-def data_of(reader: LedgerReader, summary: RunSummary) -> RunSummary | BuildReport:
-    """Return the data that `--json` prints: a run's summary, or the report of an image build."""
-    if reader.config.recipe is None:
-        return summary
-    from ..ledger.images import report_build
-
-    return report_build(reader, summary)
 
 
 def page_of(reader: LedgerReader, summary: RunSummary) -> RenderableType:
@@ -90,26 +83,9 @@ def show_instance(reader: LedgerReader, instance: InstanceRow, console: CommandC
         console.write_page(render_instance(told))
 
 
-def find_instance(reader: LedgerReader, name: str) -> InstanceRow:
-    from difflib import get_close_matches
-    from itertools import islice
-
-    from ..core.errors import BadInput
-
-    found = reader.find_instance(name)
-    if found:
-        return found
-    names = [row.name for row in islice(reader.instances(), 1000)]
-    near = get_close_matches(name, names, n=1)
-    hint = (
-        f"did you mean `{near[0]}`?" if near else f"the run has, for example, `{names[0]}`" if names else ""
-    )
-    raise BadInput(f"no such instance in the run: `{name[:200]}`", hint)
-
-
 def follow(reader: LedgerReader, directory: Path, console: CommandConsole) -> None:
     """Show the live display until the run is over or the user presses Ctrl-C."""
-    from ..ledger.reader import LedgerReader
+    from ..api.reading import LedgerReader
     from ..view.live_display import LiveDisplay
 
     display = LiveDisplay(lambda: LedgerReader(directory), console.say, console.terminal)
@@ -122,3 +98,54 @@ def follow(reader: LedgerReader, directory: Path, console: CommandConsole) -> No
     finally:
         display.stop()
         console.flush()
+
+
+def audit(run: str | None = None, /, *, json: Flag = False) -> int:
+    """Prove that nothing is missing from a run.
+
+    The audit checks that every planned sample has one outcome that follows from its verdict, that every
+    attempt has one verdict, that every exchange and artifact is unchanged, and that all totals are correct.
+    The exit status is 0 if so, 3 if that holds so far and the run is not finished, and 1 otherwise.
+
+    For example: `holdwater audit latest --json`
+
+    Parameters
+    ----------
+    run
+        The run's directory; `latest` (the default) is the newest in `runs/`.
+    json
+        Print one JSON document.
+    """
+    from ..api import reading
+
+    found = reading.audit(reading.find_run(run))
+    if json:
+        CommandConsole().write_json(found)
+    else:
+        CommandConsole().write_page(render_audit(found))
+    return 0 if found.ok else 3 if found.sound else 1
+
+
+def render_audit(found: AuditReport) -> Text:
+    from rich.text import Text
+
+    from ..view.formatting import line
+
+    unfinished = f"unfinished {found.unfinished}, " if found.unfinished else ""
+    text = Text(
+        f"planned {found.planned}, settled {found.settled}, {unfinished}lost {found.lost}, "
+        f"duplicated {found.duplicated}, corrupt {found.corrupt}: "
+    )
+    if found.sound:
+        text.append("holds water" if found.ok else "holds water so far", "green" if found.ok else "yellow")
+    else:
+        text.append("does not hold water", "red")
+    if found.dropped:
+        text.append(f"\ndropped on purpose: the files of {found.dropped} attempts", "dim")
+    for note in found.notes[:MOST_SHOWN]:
+        text.append(f"\n{line(note)}", "dim")
+    for problem in found.problems[:MOST_SHOWN]:
+        text.append(f"\nproblem: {line(problem)}")
+    if len(found.problems) > MOST_SHOWN:
+        text.append(f"\n... and {len(found.problems) - MOST_SHOWN} more")
+    return text

@@ -8,14 +8,13 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from .console import CommandConsole, expand_defaults, is_terminal, terminal_size
-from .flags import Flag, find_run
+from .flags import Flag
 from .pager import open_pager
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ..conversation.trajectory import ExchangeTree, Turn
-    from ..ledger.rows import AttemptRow
+    from ..api.reading import AttemptRow, ExchangeTree, Turn
 
 STDOUT = 1
 
@@ -56,9 +55,7 @@ def transcript(
     json
         Print one JSON document: a list of turns.
     """
-    from ..conversation.trajectory import find_attempt, open_conversation
-    from ..ledger.reader import LedgerReader
-    from .show import find_instance
+    from ..api.reading import LedgerReader, find_attempt, find_instance, find_run, open_conversation
 
     with LedgerReader(find_run(run)) as reader:
         row = find_attempt(reader, find_instance(reader, instance), sample, attempt)
@@ -75,7 +72,7 @@ def transcript(
 
 
 def choose_turns(tree: ExchangeTree, number: int | None) -> Iterator[Turn]:
-    from ..conversation.trajectory import read_thread_turns, read_turns
+    from ..api.reading import read_thread_turns, read_turns
 
     return (
         read_turns(tree) if number is None else read_thread_turns(tree, tree.find_thread(number), only=number)
@@ -83,7 +80,7 @@ def choose_turns(tree: ExchangeTree, number: int | None) -> Iterator[Turn]:
 
 
 def print_raw(tree: ExchangeTree, number: int | None, out: BinaryIO) -> None:
-    from ..conversation.raw_turns import render_raw_turn
+    from ..api.reading import render_raw_turn
     from ..core.errors import BadInput
 
     if not len(tree):

@@ -124,7 +124,7 @@ class RunOptions(TypedDict, total=False):
 class ResumeOptions(TypedDict, total=False):
     """The options of a resume: settings that replace the run's own, and samples to try again.
 
-    `retry` holds words of `core.reopening.RetryChoice`, or patterns over instance ids.
+    `retry` holds words of `core.policy.RetryChoice`, or patterns over instance ids.
     """
 
     retry: str | Sequence[str] | None

@@ -1,26 +1,42 @@
-"""Reads trajectories in bulk, for training: `holdwater.read(run)`, lazily and also while the run is running.
+"""Reads a run, also while it is running: `show`, `audit`, `export`, `transcript`, and `read` for trajectories.
 
-A trajectory holds a few rows; its messages are read from disk on request, one exchange at a time. Use `show`
-for the summary of a run and `export` for files for other programs.
+A trajectory holds a few rows; its messages are read from disk on request, one exchange at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from ..conversation.nodes import MediaMode, build_nodes
 from ..conversation.order_results import read_answer
+from ..conversation.raw_turns import render_raw_turn as render_raw_turn
 from ..conversation.token_sequences import TokenSequence as TokenSequence
 from ..conversation.token_sequences import build_sequences
-from ..conversation.trajectory import ExchangeTree, Turn, open_conversation, read_turns
+from ..conversation.trajectory import ExchangeTree as ExchangeTree
+from ..conversation.trajectory import Turn as Turn
+from ..conversation.trajectory import find_attempt as find_attempt
+from ..conversation.trajectory import open_conversation as open_conversation
+from ..conversation.trajectory import read_thread_turns as read_thread_turns
+from ..conversation.trajectory import read_turns as read_turns
+from ..core.errors import BadInput
 from ..core.records import AttemptFailure, ModelUsage, Verdict
 from ..core.serving_protocol import MessageNode
+from ..core.summary import RunSummary
+from ..export.formats import DIRECTORY_FORMATS as DIRECTORY_FORMATS
+from ..export.formats import export_run
 from ..export.openai import find_last_answered, render_chat_messages, render_chat_tools
+from ..ledger.audit import AuditReport as AuditReport
+from ..ledger.audit import audit_run
 from ..ledger.blobs import BlobStore
-from ..ledger.directory import RunDirectory, find_run
-from ..ledger.reader import LedgerReader
+from ..ledger.directory import RunDirectory
+from ..ledger.images import BuildReport as BuildReport
+from ..ledger.images import report_build
+from ..ledger.images import require_recipe as require_recipe
+from ..ledger.reader import LedgerReader as LedgerReader
 from ..ledger.rollouts import (
     RolloutFilter,
     RolloutRow,
@@ -29,8 +45,64 @@ from ..ledger.rollouts import (
     read_groups,
     read_rollouts,
 )
+from ..ledger.rows import AttemptRow as AttemptRow
+from ..ledger.rows import InstanceRow as InstanceRow
+from ..ledger.directory import find_run as find_run
 
 T = TypeVar("T")
+
+
+def show(path: str | Path) -> RunSummary:
+    """Return the summary of a run."""
+    with LedgerReader(path) as reader:
+        return reader.summary()
+
+
+def audit(path: str | Path) -> AuditReport:
+    """Prove that nothing is missing: planned = settled, one verdict per attempt, every segment intact."""
+    return audit_run(path)
+
+
+def export(
+    path: str | Path,
+    out: BinaryIO | str | Path,
+    *,
+    what: str | None = None,
+    format: str = "jsonl",
+    everything: bool = False,
+) -> str:
+    """Stream a run, or a part of it, to `out`: a file, or a directory if the format needs one.
+
+    The formats `atif`, `openhands`, `harbor`, and `swebench` with a path, write directories. Return a
+    description of the omitted data.
+    """
+    return export_run(path, what, format, Path(out) if isinstance(out, str) else out, everything=everything)
+
+
+def transcript(
+    path: str | Path, instance: str, *, sample: int = 0, attempt: int | None = None
+) -> Iterator[Turn]:
+    """Yield the turns of an attempt, one in memory at a time: the trajectory, then the other threads."""
+    with LedgerReader(path) as reader:
+        row = find_attempt(reader, find_instance(reader, instance), sample, attempt)
+        yield from read_turns(open_conversation(reader, row.attempt))
+
+
+def find_instance(reader: LedgerReader, name: str) -> InstanceRow:
+    """Return the row of an instance; raise BadInput, with the closest id, if there is none."""
+    if found := reader.find_instance(name):
+        return found
+    names = [row.name for row in islice(reader.instances(), 1000)]
+    near = get_close_matches(name, names, n=1)
+    hint = (
+        f"did you mean `{near[0]}`?" if near else f"the run has, for example, `{names[0]}`" if names else ""
+    )
+    raise BadInput(f"no such instance in the run: `{name[:200]}`", hint)
+
+
+def report_run(reader: LedgerReader, summary: RunSummary) -> RunSummary | BuildReport:
+    """Return the data that `--json` prints: a run's summary, or the report of an image build."""
+    return summary if reader.config.recipe is None else report_build(reader, summary)
 
 
 def read(
