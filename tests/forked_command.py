@@ -170,12 +170,11 @@ def _load_modules() -> None:
     """Load the modules of most commands; others load theirs as usual."""
     import gc
 
-    import holdwater.api
-    import holdwater.cli.audit
+    import holdwater.api.reading
+    import holdwater.api.runs
     import holdwater.cli.export
     import holdwater.cli.foreground_run
-    import holdwater.cli.resume
-    import holdwater.cli.run
+    import holdwater.cli.runs
     import holdwater.cli.show
     import holdwater.view.live_display  # noqa: F401
 

@@ -14,7 +14,7 @@ from tests.server_harness import SUITE, eventually, model
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.api.serving import ServingOptions, prepare_server, start_server
+from holdwater.api.serving import prepare_server, start_server
 from holdwater.client import AsyncClient, Client, OrderRefused, PolicyCall
 from holdwater.core.errors import BadInput
 from holdwater.core.groups import GroupTerms
@@ -35,7 +35,7 @@ TRAINER = ModelChoice(source=ModelSource.TRAINER)
 async def serving(place: Path, *, agent: str | None = None, **options: Any) -> AsyncIterator[AsyncClient]:
     """A server whose attempts live in this process, and a client of it."""
     (place / "command_runner.py").write_text(SUITE)
-    said: ServingOptions = {"listen": f"unix:{place}/socket", **options.pop("serving", {})}
+    said: dict[str, Any] = {"listen": f"unix:{place}/socket", **options.pop("serving", {})}
     prepared = prepare_server(
         f"{place}/command_runner.py:suite",
         agent or f"{place}/command_runner.py:solve",

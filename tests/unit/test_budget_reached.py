@@ -2,10 +2,10 @@
 
 import pytest
 
+from holdwater.core.config import parse_sampling
 from holdwater.core.errors import BadInput
 from holdwater.core.prices import RunBudget, find_used_up
 from holdwater.core.records import FailureOrigin, LimitOverrides, Limits, ModelUsage
-from holdwater.run.setup.config import parse_sampling
 
 USED = ModelUsage(requests=4, input_tokens=100, output_tokens=20, nanodollars=5 * 10**8, priced=4)
 

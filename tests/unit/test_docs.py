@@ -14,8 +14,11 @@ from holdwater.api.runs import ResumeOptions, RunOptions
 from holdwater.cli import VERBS
 from holdwater.cli.flags import ResumeFlags, RunFlags
 from holdwater.cli.serve import ServerFlags as ServeFlags
+from holdwater.core.config import RunConfig
 from holdwater.core.failures import RULES, RetryRule
+from holdwater.core.options import list_options
 from holdwater.core.records import FailureOrigin
+from holdwater.run.setup.options import RETRY_OPTIONS
 from holdwater.suite.jsonl import SuiteRow
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +97,14 @@ def test_every_flag_is_an_option_of_the_library_too() -> None:
 
     assert {field.name for field in dataclasses.fields(RunFlags)} - beside <= set(RunOptions.__annotations__)
     assert {field.name for field in dataclasses.fields(ResumeFlags)} == set(ResumeOptions.__annotations__)
+
+
+def test_type_checkers_see_the_options_of_the_configuration() -> None:
+    options = list_options(RunConfig)
+    changes = {name for name, entry in options.items() if entry.option.resume}
+
+    assert set(RunOptions.__annotations__) == set(options)
+    assert set(ResumeOptions.__annotations__) == changes | RETRY_OPTIONS
 
 
 def test_the_failure_table_in_the_manual_is_the_one_in_core() -> None:

@@ -1,8 +1,7 @@
 """Tests a suite: with its own oracle, with an agent that does nothing, and with an agent that cheats.
 
-Each test is a real run, and the results are read from its ledger. For tricks, a run of `nop` is the control: if
-an instance passes without any work, the suite is at fault and no trick is blamed. `agent/attack.py` has the
-tricks.
+Each test is a real run, and the results are read from its ledger. For tricks, a run of `nop` is the control:
+if an instance passes without any work, the suite is at fault and no trick is blamed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shrinks or removes old runs, or estimates how much that would free. The rules are in `ledger/pruning.py`."""
+"""Shrinks or removes old runs, or estimates the freed bytes. The rules are in `ledger/pruning.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.errors import BadInput, HoldwaterError
+from ..ledger.directory import LATEST, RUNS, find_run
 from ..ledger.pruning import PruneOptions as PruneOptions
 from ..ledger.pruning import PruneResult as PruneResult
 from ..ledger.pruning import estimate_prune, is_run, list_runs, prune_run
-from ..ledger.directory import LATEST, RUNS, find_run
 
 
 def find_runs(places: Sequence[str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Reads a run, also while it is running: `show`, `audit`, `export`, `transcript`, and `read` for trajectories.
+"""Reads a run, also a running one: `show`, `audit`, `export`, `transcript`, and `read` for trajectories.
 
 A trajectory holds a few rows; its messages are read from disk on request, one exchange at a time.
 """
@@ -33,6 +33,7 @@ from ..ledger.audit import AuditReport as AuditReport
 from ..ledger.audit import audit_run
 from ..ledger.blobs import BlobStore
 from ..ledger.directory import RunDirectory
+from ..ledger.directory import find_run as find_run
 from ..ledger.images import BuildReport as BuildReport
 from ..ledger.images import report_build
 from ..ledger.images import require_recipe as require_recipe
@@ -47,7 +48,6 @@ from ..ledger.rollouts import (
 )
 from ..ledger.rows import AttemptRow as AttemptRow
 from ..ledger.rows import InstanceRow as InstanceRow
-from ..ledger.directory import find_run as find_run
 
 T = TypeVar("T")
 

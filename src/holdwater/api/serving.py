@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from .. import plugin
 from ..core.authoring import Agent, AgentFunction, Suite
 from ..core.config import RunConfig, SandboxKind, ServingConfig
 from ..core.errors import BadInput
+from ..core.options import list_options
 from ..core.summary import RunSummary
 from ..ledger.directory import RunDirectory
 from ..rollout.allocator import keep_bounded
@@ -28,7 +29,7 @@ from ..rollout.open_files import allow_files
 from ..run.builds.sandbox_daemon import check_daemon
 from ..run.execute import create_run
 from ..run.orders.order_service import OrderService
-from ..run.setup.config import read_environment
+from ..run.setup.config import check_bounds, read_environment
 from ..run.setup.options import RunOptions
 from ..run.setup.trust import check_owner
 from ..serve import RolloutServer, ServerSettings
@@ -39,22 +40,6 @@ from .runs import PreparedRun, _open_upstream, prepare
 POLICY_HINT = "it must be a function `(request)` that returns the reply"
 
 _log = logging.getLogger("holdwater.serve")
-
-
-class ServingOptions(TypedDict, total=False):
-    """Options of a server, in addition to the options of a run."""
-
-    listen: str | None
-    key_file: str | Path | None
-    no_key: bool | None
-    allow_host: Sequence[str] | None
-    tls_cert: str | Path | None
-    tls_key: str | Path | None
-    queue: int | None
-    policy: str | None
-    grace: float | None
-    return_grace: float | None
-    least_workers: int | None
 
 
 class PreparedServer(msgspec.Struct, frozen=True):
@@ -71,7 +56,7 @@ def prepare_server(
     agent: Agent | AgentFunction | str | None,
     out: str | Path | None,
     options: RunOptions,
-    serving: ServingOptions,
+    serving: Mapping[str, Any],
 ) -> PreparedServer:
     """Check everything that can be checked before a server starts, and create nothing."""
     prepared = prepare(suite, agent, out, {**options, "attempts": 1})
@@ -139,25 +124,21 @@ def _describe_server(prepared: PreparedServer) -> str:
     return text if prepared.terms.keys else f"{text}; without a key: every user of this machine has access"
 
 
-def _parse_serving(said: ServingOptions, config: RunConfig) -> ServingConfig:
-    names = ("listen", "queue", "grace", "return_grace", "least_workers")
-    given = {name: said[name] for name in names if said.get(name) is not None}  # type: ignore[literal-required]
-    if (policy := said.get("policy")) is not None:
+def _parse_serving(said: Mapping[str, Any], config: RunConfig) -> ServingConfig:
+    given = {name: said[name] for name in list_options(ServingConfig) if said.get(name) is not None}
+    if (policy := given.get("policy")) is not None:
         if not callable(plugin.find_object(policy)):
             raise BadInput(f"not a policy: `{policy}`", POLICY_HINT)
         given["policy"] = plugin.make_absolute(policy)
     serving = ServingConfig(**given)
-    for name, lowest in {"queue": 1, "grace": 0, "return_grace": 0, "least_workers": 1}.items():
-        if getattr(serving, name) < lowest:
-            flag = name.replace("_", "-")
-            raise BadInput(f"`--{flag}` must be at least {lowest}: {getattr(serving, name):g}")
+    check_bounds(serving)
     if serving.least_workers > max(1, config.workers):
         most = f"`--workers {config.workers}`"
         raise BadInput(f"`--least-workers` must be at most {most}: {serving.least_workers}")
     return serving
 
 
-def _make_terms(said: ServingOptions, config: RunConfig, path: Path) -> ServerSettings:
+def _make_terms(said: Mapping[str, Any], config: RunConfig, path: Path) -> ServerSettings:
     assert config.serving is not None
     keys = _read_keys(said.get("key_file"))
     if said.get("no_key") and keys:

@@ -1,7 +1,7 @@
 """The command line: finds the verb, runs it, and turns an exception into a message and an exit status.
 
-A verb is a function of a file with its name, or of the file that `HOMES` names. It imports its modules when it
-is called, so that `holdwater --help` is instant.
+A verb is a function of a file with its name, or of the file that `HOMES` names. It imports its modules when
+it is called, so that `holdwater --help` is instant.
 """
 
 from __future__ import annotations

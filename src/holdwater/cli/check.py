@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from ..api.runs import PreparedRun
     from ..api.checking import Attacked, Checked
+    from ..api.runs import PreparedRun
 
 MOST_SHOWN = 50
 ATTACK_PREFIX = "attack:"  # prefix of a trick's name

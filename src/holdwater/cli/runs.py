@@ -1,4 +1,4 @@
-"""`holdwater run`, `resume`, `regrade` and `replay`: start a run from flags and a TOML file, or return to one."""
+"""`holdwater run`, `resume`, `regrade` and `replay`: start a run from flags or a TOML file, or reopen one."""
 
 from __future__ import annotations
 

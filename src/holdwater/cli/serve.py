@@ -1,62 +1,50 @@
 """`holdwater serve`: serves a suite and an agent to clients, which order rollouts over HTTP."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: the annotations are read in `flags.py`.
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from cyclopts import Group, Parameter
-
+from ..core.config import RunConfig, ServingConfig
+from ..core.options import OptionGroup, list_options
 from .console import CommandConsole
-from .flags import Flag, SharedFlags, make_option, merge_flags
+from .flags import AgentFlags, Flag, add_flags, make_option, merge_flags
 from .runs import choose_agent
 
-SERVING = Group("Server", sort_key=0)
+SERVER = OptionGroup.SERVER
 
 
-@Parameter(name="*")
+@add_flags(list_options(ServingConfig).values())
 @dataclasses.dataclass(frozen=True)
 class ServingFlags:
-    """Flags of a server only."""
+    """Flags that the server's configuration keeps."""
 
-    listen: Annotated[
-        str | None, make_option(SERVING, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
-    ] = None
+
+@dataclasses.dataclass(frozen=True)
+class AccessFlags:
+    """Flags that say who may use the server. The run's directory does not keep them."""
+
     key_file: Annotated[
-        str | None, make_option(SERVING, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`")
+        str | None,
+        make_option(SERVER, "A file with the keys that clients may use; else `HOLDWATER_SERVE_KEYS`"),
     ] = None
     no_key: Annotated[
-        bool | None, make_option(SERVING, "Require no key: accept every user and program of this machine")
+        bool | None, make_option(SERVER, "Require no key: accept every user and program of this machine")
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        make_option(SERVING, "Another host name under which clients reach the server; may be repeated"),
+        make_option(SERVER, "Another host name under which clients reach the server; may be repeated"),
     ] = None
-    tls_cert: Annotated[str | None, make_option(SERVING, "A certificate (PEM), for `https`")] = None
-    tls_key: Annotated[str | None, make_option(SERVING, "Its key (PEM)")] = None
-    queue: Annotated[
-        int | None, make_option(SERVING, "Maximum number of open rollouts; more are rejected as `busy` (4096)")
-    ] = None
-    policy: Annotated[
-        str | None,
-        make_option(SERVING, "`path.py:name` of a function that answers model calls, for orders that request it"),
-    ] = None
-    grace: Annotated[
-        float | None,
-        make_option(SERVING, "Seconds that a client has to reconnect before its work is cancelled (3)"),
-    ] = None
-    return_grace: Annotated[
-        float | None, make_option(SERVING, "The same, after a restart of the server (60)")
-    ] = None
-    least_workers: Annotated[int | None, make_option(SERVING, "Workers that stay while there is no work (1)")] = (
-        None
-    )
+    tls_cert: Annotated[str | None, make_option(SERVER, "A certificate (PEM), for `https`")] = None
+    tls_key: Annotated[str | None, make_option(SERVER, "Its key (PEM)")] = None
 
 
-@Parameter(name="*")
+SERVING = {field.name for kind in (ServingFlags, AccessFlags) for field in dataclasses.fields(kind)}
+
+
+@add_flags(entry for entry in list_options(RunConfig).values() if entry.option.serve)
 @dataclasses.dataclass(frozen=True)
-class ServerFlags(ServingFlags, SharedFlags):
+class ServerFlags(AgentFlags, AccessFlags, ServingFlags):
     """All flags of a server. A TOML file may set each of them under its own name."""
 
 
@@ -98,6 +86,6 @@ def serve(
 
     said = merge_flags(flags, config)
     agent = choose_agent(said.pop("agent"), said.pop("command"))
-    serving: Any = {field.name: said.pop(field.name) for field in dataclasses.fields(ServingFlags)}
+    serving = {name: said.pop(name) for name in SERVING}
     prepared = prepare_server(suite, agent, out, said, serving)  # type: ignore[arg-type]
     return run_in_foreground(lambda around: start_server(prepared, around), json=json, quiet=quiet)

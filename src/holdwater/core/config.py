@@ -1,21 +1,25 @@
-"""The configuration of a run as one frozen record.
+"""The configuration of a run as one frozen record, stored as the run's `run.json`.
 
-It is built from the user's input and stored as the run's `run.json`.
+A field that users set says its flag, help and parser here, and nowhere else (`options.py`).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .errors import BadInput
 from .image import ImageRecipe
+from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
 
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
-
+SERVER, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
 __all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxKind", "SandboxRoot"]
 
@@ -51,16 +55,69 @@ class KeepRule(StrEnum):
     NONE = "none"
 
 
+def parse_slots(value: int | str) -> int | None:
+    if isinstance(value, int):
+        return value
+    if value.strip().lower() == "auto":
+        return None
+    if not value.strip().isdigit():
+        raise BadInput(f"`--concurrency` must be a number or `auto`: `{value}`")
+    return int(value)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise BadInput(f"`--shard` must look like `1/4`: `{text}`")
+    return int(match[1]), int(match[2])
+
+
+def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(f"`--sampling` must look like `temperature=0.7`: `{pair}`")
+        try:
+            found[name.strip()] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            found[name.strip()] = text
+    return found
+
+
 class ServingConfig(Record, frozen=True):
     """The settings of a server."""
 
-    listen: str = "127.0.0.1:8400"  # HOST:PORT, or unix:PATH
-    queue: int = 4096  # open rollouts at once, including waiting and undelivered ones
+    listen: Annotated[
+        str, ConfigOption(SERVER, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
+    ] = "127.0.0.1:8400"
+    # Open rollouts at once, including waiting and undelivered ones.
+    queue: Annotated[
+        int,
+        ConfigOption(SERVER, "Maximum number of open rollouts; more are rejected as `busy` (4096)", least=1),
+    ] = 4096
     largest_order: int = 64 * MiB  # bytes of a request body
-    grace: float = 3.0  # seconds in which a client must reconnect before its work is cancelled
-    return_grace: float = 60.0  # the same after a restart of the server
-    policy: str | None = None  # `path.py:name` or `module:name` of the function that answers model calls
-    least_workers: int = 1
+    policy: Annotated[
+        str | None,
+        ConfigOption(
+            SERVER, "`path.py:name` of a function that answers model calls, for orders that request it"
+        ),
+    ] = None
+    grace: Annotated[
+        float,
+        ConfigOption(
+            SERVER, "Seconds that a client has to reconnect before its work is cancelled (3)", least=0
+        ),
+    ] = 3.0
+    return_grace: Annotated[
+        float, ConfigOption(SERVER, "The same, after a restart of the server (60)", least=0)
+    ] = 60.0
+    least_workers: Annotated[
+        int, ConfigOption(SERVER, "Workers that stay while there is no work (1)", least=1)
+    ] = 1
     quiet: float = 30.0  # seconds that a worker must be idle before it is removed
     starting: float = 60.0  # seconds in which a worker must become ready
 
@@ -76,51 +133,242 @@ class RunConfig(Record, frozen=True):
     agent: str
     created: float
     version: str
-    model: str | None = None
-    base_url: str | None = None  # the upstream; None: from the environment
-    concurrency: int | None = None  # attempts at once; None: as many as the budget allows
-    workers: int = 2
-    attempts: int = 1
-    retries: int = 2
-    samples: int = 1
-    critic: str = CriticKind.GRADE  # a `CriticKind`, `command:LINE`, `path.py:name` or `module:name`
-    only: tuple[str, ...] = ()  # glob patterns over ids
+    model: Annotated[
+        str | None,
+        ConfigOption(
+            CHOICE, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` set its key and server"
+        ),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        ConfigOption(
+            CHOICE,
+            "The URL of the model's server; overrides `OPENAI_BASE_URL`",
+            resume="The URL of the model's server",
+        ),
+    ] = None
+    # Imposed on every request.
+    sampling: Annotated[
+        dict[str, Any],
+        ConfigOption(
+            CHOICE,
+            "Set in every request: `temperature=0.7`; may be repeated",
+            accepts=list[str],
+            parse=parse_sampling,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    only: Annotated[
+        tuple[str, ...],
+        ConfigOption(CHOICE, "Only instances whose id matches this pattern; may be repeated", serve=False),
+    ] = ()
     replays: str | None = None  # directory of the run whose recorded replies are replayed
-    limit: int | None = None
-    shard: tuple[int, int] | None = None  # i of n, from 1
+    limit: Annotated[int | None, ConfigOption(CHOICE, "Only the first N instances", least=1, serve=False)] = (
+        None
+    )
+    # i of n, from 1.
+    shard: Annotated[
+        tuple[int, int] | None,
+        ConfigOption(CHOICE, "Only part i of n: `1/4`", accepts=str, parse=parse_shard, serve=False),
+    ] = None
+    retries: Annotated[
+        int,
+        ConfigOption(
+            ATTEMPTS,
+            "Retries after an infrastructure failure (2)",
+            least=0,
+            resume="Retries after an infrastructure failure",
+        ),
+    ] = 2
+    attempts: Annotated[
+        int,
+        ConfigOption(
+            ATTEMPTS,
+            "Attempts per instance until the critic accepts one (1)",
+            least=1,
+            resume="Attempts per instance",
+            serve=False,
+        ),
+    ] = 1
+    critic: Annotated[
+        str,
+        ConfigOption(
+            ATTEMPTS,
+            "`grade`: it passed (default); `finished`; `finished-with-patch`; `patch`; `command:LINE`; "
+            "`path.py:name`",
+            serve=False,
+        ),
+    ] = CriticKind.GRADE
+    samples: Annotated[
+        int,
+        ConfigOption(ATTEMPTS, "Independent samples of each instance, for pass@k (1)", least=1, serve=False),
+    ] = 1
     limits: Limits = Limits()
-    budget: RunBudget = RunBudget()
-    price: ModelPrice | None = None  # price of the model when the run was created; None: unknown
-    sampling: dict[str, Any] = msgspec.field(default_factory=dict)  # imposed on every request
-    largest_request: int = 256 * MiB  # bytes of a model request, unpacked
-    rpm: float | None = None  # requests a minute, over all workers
-    tpm: float | None = None  # tokens a minute
-    sandbox: SandboxKind = SandboxKind.PROCESS
-    image: str | None = None  # default image for instances that name none
-    images: ImageRecipe | None = None  # the recipe that provides the instances' images
-    mounts: tuple[tuple[str, str], ...] = ()  # (here, there): read-only in every sandbox
-    sandbox_root: SandboxRoot = SandboxRoot.SYSTEM
-    read_only: bool = False  # containers have a read-only root, except their own directories
-    network: Network = Network.GATEWAY
-    pass_env: tuple[str, ...] = ()  # variables of the operator's environment that `${NAME}` may refer to
-    scratch: str | None = None  # parent of the sandboxes' directories; None: the run directory
-    keep: KeepRule = KeepRule.ALL  # applies to a closed sample's exchanges, logs and salvaged work
-    memory: int | None = None  # budget for conductor and workers; None: the limit of the container
+    # The budget for conductor and workers; None: the limit of the container.
+    memory: Annotated[
+        int | None,
+        ConfigOption(
+            LIMITS,
+            "The run's budget: attempts wait until they fit (default: the container's limit)",
+            size=True,
+            resume="The memory budget, such as `8GiB`",
+        ),
+    ] = None
     # The budget for the run directory and scratch together. With containers: for the daemon's disk use beyond
     # its use at the start.
-    disk: int | None = None
-    disk_patience: float = 600.0  # seconds with a full disk before the run stops
-    ungoverned: bool = False  # attempts start without waiting for memory
-    worker_memory: int = 1 * GiB  # a worker above this is drained and replaced
-    recycle_after: int = 5000  # attempts
-    silence: float = 20.0  # seconds without a heartbeat or CPU use before a worker counts as hung
-    grace: float = 30.0  # seconds that running attempts get after the first signal
-    suite_timeout: float = 600.0  # seconds without an instance before a suite counts as hung
-    backoff: float = 1.0  # seconds before the first retry; doubles, with jitter
-    stall: float = 600.0  # seconds without a byte from the model's server before a call fails
-    salvaging: float = 60.0  # seconds for saving an agent's work
-    closing: float = 15.0  # seconds for closing each resource of an attempt
-    patience: float = 30.0  # seconds beyond all its limits before an attempt counts as hung
+    disk: Annotated[
+        int | None,
+        ConfigOption(
+            LIMITS,
+            "The budget for the run directory and scratch (default: the whole disk)",
+            size=True,
+            positive=True,
+            resume="The disk budget, such as `80GiB`",
+        ),
+    ] = None
+    disk_patience: Annotated[
+        float, ConfigOption(LIMITS, "Seconds that a run waits for free disk space before it stops (600)")
+    ] = 600.0
+    worker_memory: Annotated[
+        int, ConfigOption(LIMITS, "A worker above this is replaced (1GiB)", size=True)
+    ] = 1 * GiB
+    budget: RunBudget = RunBudget()
+    largest_request: Annotated[
+        int,
+        ConfigOption(
+            BUDGETS, "Uncompressed size of a model request; larger ones are rejected (256MiB)", size=True
+        ),
+    ] = 256 * MiB
+    rpm: Annotated[
+        float | None,
+        ConfigOption(
+            BUDGETS,
+            "Model calls per minute, over all workers",
+            positive=True,
+            resume="Model calls per minute",
+        ),
+    ] = None
+    tpm: Annotated[
+        float | None,
+        ConfigOption(
+            BUDGETS, "Tokens per minute, over all workers", positive=True, resume="Tokens per minute"
+        ),
+    ] = None
+    # The price of the model when the run was created; None: unknown.
+    price: Annotated[
+        ModelPrice | None,
+        ConfigOption(
+            BUDGETS,
+            "A TOML file with prices by model; see `holdwater help models`",
+            name="prices",
+            accepts=str,
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        ConfigOption(
+            MACHINE,
+            "Concurrent attempts, or `auto`: as many as the budget and the CPU allow (auto)",
+            accepts=int | Literal["auto"],
+            parse=parse_slots,
+            least=1,
+            resume="Concurrent attempts, or `auto`",
+        ),
+    ] = None
+    ungoverned: Annotated[bool, ConfigOption(MACHINE, "Only measure memory; attempts do not wait for it")] = (
+        False
+    )
+    workers: Annotated[
+        int,
+        ConfigOption(
+            MACHINE,
+            "Worker processes that host the attempts; 0: only this process (one per core)",
+            least=0,
+            resume="Worker processes that host the attempts",
+        ),
+    ] = 2
+    sandbox: Annotated[
+        SandboxKind,
+        ConfigOption(MACHINE, "Where agents act: `process` or `docker` (default: the suite's suggestion)"),
+    ] = SandboxKind.PROCESS
+    image: Annotated[
+        str | None,
+        ConfigOption(MACHINE, "With `docker`: the image for instances without one, such as `debian:12`"),
+    ] = None
+    # (here, there): read-only in every sandbox.
+    mounts: Annotated[
+        tuple[tuple[str, str], ...],
+        ConfigOption(
+            MACHINE,
+            "`tools:/opt/tools`: shown in sandboxes, read-only, its `bin` on PATH; may be repeated",
+            name="mount",
+        ),
+    ] = ()
+    sandbox_root: Annotated[
+        SandboxRoot,
+        ConfigOption(
+            MACHINE, "Files that a process sandbox shows: `system` (default) or `host`, all of this machine"
+        ),
+    ] = SandboxRoot.SYSTEM
+    # Containers have a read-only root, except their own directories.
+    read_only: Annotated[
+        bool,
+        ConfigOption(
+            MACHINE, "With `docker`: only the working directory is writable", name="sandbox_read_only"
+        ),
+    ] = False
+    network: Annotated[
+        Network,
+        ConfigOption(MACHINE, "The network of a sandbox: `gateway` (default), `none` or `open`"),
+    ] = Network.GATEWAY
+    # Variables of the operator's environment that `${NAME}` may refer to.
+    pass_env: Annotated[
+        tuple[str, ...],
+        ConfigOption(
+            MACHINE,
+            "A variable that a suite may use as `${NAME}`; may be repeated (none)",
+            resume="A variable that a suite may use as `${NAME}`; may be repeated",
+        ),
+    ] = ()
+    # The recipe that provides the instances' images.
+    images: Annotated[
+        ImageRecipe | None,
+        ConfigOption(
+            MACHINE, "With containers: an `images.toml` that gives instances their images", accepts=str
+        ),
+    ] = None
+    # The parent of the sandboxes' directories; None: the run directory.
+    scratch: Annotated[
+        str | None,
+        ConfigOption(MACHINE, "Where sandboxes keep their files (default: the run directory)"),
+    ] = None
+    # Applies to a closed sample's exchanges, logs and salvaged work.
+    keep: Annotated[
+        KeepRule,
+        ConfigOption(
+            MACHINE, "Samples whose files stay when they are closed: `all` (default), `failures` or `none`"
+        ),
+    ] = KeepRule.ALL
+    silence: Annotated[
+        float,
+        ConfigOption(MACHINE, "Seconds without a heartbeat after which a worker counts as hung (20)"),
+    ] = 20.0
+    recycle_after: Annotated[
+        int, ConfigOption(MACHINE, "Attempts after which a worker is replaced (5000)", least=1)
+    ] = 5000
+    suite_timeout: Annotated[
+        float, ConfigOption(MACHINE, "Seconds without an instance after which a suite counts as hung (600)")
+    ] = 600.0
+    backoff: Annotated[float, ConfigOption(MACHINE, "Seconds before the first retry; doubles (1)")] = 1.0
+    grace: Annotated[
+        float,
+        ConfigOption(MACHINE, "Seconds that running attempts get after the first Ctrl-C (30)", serve=False),
+    ] = 30.0
+    # Seconds without a byte from the model's server before a call fails.
+    stall: Annotated[float, ConfigOption()] = 600.0
+    salvaging: Annotated[float, ConfigOption()] = 60.0  # seconds for saving an agent's work
+    closing: Annotated[float, ConfigOption()] = 15.0  # seconds for closing each resource of an attempt
+    # Seconds beyond all its limits before an attempt counts as hung.
+    patience: Annotated[float, ConfigOption()] = 30.0
     recipe: ImageRecipe | None = None  # set if the run is a build of images
     serving: ServingConfig | None = None  # set if the run is a server, whose samples clients order
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 import msgspec
 
+from .options import ConfigOption, OptionGroup
 from .records import AttemptFailure, AttemptPhase, FailureOrigin, Limits, ModelUsage, Record
 
 LARGEST_COST = 1 << 50  # billionths of a dollar; a larger claim of an upstream is not trusted
@@ -105,10 +107,46 @@ def format_dollars(amount: int) -> str:
 class RunBudget(Record, frozen=True):
     """The total usage allowed for a run, over all of its conductors."""
 
-    requests: int | None = None
-    tokens: int | None = None  # input and output tokens
-    cost: float | None = None  # US dollars
-    seconds: float | None = None
+    requests: Annotated[
+        int | None,
+        ConfigOption(
+            OptionGroup.BUDGETS,
+            "Model calls of the run; reaching it stops the run",
+            name="run_requests",
+            positive=True,
+            resume="The budget of model calls",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        ConfigOption(
+            OptionGroup.BUDGETS,
+            "Input and output tokens of the run",
+            name="run_tokens",
+            positive=True,
+            resume="The budget of tokens",
+        ),
+    ] = None
+    cost: Annotated[
+        float | None,
+        ConfigOption(
+            OptionGroup.BUDGETS,
+            "Cost of the run",
+            name="run_cost",
+            positive=True,
+            resume="The budget of cost, in US dollars",
+        ),
+    ] = None
+    seconds: Annotated[
+        float | None,
+        ConfigOption(
+            OptionGroup.BUDGETS,
+            "Seconds that the run may take, resumes included",
+            name="run_time",
+            positive=True,
+            resume="The budget of time, in seconds",
+        ),
+    ] = None
 
     def find_used_up(self, usage: ModelUsage, seconds: float) -> str | None:
         """Return which budget is used up, as a sentence; None: none is."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-MiB = 1024 * 1024
-GiB = 1024 * MiB
+from .limits import LimitOverrides as LimitOverrides
+from .limits import Limits as Limits
+from .record import Record as Record
+from .sizes import GiB as GiB
+from .sizes import MiB as MiB
+
 LONGEST_ID = 512
-
-
-class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A frozen, typed value that can be written to disk or sent to a worker."""
 
 
 class Network(StrEnum):
@@ -53,7 +53,8 @@ class SandboxSpec(Record, frozen=True):
     build_timeout: float = 600.0  # seconds
     workdir: str | None = None  # absolute; None: the image's own
     user: str | None = None  # name or number, the default for every command
-    env: dict[str, str] = {}  # `${NAME}` and `${NAME:-default}` are expanded when the sandbox starts
+    # `${NAME}` and `${NAME:-default}` are expanded when the sandbox starts.
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     directories: tuple[str, ...] = ()  # absolute paths that exist in the sandbox and are writable
     network: Network | None = None  # None: the run's setting
     health: Health | None = None
@@ -65,91 +66,19 @@ class SandboxSpec(Record, frozen=True):
         return self.image or self.build or ""
 
 
-class Limits(Record, frozen=True):
-    """The resources that one attempt may use, in seconds and bytes.
-
-    The time of a phase starts with the phase.
-    """
-
-    setup: float = 300.0
-    acting: float = 3600.0
-    working: float | None = None  # acting time without the time spent waiting for a rate limit
-    grading: float = 600.0
-    memory: int | None = None
-    disk: int | None = None  # for its whole directory: working directory, home and temporary files
-    pids: int | None = 512
-    output: int = 256 * MiB  # total output of its commands in one phase
-    cpus: float | None = None  # cores
-    cpu_seconds: float | None = None  # CPU time of all its commands in one phase
-    requests: int | None = None  # model calls; the next three limit their total usage
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cost: float | None = None  # US dollars
-    lease: int | None = None  # bytes of memory if no limit was declared; it changes over time
-
-    @property
-    def memory_limit(self) -> int | None:
-        """Bytes of memory that the whole sandbox may use."""
-        return self.memory or self.lease
-
-    def with_overrides(self, ask: LimitOverrides) -> Limits:
-        """Return these limits with the instance's own limits applied."""
-        return msgspec.structs.replace(self, **asked) if (asked := ask.explicit_values) else self
-
-    def scale_by(self, scale: int) -> Limits:
-        """Return these limits with `scale` times the memory and disk.
-
-        A retry after a resource failure gets these.
-        """
-        if scale == 1:
-            return self
-        return msgspec.structs.replace(
-            self,
-            memory=self.memory and self.memory * scale,
-            disk=self.disk and self.disk * scale,
-        )
-
-
-class LimitOverrides(Record, frozen=True):
-    """The limits that an instance sets for itself; missing ones come from the run."""
-
-    setup: float | None = None
-    acting: float | None = None
-    working: float | None = None
-    grading: float | None = None
-    memory: int | None = None
-    disk: int | None = None
-    pids: int | None = None
-    output: int | None = None
-    cpus: float | None = None
-    cpu_seconds: float | None = None
-    requests: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cost: float | None = None
-
-    def merge(self, other: LimitOverrides) -> LimitOverrides:
-        """Return these overrides with those of `other` on top."""
-        return msgspec.structs.replace(self, **other.explicit_values)
-
-    @property
-    def explicit_values(self) -> dict[str, Any]:
-        """The limits that are set."""
-        return {f: value for f in self.__struct_fields__ if (value := getattr(self, f)) is not None}
-
-
 class Instance(Record, frozen=True):
     """One problem."""
 
     id: str
     instruction: str = ""
-    files: dict[str, Any] = {}  # path in the sandbox -> str or bytes
+    files: dict[str, Any] = msgspec.field(default_factory=dict)  # path in the sandbox -> str or bytes
     directory: str | None = None  # a directory on this machine that is copied into the sandbox
     setup: str | None = None  # a shell command, run before the agent acts
     grade: str | None = None  # a shell command: status 0 is a pass
-    tests: dict[str, Any] = {}  # path below the command's `$HOLDWATER_TESTS` -> str or bytes
+    # Path below the command's `$HOLDWATER_TESTS` -> str or bytes.
+    tests: dict[str, Any] = msgspec.field(default_factory=dict)
     solution: str | None = None  # a shell command that the oracle runs
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
     limits: LimitOverrides = LimitOverrides()
     start: SandboxSpec = SandboxSpec()
     grader: SandboxSpec | None = None  # a fresh sandbox for grading, if that uses another image
@@ -238,7 +167,7 @@ class Grade(Record, frozen=True):
     passed: bool
     score: float
     detail: str = ""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class ModelUsage(Record, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .records import GiB, MiB
-
+MiB = 1024 * 1024
+GiB = 1024 * MiB
 MOST_HEADROOM = 128 * MiB
 LEAST_HEADROOM = 2 * MiB
 HEADROOM_PART = 50  # a small disk or budget keeps one part in this many free

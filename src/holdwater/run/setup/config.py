@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, Suite
-from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot
+from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot, ServingConfig
 from ...core.environment import KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.input_checks import find_url_problem
+from ...core.options import list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits, MiB, Record
 from ...core.sizes import parse_size
@@ -136,7 +137,7 @@ def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: di
         limits = msgspec.structs.replace(limits, acting=suggested.timeout)
     if said.get("model") is None and suggested.model is not None and agent.uses_model:
         said["model"] = suggested.model
-    prices = said.pop("prices", {})
+    prices = said.pop("price", {})
     if said.get("model") is not None:
         said["price"] = price_of(said["model"], prices, said.get("base_url") or _find_other_url())
     config = RunConfig(
@@ -174,16 +175,11 @@ def make_replay_config(config: RunConfig, run: Path, only: Sequence[str]) -> Run
 
 def check_config(config: RunConfig) -> None:
     """Refuse a configuration that can never work, by the option's name."""
-    least = {"concurrency": 1, "workers": 0, "attempts": 1, "retries": 0, "samples": 1, "recycle_after": 1}
-    for name, lowest in least.items():
-        if (getattr(config, name) or lowest) < lowest or getattr(config, name) == 0 < lowest:
-            raise BadInput(f"`--{name.replace('_', '-')}` must be at least {lowest}: {getattr(config, name)}")
+    check_bounds(config)
     least_memory = (1 + config.workers) * PROCESS_MEMORY
     if config.memory is not None and config.memory < least_memory:
         needs = f"{least_memory // MiB} MiB for a conductor and {config.workers} workers"
         raise BadInput(f"`--memory` must be at least {needs}: {config.memory // MiB} MiB")
-    if config.limit is not None and config.limit < 1:
-        raise BadInput(f"`--limit` must be at least 1: {config.limit}")
     if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
         raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
     if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
@@ -192,11 +188,20 @@ def check_config(config: RunConfig) -> None:
     for name in ("setup", "acting", "grading"):
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
-    for name in ("memory", "disk", "cpus", "cpu_seconds", "pids", "output"):
-        value = getattr(config.limits, name)
-        if value is not None and value <= 0:
-            raise BadInput(f"`--sandbox-{name.replace('_', '-')}` must be more than 0: {value:g}")
-    check_spending(config)
+    limited = config.limits.cost is not None or config.budget.cost is not None
+    if limited and config.model and config.price is None:
+        error = make_price_error(config.model)
+        raise BadInput(error.message, error.hint)
+
+
+def check_bounds(config: RunConfig | ServingConfig) -> None:
+    """Refuse values below the bounds that their options state."""
+    for entry in list_options(type(config)).values():
+        value, least = entry.read(config), entry.option.least
+        if value is not None and least is not None and value < least:
+            raise BadInput(f"`{entry.flag}` must be at least {least}: {value:g}")
+        if value is not None and entry.option.positive and value <= 0:
+            raise BadInput(f"`{entry.flag}` must be more than 0: {value:g}")
 
 
 def check_containers(config: RunConfig) -> None:
@@ -213,30 +218,6 @@ def check_containers(config: RunConfig) -> None:
         raise BadInput(
             "`--sandbox-root host` requires process sandboxes", "mount the needed paths with `--mount`"
         )
-
-
-def check_spending(config: RunConfig) -> None:
-    """Refuse budgets and rates that allow no work or cannot be enforced."""
-    limits, budget = config.limits, config.budget
-    given = {
-        "--max-requests": limits.requests,
-        "--max-input-tokens": limits.input_tokens,
-        "--max-output-tokens": limits.output_tokens,
-        "--max-cost": limits.cost,
-        "--run-requests": budget.requests,
-        "--run-tokens": budget.tokens,
-        "--run-cost": budget.cost,
-        "--run-time": budget.seconds,
-        "--disk": config.disk,
-        "--rpm": config.rpm,
-        "--tpm": config.tpm,
-    }
-    for flag, value in given.items():
-        if value is not None and value <= 0:
-            raise BadInput(f"`{flag}` must be more than 0: {value:g}")
-    if (limits.cost is not None or budget.cost is not None) and config.model and config.price is None:
-        error = make_price_error(config.model)
-        raise BadInput(error.message, error.hint)
 
 
 def check_variables(suite: Suite, config: RunConfig, env: ProcessEnvironment) -> None:
@@ -272,36 +253,3 @@ def parse_bytes(text: str, flag: str) -> int:
     if (found := parse_size(text)) is None:
         raise BadInput(f"invalid size for `{flag}`: `{text}`", "for example `512MiB` or `8GiB`")
     return found
-
-
-def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
-    if isinstance(pairs, Mapping):
-        return dict(pairs)
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.strip():
-            raise BadInput(f"`--sampling` must look like `temperature=0.7`: `{pair}`")
-        try:
-            found[name.strip()] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            found[name.strip()] = text
-    return found
-
-
-def parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
-    """Check names of variables; keys of providers and of a server are refused."""
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise BadInput(f"invalid name for `--pass-env`: `{name}`")
-        if name in list_key_variables():
-            raise BadInput(f"invalid name for `--pass-env`: `{name}`", KEYS_WITHHELD)
-    return tuple(dict.fromkeys(names))
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise BadInput(f"`--shard` must look like `1/4`: `{text}`")
-    return int(match[1]), int(match[2])

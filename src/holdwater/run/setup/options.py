@@ -1,65 +1,49 @@
-"""The options of a run, for the command and the library, as fields of a `RunConfig`.
+"""Parses the options of a run, from the command or the library, into fields of a `RunConfig`.
 
-The command's flags have the same names; `config.py` adds the suite's defaults and checks the whole.
+`core/config.py` says which options there are. `config.py` adds the suite's defaults and checks the whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_origin
 
 import msgspec
 
 from ...core.authoring import CriticFunction
-from ...core.config import CriticKind, KeepRule, Network, RunConfig, SandboxKind, SandboxRoot
+from ...core.config import (
+    CriticKind,
+    KeepRule,
+    Network,
+    RunConfig,
+    SandboxKind,
+    SandboxRoot,
+    parse_shard,
+)
+from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
 from ...core.image import EngineKind
+from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits
+from ...dialect import list_key_variables
 from ...gateway.prices import read_prices
 from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
-from .config import check_config, parse_bytes, parse_pass_env, parse_sampling, parse_shard
+from .config import check_config, parse_bytes
 
-LIMIT_FIELDS = {  # option -> field of `Limits`
-    "setup_timeout": "setup",
-    "timeout": "acting",
-    "working_time": "working",
-    "grade_timeout": "grading",
-    "sandbox_memory": "memory",
-    "sandbox_disk": "disk",
-    "sandbox_cpus": "cpus",
-    "sandbox_cpu_seconds": "cpu_seconds",
-    "sandbox_pids": "pids",
-    "sandbox_output": "output",
-    "max_requests": "requests",
-    "max_input_tokens": "input_tokens",
-    "max_output_tokens": "output_tokens",
-    "max_cost": "cost",
-}
-BUDGET_FIELDS = {  # option -> field of `RunBudget`
-    "run_requests": "requests",
-    "run_tokens": "tokens",
-    "run_cost": "cost",
-    "run_time": "seconds",
-}
-SIZE_OPTIONS = {
-    "sandbox_memory",
-    "sandbox_disk",
-    "sandbox_output",
-    "memory",
-    "disk",
-    "worker_memory",
-    "largest_request",
-}
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
 
 
 class RunOptions(TypedDict, total=False):
-    """The options of a run. Sizes are bytes or text such as `512MiB`; times are seconds."""
+    """The options of a run, for type checkers. Sizes are bytes or text such as `512MiB`; times are seconds.
+
+    A test compares them with the fields of `RunConfig`.
+    """
 
     model: str | None
     base_url: str | None
@@ -163,7 +147,7 @@ def parse_build_settings(options: ImageBuildOptions) -> dict[str, Any]:
     """Return the options as fields of a `RunConfig` and of its recipe."""
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if "engine" in said:
-        said["engine"] = _parse_choice(EngineKind, said["engine"], "engine")
+        said["engine"] = _parse_choice(EngineKind, said["engine"], "--engine")
     if "disk" in said:
         said["disk"] = _parse_size(said["disk"], "--disk")
     if "shard" in said:
@@ -173,61 +157,54 @@ def parse_build_settings(options: ImageBuildOptions) -> dict[str, Any]:
     return said
 
 
-def parse_settings(options: RunOptions) -> dict[str, Any]:
+def parse_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as fields of a `RunConfig`."""
-    _refuse_unknown(options, RunOptions)
-    fields, limits, budget = _parse(options)
-    return {**fields, "limits": Limits(**limits), "budget": RunBudget(**budget)}
+    fields = _parse(options, list_options(RunConfig))
+    return {**fields, "limits": Limits(**fields["limits"]), "budget": RunBudget(**fields["budget"])}
 
 
-def replace_settings(config: RunConfig, options: ResumeOptions) -> RunConfig:
+def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     """Return the run's configuration with the given settings replaced."""
-    _refuse_unknown(options, ResumeOptions)
-    fields, limits, budget = _parse(options)
-    for name in RETRY_OPTIONS & fields.keys():
-        del fields[name]
-    changed = msgspec.structs.replace(
-        config,
-        **fields,
-        limits=msgspec.structs.replace(config.limits, **limits),
-        budget=msgspec.structs.replace(config.budget, **budget),
-    )
+    known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.resume}
+    fields = _parse(options, {**dict.fromkeys(RETRY_OPTIONS), **known})
+    fields["limits"] = msgspec.structs.replace(config.limits, **fields["limits"])
+    fields["budget"] = msgspec.structs.replace(config.budget, **fields["budget"])
+    changed = msgspec.structs.replace(config, **fields)
     check_config(changed)
     return changed
 
 
-def _refuse_unknown(options: Mapping[str, object], kind: type) -> None:
-    """Refuse unknown options: Python does not check a `TypedDict`, and a typo must not be dropped."""
-    known = kind.__annotations__
-    if unknown := next((name for name in options if name not in known), None):
-        near = find_close_name(unknown, known)
-        hint = f"did you mean `{near}`?" if near else f"known options: {', '.join(known)}"
-        raise BadInput(f"unknown option: `{unknown}`", hint)
+def _parse(options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]) -> dict[str, Any]:
+    """Return the given options as fields of a `RunConfig`, with those of its limits and its budget."""
+    fields: dict[str, Any] = {"limits": {}, "budget": {}}
+    for name, value in options.items():
+        if name not in known:  # Python does not check a `TypedDict`, and a typo must not be dropped
+            near = find_close_name(name, known)
+            hint = f"did you mean `{near}`?" if near else f"known options: {', '.join(known)}"
+            raise BadInput(f"unknown option: `{name}`", hint)
+        entry = known[name]
+        if value is not None and entry is not None:
+            *inner, field = entry.path
+            (fields[inner[0]] if inner else fields)[field] = _parse_value(value, entry)
+    return fields
 
 
-def _parse(options: RunOptions | ResumeOptions) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the given options as fields of a `RunConfig`, of its limits and of its budget."""
-    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name in SIZE_OPTIONS & said.keys():
-        said[name] = _parse_size(said[name], f"--{name.replace('_', '-')}")
-    limits = {field: said.pop(option) for option, field in LIMIT_FIELDS.items() if option in said}
-    budget = {field: said.pop(option) for option, field in BUDGET_FIELDS.items() if option in said}
-    for option, field in (("mount", "mounts"), ("sandbox_read_only", "read_only")):
-        if option in said:
-            said[field] = said.pop(option)
-    for name, kind in CHOICES.items():
-        if name in said:
-            said[name] = _parse_choice(kind, said[name], name)
-    fields = {name: PARSERS[name](value) if name in PARSERS else value for name, value in said.items()}
-    return fields, limits, budget
+def _parse_value(value: Any, entry: OptionEntry) -> Any:
+    if (parse := MACHINE_PARSERS.get(entry.name) or entry.option.parse) is not None:
+        return parse(value)
+    if entry.option.size:
+        return _parse_size(value, entry.flag)
+    if isinstance(entry.kind, type) and issubclass(entry.kind, StrEnum):
+        return _parse_choice(entry.kind, value, entry.flag)
+    return tuple(value) if get_origin(entry.kind) is tuple else value
 
 
-def _parse_choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
+def _parse_choice(kind: type[StrEnum], value: str, flag: str) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
         choices = ", ".join(f"`{choice}`" for choice in kind)
-        raise BadInput(f"`--{name.replace('_', '-')}` must be one of {choices}: `{value}`") from None
+        raise BadInput(f"`{flag}` must be one of {choices}: `{value}`") from None
 
 
 def _parse_mount(text: str) -> tuple[str, str]:
@@ -240,14 +217,14 @@ def _parse_mount(text: str) -> tuple[str, str]:
     return str(Path(here).resolve()), there
 
 
-def _parse_slots(value: int | str) -> int | None:
-    if isinstance(value, int):
-        return value
-    if value.strip().lower() == "auto":
-        return None
-    if not value.strip().isdigit():
-        raise BadInput(f"`--concurrency` must be a number or `auto`: `{value}`")
-    return int(value)
+def _parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
+    """Check names of variables; keys of providers and of a server are refused."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`")
+        if name in list_key_variables():
+            raise BadInput(f"invalid name for `--pass-env`: `{name}`", KEYS_WITHHELD)
+    return tuple(dict.fromkeys(names))
 
 
 def _parse_critic(said: CriticFunction | str) -> str:
@@ -255,22 +232,13 @@ def _parse_critic(said: CriticFunction | str) -> str:
     return spec_of(said)
 
 
-CHOICES: dict[str, type[StrEnum]] = {
-    "network": Network,
-    "keep": KeepRule,
-    "sandbox": SandboxKind,
-    "sandbox_root": SandboxRoot,
-}
-PARSERS: dict[str, Callable[[Any], Any]] = {  # option -> parser of its value
+# Parsers of options that name files, code or variables of this machine.
+MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "critic": _parse_critic,
-    "concurrency": _parse_slots,
-    "shard": parse_shard,
-    "sampling": parse_sampling,
     "prices": lambda path: read_prices(Path(path)),
     "images": lambda path: read_recipe(Path(path)),
-    "only": tuple,
-    "pass_env": parse_pass_env,
-    "mounts": lambda texts: tuple(_parse_mount(text) for text in texts),
+    "mount": lambda texts: tuple(_parse_mount(text) for text in texts),
+    "pass_env": _parse_pass_env,
     "scratch": lambda path: str(Path(path).absolute()),
 }
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ...core.config import RunConfig
 from ...core.errors import BadInput
+from ...core.options import OptionEntry, list_options
 from ...core.policy import ClosedSample, RetryChoice, is_chosen
 from ...ledger.directory import RunDirectory
 from ...ledger.ledger import Ledger
 from ...ledger.reader import LedgerReader
-from .options import BUDGET_FIELDS, LIMIT_FIELDS, RETRY_OPTIONS, SIZE_OPTIONS, ResumeOptions
+from .options import ResumeOptions
 
 CHANGED = "resume.changed"
 RETRIED = "resume.retried"
@@ -63,26 +63,13 @@ async def reopen_samples(ledger: Ledger, choices: Sequence[str]) -> None:
 
 def describe_changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
     """Yield one sentence for each setting that a resume replaced."""
-    old, new = _map_options(before), _map_options(after)
-    for option, value in new.items():
-        if value != old[option]:
-            yield f"`--{option.replace('_', '-')}`: {value}, before: {old[option]}"
+    for _, entry in sorted(list_options(RunConfig).items()):
+        old, new = entry.read(before), entry.read(after)
+        if entry.option.resume and new != old:
+            yield f"`{entry.flag}`: {_show_value(new, entry)}, before: {_show_value(old, entry)}"
 
 
-def _map_options(config: RunConfig) -> dict[str, str]:
-    """Return the value of each option of a resume, as text."""
-    found: dict[str, Any] = {}
-    for option in ResumeOptions.__annotations__.keys() - RETRY_OPTIONS:
-        if option in LIMIT_FIELDS:
-            found[option] = getattr(config.limits, LIMIT_FIELDS[option])
-        elif option in BUDGET_FIELDS:
-            found[option] = getattr(config.budget, BUDGET_FIELDS[option])
-        else:
-            found[option] = getattr(config, option)
-    return {option: _show_value(option, found[option]) for option in sorted(found)}
-
-
-def _show_value(option: str, value: object) -> str:
+def _show_value(value: object, entry: OptionEntry) -> str:
     if value is None:
         return "not set"
-    return f"{value} bytes" if option in SIZE_OPTIONS else str(value)
+    return f"{value} bytes" if entry.option.size else str(value)
