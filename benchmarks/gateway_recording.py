@@ -17,7 +17,7 @@ from xxhash import xxh3_128
 
 from holdwater.core.records import ModelUsage
 from holdwater.dialect import DIALECTS
-from holdwater.gateway.call_ending import CallEnding
+from holdwater.gateway.recorder import CallEnding
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.http import HttpUpstream

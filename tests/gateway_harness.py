@@ -14,11 +14,11 @@ from blake3 import blake3
 
 from holdwater.core.exchange import Exchange
 from holdwater.dialect import find_dialect
-from holdwater.gateway.client import ChatClient
+from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
-from holdwater.gateway.upstreams.breaker import CircuitBreaker
 from holdwater.gateway.upstreams.http import HttpUpstream, ProviderAddress
+from holdwater.gateway.upstreams.retry import CircuitBreaker
 from holdwater.ledger.blobs import BlobStore, resolve_references
 
 MODEL = "test-model"

@@ -7,7 +7,7 @@ from tests.gateway_harness import Log, ask, scene
 
 from holdwater.core.prices import ModelPrice
 from holdwater.core.records import FailureOrigin, Limits
-from holdwater.gateway.terms import CallTerms
+from holdwater.gateway.call_terms import CallTerms
 from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, apply_plan, serve_script
 
 PRICE = ModelPrice(input=1.0, output=1000.0)  # a word of four letters: a tenth of a cent

@@ -22,7 +22,7 @@ from tests.gateway_harness import Log, Scene, ask, scene
 from tests.wait_bounds import stretch
 
 from holdwater.gateway import body_reader, open_connections, request_heads
-from holdwater.gateway.encodings import DECODERS
+from holdwater.gateway.body_reader import DECODERS
 from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
 Told = list[tuple[str, int | None]]

@@ -7,7 +7,7 @@ from tests.gateway_harness import ask, scene
 
 from holdwater.core.errors import ModelFailed
 from holdwater.core.records import Limits
-from holdwater.gateway.client import ChatClient
+from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 

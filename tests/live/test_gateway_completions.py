@@ -14,7 +14,7 @@ from holdwater.conversation.nodes import read_nodes
 from holdwater.conversation.trajectory import ExchangeTree, read_turns
 from holdwater.core.prices import ModelPrice
 from holdwater.core.records import ModelUsage
-from holdwater.gateway.terms import CallTerms
+from holdwater.gateway.call_terms import CallTerms
 from holdwater.gateway.upstreams.policy import PolicyUpstream
 
 USED = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}

@@ -18,7 +18,7 @@ from tests.wait_bounds import stretch
 from holdwater.core.records import Limits, MiB
 from holdwater.dialect import DIALECTS as SPOKEN
 from holdwater.dialect.interface import RequestTarget
-from holdwater.gateway.client import ChatClient
+from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.rollout.worker_protocol import HeldCallContent
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway_harness import MODEL, Log, scene
 
 from holdwater.core.errors import ModelFailed
-from holdwater.gateway.client import ChatClient
+from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.testing.scripted_model import ScriptedReply, serve_raw, serve_script
 
 

@@ -12,7 +12,7 @@ from holdwater.core.config import ServingConfig
 from holdwater.core.errors import BadInput, ModelFailed
 from holdwater.core.records import ModelUsage
 from holdwater.core.serving_protocol import ModelChoice, ModelSource, SteerRequest
-from holdwater.gateway.client import ChatClient
+from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.gateway.upstreams.endpoints import MOST_IDLE
 from holdwater.rollout.models import load_policy
 from holdwater.rollout.worker_protocol import AttemptProgress, OrderTerms, SteerWorker

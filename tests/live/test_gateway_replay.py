@@ -17,9 +17,8 @@ from tests.gateway_harness import Scene, connect
 
 from holdwater.conversation.earlier_replies import EarlierReplies
 from holdwater.core.records import Limits, ModelUsage
-from holdwater.gateway.rate import RateLimiter
+from holdwater.gateway.call_terms import CallTerms, RateLimiter
 from holdwater.gateway.server import Gateway
-from holdwater.gateway.terms import CallTerms
 from holdwater.gateway.upstreams.http import HttpUpstream
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog, read_exchanges, segment_path

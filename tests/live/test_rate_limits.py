@@ -5,10 +5,8 @@ import asyncio
 from tests.gateway_harness import Log, ask, scene
 
 from holdwater.core.records import FailureOrigin
-from holdwater.gateway.rate import RateLimiter
-from holdwater.gateway.terms import CallTerms
-from holdwater.gateway.upstreams.breaker import CircuitBreaker
-from holdwater.gateway.upstreams.gate import UpstreamGate
+from holdwater.gateway.call_terms import CallTerms, RateLimiter
+from holdwater.gateway.upstreams.retry import CircuitBreaker, UpstreamGate
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.gateway.in_process_request import LARGE, PIECE, MessageHistory
+from holdwater.gateway.in_process_calls import LARGE, PIECE, MessageHistory
 from holdwater.gateway.request_parser import digest
 
 NUMBERS = st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, -0.0])

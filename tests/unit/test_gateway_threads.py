@@ -1,8 +1,8 @@
 """The main thread of an attempt's calls, as far as it needs no gateway."""
 
 from holdwater.core.records import AttemptFailure, FailureOrigin
-from holdwater.gateway.call_threads import MOST_EXCHANGES, MOST_THREADS, CallThreads
 from holdwater.gateway.recorder import RequestDelta
+from holdwater.gateway.session_calls import MOST_EXCHANGES, MOST_THREADS, CallThreads
 
 FAILED = AttemptFailure(where=FailureOrigin.MODEL, kind="5xx", message="busy")
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.gateway import value_count
-from holdwater.gateway.json_members import decode_members
-from holdwater.gateway.value_count import OverfullRequest, ValueCount, check_values
+from holdwater.gateway import json_checks
+from holdwater.gateway.json_checks import OverfullRequest, ValueCount, check_values, decode_members
 
 STRINGS = st.text(alphabet='ab,[{\\"\n', max_size=9)
 JSON = st.recursive(
@@ -34,7 +33,7 @@ def count(value: Any) -> int:
 def test_what_separates_values_is_counted_outside_of_strings(value: Any, cut: int, size: int) -> None:
     text = bytearray(json.dumps(value).encode())
     expected = count(value)
-    before, value_count.SLICE = value_count.SLICE, size
+    before, json_checks.SLICE = json_checks.SLICE, size
     try:
         for most, fits in ((expected, True), (expected - 1, False)):
             found = ValueCount(most)
@@ -45,7 +44,7 @@ def test_what_separates_values_is_counted_outside_of_strings(value: Any, cut: in
             except OverfullRequest:
                 assert not fits
     finally:
-        value_count.SLICE = before
+        json_checks.SLICE = before
 
 
 @pytest.mark.parametrize("text", [b"[" + b"1," * 500_001 + b"1]", b"[" + b"{}," * 300_000 + b"1]"])

@@ -5,7 +5,7 @@ import json
 from msgspec import Raw
 
 from holdwater.dialect import find_dialect
-from holdwater.gateway.rate import BURST, RateBucket
+from holdwater.gateway.call_terms import BURST, RateBucket
 
 
 def test_a_bucket_gives_at_its_rate_after_its_burst():

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from holdwater.core.records import FailureOrigin
-from holdwater.gateway.upstreams.breaker import CircuitBreaker
-from holdwater.gateway.upstreams.retry import failure_inside, failure_of, read_delay
+from holdwater.gateway.upstreams.retry import CircuitBreaker, failure_inside, failure_of, read_delay
 
 
 def openai(kind, code=None):

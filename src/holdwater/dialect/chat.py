@@ -226,17 +226,19 @@ def _render_chunks(reply: bytes) -> list[bytes]:
     """Return the chunks of the choices' content, then of their ends, then the usage."""
     whole = decode_values(reply)
     choices = list(enumerate(to_objects(whole.pop("choices", NULL))))
-    last = [{"choices": [], field: whole.pop(field)} for field in _CHAT_LAST if is_given(whole, field)]
+    last = [
+        {"choices": [], field: whole.pop(field)} for field in ("usage", "error") if is_given(whole, field)
+    ]
     said = [{"choices": [delta]} for place, choice in choices for delta in _chat_deltas(place, choice)]
-    ends = [{"choices": [_chat_end(place, choice)]} for place, choice in choices]
+    ends: list[dict[str, Any]] = []
+    for place, choice in choices:
+        index, finish = choice.get("index", place), choice.get("finish_reason", NULL)
+        ends.append({"choices": [{"index": index, "delta": {}, "finish_reason": finish}]})
     parts: list[dict[str, Any]] = [*said, *ends, *last] or [{"choices": ()}]
     kind = {"object": "chat.completion.chunk"}
     again = {field: value for field, value in whole.items() if bytes(value)[:1] not in (b"[", b"{")}
     chunks = [{**(again if n else whole), **kind, **part} for n, part in enumerate(parts)]
     return [*map(render_event, chunks), b"data: [DONE]\n\n"]
-
-
-_CHAT_LAST = ("usage", "error")
 
 
 def _chat_deltas(place: int, choice: Object) -> list[dict[str, Any]]:
@@ -246,11 +248,6 @@ def _chat_deltas(place: int, choice: Object) -> list[dict[str, Any]]:
     beside = {field: value for field, value in choice.items() if field not in apart}
     where = {"index": choice.get("index", place), "finish_reason": None}
     return [*({**where, "delta": delta} for delta in before), {**beside, **where, "delta": last}]
-
-
-def _chat_end(place: int, choice: Object) -> dict[str, Any]:
-    end = choice.get("finish_reason", NULL)
-    return {"index": choice.get("index", place), "delta": {}, "finish_reason": end}
 
 
 def _message_deltas(message: Object) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,6 @@ from .message import (
     CallPairing,
     CommonMessage,
     MessageMedia,
-    ToolCall,
     as_dict,
     as_list,
     as_string,
@@ -48,7 +47,14 @@ def to_chat_message(message: CommonMessage) -> Object:
         content = "\n".join(str(part) for part in message.parts)
     made: Object = {"role": message.role, "content": content or None if message.calls else content}
     if message.calls:
-        made["tool_calls"] = [_render_call(call) for call in message.calls]
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _encode_text(call.arguments)},
+            }
+            for call in message.calls
+        ]
     if message.role == "tool":
         made["tool_call_id"] = message.answers
     return made
@@ -64,11 +70,6 @@ def _render_part(part: str | MessageMedia) -> Object:
     if kind == "audio" and part.data:
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": format}}
     return {"type": "file", "file": {"file_data" if part.data else "file_id": where}}
-
-
-def _render_call(call: ToolCall) -> Object:
-    function = {"name": call.name, "arguments": _encode_text(call.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _encode_text(value: Any) -> str:

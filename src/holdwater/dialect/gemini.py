@@ -25,6 +25,7 @@ from .interface import (
     RequestTarget,
     check_utf8,
     know_headers,
+    read_counts,
 )
 from .message import (
     DECODE_ERRORS,
@@ -306,10 +307,7 @@ class _GeminiUsage(msgspec.Struct):
 
 
 def _count_usage(counts: Any) -> ModelUsage:
-    try:
-        usage = msgspec.convert(counts, _GeminiUsage)
-    except msgspec.ValidationError:
-        return ModelUsage(requests=1)
+    usage = read_counts(counts, _GeminiUsage)
     return ModelUsage(
         requests=1,
         input_tokens=(usage.promptTokenCount or 0) + (usage.toolUsePromptTokenCount or 0),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -26,6 +26,8 @@ from .conversion import (
 )
 from .message import CommonMessage, ModelReply, as_list, merge_messages, to_part
 from .sse import EventStream
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 _STAINLESS = "x-stainless-"  # the providers' client libraries describe themselves in these
@@ -367,6 +369,14 @@ def check_utf8(body: bytes) -> None:
     """Raise `UnicodeDecodeError` if `body` is not UTF-8: msgspec skips strings that it does not decode."""
     if not body.isascii():
         body.decode()
+
+
+def read_counts(counts: Any, shape: type[T]) -> T:
+    """Return the token counts of a reply; if they are missing or not in this dialect, they are unknown."""
+    try:
+        return msgspec.convert(counts, shape)
+    except msgspec.ValidationError:
+        return shape()
 
 
 def impose_model(head: dict[str, Raw], model: str | None) -> dict[str, Raw]:

@@ -12,7 +12,15 @@ import msgspec
 from msgspec import Raw
 
 from ..core.records import ModelUsage
-from .interface import AdaptedRequest, Dialect, ProviderVariables, RequestTarget, impose_model, know_headers
+from .interface import (
+    AdaptedRequest,
+    Dialect,
+    ProviderVariables,
+    RequestTarget,
+    impose_model,
+    know_headers,
+    read_counts,
+)
 from .message import MessageMedia, as_dict, as_string, render_unknown, to_media, to_part
 from .sse import EventStream, decode_object
 
@@ -88,7 +96,7 @@ def _parse_part(part: dict[str, Any]) -> str | MessageMedia:
     return render_unknown(part)
 
 
-class _ChatDetails(msgspec.Struct):
+class TokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
@@ -96,16 +104,13 @@ class _ChatDetails(msgspec.Struct):
 class _ChatUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _ChatDetails | None = None
-    completion_tokens_details: _ChatDetails | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
 
 
 def count_usage(counts: Any) -> ModelUsage:
     """Return the usage that an upstream reports for a call."""
-    try:
-        usage = msgspec.convert(counts, _ChatUsage)
-    except msgspec.ValidationError:
-        return ModelUsage(requests=1)  # missing, or not in this dialect: unknown
+    usage = read_counts(counts, _ChatUsage)
     details, spent = usage.prompt_tokens_details, usage.completion_tokens_details
     return ModelUsage(
         requests=1,

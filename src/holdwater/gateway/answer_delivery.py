@@ -1,11 +1,16 @@
 """Delivers the answer to one call, whole or as a stream, and records it before its last byte is sent.
 
+Keep-alive events reach the client while its upstream is silent in mid-stream, so that no proxy disconnects.
 `relay.py` gets the answer from the upstream or the record. `sessions.py` writes the exchange.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -16,20 +21,89 @@ from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, MiB
 from ..dialect.interface import Dialect
 from ..dialect.message import DECODE_ERRORS
 from ..dialect.sse import EventStream
-from .call_ending import BILLED_KINDS, CallEnding
-from .call_threads import ThreadCall
-from .in_process_request import IncomingRequest, InProcessRequest
-from .keep_alive import KeepAlive
-from .recorder import RequestDelta
+from .in_process_calls import IncomingRequest, InProcessRequest
+from .recorder import BILLED_KINDS, CallEnding, RequestDelta
 from .routes import SERVER_HEADER, make_refusal
+from .session_calls import ThreadCall
 from .sessions import Session
-from .upstreams import UpstreamAnswer
-from .upstreams.replay import UNRECORDED
+from .upstreams import UNRECORDED, UpstreamAnswer
 from .upstreams.retry import failure_inside
 
+ResponseOpener = Callable[[], Awaitable[web.StreamResponse]]
 CLIENT_GONE = 499  # in the record: the client disconnected before it had an answer
 LARGEST_REPLY = 64 * MiB
 _STATUS = {"stall": 504, UNRECORDED: 400}  # statuses of failures other than 502
+
+
+class KeepAlive:
+    """`async with KeepAlive(sign, every)`. Silent until `start`, and after an error of the connection."""
+
+    def __init__(self, sign: bytes, every: float) -> None:
+        self._sign = sign
+        self._every = every
+        self._loop = asyncio.get_running_loop()
+        self._response: web.StreamResponse | None = None
+        self._opening: ResponseOpener | None = None
+        self._last_sent = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None  # awaited in `__aexit__`
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+
+    def start(self, response: web.StreamResponse) -> None:
+        """Keep `response` alive from now on."""
+        self._response = response
+        self.mark_sent()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._every, self._on_timer)
+
+    def start_later(self, opening: ResponseOpener) -> None:
+        """Open a response for the first keep-alive event, unless one is started before it is due."""
+        self._opening = opening
+        self.mark_sent()
+        self._timer = self._loop.call_later(self._every, self._on_timer)
+
+    async def finish_opening(self) -> None:
+        """Open no response from now on; wait until a response that is being opened is open."""
+        if self._opening is not None:
+            self._opening = None
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+
+    def stop(self) -> None:
+        """Send nothing more: the end of the stream is next."""
+        self._response = None
+
+    def mark_sent(self) -> None:
+        """Record that bytes were sent just now."""
+        self._last_sent = self._loop.time()
+
+    def _on_timer(self) -> None:
+        rest = self._last_sent + self._every - self._loop.time()
+        if rest <= 0.0 and (self._writing is None or self._writing.done()):
+            self._writing = self._loop.create_task(self._send_sign())
+        self._timer = self._loop.call_later(rest if rest > 0.0 else self._every, self._on_timer)
+
+    async def _send_sign(self) -> None:
+        try:
+            if self._response is None and self._opening is not None:
+                self._response = await self._opening()
+            if self._response is None:
+                return
+            await self._response.write(self._sign)
+        except ConnectionError:
+            pass  # the client disconnected: the call itself gets its own error
 
 
 class AnswerDelivery:
@@ -73,7 +147,11 @@ class AnswerDelivery:
                 failure = failure_inside(reply.error)
         except DECODE_ERRORS as error:
             ending = CallEnding(answer.status)
-            failure = failure or _make_garbage_failure(f"the upstream's reply is not valid JSON: {error}")
+            failure = failure or AttemptFailure(
+                where=FailureOrigin.MODEL,
+                kind="garbage",
+                message=f"the upstream's reply is not valid JSON: {error}",
+            )
         self._write(ending, failure)
         return web.Response(status=answer.status, headers=_prepare_headers(answer), body=body)
 
@@ -199,7 +277,3 @@ def _check_size(size: int) -> int:
     if size > LARGEST_REPLY:
         raise ModelFailed(f"the upstream's reply is larger than {LARGEST_REPLY} bytes", kind="garbage")
     return size
-
-
-def _make_garbage_failure(message: str) -> AttemptFailure:
-    return AttemptFailure(where=FailureOrigin.MODEL, kind="garbage", message=message)

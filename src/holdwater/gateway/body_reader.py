@@ -1,25 +1,152 @@
-"""Reads a request body into one buffer, within the admission, the size cap and a limit on idle time.
+"""Reads and decompresses a request body within the admission, the size cap and a limit on idle time.
 
-`RequestBody` releases the admitted bytes after the body was forwarded; `request_parser.py` parses the body.
+Each decoder yields its output in steps, so that a zip bomb hits the size cap. `RequestBody` releases the
+admitted bytes after the body was forwarded; `request_parser.py` parses the body.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Protocol, cast
 
+import brotli  # type: ignore[import-untyped]
+import zstandard
 from aiohttp import web
 
 from .body import AdmittedBytes, ByteAdmission
-from .encodings import DECODERS, InvalidEncoding
-from .value_count import ValueCount
+from .json_checks import ValueCount
 
+STEP = 1024 * 1024  # bytes decompressed in one step
+LARGEST_WINDOW = 8 * 1024 * 1024  # HTTP's limit for zstd
+TOO_LONG = "bytes follow its end"
 UNKNOWN_SIZE = 256 * 1024  # bytes admitted at first if the length is unknown
 LARGEST_JOINED = 8 * 1024 * 1024  # largest body, in bytes, whose pieces are kept and joined
 FEW_PIECES, COARSE_PIECE = 64, 4096  # beyond so many pieces, the average piece has at least these bytes
 DECODE_STEP = 64 * 1024  # bytes of decoder input or output before other tasks run
 PATIENCE = 30.0  # seconds spent waiting for the next bytes of a body, in total
 SLOWEST_RATE = 64 * 1024  # bytes per second that reset the patience
+
+
+class InvalidEncoding(Exception):
+    """The bytes do not match their declared encoding."""
+
+
+class BodyDecoder(Protocol):
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the bytes that `piece` decodes to, at most about `STEP` bytes at a time."""
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the remaining bytes after the last piece; raise `InvalidEncoding` if the end is missing."""
+
+
+class IdentityDecoder:
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        yield piece
+
+    def end(self) -> Iterator[bytes]:
+        yield from ()
+
+
+class ZlibDecoder:
+    """Decodes gzip and deflate."""
+
+    def __init__(self, window: int) -> None:
+        self._decoder = zlib.decompressobj(wbits=window)
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        try:
+            while piece:
+                if self._decoder.eof:
+                    raise InvalidEncoding(TOO_LONG)
+                yield self._decoder.decompress(piece, STEP)
+                piece = self._decoder.unconsumed_tail
+        except zlib.error as error:
+            raise InvalidEncoding(str(error)) from None
+
+    def end(self) -> Iterator[bytes]:
+        try:
+            while more := self._decoder.decompress(b"", STEP):
+                yield more
+        except zlib.error as error:
+            raise InvalidEncoding(str(error)) from None
+        if not self._decoder.eof:
+            raise InvalidEncoding("it ended early")
+        if self._decoder.unused_data:
+            raise InvalidEncoding(TOO_LONG)
+
+
+class BrotliDecoder:
+    def __init__(self) -> None:
+        self._decoder = brotli.Decompressor()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        try:
+            yield self._decoder.process(piece, output_buffer_limit=STEP)
+            while not self._decoder.can_accept_more_data():
+                yield self._decoder.process(b"", output_buffer_limit=STEP)
+        except brotli.error as error:
+            raise InvalidEncoding(str(error)) from None
+
+    def end(self) -> Iterator[bytes]:
+        if not self._decoder.is_finished():
+            raise InvalidEncoding("it ended early")
+        yield from ()
+
+
+class ZstdDecoder:
+    """Decodes zstd. A truncated frame yields the bytes that are there, which are not valid JSON."""
+
+    def __init__(self) -> None:
+        self._input = _ZstdInput()
+        decoder = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+        self._reader = decoder.stream_reader(cast(IO[bytes], self._input))
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        self._input.piece = piece
+        yield from self._read_steps()
+
+    def end(self) -> Iterator[bytes]:
+        self._input.ended = True
+        yield from self._read_steps()
+
+    def _read_steps(self) -> Iterator[bytes]:
+        try:
+            while decoded := self._reader.read1(STEP):
+                yield decoded
+        except _InputMissing:
+            return  # `read1` reads only while it has decoded nothing, so nothing is lost
+        except zstandard.ZstdError as error:
+            raise InvalidEncoding(str(error)) from None
+
+
+class _InputMissing(Exception):
+    """The decoder needs more input."""
+
+
+class _ZstdInput:
+    """The file that the zstd reader reads from: one piece after the other."""
+
+    def __init__(self) -> None:
+        self.piece = b""
+        self.ended = False
+
+    def read(self, size: int) -> bytes:
+        if not self.piece and not self.ended:
+            raise _InputMissing
+        piece, self.piece = self.piece, b""
+        return piece
+
+
+DECODERS: dict[str, Callable[[], BodyDecoder]] = {
+    "identity": IdentityDecoder,
+    "gzip": lambda: ZlibDecoder(31),
+    "x-gzip": lambda: ZlibDecoder(31),
+    "deflate": lambda: ZlibDecoder(15),
+    "br": BrotliDecoder,
+    "zstd": ZstdDecoder,
+}
 
 
 class UnreadableBody(Exception):
@@ -48,18 +175,14 @@ async def read_body(
     reader = _BodyReader(request, admitted, cap)
     try:
         if request.headers.get("Expect", "").lower() == "100-continue":
-            await _ask_for_body(request)
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # aiohttp takes these bytes for the start of the response
         return await (
             reader.read_unsized(encoding) if length is None else reader.read_sized(length)
         ), admitted
     except BaseException:  # boundary: releases, then raises again
         admitted.release()
         raise
-
-
-async def _ask_for_body(request: web.BaseRequest) -> None:
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # aiohttp takes the written bytes for the start of the response
 
 
 class _BodyReader:
@@ -117,7 +240,9 @@ class _BodyReader:
     async def _decode(self, steps: Iterator[bytes], body: bytearray) -> None:
         """Append the decoded bytes; a body with too many values fails here, before it fills the memory."""
         for decoded in steps:
-            await self._make_room(len(body) + len(decoded))
+            if (size := len(body) + len(decoded)) > self._cap:
+                raise make_oversize_error(self._cap)
+            await self._admitted.grow(size)
             body += decoded
             if self._values.expect(decoded):
                 await asyncio.get_running_loop().run_in_executor(None, self._values.scan, body)
@@ -147,8 +272,3 @@ class _BodyReader:
             raise UnreadableBody(f"the body cannot be read: {error}") from None
         finally:
             self._patience -= clock() - begun
-
-    async def _make_room(self, size: int) -> None:
-        if size > self._cap:
-            raise make_oversize_error(self._cap)
-        await self._admitted.grow(size)

@@ -6,14 +6,21 @@ messages. `request_parser.py` parses the body, and `sessions.py` writes the reco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
+from blake3 import blake3
+from msgspec import Raw
+
 from ..core.exchange import Exchange
-from ..dialect import CHAT
-from ..dialect.interface import ChainName, Dialect
+from ..core.masking import mask_bytes
+from ..core.prices import ModelPrice, add_cost
+from ..core.records import NO_USAGE, ModelUsage
+from ..dialect import CHAT, find_dialect
+from ..dialect.interface import ChainName, ChainRules, Dialect
 from ..dialect.message import DECODE_ERRORS
-from .reply_chain import ChainLink, ReplyChain
 from .request_parser import (
     DIGEST_SIZE,
     BodyMark,
@@ -27,7 +34,83 @@ from .request_parser import (
     parse_whole,
 )
 
+# Keys that a client fills anew at each start, or that change the form of the answer and not its content.
+VOLATILE_KEYS = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+        "stream",
+        "stream_options",
+        "user",
+    }
+)
+_SIZE = 16  # bytes of blake3
+MOST_LINKS = 4096  # exchanges of one attempt that requests can name
 MOST_TIPS = 32  # conversations kept for one attempt
+BILLED_KINDS = frozenset(
+    {"error", "garbage", "cut", "stall"}
+)  # kinds of failure in which the upstream did answer
+
+
+def identify_request(dialect: str, head: Mapping[str, Raw], names: bytes) -> str:
+    """Return the identity of a request with the keys `head` and the message digests `names`."""
+    asked = [(key, head[key]) for key in sorted(head.keys() - VOLATILE_KEYS)]
+    return blake3(mask_bytes(msgspec.json.encode([dialect, asked])) + names).hexdigest(_SIZE)
+
+
+class ChainLink(NamedTuple):
+    """An exchange that a request can name, and the number of messages in its own request."""
+
+    number: int
+    messages: int
+
+
+class ReplyChain:
+    """The names of an attempt's exchanges in one dialect; `chaining` is None if the dialect has no names."""
+
+    def __init__(self, chaining: ChainRules | None) -> None:
+        self._chaining = chaining
+        self._links: dict[str, ChainLink] = {}  # bound: MOST_LINKS
+        self._items: dict[str, int] = {}  # message name -> exchange whose reply has it; bound: MOST_LINKS
+
+    def find_name(self, head: Mapping[str, Raw]) -> ChainName | None:
+        """Return the name that a request with this head continues."""
+        return self._chaining.before(head) if self._chaining is not None else None
+
+    def find(self, name: ChainName | None) -> ChainLink | None:
+        """Return the exchange of that name, if it is recorded."""
+        return self._links.get(name.name) if name is not None else None
+
+    def read_messages(self, reply: bytes) -> list[bytes]:
+        """Return the messages that a reply adds to the conversation."""
+        return self._chaining.reply_messages(reply) if self._chaining is not None else []
+
+    def add(self, link: ChainLink, before: ChainName | None, reply: bytes) -> None:
+        """Add a recorded exchange: later requests may continue its reply, or its conversation."""
+        if self._chaining is None:
+            return
+        lasting = before.name if before is not None and before.stays else ""
+        for name in filter(None, (self._chaining.name(reply), lasting)):
+            self._links.pop(name, None)
+            self._links[name] = link
+        for name in filter(None, map(self._chaining.item, self._chaining.reply_messages(reply))):
+            self._items[name] = link.number
+        for known in (self._links, self._items):
+            while len(known) > MOST_LINKS:
+                del known[next(iter(known))]
+
+    def resolve(self, message: bytes, read: Callable[[int], bytes]) -> bytes:
+        """Return the earlier message that `message` refers to, or `message` if it is no known reference.
+
+        `read` returns the reply of an exchange.
+        """
+        name = self._chaining.reference(message) if self._chaining is not None else ""
+        if self._chaining is None or name not in self._items:
+            return message
+        said = self._chaining.reply_messages(read(self._items[name]))
+        return next((item for item in said if self._chaining.item(item) == name), message)
 
 
 class ConversationTip(NamedTuple):
@@ -52,7 +135,7 @@ class RequestDelta(NamedTuple):
     head_digest: bytes
     mark: BodyMark | None
     names: bytes
-    identity: str = ""  # see `request_identity.py`
+    identity: str = ""  # see `identify_request`
     chain: ChainName | None = None
     linked: bool = False  # the parent was found by `chain`; its reply comes before `append`
 
@@ -203,3 +286,46 @@ def _is_utf8(part: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+class CallEnding(NamedTuple):
+    """How a call ended."""
+
+    status: int  # sent to the client; 499 if nothing was sent
+    reply: bytes | None = None  # JSON
+    usage: ModelUsage = ModelUsage(requests=1)
+    error: str = ""
+    streamed: bool = False
+    saved: ModelUsage | None = None  # replaces `usage`: the reply came from the record
+    version: str = ""  # of the answering policy
+    chunks: bytes | None = None  # as in `Exchange`
+    billed: bool = True  # False: refused by the upstream, or never sent, so it costs nothing
+
+    def make_exchange(
+        self, number: int, delta: RequestDelta, price: ModelPrice | None, started: float, by: str
+    ) -> Exchange:
+        """Return the exchange of a call that began at `started`; `price` is that of the run's model."""
+        usage = NO_USAGE
+        if self.saved is None:
+            known = price if find_dialect(delta.dialect).uses_run_model else None
+            usage = add_cost(self.usage, known, billed=self.billed)
+        return Exchange(
+            number=number,
+            parent=delta.parent,
+            keep=delta.keep,
+            append=tuple(Raw(message) for message in delta.append),
+            head=Raw(delta.head) if delta.head is not None else None,
+            reply=Raw(self.reply) if self.reply is not None else None,
+            status=self.status,
+            dialect=delta.dialect,
+            streamed=self.streamed,
+            usage=usage,
+            error=self.error,
+            started=started,
+            seconds=max(0.0, time.time() - started),
+            identity=delta.identity,
+            saved=self.saved or NO_USAGE,
+            version=self.version,
+            by=by,
+            chunks=Raw(self.chunks) if self.chunks is not None else None,
+        )

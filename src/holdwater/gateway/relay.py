@@ -20,12 +20,11 @@ from ..core.exchange import RecordedReply
 from ..core.records import AttemptFailure, FailureOrigin
 from ..dialect.interface import AdaptedRequest, Dialect
 from ..dialect.message import DECODE_ERRORS
-from .answer_delivery import AnswerDelivery
+from .answer_delivery import AnswerDelivery, KeepAlive
 from .body import ByteAdmission, RequestBody, RetainedBytes, join_request
 from .body_reader import make_oversize_error, read_body
-from .in_process_request import IncomingRequest, InProcessRequest
-from .keep_alive import KeepAlive
-from .model_route import ModelRoute
+from .call_terms import ModelRoute
+from .in_process_calls import IncomingRequest, InProcessRequest
 from .recorder import RequestDelta
 from .request_parser import MalformedRequest, ParsedRequest
 from .routes import CallRoute, estimate_tokens, pick_headers
@@ -115,7 +114,7 @@ class CallRelay:
                 turn.set_answer(answer, behind.version)
                 if (
                     answer.failure is None
-                    and _is_stream(answer)
+                    and answer.headers.get("Content-Type", "").lower().startswith("text/event-stream")
                     and not isinstance(request, InProcessRequest)
                 ):
                     async with KeepAlive(dialect.keep_alive, self._keep_alive) as pulse:
@@ -235,7 +234,3 @@ def _make_call(
     dialect = route.dialect.upstream_dialect
     headers = pick_headers(request.headers, session.key, route.dialect)
     return UpstreamCall(place.path_and_query, headers, body, session.track_waiting, dialect, session.attempt)
-
-
-def _is_stream(answer: UpstreamAnswer) -> bool:
-    return answer.headers.get("Content-Type", "").lower().startswith("text/event-stream")

@@ -1,7 +1,7 @@
 """Bounds the heads of requests: each head, and the heads of all connections of a server together.
 
 aiohttp bounds each header and their number, which allows megabytes. It also keeps the head of a connection's
-last request until the next one. `connection.py` and `serve/connection_server.py` use `BoundedParser`.
+last request until the next one. `connections.py` and `serve/connection_server.py` use `BoundedParser`.
 """
 
 from __future__ import annotations

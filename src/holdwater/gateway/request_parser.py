@@ -19,8 +19,15 @@ from ..core.masking import mask_bytes
 from ..dialect.interface import Dialect
 from ..dialect.message import DECODE_ERRORS
 from .body import BodyPart
-from .json_members import decode_members, skip_blanks, skip_blanks_before
-from .value_count import LARGE, MANY, check_messages, check_values
+from .json_checks import (
+    LARGE,
+    MANY,
+    check_messages,
+    check_values,
+    decode_members,
+    skip_blanks,
+    skip_blanks_before,
+)
 
 Buffer = bytes | bytearray
 

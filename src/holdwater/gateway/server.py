@@ -31,18 +31,22 @@ from ..dialect import CHAT, DIALECTS
 from ..dialect.interface import Dialect
 from .body import ByteAdmission
 from .body_reader import UnreadableBody
-from .connection import GatewayConnection, GatewayServer
-from .in_process_request import IncomingRequest, InProcessRequest
-from .model_route import ModelRoute
-from .open_connections import ClientConnection, OpenConnections, find_peer_process
-from .refusals import RefusedCalls
+from .call_terms import CallTerms, ModelRoute, SharedResources
+from .connections import (
+    ClientConnection,
+    GatewayConnection,
+    GatewayServer,
+    OpenConnections,
+    RefusedCalls,
+    find_peer_process,
+)
+from .in_process_calls import IncomingRequest, InProcessRequest
+from .json_checks import OverfullRequest
 from .relay import KEEP_ALIVE, CallRelay, UnsupportedDialect
 from .request_parser import MalformedRequest
 from .routes import CHAT_ROUTE, SERVER_HEADER, CallRoute, RouteKind, find_route, list_models, make_refusal
 from .sessions import RecordFailed, Session
-from .terms import CallTerms, SharedResources
 from .upstreams import Upstream
-from .value_count import OverfullRequest
 
 LONGEST_SOCKET_PATH = 107  # bytes, the kernel's limit
 LONGEST_HEADER = 64 * 1024
@@ -100,7 +104,10 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(self.executor.shutdown, wait=False)
             stack.callback(self._refusals.close)
-            self.connections = OpenConnections(_most_files(), self._on_closed)
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if files == resource.RLIM_INFINITY:
+                files = sys.maxsize
+            self.connections = OpenConnections(files, self._on_closed)
             stack.callback(self.connections.close)
             server = GatewayServer(
                 self._handle,
@@ -226,7 +233,9 @@ class Gateway:
         asked = find_route(request)
         if asked.kind is RouteKind.ROOT:
             return web.Response(headers=SERVER_HEADER)
-        session = self._find_session(request, asked)
+        # A client with a key in its path may send another one: the first valid key counts.
+        keys = (key for key in _list_keys(request, asked) if key in self.sessions)
+        session = self.sessions.get(next(keys, ""))
         if session is None:
             self._find_refusals(request.transport).add(_name_call(request, asked), 401, KEYLESS)
             return _refuse_keyless(asked.dialect)
@@ -312,16 +321,6 @@ class Gateway:
         for key in self.sessions:
             line = line.replace(key, "...")
         (refused or self._find_refusals(transport)).add(line[:200], error.code, error.message)
-
-    def _find_session(self, request: web.BaseRequest, asked: CallRoute) -> Session | None:
-        """Return the session of the first valid key; a client with a key in its path may send another one."""
-        return next((self.sessions[key] for key in _list_keys(request, asked) if key in self.sessions), None)
-
-
-def _most_files() -> int:
-    """Return the process's limit on open files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _refuse_keyless(dialect: Dialect) -> web.Response:

@@ -24,17 +24,13 @@ from ..core.prices import find_used_up
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, ModelUsage
 from ..dialect.interface import Dialect
 from . import media
-from .active_calls import ActiveCall, UnrecordedTurn
 from .body import ByteAdmission
-from .call_ending import CallEnding
-from .call_threads import CallThreads, ThreadCall
-from .model_route import ModelRoute
-from .recorder import ConversationRecorder, RequestDelta
-from .request_identity import identify_request
+from .call_terms import CallTerms, ModelRoute, SharedResources
+from .json_checks import LARGE, LargeRequest
+from .recorder import CallEnding, ConversationRecorder, RequestDelta, identify_request
 from .request_parser import ParsedRequest
-from .terms import CallTerms, SharedResources
-from .upstreams.breaker import BreakerTripped
-from .value_count import LARGE, LargeRequest
+from .session_calls import ActiveCall, CallThreads, ThreadCall, UnrecordedTurn
+from .upstreams.retry import BreakerTripped
 
 T = TypeVar("T")
 RawMembers = Mapping[str, Raw]
@@ -202,16 +198,14 @@ class Session:
         if found is None and self._terms.replays:
             found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
             if found is not None:
-                self._owner._add_drift(DriftedCall(delta.identity, found.attempt, found.number))
+                owner = self._owner
+                owner.drifted += 1
+                if len(owner.drifts) < MOST_DRIFTS:
+                    owner.drifts.append(DriftedCall(delta.identity, found.attempt, found.number))
         if found is None:
             return None
         chunks = None if found.chunks is None else unmask_bytes(found.chunks, self.key)
         return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks)
-
-    def _add_drift(self, call: DriftedCall) -> None:
-        self.drifted += 1
-        if len(self.drifts) < MOST_DRIFTS:
-            self.drifts.append(call)
 
     @property
     def replays(self) -> bool:

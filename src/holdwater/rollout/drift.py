@@ -9,7 +9,7 @@ from ..conversation.trajectory import ExchangeTree
 from ..core.errors import HoldwaterError
 from ..core.exchange import DriftedCall
 from ..dialect import find_dialect
-from ..gateway.request_identity import VOLATILE_KEYS
+from ..gateway.recorder import VOLATILE_KEYS
 from ..ledger.directory import RunDirectory
 
 

@@ -38,7 +38,7 @@ from ..core.records import AttemptFailure, Limits, Network, Verdict
 from ..core.serving_protocol import ModelSource
 from ..docker.client import DockerClient
 from ..docker.liveness import DaemonWatch
-from ..gateway.client import ChatClient
+from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory

@@ -26,16 +26,13 @@ from ..core.errors import BadInput, ModelFailed, RunFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
-from ..gateway.model_route import ModelRoute
-from ..gateway.rate import RateLimiter
+from ..gateway.call_terms import CallTerms, ModelRoute, RateLimiter
 from ..gateway.recorder import RequestDelta
-from ..gateway.terms import CallTerms
-from ..gateway.upstreams import Upstream
+from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
 from ..gateway.upstreams.endpoints import EndpointPool
 from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream, ProviderAddress
 from ..gateway.upstreams.policy import Policy, PolicyUpstream
-from ..gateway.upstreams.replay import NoModel, ReplayOnly
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..plugin import find_object

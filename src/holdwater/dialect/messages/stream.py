@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
+from ..interface import read_counts
 from ..message import SHAPE_ERRORS
 from ..sse import (
     NULL,
@@ -43,10 +44,7 @@ class _MessagesUsage(msgspec.Struct):
 
 def count_usage(counts: Any) -> ModelUsage:
     """Return the usage. Anthropic's `input_tokens` exclude cached tokens; in the record they include them."""
-    try:
-        usage = msgspec.convert(counts, _MessagesUsage)
-    except msgspec.ValidationError:
-        return ModelUsage(requests=1)
+    usage = read_counts(counts, _MessagesUsage)
     spent = usage.output_tokens_details
     cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
     return ModelUsage(

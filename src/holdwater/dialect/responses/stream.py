@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
+from ..interface import read_counts
+from ..openai import TokenDetails
 from ..sse import (
     NULL,
     EventStream,
@@ -35,23 +37,15 @@ class ResponsesReply(msgspec.Struct):
     output: Any = None
 
 
-class _ResponsesDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
 class _ResponsesUsage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
-    input_tokens_details: _ResponsesDetails | None = None
-    output_tokens_details: _ResponsesDetails | None = None
+    input_tokens_details: TokenDetails | None = None
+    output_tokens_details: TokenDetails | None = None
 
 
 def count_usage(counts: Any) -> ModelUsage:
-    try:
-        usage = msgspec.convert(counts, _ResponsesUsage)
-    except msgspec.ValidationError:
-        return ModelUsage(requests=1)
+    usage = read_counts(counts, _ResponsesUsage)
     details, spent = usage.input_tokens_details, usage.output_tokens_details
     return ModelUsage(
         requests=1,

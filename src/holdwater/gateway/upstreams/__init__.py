@@ -1,4 +1,7 @@
-"""The interface between the gateway and the model behind it. Start at `http.py`, the main upstream."""
+"""The interface between the gateway and the model behind it, and the upstreams without a model.
+
+Start at `http.py`, the main upstream.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
+from ...core.errors import ModelFailed
 from ...core.records import AttemptFailure
+from ...dialect import DIALECTS
 from ...dialect.interface import ReplyFormat
 from ..body import RequestBody
 from ..recorder import RequestDelta
+
+UNRECORDED = "unrecorded"  # the kind of the failure
 
 
 class UpstreamCall(NamedTuple):
@@ -53,3 +60,35 @@ class Upstream(Protocol):
 
     def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Send `call`; raise `ModelFailed` if there is no answer. Leaving the context cancels the call."""
+
+
+class AbsentModel:
+    """Implements `Upstream` without a model: fails every call."""
+
+    message: str
+    hint: str
+    kind: str
+    counts = False
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        return frozenset(DIALECTS)
+
+    def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        raise ModelFailed(self.message, self.hint, kind=self.kind, again=False)
+
+
+class ReplayOnly(AbsentModel):
+    """For a replay, whose record does not have the reply."""
+
+    message = "the request is not in the record of the replayed run"
+    hint = "compare the last turn of both runs with `holdwater transcript`"
+    kind = UNRECORDED
+
+
+class NoModel(AbsentModel):
+    """For a session without a route in a run without a model."""
+
+    message = "the server has no model of its own"
+    hint = "start it with a model, steer it to one, or use another model source in the order"
+    kind = "absent"

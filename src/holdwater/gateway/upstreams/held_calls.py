@@ -1,7 +1,7 @@
 """The upstream for trainers: it holds each call until a client of the server answers it.
 
 It frees the request's body at once and holds only the data that the record needs anyway. A call ends with its
-answer, its client or its session, whichever comes first. `policy_reply.py` converts the answer.
+answer, its client or its session, whichever comes first. `complete_reply.py` converts the answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from ...dialect.conversion import ReplyContext
 from ...dialect.interface import Dialect, ReplyFormat
 from ..recorder import RequestDelta
 from . import UpstreamCall
-from .complete_reply import CompleteReply, content_type
-from .policy_reply import read_context, render_answer
+from .complete_reply import CompleteReply, content_type, read_context, render_answer
 
 LARGEST_QUESTION = 128 * MiB  # bytes of one question
 _REFERENCE = b'"holdwater-'  # a reference that replaces a medium in a message

@@ -21,9 +21,18 @@ from ...core.records import AttemptFailure, FailureOrigin, MiB
 from ...dialect import DIALECTS
 from ..body import BodyPayload
 from . import UpstreamCall
-from .breaker import HINT, BreakerTripped, CircuitBreaker, make_trip_failure
-from .gate import UpstreamGate
-from .retry import LONGEST_WAIT, RATE_LIMITED, RETRIED_STATUSES, choose_delay, failure_of
+from .retry import (
+    HINT,
+    LONGEST_WAIT,
+    RATE_LIMITED,
+    RETRIED_STATUSES,
+    BreakerTripped,
+    CircuitBreaker,
+    UpstreamGate,
+    choose_delay,
+    failure_of,
+    make_trip_failure,
+)
 from .scrubbing import ScrubbedStream, SecretScrubber
 
 CONNECT_SECONDS = 30.0  # to open a connection

@@ -21,8 +21,7 @@ from ...core.errors import ModelFailed, RunFailed
 from ...dialect import DIALECTS, list_conversations
 from ..recorder import RequestDelta
 from . import UpstreamCall
-from .complete_reply import CompleteReply
-from .policy_reply import read_context, render_reply
+from .complete_reply import CompleteReply, read_context, render_reply
 
 Policy = Callable[[dict[str, Any]], Any]
 """Takes a decoded request; returns the text of the reply, its message, or the whole `chat.completion`.
@@ -62,7 +61,8 @@ class PolicyUpstream:
             request["model"] = wanted.model
         answer = await self._call_policy(dialect.request_to_chat(request))
         reply = render_reply(answer, dialect, wanted)
-        yield CompleteReply(reply, dialect, call.reply_format, _read_version(answer))
+        version = answer.get("policy_version") if isinstance(answer, dict) else None
+        yield CompleteReply(reply, dialect, call.reply_format, None if version is None else str(version))
 
     async def _call_policy(self, request: dict[str, Any]) -> Any:
         try:
@@ -74,11 +74,6 @@ class PolicyUpstream:
             raise
         except Exception as error:  # boundary: user code
             raise ModelFailed(f"the policy raised {type(error).__name__}: {error}", kind="policy") from error
-
-
-def _read_version(answer: Any) -> str | None:
-    version = answer.get("policy_version") if isinstance(answer, dict) else None
-    return None if version is None else str(version)
 
 
 async def _run_in_thread(function: Policy, request: dict[str, Any]) -> Any:

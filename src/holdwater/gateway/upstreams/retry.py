@@ -1,25 +1,35 @@
-"""Decides whether and when a call is retried, and which failure an error means. It sends nothing."""
+"""Decides whether and when a call is sent or retried, and which failure an error means. It sends nothing.
+
+A gate limits concurrent calls once the upstream reports overload. A breaker stops the run when every call of
+several attempts fails for a while: otherwise every instance attempted meanwhile would be lost to one cause.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
 
+from ...core.errors import ModelFailed
 from ...core.records import AttemptFailure, FailureOrigin
 
+ATTEMPTS = 5  # number of different attempts whose calls all failed
+SECONDS = 30.0  # during which no call succeeded
+HINT = "check the upstream, then run `holdwater resume`"
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 RATE_LIMITED = frozenset({429, 503, 529})  # waiting after these does not count as working time
 LONGEST_WAIT = 300.0  # seconds; for a longer delay, the run retries the attempt instead
 FIRST_WAIT = 0.5
 LONGEST_BACKOFF = 30.0
 LONGEST_MESSAGE = 2000
-
 # The providers' names for errors, in any field of the error.
 _QUOTA = {
     "insufficient_quota",
@@ -45,6 +55,106 @@ _INVALID = {
     "BadRequestError",
 }
 _LOW_CREDIT = "credit balance is too low"  # Anthropic's, in a 400
+
+
+class BreakerTripped(ModelFailed):
+    """No attempt can reach the upstream."""
+
+    where = FailureOrigin.RUN
+    kind = "breaker"
+    again = False
+
+
+class CircuitBreaker:
+    """Trips after failures of several attempts; any success resets it."""
+
+    def __init__(self, attempts: int = ATTEMPTS, seconds: float = SECONDS) -> None:
+        self._bounds = (attempts, seconds)
+        self._failing: set[int] = set()  # bound: `attempts`
+        self._since = 0.0
+
+    def record_success(self) -> None:
+        self._failing.clear()
+
+    def record_failure(self, attempt: int, now: float) -> bool:
+        """Record that a call of `attempt` has finally failed; return whether the breaker trips."""
+        attempts, seconds = self._bounds
+        if not self._failing:
+            self._since = now
+        if len(self._failing) < attempts:
+            self._failing.add(attempt)
+        return len(self._failing) >= attempts and now - self._since >= seconds
+
+    def describe(self, now: float, last: str) -> str:
+        return f"every model call has failed for {now - self._since:.0f} s; last error: {last}"
+
+
+def make_trip_failure(message: str) -> AttemptFailure:
+    return AttemptFailure(
+        where=FailureOrigin.RUN, kind=BreakerTripped.kind, message=message, hint=HINT, again=False
+    )
+
+
+WaitContext = Callable[[], AbstractContextManager[None]]
+
+
+class UpstreamGate:
+    """First come, first served. Pair `enter` with `leave`, and record the result in between."""
+
+    def __init__(self) -> None:
+        self.limit = math.inf
+        self.inside = 0
+        self._cut_at = -math.inf  # time when the limit was last lowered
+        self._successes = 0
+        self._line: deque[asyncio.Future[None]] = deque()  # bound: the calls in flight
+
+    async def enter(self, waiting: WaitContext) -> float:
+        """Wait for admission; return the time of entry."""
+        if self._line or self.inside >= self.limit:
+            with waiting():
+                await self._wait()
+        else:
+            self.inside += 1
+        return asyncio.get_running_loop().time()
+
+    async def _wait(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.leave()  # the call was already admitted
+            else:
+                self._line.remove(turn)
+            raise
+
+    def leave(self) -> None:
+        self.inside -= 1
+        self._admit()
+
+    def record_refusal(self, entered: float) -> None:
+        """Record a refusal of a call that entered at `entered`. One burst lowers the limit once."""
+        if entered > self._cut_at:
+            self._cut_at = asyncio.get_running_loop().time()
+            self.limit = max(1, min(self.limit, self.inside) // 2)
+            self._successes = 0
+
+    def record_success(self) -> None:
+        """Record an answered call."""
+        if self.limit is not math.inf:
+            self._successes += 1
+            if self._successes >= self.limit:
+                self._successes = 0
+                self.limit += 1
+                self._admit()
+
+    def _admit(self) -> None:
+        while self._line and self.inside < self.limit:
+            turn = self._line.popleft()
+            if not turn.done():
+                self.inside += 1
+                turn.set_result(None)
 
 
 def choose_delay(tried: int, headers: Mapping[str, str], body: bytes = b"") -> float:

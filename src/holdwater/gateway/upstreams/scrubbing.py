@@ -28,7 +28,9 @@ class SecretScrubber:
         codes = frozenset(b"".join(self._secrets))
         self._last = codes | frozenset(_ENDING)  # bytes that an incomplete key ends with
         self._has_slash = ord("/") in codes
-        self._pattern = re.compile(b"|".join(map(_make_pattern, self._secrets)))
+        self._pattern = re.compile(
+            b"|".join([b"".join(map(_escape_byte, secret)) for secret in self._secrets])
+        )
 
     def scrub(self, text: bytes) -> bytes:
         """Return `text` with each complete key replaced."""
@@ -95,12 +97,8 @@ class ScrubbedStream:
         return held
 
 
-def _make_pattern(secret: bytes) -> bytes:
-    """Return a pattern for a key in which any character may be escaped, once or several times."""
-    return b"".join(map(_escape_byte, secret))
-
-
 def _escape_byte(code: int) -> bytes:
+    """Return a pattern for a character of a key that may be escaped, once or several times."""
     digits = b"".join([b"[%s%s]" % (digit.encode(), digit.upper().encode()) for digit in f"{code:02x}"])
     slash = b"|/" if code == ord("/") else b""
     return rb"(?:%s|\\{1,8}(?:u00%s%s))" % (re.escape(bytes([code])), digits, slash)

@@ -15,7 +15,7 @@ from ...core.config import RunConfig
 from ...core.errors import BadInput
 from ...core.policy import explain_not_kept
 from ...core.records import Attempt, AttemptFailure, FailureOrigin, Instance
-from ...gateway.upstreams.replay import UNRECORDED
+from ...gateway.upstreams import UNRECORDED
 from ...ledger.ledger import Ledger
 from ...ledger.reader import LedgerReader
 

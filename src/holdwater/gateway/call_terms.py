@@ -1,16 +1,26 @@
-"""The rate limit that a run sets for itself: requests and tokens per minute, and this worker's share of them.
+"""The terms of a session's calls: upstream, model, sampling, price, the run's own rate limit.
 
-Waiting calls are served in order of arrival. The upstream's own rate limits are handled in `upstreams/`.
+Each call resolves its route anew, so that a run can change its model while sessions continue. The upstream's
+own rate limits are handled in `upstreams/`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, asynccontextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ..core.prices import ModelPrice
+from .body import ByteAdmission
+from .recorder import RequestDelta
+from .upstreams import Upstream
 
 BURST = 2.0  # seconds' worth of the rate that may be used at once
 LEARNING = 0.2  # the weight of the latest call in the expected tokens of a call
+NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
 
 
 class RateBucket:
@@ -93,3 +103,38 @@ class RateLimiter:
         if self._tokens is not None:
             self._tokens.take(held, now)
         return held
+
+
+class ModelRoute(NamedTuple):
+    """Where a session's calls go. Fields that are not set come from the gateway's default route."""
+
+    upstream: Upstream | None = None
+    model: str | None = None  # imposed on every request; None: the agent's choice
+    sampling: Mapping[str, Any] = NO_SAMPLING  # imposed in addition to the gateway's
+    version: str = ""  # of the policy, if its answers do not name it
+    on_written: Callable[[RequestDelta, int], None] | None = (
+        None  # receives the number of each recorded exchange
+    )
+
+    def with_defaults(self, own: ModelRoute) -> ModelRoute:
+        """Return this route, with the gateway's `own` values for fields that are not set."""
+        sampling = {**own.sampling, **self.sampling} if self.sampling else own.sampling
+        if self.upstream is not None:
+            return self._replace(sampling=sampling)
+        model, version = self.model or own.model, own.version or self.version
+        return self._replace(upstream=own.upstream, model=model, sampling=sampling, version=version)
+
+
+class CallTerms(NamedTuple):
+    price: ModelPrice | None = None  # None: unknown
+    rate: RateLimiter | None = None  # None: as fast as the upstream allows
+    replays: bool = False  # the run only replays a record, without an upstream
+    sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request
+    shared: bool = True  # all attempts share the upstream: a failure common to all of them fails the run
+
+
+class SharedResources(NamedTuple):
+    """The resources that all sessions of a gateway share."""
+
+    executor: Executor
+    admission: ByteAdmission

@@ -1,13 +1,13 @@
-"""A model call from this process: handled like any other call, but without a connection or a complete body.
+"""Model calls of Python agents in this process: a client without a connection, requests without a body.
 
-Only the new messages of a continued conversation are copied and hashed; no message is kept as bytes.
-`client.py` makes these calls, for agents in Python; `relay.py` handles them.
+The gateway handles them like any other call. Only the new messages of a continued conversation are copied and
+hashed; no message is kept as bytes. The client does not retry: the gateway does.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,8 +15,10 @@ from aiohttp import web
 from msgspec import Raw
 from multidict import CIMultiDict
 
+from ..core.errors import ModelFailed
 from .body import RequestBody, RetainedBytes, join_request
 from .request_parser import ParsedRequest, digest
+from .upstreams.retry import parse_error
 
 PIECE = 64 * 1024  # bytes encoded before they are sent
 LARGE = 16 * 1024  # characters from which a text is worth not encoding each time
@@ -162,3 +164,47 @@ def _check_key(key: Any) -> str:
     if type(key) is not str:
         raise _UnstableValue
     return key
+
+
+RequestSender = Callable[[str, InProcessRequest], Awaitable[tuple[int, bytes]]]
+"""Takes a key and a request; returns the status and body of the response: `Gateway.ask`."""
+
+
+class ChatClient:
+    """One attempt's client for its model."""
+
+    def __init__(self, ask: RequestSender, url: str, sandbox_url: str, key: str, name: str) -> None:
+        self.url = url
+        self.sandbox_url = sandbox_url
+        self.key = key
+        self.name = name
+        self._ask = ask
+        self._conversation = MessageHistory()
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        """Return the reply's JSON; raise `ModelFailed` with the upstream's message if there is none."""
+        if options.get("stream"):
+            raise ValueError("`chat` does not support `stream`: it returns the whole reply")
+        head = {name: Raw(_encode(value)) for name, value in {"model": self.name, **options}.items()}
+        status, content = await self._ask(
+            self.key, InProcessRequest(head, self._conversation.copy_messages(messages))
+        )
+        if status != 200:
+            raise _make_error(status, content)
+        reply = _decode_reply(content)
+        if "choices" not in reply:
+            raise _make_error(status, content)
+        return reply
+
+
+def _decode_reply(content: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ModelFailed(f"the model's reply is not valid JSON: {error}", kind="garbage") from None
+
+
+def _make_error(status: int, content: bytes) -> ModelFailed:
+    message = parse_error(content).message or "no message"
+    again = status in (408, 409, 429) or status >= 500
+    return ModelFailed(f"the model call failed with {status}: {message}", kind=str(status), again=again)
