@@ -27,7 +27,7 @@ from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.orders import OrderRow
 from holdwater.ledger.reader import LedgerReader
-from holdwater.ledger.statements import PlannedInstance
+from holdwater.ledger.resume_state import PlannedInstance
 from holdwater.rollout.worker_protocol import WorkerSetup
 from holdwater.run.conductor.admission import AttemptAdmission
 from holdwater.run.conductor.feed import EmptyFeed

@@ -186,7 +186,9 @@ async def test_a_resume_tells_new_changed_missing_and_duplicate(tmp_path: Path) 
         assert await ledger.mark_seen([planned("same", place="elsewhere")], SuitePass.COMPARE) == [None]
         await ledger.mark_seen([planned("gone")], SuitePass.COMPARE)
         assert await ledger.find_missing() == []
-        row = await ledger.replace_instance("changed", b"new", b"newer", "s:2")
+        row = await ledger.replace_instance(
+            msgspec.structs.replace(planned("changed", b"new"), payload=b"newer")
+        )
         assert await ledger.payload(row) == b"newer"
 
 

@@ -28,7 +28,7 @@ from holdwater.core.records import (
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
-from holdwater.ledger.statements import PlannedInstance
+from holdwater.ledger.resume_state import PlannedInstance
 from holdwater.view.instance_report import make_report, render_instance
 from holdwater.view.report import MOST_ROWS, render_report
 

@@ -15,11 +15,12 @@ from ..core.policy import find_kept_work, list_kept_files
 from ..core.records import FailureOrigin, Outcome, Record, Verdict
 from .attempt_files import check_file
 from .blobs import BlobStore, find_references
-from .cross_check import SettledColumns, TallySums, check_columns, check_outcome, check_spending
+from .cross_check import TallySums, check_columns, check_outcome, check_spending
 from .directory import RunDirectory
 from .exchanges import AttemptSpending, decode_exchange, read_frames
 from .journal import list_journals, read_journal
 from .reader import PAGE, LedgerReader
+from .rows import SettledColumns
 
 MOST_PROBLEMS = 100  # sentences kept
 MOST_CHECKED = 10_000  # hashes of recently checked blobs

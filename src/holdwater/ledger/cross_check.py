@@ -6,24 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ..core.policy import VerdictSummary, outcome_kind, verdict_kind
 from ..core.records import NO_USAGE, ModelUsage, Outcome, Verdict
 from .exchanges import AttemptSpending
-from .rows import LedgerCounts, bound_usage, finite_score
+from .rows import LedgerCounts, SettledColumns, bound_usage, finite_score
 
 SCORED = ("passed", "failed")
-
-
-class SettledColumns(NamedTuple):
-    """The columns of an attempt that duplicate fields of its verdict."""
-
-    kind: str | None
-    place: str | None
-    passed: bool | None
-    score: float | None
-    exchanges: int | None
 
 
 def check_outcome(outcome: Outcome, name: str, verdict: Verdict) -> Iterator[str]:
@@ -43,16 +32,7 @@ def check_outcome(outcome: Outcome, name: str, verdict: Verdict) -> Iterator[str
 
 def check_columns(columns: SettledColumns, verdict: Verdict) -> Iterator[str]:
     """Check that the columns of an attempt match its verdict."""
-    failure, grade = verdict.failure, verdict.grade
-    passed = grade.passed if grade else None
-    expected = SettledColumns(
-        kind=verdict_kind(failure, passed),
-        place=failure.where.value if failure else None,
-        passed=passed,
-        score=finite_score(grade.score) if grade else None,
-        exchanges=verdict.exchanges,
-    )
-    for name, found, due in zip(SettledColumns._fields, columns, expected, strict=True):
+    for name, found, due in zip(SettledColumns._fields, columns, SettledColumns.of(verdict), strict=True):
         if found != due:
             yield f"attempt {verdict.attempt} has `{name}` {found}, its verdict says {due}"
 
@@ -81,8 +61,7 @@ class TallySums:
         self._kinds: dict[str, int] = {}  # bound: the kinds of verdicts
 
     def add(self, verdict: Verdict) -> None:
-        passed = verdict.grade.passed if verdict.grade else None
-        kind = verdict_kind(verdict.failure, passed)
+        kind = verdict_kind(verdict.failure, verdict.grade.passed if verdict.grade else None)
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
         self._usage = self._usage.plus(bound_usage(verdict.usage))
         self._saved = self._saved.plus(bound_usage(verdict.replayed_usage))

@@ -15,7 +15,7 @@ import msgspec
 
 from ..core.failures import CRASHED, POISON, RULES, RetryRule
 from ..core.policy import LOSSES_BEFORE_ALONE, ClosedSample, TryCounts, VerdictSummary, rank
-from ..core.records import FailureOrigin, Record, Verdict
+from ..core.records import Attempt, FailureOrigin, Record, Verdict
 from .record_encoding import unpack
 
 PAGE = 256  # samples in memory at a time
@@ -33,6 +33,15 @@ class SuitePass(IntEnum):
 def pass_number(token: int, during: SuitePass) -> int:
     """Return a number that is larger than the number of every earlier pass of the run."""
     return 2 * token + during
+
+
+class PlannedInstance(Record, frozen=True):
+    """An instance as the suite yielded it; `place` is its source location, for messages."""
+
+    name: str
+    digest: bytes
+    payload: bytes
+    place: str
 
 
 class KnownInstance(Record, frozen=True):
@@ -84,13 +93,23 @@ def find_known(connection: sqlite3.Connection, name: str) -> KnownInstance | Non
     return None if row is None else KnownInstance(*row)
 
 
-def find_missing(connection: sqlite3.Connection, token: int, limit: int) -> list[str]:
-    """Return names of planned instances that this conductor has not seen in the suite."""
+def next_attempt(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(id), 0) + 1 FROM attempt").fetchone()[0])
+
+
+def earlier_attempts(connection: sqlite3.Connection, attempt: Attempt) -> tuple[int, ...]:
+    """Return the ids of earlier attempts in the same round of the same sample."""
     rows = connection.execute(
-        "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?",
-        (pass_number(token, SuitePass.COMPARE), limit),
-    ).fetchall()
-    return [name for (name,) in rows]
+        "SELECT id FROM attempt WHERE instance = ? AND sample = ? AND round = ? AND id < ? ORDER BY id",
+        (attempt.instance, attempt.sample, attempt.round, attempt.id),
+    )
+    return tuple(row[0] for row in rows)
+
+
+def list_unsettled(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Return attempts without a verdict, each with its token; never more than ran concurrently."""
+    query = "SELECT id, token FROM attempt WHERE settled IS NULL ORDER BY id"
+    return connection.execute(query).fetchall()
 
 
 def find_last_instance(connection: sqlite3.Connection) -> int:

@@ -6,11 +6,13 @@ Counts are updated together with their rows, so that a summary costs the same at
 from __future__ import annotations
 
 import math
-from typing import Any
+import sqlite3
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.policy import verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import FailureOrigin, ModelUsage, PhaseTimes, Record, Verdict
 
@@ -74,6 +76,28 @@ class AttemptRow(Record, frozen=True):
     dropped: str | None = None  # the `--keep` rule by which its files were dropped
 
 
+class SettledColumns(NamedTuple):
+    """The columns of an attempt that duplicate fields of its verdict."""
+
+    kind: str | None
+    place: str | None
+    passed: bool | None
+    score: float | None
+    exchanges: int | None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> SettledColumns:
+        failure, grade = verdict.failure, verdict.grade
+        passed = grade.passed if grade else None
+        return cls(
+            kind=verdict_kind(failure, passed),
+            place=failure.where.value if failure else None,
+            passed=passed,
+            score=finite_score(grade.score) if grade else None,
+            exchanges=verdict.exchanges,
+        )
+
+
 class EventRow(Record, frozen=True):
     at: float
     kind: str
@@ -100,6 +124,10 @@ class LedgerCounts(Record, frozen=True):
     def samples(self, config: RunConfig) -> int:
         """Return the number of samples to settle, as known so far."""
         return self.ordered if config.serving is not None else self.planned * config.samples
+
+
+def read_counts(connection: sqlite3.Connection) -> LedgerCounts:
+    return parse_counts(connection.execute(TALLY_QUERY).fetchall())
 
 
 def parse_counts(rows: list[tuple[Any, ...]]) -> LedgerCounts:

@@ -11,40 +11,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from ..core.config import KeepRule
 from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
 from ..core.masking import clean_text
-from ..core.policy import ClosedSample, keeps, verdict_kind
-from ..core.records import Attempt, ModelUsage, Outcome, Record, Verdict
+from ..core.policy import ClosedSample, keeps
+from ..core.records import Attempt, ModelUsage, Outcome, Verdict
 from ..core.summary import RunGauge
-from . import orders, regrades
+from . import orders, regrades, resume_state
 from .attempt_files import drop_sample
 from .orders import OrderRow
 from .record_encoding import encode_record, pack, unpack
-from .resume_state import (
-    KnownInstance,
-    SuitePass,
-    closed_rollouts,
-    closed_samples,
-    decode_verdict,
-    find_known,
-    pass_number,
-    reopen,
-)
-from .rows import RAN_PREFIX, bound_usage, finite_score
+from .resume_state import KnownInstance, PlannedInstance, SuitePass, decode_verdict, find_known, pass_number
+from .rows import CONDUCTED_SECONDS, RAN_PREFIX, SettledColumns, bound_usage, finite_score
 from .schema import connect, migrate, to_ledger_error
 
 LONGEST_TIMELINE = 20_000  # rows; above it, every second row is deleted
 SEEN_EVERY = 1.0  # seconds between updates of `conductor.seen`
-
-
-class PlannedInstance(Record, frozen=True):
-    """An instance as the suite yielded it; `place` is its source location, for messages."""
-
-    name: str
-    digest: bytes
-    payload: bytes
-    place: str
 
 
 class LedgerStatements:
@@ -128,23 +112,32 @@ class LedgerStatements:
     # Instances.
 
     def plan(self, items: Sequence[PlannedInstance]) -> list[int]:
+        """Write the new instances; return their rows.
+
+        An id that this pass has seen before raises `DuplicateInstance`; new instances before it stay written.
+        """
         rows: list[int] = []
         try:
             for item in items:
                 if self.mark_seen([item], SuitePass.PLAN) == [None]:
-                    rows.append(self._insert_instance(item))
+                    seen = pass_number(self.token, SuitePass.PLAN)
+                    cursor = self.connection.execute(
+                        "INSERT INTO instance (name, digest, payload, place, planned, sighted)"
+                        " VALUES (?, ?, ?, ?, ?, ?)",
+                        (
+                            item.name,
+                            item.digest,
+                            pack(item.payload),
+                            clean_text(item.place),
+                            self.token,
+                            seen,
+                        ),
+                    )
+                    rows.append(cursor.lastrowid or 0)
+                    self._count("planned")
         except DuplicateInstance as error:
             raise DuplicateInstance(error.message, rows) from None
         return rows
-
-    def _insert_instance(self, item: PlannedInstance) -> int:
-        seen = pass_number(self.token, SuitePass.PLAN)
-        cursor = self.connection.execute(
-            "INSERT INTO instance (name, digest, payload, place, planned, sighted) VALUES (?, ?, ?, ?, ?, ?)",
-            (item.name, item.digest, pack(item.payload), clean_text(item.place), self.token, seen),
-        )
-        self._count("planned")
-        return cursor.lastrowid or 0
 
     def mark_seen(self, items: Sequence[PlannedInstance], during: SuitePass) -> list[KnownInstance | None]:
         """Mark known instances as seen in this pass; return the known instance of each item, or None.
@@ -169,6 +162,14 @@ class LedgerStatements:
             entries.append(entry)
         return entries
 
+    def find_missing(self, limit: int = 100) -> list[str]:
+        """Return the first ids that are planned and that this conductor has not seen in the suite."""
+        rows = self.connection.execute(
+            "SELECT name FROM instance WHERE sighted < ? ORDER BY id LIMIT ?",
+            (pass_number(self.token, SuitePass.COMPARE), limit),
+        )
+        return [name for (name,) in rows]
+
     def replace_instance(self, item: PlannedInstance) -> int:
         """Replace a planned instance by its current version in the suite; return its row. Outcomes stay."""
         row = self.connection.execute(
@@ -188,16 +189,22 @@ class LedgerStatements:
     # Orders.
 
     def place_order(self, row: OrderRow, size: int) -> OrderRow:
+        """Write an order and its rollouts, or return the order that has its key.
+
+        Raise `KeyTaken` if the key is used by a different request.
+        """
         placed = orders.place_order(self.connection, row, size)
         if not placed.known:
             self._count("ordered", size)
         return placed
 
     def add_member(self, order: int, instance: int, member: int) -> int:
+        """Add a rollout to an order; return its sample."""
         self._count("ordered")
         return orders.add_member(self.connection, order, instance, member)
 
-    def mark_delivered(self, order: int, keep: KeepRule) -> None:
+    def mark_delivered(self, order: int, keep: KeepRule = KeepRule.ALL) -> None:
+        """Write that a client has received the result; drop the attempts that `keep` does not keep."""
         orders.mark_delivered(self.connection, order, self._now())
         for instance, sample, kind in orders.list_outcomes(self.connection, order):
             if not keeps(keep, kind):
@@ -206,60 +213,44 @@ class LedgerStatements:
     # Attempts.
 
     def begin_attempt(self, attempt: Attempt) -> None:
-        """Write an attempt and count it."""
+        """Write an attempt before it starts."""
         self.connection.execute(
-            "INSERT INTO attempt (id, instance, sample, number, round, scale, alone, regrades, token,"
-            " started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                attempt.id,
-                attempt.instance,
-                attempt.sample,
-                attempt.number,
-                attempt.round,
-                attempt.scale,
-                attempt.alone,
-                attempt.regrades,
-                self.token,
-                self._now(),
-            ),
+            "INSERT INTO attempt"
+            " (id, instance, sample, number, round, scale, alone, regrades, token, started) VALUES"
+            " (:id, :instance, :sample, :number, :round, :scale, :alone, :regrades, :token, :started)",
+            {**msgspec.structs.asdict(attempt), "token": self.token, "started": self._now()},
         )
         self._count("attempts")
 
     def verdict(self, attempt: int) -> Verdict:
+        """Return the verdict of an earlier attempt."""
         row = self.connection.execute("SELECT verdict FROM attempt WHERE id = ?", (attempt,)).fetchone()
         if row is None or row[0] is None:
             raise LedgerFailed(f"attempt {attempt} has no verdict")
         return decode_verdict(row[0])
 
     def settle(self, verdict: Verdict) -> bool:
-        failure, grade = verdict.failure, verdict.grade
-        passed = grade.passed if grade else None
-        kind = verdict_kind(failure, passed)
+        """Write a verdict; return False if the attempt has one already or has another fencing token."""
+        columns = SettledColumns.of(verdict)
+        failure = clean_text(verdict.failure.kind) if verdict.failure else None
+        content = pack(encode_record(verdict))
         cursor = self.connection.execute(
-            "UPDATE attempt SET settled = ?, kind = ?, place = ?, failure = ?, passed = ?, score = ?,"
-            " exchanges = ?, verdict = ? WHERE id = ? AND token = ? AND settled IS NULL",
-            (
-                self._now(),
-                kind,
-                failure.where.value if failure else None,
-                clean_text(failure.kind) if failure else None,
-                passed,
-                finite_score(grade.score) if grade else None,
-                verdict.exchanges,
-                pack(encode_record(verdict)),
-                verdict.attempt,
-                verdict.token,
-            ),
+            "UPDATE attempt SET settled = ?, kind = ?, place = ?, passed = ?, score = ?, exchanges = ?,"
+            " failure = ?, verdict = ? WHERE id = ? AND token = ? AND settled IS NULL",
+            (self._now(), *columns, failure, content, verdict.attempt, verdict.token),
         )
         if cursor.rowcount != 1:
             return False
-        self._count(f"verdict:{kind}")
+        self._count(f"verdict:{columns.kind}")
         self._count_usage("usage", verdict.usage)
         self._count_usage("saved", verdict.replayed_usage)
         return True
 
-    def close_sample(self, outcome: Outcome, keep: KeepRule) -> None:
-        """Write an outcome, replacing an earlier one also in the tally; in a regrade, store it separately."""
+    def close_sample(self, outcome: Outcome, keep: KeepRule = KeepRule.ALL) -> None:
+        """Write the outcome of a sample, replacing an earlier one; drop its attempts if `keep` says so.
+
+        In a regrade, the outcome is stored separately.
+        """
         if self.regrade is not None:
             regrades.put_grade(self.connection, self.regrade, outcome, self.verdict(outcome.attempt))
             return
@@ -280,12 +271,15 @@ class LedgerStatements:
             drop_sample(self.connection, key, keep, self._now())
 
     def reopen(self, chosen: Callable[[ClosedSample], bool]) -> int:
-        """Delete the outcomes of the chosen samples; return their number."""
-        return self._reopen(filter(chosen, closed_samples(self.connection)))
+        """Reopen the closed samples for which `chosen` is true; return their number.
+
+        `chosen` runs in the writer's thread.
+        """
+        return self._reopen(filter(chosen, resume_state.closed_samples(self.connection)))
 
     def reopen_abandoned(self, order: int) -> int:
         """Reopen the rollouts that were cancelled because the client had disconnected; return the number."""
-        rollouts = closed_rollouts(self.connection, order)
+        rollouts = resume_state.closed_rollouts(self.connection, order)
         count = self._reopen(closed for closed in rollouts if closed.abandoned)
         if count:
             orders.withdraw_delivery(self.connection, order)
@@ -293,26 +287,30 @@ class LedgerStatements:
 
     def _reopen(self, samples: Iterable[ClosedSample]) -> int:
         count = 0
-        for kind, score in reopen(self.connection, samples, self._now()):
+        for kind, score in resume_state.reopen(self.connection, samples, self._now()):
             self._count_outcome(kind, score, -1)
             count += 1
         return count
 
     # Regrades.
 
-    def begin_regrade(self, grader: str, only: tuple[str, ...], continues: int | None) -> int:
-        """Begin a regrade or continue `continues`; return its id. Outcomes from now on belong to it."""
+    def begin_regrade(self, grader: str, only: tuple[str, ...], continues: int | None = None) -> int:
+        """Begin a regrade or continue `continues`; return its id.
+
+        Until `switch_outcomes`, new outcomes are stored separately and the old ones stay in effect.
+        """
         begun = continues or regrades.begin_regrade(self.connection, grader, only, self._now())
         self.connection.execute("UPDATE conductor SET regrade = ? WHERE token = ?", (begun, self.token))
         self.regrade = begun
         return begun
 
-    def refuse_regrade(self, sample: tuple[int, int], why: str) -> None:
+    def refuse_regrade(self, instance: int, sample: int, why: str) -> None:
+        """Write that a sample is not regraded: its outcome stays."""
         assert self.regrade is not None, "no regrade has begun"
-        regrades.keep_outcome(self.connection, self.regrade, sample, why, None)
+        regrades.keep_outcome(self.connection, self.regrade, (instance, sample), why, None)
 
-    def switch_outcomes(self, keep: KeepRule) -> None:
-        """Replace all old outcomes by the new ones of the regrade at once."""
+    def switch_outcomes(self, keep: KeepRule = KeepRule.ALL) -> None:
+        """End the regrade: replace all old outcomes by the new ones at once."""
         assert self.regrade is not None, "no regrade has begun"
         ended, self.regrade = self.regrade, None
         for outcome in regrades.new_outcomes(self.connection, ended):
@@ -321,7 +319,8 @@ class LedgerStatements:
 
     # The run.
 
-    def note(self, kind: str, message: str, attempt: int | None) -> None:
+    def note(self, kind: str, message: str = "", attempt: int | None = None) -> None:
+        """Write an event."""
         self.connection.execute(
             "INSERT INTO event (at, token, kind, message, attempt) VALUES (?, ?, ?, ?, ?)",
             (self._now(), self.token, kind, clean_text(message), attempt),
@@ -329,6 +328,7 @@ class LedgerStatements:
         self._count(f"event:{kind}")
 
     def add_gauge(self, gauge: RunGauge) -> None:
+        """Write a gauge reading; `show` displays the latest one."""
         self.connection.execute("INSERT INTO timeline (gauge) VALUES (?)", (encode_record(gauge),))
         # The maximum is kept outside the timeline, because the timeline is thinned out.
         self.connection.execute(
@@ -337,28 +337,32 @@ class LedgerStatements:
         )
         self._mark_alive()
         self._gauges += 1
-        if self._gauges > LONGEST_TIMELINE:
-            self._thin_timeline()
-
-    def _thin_timeline(self) -> None:
-        """Delete every second reading and keep the latest: older readings become sparser."""
-        self.connection.execute(
-            "DELETE FROM timeline WHERE id IN (SELECT id FROM"
-            " (SELECT id, row_number() OVER (ORDER BY id DESC) AS back FROM timeline) WHERE back % 2 = 0)"
-        )
-        self._gauges = self.connection.execute("SELECT count(*) FROM timeline").fetchone()[0]
+        if self._gauges > LONGEST_TIMELINE:  # delete every second reading: older ones become sparser
+            self.connection.execute(
+                "DELETE FROM timeline WHERE id IN (SELECT id FROM"
+                " (SELECT id, row_number() OVER (ORDER BY id DESC) AS back FROM timeline) WHERE back % 2 = 0)"
+            )
+            self._gauges = self.connection.execute("SELECT count(*) FROM timeline").fetchone()[0]
 
     def set_total(self, total: int | None) -> None:
+        """Write the total number of samples, if the suite declares it."""
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('total', ?)", (total,))
 
     def remember(self, name: str, value: bytes | float) -> None:
+        """Store a small value for the next conductor."""
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def recall(self, name: str) -> bytes | None:
         row = self.connection.execute("SELECT value FROM meta WHERE key = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
+    def earlier_seconds(self) -> float:
+        """Return the seconds that earlier conductors ran."""
+        query = f"SELECT {CONDUCTED_SECONDS} FROM conductor WHERE token < ?"
+        return float(self.connection.execute(query, (self.token,)).fetchone()[0])
+
     def finish(self, state: str, reason: str, exit_status: int) -> None:
+        """Write how this conductor ended the run: `finished`, `interrupted` or `stopped`."""
         self._mark_alive()
         now = self._now()
         regraded = self.connection.execute(

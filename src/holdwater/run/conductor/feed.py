@@ -178,7 +178,7 @@ async def compare_suite(ledger: Ledger, source: InstanceSource, *, accept: bool)
                 continue
             changed += [row.name] if len(changed) < NAMED else []
             if accept:
-                await ledger.replace_instance(row.name, row.digest, row.payload, row.place)
+                await ledger.replace_instance(row)
     source.close()
     # After an error of the suite, missing instances are unknown: the run will end with that error.
     missing = await ledger.find_missing(NAMED) if source.error is None else []

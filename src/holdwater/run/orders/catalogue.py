@@ -74,7 +74,7 @@ class InstanceCatalogue:
             if known is None:
                 new.append(item)
             elif known.digest != item.digest:
-                await self._ledger.replace_instance(item.name, item.digest, item.payload, item.place)
+                await self._ledger.replace_instance(item)
                 await self._ledger.note(
                     "instance.changed", f"the instance has changed in the suite: `{item.name}`"
                 )
