@@ -7,29 +7,37 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
+from functools import wraps
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import uvloop
 
 from ..core.errors import BadInput
-from ..core.groups import GroupTerms
-from ..core.records import Instance
 from ..core.serving_protocol import (
     AnyOrderEvent,
-    CallAnswer,
     Order,
     OrderResult,
-    Rollout,
-    ServerHealth,
-    ServerStats,
 )
-from .async_client import LEAVE_SECONDS, URL, AsyncClient, ClientSettings, OrderOptions, OrderStream
+from .async_client import LEAVE_SECONDS, URL, AsyncClient, ClientSettings, OrderStream
 from .errors import ServerGone
 from .policy_runner import Policy
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _mirror(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Make the blocking form of a method: it has the same arguments and waits for the result."""
+
+    @wraps(method)
+    def blocking(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(method(self._client, *args, **kwargs))
+
+    return blocking
 
 
 class Client:
@@ -61,31 +69,17 @@ class Client:
         """Cancel all calls in flight and end the client's thread."""
         self._closing()
 
-    def run(self, instance: str | Instance, **wishes: Unpack[OrderOptions]) -> Rollout:
-        """Run one rollout and return it. A failed rollout is returned too, not raised."""
-        return self._wait(self._client.run(instance, **wishes))
-
-    def run_group(
-        self,
-        instance: str | Instance,
-        n: int,
-        *,
-        group: GroupTerms | None = None,
-        **wishes: Unpack[OrderOptions],
-    ) -> OrderResult:
-        """Run a group of `n` rollouts that are scored together; return its result."""
-        return self._wait(self._client.run_group(instance, n, group=group, **wishes))
-
-    def order(
-        self,
-        order: Order,
-        *,
-        policy: Policy | None = None,
-        on_event: Callable[[AnyOrderEvent], Any] | None = None,
-        model_key: str | None = None,
-    ) -> OrderResult:
-        """Send an order; return its result. A `policy` answers model calls in place of the server's model."""
-        return self._wait(self._client.order(order, policy=policy, on_event=on_event, model_key=model_key))
+    run = _mirror(AsyncClient.run)
+    run_group = _mirror(AsyncClient.run_group)
+    order = _mirror(AsyncClient.order)
+    answer = _mirror(AsyncClient.answer)
+    cancel = _mirror(AsyncClient.cancel)
+    result = _mirror(AsyncClient.result)
+    steer = _mirror(AsyncClient.steer)
+    health = _mirror(AsyncClient.health)
+    stats = _mirror(AsyncClient.stats)
+    drain = _mirror(AsyncClient.drain)
+    blob = _mirror(AsyncClient.blob)
 
     def map(
         self,
@@ -128,37 +122,6 @@ class Client:
             if self._closing.alive:
                 self._wait(events.aclose())
 
-    def answer(self, key: str, answer: CallAnswer) -> None:
-        """Answer a model call of an order; raise `OrderRefused` (`gone`) if the call is over."""
-        self._wait(self._client.answer(key, answer))
-
-    def cancel(self, key: str) -> None:
-        """Cancel an order: its unfinished rollouts get the verdict `cancelled`."""
-        self._wait(self._client.cancel(key))
-
-    def result(self, key: str) -> OrderResult | None:
-        """Return the result of an order, or None while it is not over."""
-        return self._wait(self._client.result(key))
-
-    def steer(self, url: str, name: str | None = None, version: str = "", key: str | None = None) -> None:
-        """Replace the server's own model from now on, for running rollouts too."""
-        self._wait(self._client.steer(url, name, version, key))
-
-    def health(self) -> ServerHealth:
-        """Return the server's health. Tries once: raises `ServerGone` if the server does not answer."""
-        return self._wait(self._client.health())
-
-    def stats(self) -> ServerStats:
-        return self._wait(self._client.stats())
-
-    def drain(self) -> None:
-        """Make the server refuse new orders and exit when the open orders are over."""
-        self._wait(self._client.drain())
-
-    def blob(self, name: str) -> bytes:
-        """Return the content of a blob that a message refers to, such as an image."""
-        return self._wait(self._client.blob(name))
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         ended = threading.Event()
         waited = self._begin(work, ended)
@@ -179,15 +142,15 @@ class Client:
         return asyncio.run_coroutine_threadsafe(_run_marked(work, ended or threading.Event()), self._loop)
 
 
+async def _next_event(events: OrderStream) -> AnyOrderEvent | None:
+    return await anext(events, None)
+
+
 async def _run_marked(work: Coroutine[Any, Any, T], ended: threading.Event) -> T:
     try:
         return await work
     finally:
         ended.set()
-
-
-async def _next_event(events: OrderStream) -> AnyOrderEvent | None:
-    return await anext(events, None)
 
 
 def _wait_result(future: Future[T]) -> T:
@@ -207,10 +170,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    if threading.current_thread() is thread:
-        return (
-            loop.stop()
-        )  # garbage collection ended the client on its own thread, which cannot wait for itself
+    if threading.current_thread() is thread:  # ended by garbage collection: it cannot wait for itself
+        return loop.stop()
     asyncio.run_coroutine_threadsafe(_close(client), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
