@@ -19,7 +19,7 @@ from .cross_check import TallySums, check_columns, check_outcome, check_spending
 from .directory import RunDirectory
 from .exchanges import AttemptSpending, decode_exchange, read_frames
 from .journal import list_journals, read_journal
-from .reader import PAGE, LedgerReader
+from .reader import LedgerReader
 from .rows import SettledColumns
 
 MOST_PROBLEMS = 100  # sentences kept
@@ -151,29 +151,22 @@ class _RunAuditor:
         return count
 
     def _check_outcomes(self) -> None:
-        at = (0, -1)
-        while page := self.reader.rows(_OUTCOMES, (*at, PAGE)):
-            for instance, sample, name, attempt, kind, score, place, settled in page:
-                if not settled:
-                    self._report_damage(
-                        f"the outcome of `{name}` sample {sample} rests on attempt {attempt},"
-                        " which has no verdict"
-                    )
-                    continue
-                where = FailureOrigin(place) if place else None
-                outcome = Outcome(
-                    instance=instance, sample=sample, attempt=attempt, kind=kind, score=score, where=where
-                )
-                self._check_outcome(outcome, name)
-            at = page[-1][0], page[-1][1]
-
-    def _check_outcome(self, outcome: Outcome, name: str) -> None:
-        try:
-            verdict = self.reader.verdict(outcome.attempt)
-        except LedgerCorrupt:
-            return  # `_check_attempt` reports it
-        for sentence in check_outcome(outcome, name, verdict) if verdict is not None else ():
-            self._report_damage(sentence)
+        rows = self.reader.paged(_OUTCOMES, (0, -1), slice(2))
+        for instance, sample, name, attempt, kind, score, place, settled in rows:
+            if not settled:
+                which = f"`{name}` sample {sample} rests on attempt {attempt}"
+                self._report_damage(f"the outcome of {which}, which has no verdict")
+                continue
+            try:
+                verdict = self.reader.verdict(attempt)
+            except LedgerCorrupt:
+                continue  # `_check_attempt` reports it
+            where = FailureOrigin(place) if place else None
+            outcome = Outcome(
+                instance=instance, sample=sample, attempt=attempt, kind=kind, score=score, where=where
+            )
+            for sentence in check_outcome(outcome, name, verdict) if verdict is not None else ():
+                self._report_damage(sentence)
 
     def _check_tally(self) -> None:
         """Check the tally against the rows, unless the run is still changing both."""
@@ -222,13 +215,10 @@ class _RunAuditor:
     # Checks of the files.
 
     def _check_attempts(self) -> None:
-        after = 0
         query = "SELECT id, settled IS NOT NULL FROM attempt WHERE id > ? ORDER BY id LIMIT ?"
-        while page := self.reader.rows(query, (after, PAGE)):
-            for attempt, settled in page:
-                if settled or not self.running:
-                    self._check_attempt(attempt)
-            after = page[-1][0]
+        for attempt, settled in self.reader.paged(query):
+            if settled or not self.running:
+                self._check_attempt(attempt)
 
     def _check_attempt(self, attempt: int) -> None:
         try:

@@ -220,10 +220,8 @@ def _apply_actions(
 
 
 def _read_fates(reader: LedgerReader, keep: KeepRule) -> Iterator[AttemptFate]:
-    after = 0
-    while page := reader.rows(reader.dropped_clause + _FATES, (after, PAGE)):
-        yield from (decide_fate(row, keep) for row in page)
-        after = page[-1][0]
+    for row in reader.paged(reader.dropped_clause + _FATES):
+        yield decide_fate(row, keep)
 
 
 def _page_fates(reader: LedgerReader, keep: KeepRule) -> Iterator[list[AttemptFate]]:

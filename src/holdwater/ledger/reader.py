@@ -64,10 +64,13 @@ class LedgerReader:
 
     def summary(self) -> RunSummary:
         """Return the summary of the run; the cost is independent of its size, except for pass@k."""
-        found, conductors = self.counts(), self._conductors()
-        config = self.config
+        config, found = self.config, self.counts()
+        query = f"SELECT min(started), {CONDUCTED_SECONDS}, max(seen) FROM conductor"
+        started, seconds, seen = self.rows(query)[0]
         meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open')"))
         state, reason, exit_status, ended = self._state()
+        if state == "running" and seen is not None:
+            seconds += max(0.0, time.time() - seen)
         return RunSummary(
             run=config.id,
             directory=str(self.directory.path),
@@ -90,9 +93,9 @@ class LedgerReader:
             usage=found.usage,
             cost=found.usage.cost,
             saved=found.saved,
-            started=conductors[0] or config.created,
+            started=started or config.created,
             ended=ended,
-            seconds=conductors[1] + (self._since_seen() if state == "running" else 0.0),
+            seconds=seconds,
             gauge=self.gauge(),
             lag_max=meta.get("lag", 0.0),
             events=found.events,
@@ -112,20 +115,18 @@ class LedgerReader:
 
     def outcomes(self) -> Iterator[OutcomeRow]:
         """Yield the outcome of each closed sample, in the order of planning."""
-        at = (0, -1)
-        while page := self.rows(_OUTCOMES, (*at, PAGE)):
-            for row in page:
-                yield self._make_outcome(row)
-            at = page[-1][1], page[-1][2]
+        for row in self.paged(_OUTCOMES, (0, -1), slice(1, 3)):
+            yield self._make_outcome(row)
 
     def attempts(self, instance: int | None = None) -> Iterator[AttemptRow]:
         """Yield the attempts at an instance, or all attempts, in the order in which they began."""
-        at = 0
-        query = _ATTEMPTS if instance is None else _ATTEMPTS_AT
-        while page := self.rows(query, {"after": at, "instance": instance, "limit": PAGE}):
-            for row in page:
-                yield self._make_attempt(row)
-            at = page[-1][0]
+        # The plus makes SQLite use the index over instances instead of scanning all attempts.
+        where = (
+            "a.id > ? ORDER BY a.id" if instance is None else "a.instance = ? AND +a.id > ? ORDER BY +a.id"
+        )
+        given = () if instance is None else (instance,)
+        for row in self.paged(f"{_ATTEMPTS} WHERE {where} LIMIT ?", given=given):
+            yield self._make_attempt(row)
 
     def failures(self) -> list[tuple[str, FailureOrigin]]:
         """Return the distinct kinds of outcomes with a failure, each with the failure's origin."""
@@ -156,13 +157,8 @@ class LedgerReader:
 
     def gauges(self) -> Iterator[RunGauge]:
         """Yield the gauge readings so far; older readings are sparser."""
-        at = 0
-        while page := self.rows(
-            "SELECT id, gauge FROM timeline WHERE id > ? ORDER BY id LIMIT ?", (at, PAGE)
-        ):
-            for _, content in page:
-                yield _gauges.decode(content)
-            at = page[-1][0]
+        for _, content in self.paged("SELECT id, gauge FROM timeline WHERE id > ? ORDER BY id LIMIT ?"):
+            yield _gauges.decode(content)
 
     def find_instance(self, name: str) -> InstanceRow | None:
         rows = self.rows("SELECT id, name, place, digest FROM instance WHERE name = ?", (name,))
@@ -170,13 +166,9 @@ class LedgerReader:
 
     def instances(self, *, tried: bool = False) -> Iterator[InstanceRow]:
         """Yield all planned instances, or only instances with an attempt."""
-        at = 0
-        query = (
-            f"SELECT id, name, place, digest FROM instance WHERE id > ?{_TRIED * tried} ORDER BY id LIMIT ?"
-        )
-        while page := self.rows(query, (at, PAGE)):
-            yield from (InstanceRow(*row) for row in page)
-            at = page[-1][0]
+        columns = "SELECT id, name, place, digest FROM instance"
+        for row in self.paged(f"{columns} WHERE id > ?{_TRIED * tried} ORDER BY id LIMIT ?"):
+            yield InstanceRow(*row)
 
     def count_tried_instances(self) -> int:
         """Return the number of instances that `instances(tried=True)` yields."""
@@ -244,6 +236,18 @@ class LedgerReader:
         except sqlite3.Error as e:
             raise LedgerCorrupt(f"the ledger cannot be read: `{self.directory.database}`: {e}") from e
 
+    def paged(
+        self,
+        query: str,
+        after: tuple[int, ...] = (0,),
+        columns: slice = slice(1),
+        given: tuple[int, ...] = (),
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query with the arguments `given`, the last row's `columns`, and a limit."""
+        while page := self.rows(query, (*given, *after, PAGE)):
+            yield from page
+            after = page[-1][columns]
+
     def _make_dropped_clause(self) -> str:
         """Return a prefix for queries on `dropped`: in an older ledger, an empty table stands in for it."""
         try:
@@ -263,15 +267,6 @@ class LedgerReader:
             state, reason, exit_status, ended = rows[0]
             return state, reason, exit_status, ended
         return ("running" if self.directory.find_holder() else "unfinished"), "", None, None
-
-    def _conductors(self) -> tuple[float | None, float]:
-        """Return when the first conductor started, and the seconds that all conductors ran."""
-        row = self.rows(f"SELECT min(started), {CONDUCTED_SECONDS} FROM conductor")[0]
-        return row[0], row[1]
-
-    def _since_seen(self) -> float:
-        seen: float | None = self.rows("SELECT max(seen) FROM conductor")[0][0]
-        return 0.0 if seen is None else max(0.0, time.time() - seen)  # None: created, no conductor yet
 
     def _make_outcome(self, row: tuple[Any, ...]) -> OutcomeRow:
         name, id_, sample, kind, score, place, closed, attempt, attempts = row
@@ -328,12 +323,7 @@ _ATTEMPTS = """
     SELECT a.id, i.name, a.instance, a.sample, a.number, a.round, a.scale, a.alone, a.regrades, a.token,
         a.started, a.settled, a.kind
     FROM attempt a JOIN instance i ON i.id = a.instance
-    WHERE a.id > :after ORDER BY a.id LIMIT :limit
 """
-# The plus makes SQLite use the index over instances instead of scanning all attempts in the order of ids.
-_ATTEMPTS_AT = _ATTEMPTS.replace("a.id > :after", "a.instance = :instance AND +a.id > :after").replace(
-    "BY a.id", "BY +a.id"
-)
 
 
 def _open_database(path: Path) -> sqlite3.Connection:
