@@ -12,8 +12,7 @@ from aiohttp import web
 from tests.faulty_server import Connection, called, cut, playing
 
 from holdwater.client import AsyncClient, CallAnswer, Dropped, ModelChoice, ModelSource, PolicyCall
-from holdwater.client.policy_calls import CallHistory, UnknownParent
-from holdwater.client.policy_runner import PolicyRunner
+from holdwater.client.policy import CallHistory, PolicyRunner, UnknownParent
 from holdwater.core.serving_protocol import KEPT_CALLS, Accepted
 
 

@@ -22,8 +22,7 @@ from zstandard import ZstdDecompressor
 
 import holdwater as hw
 from holdwater.agent.presets import PRESETS
-from holdwater.conversation.raw_turns import render_raw_turn
-from holdwater.conversation.trajectory import ExchangeTree
+from holdwater.conversation.trajectory import ExchangeTree, render_raw_turn
 from holdwater.core.summary import RunSummary
 from holdwater.export.formats import export_run
 from holdwater.ledger.directory import RunDirectory

@@ -17,7 +17,7 @@ import holdwater as hw
 from holdwater import dialect
 from holdwater.agent.command import _model_variables
 from holdwater.cli import main
-from holdwater.client.policy_calls import CallHistory
+from holdwater.client.policy import CallHistory
 from holdwater.core.serving_protocol import Called
 from holdwater.ledger.exchanges import read_exchanges
 from holdwater.ledger.reader import LedgerReader

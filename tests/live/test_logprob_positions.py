@@ -6,8 +6,7 @@ import pytest
 from tests.dialect_requests import speak
 from tests.live.test_gateway_replay import answered, place
 
-from holdwater.conversation.nodes import read_nodes
-from holdwater.conversation.token_sequences import build_sequences
+from holdwater.conversation.nodes import build_sequences, read_nodes
 from holdwater.conversation.trajectory import ExchangeTree
 from holdwater.gateway.upstreams.policy import PolicyUpstream
 

@@ -15,8 +15,7 @@ from tests.recorded_conversations import CONVERSATIONS, IMAGE, PIXELS, Recording
 import holdwater as hw
 from holdwater.cli import main
 from holdwater.cli.transcript import print_text
-from holdwater.conversation.raw_turns import render_raw_turn
-from holdwater.conversation.trajectory import ExchangeTree, read_turns
+from holdwater.conversation.trajectory import ExchangeTree, read_turns, render_raw_turn
 from holdwater.core.records import Attempt, Outcome
 from holdwater.dialect.message import CommonMessage, MessageMedia
 from holdwater.ledger.ledger import Ledger

@@ -11,17 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from ..conversation.nodes import MediaMode, build_nodes
+from ..conversation.nodes import MediaMode, build_nodes, build_sequences
+from ..conversation.nodes import TokenSequence as TokenSequence
 from ..conversation.order_results import read_answer
-from ..conversation.raw_turns import render_raw_turn as render_raw_turn
-from ..conversation.token_sequences import TokenSequence as TokenSequence
-from ..conversation.token_sequences import build_sequences
 from ..conversation.trajectory import ExchangeTree as ExchangeTree
 from ..conversation.trajectory import Turn as Turn
 from ..conversation.trajectory import find_attempt as find_attempt
 from ..conversation.trajectory import open_conversation as open_conversation
 from ..conversation.trajectory import read_thread_turns as read_thread_turns
 from ..conversation.trajectory import read_turns as read_turns
+from ..conversation.trajectory import render_raw_turn as render_raw_turn
 from ..core.errors import BadInput
 from ..core.records import AttemptFailure, ModelUsage, Verdict
 from ..core.serving_protocol import MessageNode

@@ -29,8 +29,7 @@ from ..core.serving_protocol import (
 from .async_client import AsyncClient, OrderStream
 from .blocking_client import Client
 from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
-from .policy_calls import PolicyCall
-from .policy_runner import Policy
+from .policy import Policy, PolicyCall
 
 __all__ = [
     "Accepted",

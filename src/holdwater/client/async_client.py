@@ -1,6 +1,6 @@
 """The client for async code: sends orders, follows them, resends them after a lost connection, cancels them.
 
-`server_connection.py` makes single requests, `policy_runner.py` runs a trainer's own policy, and
+`server_connection.py` makes single requests, `policy.py` runs a trainer's own policy, and
 `blocking_client.py` is the client for code without `await`.
 """
 
@@ -36,10 +36,18 @@ from ..core.serving_protocol import (
     SteerRequest,
     TrajectoryForm,
 )
-from .backoff import ConnectionLost, InvalidReply, ReconnectBackoff
 from .errors import ServerBusy, ServerGone
-from .policy_runner import Policy, PolicyRunner
-from .server_connection import ServerConnection, ServerReply, ServerRequest, decode_reply, order_path
+from .policy import Policy, PolicyRunner
+from .server_connection import (
+    ConnectionLost,
+    InvalidReply,
+    ReconnectBackoff,
+    ServerConnection,
+    ServerReply,
+    ServerRequest,
+    decode_reply,
+    order_path,
+)
 
 if TYPE_CHECKING:
     import ssl

@@ -22,7 +22,7 @@ from ..core.serving_protocol import (
 )
 from .async_client import LEAVE_SECONDS, URL, AsyncClient, ClientSettings, OrderStream
 from .errors import ServerGone
-from .policy_runner import Policy
+from .policy import Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Connects a client to a server: connections, requests, error replies, and the frames of an order's stream.
+"""Connects a client to a server: connections, requests, error replies, back-off, and the frames of a stream.
 
 Each request is tried once: `async_client.py` decides about retries.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +23,6 @@ from yarl import URL
 from ..core.errors import BadInput
 from ..core.serving_protocol import AnyOrderEvent, Finished, ProblemDetails
 from ..web.tokens import find_token, list_link_directories
-from .backoff import ConnectionLost, InvalidReply
 from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
 
 if TYPE_CHECKING:
@@ -32,18 +32,31 @@ T = TypeVar("T")
 
 STREAM = "application/x-msgpack-stream"
 MSGPACK = "application/msgpack"
-SILENCE = (
-    35.0  # seconds without a byte before a connection counts as lost; a server sends a keep-alive every ten
-)
+SILENCE = 35.0  # seconds without a byte before a connection counts as lost; keep-alives come every ten
 CONNECTING = 10.0
 LARGEST_FRAME = 256 * 1024 * 1024
 LARGEST_PROBLEM = 64 * 1024
+FIRST_DELAY = 0.05  # seconds before the second try; short: a server waits only a few for a lost client
+LONGEST_DELAY = 2.0  # seconds between two tries
+MOST_INVALID = 5  # unreadable replies before the peer counts as something other than a holdwater server
 ENDING = 1.0  # seconds to wait for the end of a stream after its last event
 
 _LENGTH = struct.Struct("!I")
 _EVENT: msgspec.msgpack.Decoder[AnyOrderEvent] = msgspec.msgpack.Decoder(AnyOrderEvent)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised by decoding foreign bytes
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class ConnectionLost(Exception):
+    """The connection broke, or the server is not ready. The same request can be sent again."""
+
+    def __init__(self, message: str, after: float = 0.0) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class InvalidReply(ConnectionLost):
+    """The reply is not one that a holdwater server sends."""
 
 
 class ServerRequest(NamedTuple):
@@ -176,6 +189,35 @@ class ServerConnection:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
+
+
+class ReconnectBackoff:
+    """The retry back-off of one order, or of one request."""
+
+    def __init__(self, server: str, seconds: float) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._until: float | None = None  # None: the last try succeeded
+        self._tries = 0
+        self._invalid = 0
+
+    def reset(self) -> None:
+        """Start over: the server responds and works."""
+        self._until = None
+        self._tries = 0
+
+    async def wait(self, lost: ConnectionLost) -> None:
+        """Sleep until the next retry; raise `ServerGone` when the time for retries is used up."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._seconds
+        self._invalid += isinstance(lost, InvalidReply)
+        left = self._until - now
+        if left <= 0 or self._invalid >= MOST_INVALID:
+            raise ServerGone(f"the server at `{self._server}` is gone: {lost}", "is it running?") from None
+        delay = max(lost.after, min(LONGEST_DELAY, FIRST_DELAY * 2**self._tries) * random.uniform(0.5, 1.0))
+        self._tries = min(self._tries + 1, 16)
+        await asyncio.sleep(min(delay, left))
 
 
 class EventReader:

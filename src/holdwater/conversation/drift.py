@@ -57,8 +57,10 @@ class RequestComparison:
             if number is not None:
                 found = self._compare(number, self._recorded(drift.attempt), drift.number)
                 places.setdefault(str(found or "no difference is left in the record"), []).append(number)
-        told = [f"{_name_requests(found)} at {place}" for place, found in list(places.items())[:MOST_PLACES]]
-        return "; ".join(told)
+        sentences = []
+        for place, at in list(places.items())[:MOST_PLACES]:
+            sentences.append(f"request{'s' * (len(at) > 1)} {', '.join(map(str, at))} at {place}")
+        return "; ".join(sentences)
 
     def _compare(self, number: int, recorded: ExchangeTree, before: int) -> RequestDifference | None:
         pairs = zip_longest(self._messages(recorded, before), self._messages(self._now, number))
@@ -78,10 +80,6 @@ class RequestComparison:
 
     def _head(self, tree: ExchangeTree, number: int) -> dict[str, Any]:
         return {key: value for key, value in tree.head(number).items() if key not in self._ignored_keys}
-
-
-def _name_requests(numbers: list[int]) -> str:
-    return f"request{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def _find_differences(place: str, then: Any, now: Any) -> Iterator[RequestDifference]:

@@ -95,8 +95,7 @@ def _find_locations(directory: RunDirectory, attempt: int) -> Iterator[_ReplyLoc
     try:
         for at, content in segment.read_with_offsets(path):
             exchange = decode_exchange(content, attempt)
-            whole = exchange.status == 200 and not exchange.error and exchange.reply is not None
-            if whole and exchange.identity:
+            if exchange.complete and exchange.identity:
                 yield _ReplyLocation(attempt, path, at, exchange)
     except LedgerCorrupt:
         return  # the replies before the damage are good; `audit` reports it

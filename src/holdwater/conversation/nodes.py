@@ -1,8 +1,8 @@
-"""Builds the conversation of an attempt as message nodes with parent links, the input of a trainer.
+"""Builds the input of a trainer from an attempt: message nodes with parent links, and token sequences.
 
 Conversations with a common beginning share their first nodes. A reply that the client sends back is the node
-that the model sampled. One exchange is in memory at a time. `trajectory.py` finds which exchange continues
-which.
+that the model sampled. Token ids are taken from the replies and never computed. One exchange is in memory at
+a time. `trajectory.py` finds which exchange continues which.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import msgspec
 from blake3 import blake3
 
 from ..core.exchange import Exchange
+from ..core.records import Record
 from ..core.serving_protocol import MessageNode
 from ..dialect import find_dialect
 from ..dialect.message import (
     CommonMessage,
     ModelReply,
+    ReplyTokens,
     as_dict,
     decode_foreign,
     decode_referring,
@@ -29,7 +31,7 @@ from ..dialect.message import (
 )
 from ..ledger.blobs import resolve_references
 from ..ledger.directory import RunDirectory
-from .trajectory import ExchangeTree
+from .trajectory import ExchangeTree, parse_reply
 
 MediaMode = Literal["reference", "inline"]
 
@@ -102,7 +104,7 @@ class _NodeBuilder:
                 tip = known
                 ends.extend([_INSIDE_REPLY] * (len(run) - 1) + [tip])
         self._places[number] = _RequestNodes(root, exchange.parent, skipped, ends)
-        if is_complete(exchange):
+        if exchange.complete:
             for message, reply in self._read_replies(exchange):
                 yield self._make_sampled(tip, message, reply, exchange)
 
@@ -201,11 +203,6 @@ class _NodeBuilder:
         return self._count - 1
 
 
-def is_complete(exchange: Exchange) -> bool:
-    """Return whether a reply is complete: an interrupted reply was not sampled to its end."""
-    return exchange.status == 200 and not exchange.error and exchange.reply is not None
-
-
 def _to_parent(before: int) -> int | None:
     return None if before == _NO_NODE else before
 
@@ -236,3 +233,59 @@ def _read_system(name: str, head: dict[str, Any]) -> Iterator[tuple[CommonMessag
     for key in dialect.system_keys:
         for message in dialect.parse_system({key: head.get(key)}):
             yield message, head[key]
+
+
+class TokenSequence(Record, frozen=True):
+    """A sequence of prompt and sampled tokens; three lists of the same length."""
+
+    ids: list[int]
+    mask: list[int]  # 1: sampled by the model
+    logprobs: list[float] | None  # 0.0 where the mask is 0; None: not returned for every sampled token
+
+
+def build_sequences(tree: ExchangeTree, *, beside: bool = False) -> Iterator[TokenSequence]:
+    """Yield the sequences of the trajectory, or with `beside` of every thread; each sampled token is in one.
+
+    A new sequence begins where a prompt does not extend the sequence so far: the history was rewritten, or is
+    tokenized differently now.
+    """
+    for thread in tree.threads()[: None if beside else 1]:
+        growing = _SequenceBuilder()
+        for number in thread.numbers:
+            exchange = tree.exchange(number)
+            tokens = parse_reply(exchange).tokens if exchange.complete else ReplyTokens()
+            if tokens.prompt and tokens.completion:
+                if not growing.continues(tokens):
+                    yield growing.build()
+                    growing = _SequenceBuilder()
+                growing.add(tokens)
+        if growing:
+            yield growing.build()
+
+
+class _SequenceBuilder:
+    """A sequence that grows turn by turn; bound: the model's context."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._mask: list[int] = []
+        self._logprobs: list[float] | None = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def continues(self, tokens: ReplyTokens) -> bool:
+        return list(tokens.prompt[: len(self._ids)]) == self._ids
+
+    def add(self, tokens: ReplyTokens) -> None:
+        new = tokens.prompt[len(self._ids) :]
+        self._ids += [*new, *tokens.completion]
+        self._mask += [0] * len(new) + [1] * len(tokens.completion)
+        given = [p for p in tokens.logprobs if p is not None]
+        if self._logprobs is not None and len(given) == len(tokens.logprobs) == len(tokens.completion):
+            self._logprobs += [0.0] * len(new) + given
+        else:
+            self._logprobs = None
+
+    def build(self) -> TokenSequence:
+        return TokenSequence(self._ids, self._mask, self._logprobs)

@@ -240,7 +240,10 @@ def _read_turn(
     dropped = tree.count_dropped(number)
     new = find_dialect(name).parse_messages([decode_referring(bytes(raw)) for raw in exchange.append])
     if exchange.parent is not None and not dropped and new and new[0].role == "assistant":
-        new = _drop_echo(new, _read_reply_before(tree, exchange.parent, before))
+        known = before is not None and before[0] == exchange.parent
+        last = before[1] if before is not None and known else parse_reply(tree.exchange(exchange.parent))
+        if last.message is not None and says_same(new[0], last.message):
+            new = new[1:]  # clients repeat the last reply to continue a conversation
     reply = parse_reply(exchange)
     turn = Turn(
         number=number,
@@ -271,15 +274,6 @@ def parse_reply(exchange: Exchange) -> ModelReply:
     if exchange.reply is None:
         return ModelReply()
     return find_dialect(exchange.dialect).parse_reply(as_dict(decode_referring(bytes(exchange.reply))))
-
-
-def _read_reply_before(tree: ExchangeTree, parent: int, before: tuple[int, ModelReply] | None) -> ModelReply:
-    return before[1] if before is not None and before[0] == parent else parse_reply(tree.exchange(parent))
-
-
-def _drop_echo(new: list[CommonMessage], before: ModelReply) -> list[CommonMessage]:
-    """Drop the first message if it repeats the last reply, as clients do to continue a conversation."""
-    return new[1:] if before.message is not None and says_same(new[0], before.message) else new
 
 
 def _find_new_system(tree: ExchangeTree, exchange: Exchange) -> list[CommonMessage]:
@@ -316,3 +310,41 @@ def open_conversation(reader: LedgerReader, attempt: int) -> ExchangeTree:
     if keep is not None:
         raise BadInput(f"the exchanges of the attempt are {explain_not_kept(keep)}")
     return ExchangeTree(reader.directory, attempt)
+
+
+def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
+    """Yield one JSON document: `{"turn", "dialect", "status", "error", "streamed", "request", "reply"}`.
+
+    Request and reply are as they were sent and received, media included, but for the order of keys.
+    """
+    exchange = tree.exchange(number)
+    about = {
+        "turn": number,
+        "dialect": exchange.dialect,
+        "status": exchange.status,
+        "error": exchange.error,
+        "streamed": exchange.streamed,
+    }
+    yield _encode(about)[:-1] + b',"request":'
+    yield from _render_request(tree, number)
+    yield b',"reply":'
+    yield b"null" if exchange.reply is None else resolve_references(bytes(exchange.reply), tree.blobs)
+    yield b"}\n"
+
+
+def _render_request(tree: ExchangeTree, number: int) -> Iterator[bytes]:
+    head = msgspec.json.decode(tree.raw_head(number), type=dict[str, msgspec.Raw])
+    dialect = find_dialect(tree.exchange(number).dialect)
+    if dialect.model_in_path:
+        head.pop("model", None)  # it is not part of the request body
+    yield _encode(head)[:-1]
+    separator = b"," if head else b""
+    opened = False
+    for _, message in tree.request(number):
+        key = b"" if opened else b"%s:[" % _encode(dialect.key)
+        yield separator + key + resolve_references(bytes(message), tree.blobs)
+        separator, opened = b",", True
+    yield b"]}" if opened else b"}"
+
+
+_encode = msgspec.json.Encoder().encode

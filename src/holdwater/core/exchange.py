@@ -39,6 +39,11 @@ class Exchange(Record, frozen=True):
     # The chunks of a stream as a JSON array, for the dialect whose clients keep them apart (Gemini).
     chunks: msgspec.Raw | None = None
 
+    @property
+    def complete(self) -> bool:
+        """Whether the reply is complete: an interrupted reply was not sampled to its end."""
+        return self.status == 200 and not self.error and self.reply is not None
+
 
 class ExchangeLog(Protocol):
     """The gateway's store: the segment of one attempt, and the run's blobs."""
