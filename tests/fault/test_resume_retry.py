@@ -48,7 +48,7 @@ BAD = {
     ): "error: invalid value for --concurrency: `many`, expected a whole number or `auto`",
     ("--workers", "-1"): "error: `--workers` must be at least 0: -1",
     ("--memory", "much"): "error: invalid size for `--memory`: `much`",
-    ("--timeout", "0"): "error: the limit for acting must be more than 0 s: 0",
+    ("--timeout", "0"): "error: `--timeout` must be more than 0: 0",
 }
 
 

@@ -107,7 +107,9 @@ def call_verb(verb: str, words: list[str]) -> int:
     try:
         status = app([verb, *words], exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise BadInput(one_line(error), f"`holdwater {verb} --help` lists its arguments") from None
+        message, near = explain_usage(error)
+        hint = f"`holdwater {verb} --help` lists its arguments"
+        raise BadInput(message, f"did you mean `{near}`? {hint}" if near else hint) from None
     return status if isinstance(status, int) else 0
 
 
@@ -144,19 +146,34 @@ def unknown_verb(word: str) -> Exception:
     return BadInput(f"unknown verb: `{make_printable(word)}`", hint)
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of a usage error in our style: no capital, no full stop."""
+# Texts of usage errors in cyclopts -> ours.
+USAGE_TEXTS = {
+    r'command ".*" parameter (--\S+) requires an argument': r"missing value for \1",
+    r'command ".*" parameter (\S+) requires an argument': r"missing argument: \1",
+    r'unknown command "(.*?)"(\. .*)?': r"unknown command: `\1`",
+    r'invalid value "(.*)" for (--\S+)\. Choose from:': r"invalid value for \2: `\1`, expected one of",
+}
+
+
+def explain_usage(error: Exception) -> tuple[str, str]:
+    """Return the message of a usage error in our style, and the word that was probably meant."""
+    import re
+
     from cyclopts import UnusedCliTokensError
 
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(error.unused_tokens or ())
-        return f"unexpected argument: `{make_printable(unused)}`"
+        return f"unexpected argument: `{make_printable(unused)}`", ""
     text = make_printable(" ".join(str(error).split())) or type(error).__name__
-    start, unfit, kind = text.removesuffix(".").partition('" into ')
+    text = text[0].lower() + text[1:].removesuffix(".")
+    near = re.search(r'\. Did you mean "?([^"?]*)"?\?', text)
+    start, unfit, kind = text.partition('" into ')
     if unfit and kind in EXPECTED_VALUES:
         value = start.replace('unable to convert "', "`")
         text = f"{value}`, expected {EXPECTED_VALUES[kind]}"
-    return text[0].lower() + text[1:].removesuffix(".")
+    for theirs, ours in USAGE_TEXTS.items():
+        text = re.sub(f"^{theirs}", ours, text)
+    return text.partition(". Did you mean")[0], near[1] if near else ""
 
 
 def make_printable(text: str) -> str:

@@ -111,7 +111,8 @@ def merge_flags(flags: Any, config: Path | None) -> dict[str, Any]:
             try:
                 said[key] = msgspec.convert(value, kinds[key])
             except msgspec.ValidationError as error:
-                raise BadInput(f"{config}: `{name}`: {_explain_error(error)}") from None
+                hint = "a whole number or `auto`" if key == "concurrency" else ""
+                raise BadInput(f"{config}: `{name}`: {_explain_error(error)}", hint) from None
     return said
 
 

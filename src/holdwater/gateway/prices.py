@@ -45,7 +45,7 @@ def _parse_price(path: Path, pattern: str, given: Any) -> ModelPrice:
     try:
         return msgspec.convert(given, ModelPrice)
     except msgspec.ValidationError as error:
-        text = str(error)
+        text = str(error).replace("Object contains unknown field", "unknown field:")
         raise BadInput(f"{path}: `{pattern}`: {text[0].lower()}{text[1:]}", EXAMPLE) from None
 
 

@@ -152,7 +152,14 @@ class _RecipeReader:
                 raise self._field_error(
                     ".".join(filter(None, (field, unknown[1]))), "no such field"
                 ) from None
-            raise self._field_error(field, said[0].lower() + said[1:]) from None
+            if missing := re.search(r"missing required field `([^`]*)`", said):
+                raise self._field_error(".".join(filter(None, (field, missing[1]))), "missing") from None
+            hint = (
+                f"one of {', '.join(f'`{engine}`' for engine in EngineKind)}"
+                if field == "build.engine"
+                else ""
+            )
+            raise self._field_error(field, said[0].lower() + said[1:], hint) from None
 
     def _field_error(self, field: str, what: str, hint: str = "") -> BadInput:
         line = find_line(self._text, field)
@@ -192,7 +199,8 @@ class _RecipeReader:
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise self._field_error("bases.file", f"cannot read `{path}`: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise self._field_error("bases.file", f"cannot read `{path}`: {reason}") from None
         for number, text in enumerate(lines, 1):
             words = text.split("#")[0].split()
             if len(words) > 2:

@@ -244,7 +244,8 @@ async def check_daemon(environment: ProcessEnvironment) -> None:
         async with DockerClient(environment.docker_host):
             return
     except DockerError as error:
-        hint = f"{error.hint} `DOCKER_HOST` names another one"
+        end = "" if error.hint.endswith("?") else ";"
+        hint = f"{error.hint}{end} `DOCKER_HOST` names another daemon"
         raise RunFailed(error.message, hint, kind=DAEMON) from error
 
 

@@ -93,7 +93,7 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
     }
     if not spoken:
         raise BadInput(
-            f"model `{config.model}` has no upstream",
+            f"no server is known for model `{config.model}`",
             "set `OPENAI_API_KEY`, or `OPENAI_BASE_URL` for another server",
         )
     for variable, provider in env.providers.items():
@@ -185,9 +185,10 @@ def check_config(config: RunConfig) -> None:
     if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
         raise BadInput(f"`--base-url` {problem}", "put the key into `OPENAI_API_KEY`")
     check_containers(config)
-    for name in ("setup", "acting", "grading"):
+    timeouts = {"setup": "--setup-timeout", "acting": "--timeout", "grading": "--grade-timeout"}
+    for name, flag in timeouts.items():
         if getattr(config.limits, name) <= 0:
-            raise BadInput(f"the limit for {name} must be more than 0 s: {getattr(config.limits, name):g}")
+            raise BadInput(f"`{flag}` must be more than 0: {getattr(config.limits, name):g}")
     limited = config.limits.cost is not None or config.budget.cost is not None
     if limited and config.model and config.price is None:
         error = make_price_error(config.model)

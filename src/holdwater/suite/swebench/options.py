@@ -53,7 +53,10 @@ def parse_options(spec: str) -> SwebenchOptions:
         options = msgspec.convert({"path": path, "kind": kind, **given}, SwebenchOptions, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(f"`{name}`" for name in SwebenchOptions.__struct_fields__[2:])
-        raise BadInput(f"invalid option in `{spec[:200]}`: {error}", hint=f"known options: {known}") from None
+        what, _, name = str(error).partition(" - at `$.")
+        what = what.replace("Object contains unknown field", "unknown option:")
+        text = f"`{name[:-1]}`: {what[0].lower()}{what[1:]}" if name else what
+        raise BadInput(f"invalid option in `{spec[:200]}`: {text}", hint=f"known options: {known}") from None
     if problem := explain_path(options.workdir):
         raise BadInput(f"invalid option in `{spec[:200]}`: `workdir` {problem}")
     return options
