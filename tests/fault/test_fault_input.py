@@ -1,4 +1,7 @@
-"""Bad input: exit 2 with a place and a sentence, or a verdict; never a traceback, nothing half-written."""
+"""Bad input: exit 2 with a place and a sentence, or a verdict; never a traceback, nothing half-written.
+
+`tests/live/test_error_texts.py` lists the texts.
+"""
 
 from __future__ import annotations
 
@@ -52,21 +55,10 @@ def rows(scene: Scene, *lines: Any) -> Command:
     return scene.start("run", str(path), "--agent", "nop", "--out", str(scene.out), "--json")
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ('{"id": "a", "grade": ', "tasks.jsonl:2: not valid JSON"),
-        ({"id": "a", "grade": 1}, "tasks.jsonl:2: field `grade`: expected str, got int"),
-        ({"id": "a", "grade": "true", "files": {"../x": ""}}, "tasks.jsonl:2: field `files`: path leaves"),
-        ({"id": "a\nb", "grade": "true"}, "tasks.jsonl:2: `id` has unprintable characters"),
-        ({"id": "a" * 10_000, "grade": "true"}, "tasks.jsonl:2: `id` has 10000 characters, at most 512"),
-        (GOOD, "duplicate id `good`: tasks.jsonl:1 and tasks.jsonl:2"),
-    ],
-)
-def test_a_bad_row_is_refused_before_anything_is_made(scene: Scene, row: Any, told: str) -> None:
-    message = refused(rows(scene, GOOD, row))
+def test_a_bad_row_is_refused_before_anything_is_made(scene: Scene) -> None:
+    message = refused(rows(scene, GOOD, {"id": "a" * 10_000, "grade": "true"}))
 
-    assert told in message
+    assert "tasks.jsonl:2: `id` has 10000 characters, at most 512" in message
     assert not scene.out.exists()
 
 
@@ -95,47 +87,6 @@ def test_an_id_is_never_a_path_or_a_word(scene: Scene) -> None:
     assert sorted(entry.name for entry in scene.place.iterdir()) == ["commands", "run", "tasks.jsonl"]
     assert len(list((scene.out / "logs").glob("*.out"))) == len(names)
     whole(scene.out)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--agent", "bahs"], "unknown agent: `bahs`"),
-        (["--agent", "no/such/file.py:solve"], "no/such/file.py"),
-        (["--agent", "nop", "--shard", "5/4"], "`--shard` must be i/n"),
-        (["--agent", "nop", "--workers", "2", "--memory", "100MiB"], "`--memory` must be at least 192 MiB"),
-        (["--agent", "bash", "--model", "m"], "model `m` has no upstream"),
-    ],
-)
-def test_a_bad_flag_is_refused_before_anything_is_made(
-    scene: Scene, words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-    message = refused(scene.start("run", "demo", "--out", str(scene.out), *words))
-
-    assert told in message
-    assert not scene.out.exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("concurency = 3\n", "settings.toml: unknown setting: `concurency`"),
-        ('workers = "three"\n', "settings.toml: `workers`: expected `int`, got `str`"),
-        ('concurrency = "three"\n', "settings.toml: `concurrency`: invalid value: 'three'"),
-        ("concurrency = \n", "settings.toml: not TOML"),
-    ],
-)
-def test_a_bad_settings_file_is_refused_before_anything_is_made(scene: Scene, text: str, told: str) -> None:
-    path = scene.place / "settings.toml"
-    path.write_text(text)
-
-    message = refused(scene.start("run", "demo", "--out", str(scene.out), "--config", str(path)))
-
-    assert told in message
-    assert not scene.out.exists()
 
 
 # Suites in Python: what was yielded before still settles.
@@ -181,24 +132,6 @@ def test_what_a_suite_yielded_before_its_mistake_settles(scene: Scene, bad: str,
     assert (summary["state"], summary["planned"], summary["settled"]) == ("stopped", 5, 5)
     assert kinds(scene.out) == SETTLED
     whole(scene.out)
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("import holdwater as hw\nraise RuntimeError('at import')\n", "RuntimeError: at import"),
-        ("def instances(:\n", "SyntaxError"),
-        ("suite = 3\n", "not a suite"),
-        ("x = 3\n", "suite"),
-    ],
-)
-def test_a_suite_that_cannot_be_loaded(scene: Scene, source: str, told: str) -> None:
-    scene.file.write_text(source)
-
-    message = refused(scene.run("--agent", "nop"))
-
-    assert told in message
-    assert not scene.out.exists()
 
 
 # A suite that changed between run and resume.
