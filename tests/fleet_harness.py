@@ -17,6 +17,7 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.records import Attempt, Instance, MiB, Verdict
+from holdwater.core.worker_events import ReplacementRequested, SuccessorStart
 from holdwater.ledger.directory import RunDirectory
 from holdwater.rollout.worker_protocol import (
     AttemptDone,
@@ -112,14 +113,19 @@ class Scene:
 
     def retire(self, attempt: int) -> int:
         """Have the worker of an attempt drain; its process."""
-        worker = self.fleet._roster.host_of(attempt)
+        worker = self.fleet._plan.workers.find_host(attempt)
         assert worker is not None
-        self.fleet.retire(worker, "a test says so")
-        return worker.pid
+        self.fleet._handle(
+            ReplacementRequested(worker=worker.number, reason="a test says so", successor=SuccessorStart.NOW)
+        )
+        return self.fleet._processes[worker.number].pid
 
     def hosts(self) -> dict[int, int]:
         """Process -> attempts that it hosts."""
-        return {worker.pid: len(worker.attempts) for worker in self.fleet._roster}
+        workers = self.fleet._plan.workers
+        return {
+            process.pid: len(workers[number].attempts) for number, process in self.fleet._processes.items()
+        }
 
     def _arrived(self) -> set[int]:
         return {said.attempt for said in self.news if isinstance(said, MemberWaiting)}

@@ -128,7 +128,7 @@ async def told_by_a_worker(place: Path) -> list[object]:
     spec = str(place / "suite.py")
     config = RunConfig(id="r", suite=f"{spec}:suite", agent=f"{spec}:solve", created=0.0, version="0")
     welcome = WorkerSetup(config=config, directory=str(directory.path), worker=0, token=1)
-    worker = WorkerProcess(1, welcome, ENV, RunningClock(), solo=False)
+    worker = WorkerProcess(1, welcome, ENV, RunningClock())
     heard: list[object] = []
     async with asyncio.timeout(stretch(30)):
         async for message in worker.messages():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.records import MiB
-from holdwater.run.fleet.scaling import (
+from holdwater.core.worker_scaling import (
     LONGEST_PAUSE,
     StartBackoff,
     WorkerDemand,

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import IO
 import msgspec
 import psutil
 
-from ...core.records import Attempt, MiB, Record
+from ...core.records import MiB, Record
+from ...core.worker_events import WorkerMeasure
 from ...governor.resource_reading import AttemptUse
 from ...ledger.durable_files import is_disk_full, open_private
 from ...rollout.worker_protocol import (
@@ -58,22 +58,9 @@ class WorkerProcess:
     """A worker from exec to clean-up."""
 
     def __init__(
-        self, number: int, welcome: WorkerSetup, env: Mapping[str, str], clock: RunningClock, *, solo: bool
+        self, number: int, welcome: WorkerSetup, env: Mapping[str, str], clock: RunningClock
     ) -> None:
         self.number = number
-        self.solo = solo
-        self.ready = False
-        self.open = True  # it can receive messages
-        self.outgoing = ""  # why it is to drain when its replacement is ready
-        self.draining = False
-        self.replaced = True  # by another worker, when it began to drain
-        self.emptied = False  # its attempts have been interrupted
-        self.gone = False
-        self.suspect_group: int | None = None  # the group that it was started for
-        self.awaited = 0  # suspect attempts that wait until it is ready
-        self.attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
-        self.groups: Counter[int] = Counter()  # group -> attempts here; bound: the run's concurrency
-        self.hosted = 0
         self.rss = 0
         self.initial_rss = 0  # its size when it was ready
         self.living: tuple[AttemptStatus, ...] = ()
@@ -82,6 +69,7 @@ class WorkerProcess:
         # attempt -> its share of the worker's growth, in bytes; bound: the run's concurrency
         self._shares: dict[int, int] = {}
         self._permitted = 0
+        self._gone = False
         self.lag = 0.0
         self._reason: str | None = None
         self._hung = False
@@ -133,22 +121,21 @@ class WorkerProcess:
             if isinstance(message, WorkerReady) and self._expected_allocator not in ("", message.allocator):
                 asked = f"worker {self.number}: requested {self._expected_allocator}, has {message.allocator}"
                 yield EventNoted(kind="allocator.ignored", message=asked)
-        self.open = False
 
     def send(self, message: WorkerMessage) -> None:
-        if self._writer is not None and not self.gone:
+        if self._writer is not None and not self._gone:
             self._writer.write(encode_frame(message))
 
     def leave(self) -> None:
         """Request its exit; kill it after `LEAVE_SECONDS`."""
-        if self._leaving is None and not self.gone:
+        if self._leaving is None and not self._gone:
             self.send(ExitWorker())
             self._leaving = asyncio.get_running_loop().call_later(LEAVE_SECONDS, self.kill)
 
     def kill(self, reason: str | None = None, *, hung: bool = False) -> None:
         self._reason = self._reason or reason
         self._hung = self._hung or hung
-        if not self.gone:
+        if not self._gone:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait_for_death(self) -> WorkerDeath:
@@ -179,20 +166,13 @@ class WorkerProcess:
 
     def host(self, job: AttemptJob) -> None:
         """Send it an attempt, and let it grow by the attempt's lease."""
-        self.attempts[job.attempt.id] = job.attempt
-        if job.attempt.group is not None:
-            self.groups[job.attempt.group] += 1
         self._shares[job.attempt.id] = 0
         if job.lease:
             self._set_data_limit((self._permitted or self._read_data_size() + HEADROOM) + job.lease)
         self.send(job)
 
-    def forget(self, attempt: int) -> Attempt | None:
+    def forget(self, attempt: int) -> None:
         self._shares.pop(attempt, None)
-        known = self.attempts.pop(attempt, None)
-        if known is not None and known.group is not None:
-            self.groups -= Counter((known.group,))  # entries at zero are dropped
-        return known
 
     def permit_growth(self, leases: Mapping[int, int], room: int) -> None:
         """Let it grow by the unused part of its attempts' leases, and by `room`."""
@@ -244,40 +224,38 @@ class WorkerProcess:
             return  # it is gone, or the kernel has no such limit: its memory is watched anyway
 
     @property
-    def age(self) -> float:
-        return self._clock.time() - self._began
-
-    @property
-    def silence(self) -> float:
+    def _silence(self) -> float:
         return self._clock.time() - self._heard
 
-    def silent(self, bound: float, busy_bound: float) -> bool:
-        """Return whether it sent no heartbeat for `busy_bound` seconds, or for `bound` without CPU use.
-
-        C code can hold the interpreter for long, and so can the start-up.
-        """
-        if self.gone:
-            return False
+    def measure(self) -> WorkerMeasure:
+        """Measure its size and its signs of life: C code can hold the interpreter for long."""
+        age = self._clock.time() - self._began
         try:
             process = psutil.Process(self.pid)
             times, stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
         except psutil.Error:
-            return False
+            return WorkerMeasure(worker=self.number, rss=self.rss, age=age)
         if stopped:  # by a signal from outside: it cannot send, and its time begins when it continues
             self._heard = self._clock.time()
         cpu = times.user + times.system
         if cpu > self._cpu:
             self._cpu, self._stirred = cpu, self._clock.time()
-        idle = min(self.silence, self._clock.time() - self._stirred)
-        return self.silence > busy_bound or (self.ready and idle > bound)
+        return WorkerMeasure(
+            worker=self.number,
+            rss=self.rss,
+            age=age,
+            silence=self._silence,
+            idle=min(self._silence, self._clock.time() - self._stirred),
+            load=self._describe_load(),
+        )
 
     def locate_attempt(self, attempt: int) -> str:
         for living in self.living:
             if living.attempt == attempt:
-                return f"in {living.phase} for {living.seconds + self.silence:.0f} s"
+                return f"in {living.phase} for {living.seconds + self._silence:.0f} s"
         return f"on worker {self.number}"
 
-    def describe_load(self) -> str:
+    def _describe_load(self) -> str:
         lives = ", ".join(f"attempt {living.attempt} in {living.phase}" for living in self.living[:5])
         return f"({lives})" if lives else "(no attempt)"
 
@@ -287,7 +265,7 @@ class WorkerProcess:
         return f"{how}: {tail}" if tail and status > 0 else how
 
     def _close(self) -> None:
-        self.gone = True
+        self._gone = True
         if self._leaving is not None:
             self._leaving.cancel()
         if self._writer is not None:

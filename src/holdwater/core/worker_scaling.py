@@ -1,11 +1,12 @@
-"""Decides how many workers a server has, by demand and free memory, and when a failed start is retried.
+"""Decides how many workers a fleet has, by demand and free memory, and when a failed start is retried.
 
-Pure: time comes as an argument. `local.py` starts and drains workers.
+`workers.py` chooses the workers that are started and drained.
 """
 
 from __future__ import annotations
 
-from ...core.records import Record
+from .config import RunConfig
+from .records import Record
 
 COMFORT = 0.8  # of the capacity with one worker fewer: above this load, no worker is spare
 FIRST_PAUSE = 1.0  # seconds after a failed start; doubles
@@ -53,6 +54,15 @@ def _clamp(workers: int, demand: WorkerDemand) -> int:
 
 class WorkerScaling:
     """Tracks how many workers are wanted, and since when one has been spare."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> WorkerScaling:
+        """Return the scaling of a run: a fixed number of workers, or by demand for a server."""
+        share = -(-config.slots // max(1, config.workers))
+        if config.serving is None:
+            return cls(config.workers, config.workers, share, 0.0)
+        least = max(1, min(config.serving.least_workers, config.workers))
+        return cls(least, config.workers, share, config.serving.quiet)
 
     def __init__(self, least: int, most: int, share: int, patience: float) -> None:
         self.wanted = least
