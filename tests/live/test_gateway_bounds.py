@@ -21,7 +21,8 @@ from tests.dialect_requests import message_of, send, speak
 from tests.gateway_harness import Log, Scene, ask, scene
 from tests.wait_bounds import stretch
 
-from holdwater.gateway import body_reader, open_connections, request_heads
+from holdwater.gateway import body_reader, request_heads
+from holdwater.gateway import connections as gateway_connections
 from holdwater.gateway.body_reader import DECODERS
 from holdwater.testing.scripted_model import ScriptedReply, serve_raw
 
@@ -173,7 +174,7 @@ async def test_a_flood_of_connections_takes_none_from_a_neighbour(monkeypatch: p
             if number % 100 == 0:
                 assert await answered(neighbour) == 200
         connections = greedy.gateway.connections
-        assert connections.most_each == FILES // open_connections.SHARE_EACH
+        assert connections.most_each == FILES // gateway_connections.SHARE_EACH
         assert connections.count <= connections.most
         await patient(lambda: sum(not reader.at_eof() for reader in readers[::2]) <= connections.most_each)
         assert await answered(neighbour) == 200

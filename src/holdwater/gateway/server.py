@@ -104,10 +104,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(self.executor.shutdown, wait=False)
             stack.callback(self._refusals.close)
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if files == resource.RLIM_INFINITY:
-                files = sys.maxsize
-            self.connections = OpenConnections(files, self._on_closed)
+            self.connections = OpenConnections(_most_files(), self._on_closed)
             stack.callback(self.connections.close)
             server = GatewayServer(
                 self._handle,
@@ -321,6 +318,12 @@ class Gateway:
         for key in self.sessions:
             line = line.replace(key, "...")
         (refused or self._find_refusals(transport)).add(line[:200], error.code, error.message)
+
+
+def _most_files() -> int:
+    """Return the process's limit on open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _refuse_keyless(dialect: Dialect) -> web.Response:
