@@ -4,12 +4,14 @@
 
 Attempts run one at a time, each with one command that does nothing. `--against` also measures another
 checkout, which needs its own `.venv` (`scripts/setup`). The rows alternate, so that a slow minute of the
-machine affects all of them; each figure is a median over the turns.
+machine affects all of them; each figure is a median over the turns. CPU is user and system time of all
+processes of a run with its start, which depends less on other work of the machine.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ from table import Row, at_most, say
 TURNS = 7
 COUNT = 100  # attempts per turn
 MOST = 1.10  # maximum, relative to another checkout
+Measurement = Callable[[int], float]  # takes a number of attempts, returns seconds
 BARE = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--unshare-net")
 
 
@@ -36,7 +39,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     turns, count = (2, 20) if options.quick else (TURNS, COUNT)
-    ways: dict[str, Callable[[int], float]] = {
+    ways: dict[str, Measurement] = {
         "this checkout": lambda number: attempt_seconds(sys.executable, HERE, number)
     }
     if options.against:
@@ -49,22 +52,32 @@ def main() -> None:
     table.show(measure(ways, turns, count), json=options.json)
 
 
-def measure(ways: dict[str, Callable[[int], float]], turns: int, count: int) -> list[Row]:
-    seen: dict[str, list[float]] = {name: [] for name in ways}
+def measure(ways: dict[str, Measurement], turns: int, count: int) -> list[Row]:
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns):
         say(f"turn {turn + 1} of {turns}")
         for name, seconds in ways.items():
-            seen[name].append(1000 * seconds(count) / count)
-    typical = {name: statistics.median(values) for name, values in seen.items()}
+            before = children_cpu()
+            times[name].append(1000 * seconds(count) / count)
+            cpu[name].append(1000 * (children_cpu() - before) / count)
     what = f"an attempt with one command, {turns} turns of {count}"
-    rows = [Row(f"{what}: {name}", round(value, 2), "ms") for name, value in typical.items()]
-    if "the other checkout" in seen:
-        ratio = statistics.median(
-            here / there
-            for here, there in zip(seen["this checkout"], seen["the other checkout"], strict=True)
-        )
-        rows.append(at_most("this checkout, times the other one", ratio, MOST, ""))
+    rows = []
+    for kind, seen in ((what, times), (f"{what}, CPU", cpu)):
+        rows += [
+            Row(f"{kind}: {name}", round(statistics.median(values), 2), "ms") for name, values in seen.items()
+        ]
+        if "the other checkout" in seen:
+            pairs = zip(seen["this checkout"], seen["the other checkout"], strict=True)
+            ratio = statistics.median(here / there for here, there in pairs)
+            rows.append(at_most(f"{kind}: this checkout, times the other one", ratio, MOST, ""))
     return rows
+
+
+def children_cpu() -> float:
+    """Return the CPU seconds of all ended child processes and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def attempt_seconds(python: str, place: Path, count: int) -> float:

@@ -147,7 +147,7 @@ async def test_a_path_outside_the_working_directory_as_seen_inside_is_refused(sh
 
 async def test_a_sandbox_sees_only_its_directories_and_a_read_only_gateway_path(short):
     look = (
-        "ls -A /run /run/holdwater; touch /run/x /run/holdwater/x /run/holdwater/forwarder.py; touch ok ~/ok"
+        "ls -A /run /run/holdwater; touch /run/x /run/holdwater/x /run/holdwater/forwarder.pyc; touch ok ~/ok"
     )
 
     seen = []
@@ -159,7 +159,7 @@ async def test_a_sandbox_sees_only_its_directories_and_a_read_only_gateway_path(
 
     plain = ["/run:", "holdwater", "/run/holdwater:"]
     own = ["home", "private", "work"]
-    assert seen == [[*plain, *own], [*plain, "forwarder.py", "gateway.sock", *own]]
+    assert seen == [[*plain, *own], [*plain, "forwarder.pyc", "gateway.sock", *own]]
 
 
 async def test_a_file_request_before_the_first_command_leaves_other_sandboxes_hidden(short):

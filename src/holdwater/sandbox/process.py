@@ -216,7 +216,8 @@ class ProcessSandbox:
     def _mark(self) -> None:
         """Record the state that the agent finds. Blocks, like the next methods."""
         changes.write_manifest(self._layout.work, self._manifest)
-        self._empty_beside = setup_snapshot.save(self._directory, self._layout.beside)
+        setup_snapshot.save(self._directory, self._layout.beside)
+        self._empty_beside = setup_snapshot.find_empty(self._directory, self._layout.beside)
         setup_snapshot.write_manifests(self._directory, self._layout.requested)
 
     def _salvage(self, into: Path) -> Salvage | None:
@@ -264,12 +265,14 @@ class ProcessSandbox:
         if self._directory.exists() and (left := remove_tree(self._directory)):
             raise SandboxFailed(f"cannot remove the directory of an earlier attempt: {left}")
         try:
+            self._directory.mkdir(parents=True)
             for directory in self._layout.directories:
                 Path(directory).mkdir(parents=True)
         except OSError as e:
             failure = RunFailed if e.errno in FULL else SandboxFailed
             raise failure(f"cannot create a sandbox's directory: {e}", kind="disk") from e
         self._made = True
+        self._empty_beside = setup_snapshot.find_empty(self._directory, self._layout.beside)
         home, limits = self._sandboxes.machine.cgroup, self._watch.limits
         if home.usable:
             name = f"{group_prefix(self._sandboxes.run)}{self._attempt}"
@@ -307,7 +310,8 @@ class ProcessSandbox:
                 return [*enter, *argv]
             hidden = self._sandboxes.hidden  # read late: a scratch that does not exist yet cannot be hidden
             view = layout.make_view(self._gateway, workdir)
-            arguments = [*bubblewrap.build_arguments(view, hidden), *render_setenv(environment)]
+            forwarder = handover.put(bubblewrap.compile_forwarder()) if view.gateway else -1
+            arguments = [*bubblewrap.build_arguments(view, hidden, forwarder), *render_setenv(environment)]
             words = build_bwrap_argv(handover, bwrap, arguments, self._sandboxes.machine.filter)
             return [*enter, *words, *(bubblewrap.build_forwarder_argv() if view.gateway else ()), *argv]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -90,12 +89,26 @@ def _copy_setting(entry: os.DirEntry[str], target: str) -> bool:
         return False
     found = entry.stat(follow_symlinks=False)
     if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IXOTH:
-        Path(target).mkdir()
+        os.mkdir(target)  # noqa: PTH102 - as in the next function
         return True
     if stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and found.st_size <= LARGEST:
-        shutil.copyfile(entry.path, target, follow_symlinks=False)
-        Path(target).chmod(found.st_mode & 0o755)
+        _copy_file(entry.path, target, found.st_mode & 0o755)
     return False
+
+
+def _copy_file(source: str, target: str, mode: int) -> None:
+    """Copy a file with few system calls: `shutil` takes twice as long, and each worker waits for the copy."""
+    content = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            while os.sendfile(copy, content, None, LARGEST):
+                pass
+            os.fchmod(copy, mode)
+        finally:
+            os.close(copy)
+    finally:
+        os.close(content)
 
 
 def find_secrets(kind: SandboxRoot) -> Iterator[Path]:

@@ -24,10 +24,14 @@ NO_MANIFEST = Path(os.devnull)  # no earlier state: everything counts as changed
 BYTECODE = b"__pycache__"
 
 
-def save(directory: Path, places: Sequence[str]) -> dict[str, int]:
-    """Write the content of `places` to archives in `directory`; return the ctimes of the empty ones."""
+def save(directory: Path, places: Sequence[str]) -> None:
+    """Write the content of `places` to archives in `directory`; empty ones get none."""
     for place in places:
         changes.salvage(place, NO_MANIFEST, _archive_path(directory, place))
+
+
+def find_empty(directory: Path, places: Sequence[str]) -> dict[str, int]:
+    """Return the ctimes of the places without an archive, which were empty when the others were saved."""
     return {
         place: Path(place).stat().st_ctime_ns
         for place in places
