@@ -11,7 +11,6 @@ import msgspec
 from tests.ledger_runs import new_run
 
 from holdwater.core.authoring import Suite
-from holdwater.core.config import SandboxKind
 from holdwater.core.errors import HoldwaterError
 from holdwater.core.records import Grade, Instance, Verdict
 from holdwater.core.summary import RunSummary
@@ -99,7 +98,7 @@ async def conducted(
     **asked: Any,
 ) -> Conducted:
     """A whole run. A supply that is a store too, as the real one, is what its budget is about."""
-    directory = new_run(place, sandbox=SandboxKind.DOCKER, backoff=0.01, **asked)
+    directory = new_run(place, sandbox="docker", backoff=0.01, **asked)
     config = directory.read_config()
     places = {"run": directory.path, "scratch": directory.path, "temp": directory.path}
     space = DiskSpace(config, directory, places)

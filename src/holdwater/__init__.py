@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         SandboxSpec,
         Verdict,
     )
+    from .core.sandbox_kind import OpenedSandboxes, SandboxKind, SandboxSite
     from .core.summary import RunSummary
 
 __all__ = [
@@ -88,12 +89,15 @@ __all__ = [
     "Model",
     "ModelFailed",
     "Network",
+    "OpenedSandboxes",
     "ResourceExhausted",
     "RunFailed",
     "RunOptions",
     "RunSummary",
     "Sandbox",
     "SandboxFailed",
+    "SandboxKind",
+    "SandboxSite",
     "SandboxSpec",
     "Suite",
     "SuiteDefaults",
@@ -132,6 +136,7 @@ _HOMES = (
     ".core.records",
     ".core.errors",
     ".core.authoring",
+    ".core.sandbox_kind",
     ".api.reading",
     ".api.runs",
     ".api.grading",

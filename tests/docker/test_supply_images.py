@@ -20,7 +20,7 @@ from tests.command_runner import SOURCE, until
 from tests.docker_daemon import MB, Daemon, Notes, Registry, noise
 from tests.wait_bounds import stretch
 
-from holdwater.core.config import RunConfig, SandboxKind
+from holdwater.core.config import RunConfig
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import AgentSource, BuildSteps, ImageRecipe
 from holdwater.core.records import SandboxSpec
@@ -38,7 +38,7 @@ def config_of(run: str, disk: int | None = None, images: ImageRecipe | None = No
         agent="a",
         created=1.0,
         version="0",
-        sandbox=SandboxKind.DOCKER,
+        sandbox="docker",
         disk=disk,
         images=images,
     )
@@ -355,12 +355,12 @@ from holdwater.docker.client import DockerClient
 from holdwater.run.setup.config import ProcessEnvironment
 from holdwater.run.builds.docker_supply import DockerSupply
 from holdwater.run.conductor.admission import ImageRequest
-from holdwater.core.config import RunConfig, SandboxKind
+from holdwater.core.config import RunConfig
 from holdwater.core.records import SandboxSpec
 
 async def main():
     config = RunConfig(id="killed", suite="s", agent="a", created=1.0, version="0",
-                       sandbox=SandboxKind.DOCKER)
+                       sandbox="docker")
     environment = ProcessEnvironment(docker_host={host!r}, cache=Path({cache!r}))
     async with DockerClient({host!r}) as client:
         async with DockerSupply(config, environment, client, print, Path({logs!r})) as supply:

@@ -14,7 +14,7 @@ from tests.docker_daemon import MB, Daemon, Notes, Registry, noise
 from tests.supply_harness import Conducted, conducted
 from tests.wait_bounds import stretch
 
-from holdwater.core.config import RunConfig, SandboxKind
+from holdwater.core.config import RunConfig
 from holdwater.core.records import Instance, SandboxSpec
 from holdwater.docker.client import DockerClient
 from holdwater.rollout.worker_protocol import AttemptJob
@@ -52,7 +52,7 @@ async def played(
         agent="a",
         created=1.0,
         version="0",
-        sandbox=SandboxKind.DOCKER,
+        sandbox="docker",
         **asked,  # type: ignore[arg-type]
     )
     notes, used = Notes(), list[str]()

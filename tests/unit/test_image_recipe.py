@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdwater.core.config import RunConfig, SandboxKind
+from holdwater.core.config import RunConfig
 from holdwater.core.errors import BadInput
 from holdwater.core.image import (
     BuildSteps,
@@ -206,7 +206,7 @@ def test_a_plan_of_images_is_for_containers(place: Path) -> None:
     config = RunConfig(id="r", suite="s", agent="a", created=0.0, version="0", images=said["images"])
 
     assert said["images"].repository == "r/a"
-    check_config(msgspec.structs.replace(config, sandbox=SandboxKind.DOCKER))
+    check_config(msgspec.structs.replace(config, sandbox="docker"))
     with pytest.raises(BadInput, match="`--images` requires containers"):
         check_config(config)
 

@@ -16,15 +16,15 @@ from ..agent.loader import load as load_agent
 from ..agent.loader import make_absolute as absolute_agent
 from ..agent.python import python as python_agent
 from ..core.authoring import Agent, AgentFunction, CriticFunction, Suite
-from ..core.config import RunConfig, SandboxKind
+from ..core.config import RunConfig
 from ..core.errors import AGENT_MISSING, BadInput, RunFailed
 from ..core.records import Verdict
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..rollout.critic import load_critic
+from ..rollout.sandbox_kinds import find_kind
 from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
-from ..run.builds.sandbox_daemon import check_daemon
 from ..run.conductor.instance_source import InstanceSource, first_instances
 from ..run.conductor.regrade import RegradeRequest, continue_regrade, find_open_regrade, request_regrade
 from ..run.conductor.replay import replay_suite
@@ -44,8 +44,6 @@ from ..run.setup.options import RunOptions as RunOptions
 from ..run.setup.options import parse_settings, replace_settings
 from ..run.setup.resumption import read_choices
 from ..run.setup.trust import check_trust
-from ..sandbox.probe import probe
-from ..sandbox.visibility import check_directories, check_mounts
 from ..suite.loader import load as load_suite
 from ..suite.loader import make_absolute as absolute_suite
 from .run_hooks import RunHooks as RunHooks
@@ -277,8 +275,8 @@ async def start(prepared: PreparedRun, around: RunHooks) -> RunSummary:
     """Create the run directory of a prepared run and conduct the run."""
     await check_start(prepared)
     policy = around.get("policy")
-    if prepared.config.sandbox is SandboxKind.DOCKER:
-        await check_daemon(read_environment())
+    if (check := find_kind(prepared.config.sandbox).check_start) is not None:
+        await check()
     async with _open_upstream(prepared.config, policy) as upstream:
         directory = create_run(prepared.path, prepared.config)
         given = make_setup(prepared.suite, prepared.agent, around)
@@ -291,18 +289,16 @@ async def start(prepared: PreparedRun, around: RunHooks) -> RunSummary:
 
 def _check_inputs(suite: Suite, agent: Agent, config: RunConfig) -> None:
     """Run the checks of suite and agent; a missing program may still be in containers or mounts."""
+    kind = find_kind(config.sandbox)
     if suite.check is not None:
         suite.check()
     try:
         if agent.check is not None:
             agent.check()
     except RunFailed as error:
-        here = config.sandbox is SandboxKind.PROCESS and not config.mounts
-        if error.kind != AGENT_MISSING or here:
+        if error.kind != AGENT_MISSING or (kind.shows_machine and not config.mounts):
             raise BadInput(error.message, error.hint) from None  # nothing has been created yet
-    if config.sandbox is SandboxKind.PROCESS:
-        check_mounts(config.mounts, probe())
-        check_directories(agent.paths, config.sandbox_root, config.mounts, probe())
+    kind.check(config, agent)
 
 
 async def check_start(prepared: PreparedRun) -> None:

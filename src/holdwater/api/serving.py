@@ -19,14 +19,14 @@ import msgspec
 
 from .. import plugin
 from ..core.authoring import Agent, AgentFunction, Suite
-from ..core.config import RunConfig, SandboxKind, ServingConfig
+from ..core.config import RunConfig, ServingConfig
 from ..core.errors import BadInput
 from ..core.options import list_options
 from ..core.summary import RunSummary
 from ..ledger.directory import RunDirectory
 from ..rollout.allocator import keep_bounded
 from ..rollout.open_files import allow_files
-from ..run.builds.sandbox_daemon import check_daemon
+from ..rollout.sandbox_kinds import find_kind
 from ..run.execute import create_run
 from ..run.orders.order_service import OrderService
 from ..run.setup.config import check_bounds, read_environment
@@ -76,8 +76,8 @@ async def start_server(prepared: PreparedServer, around: RunHooks) -> RunSummary
     run = prepared.run
     allow_files()
     keep_bounded()
-    if run.config.sandbox is SandboxKind.DOCKER:
-        await check_daemon(read_environment())
+    if (check := find_kind(run.config.sandbox).check_start) is not None:
+        await check()
     async with _open_upstream(run.config) as upstream:
         directory = RunDirectory.open(run.path) if prepared.resumed else create_run(run.path, run.config)
         directory.make_private()

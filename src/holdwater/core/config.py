@@ -21,14 +21,7 @@ from .records import GiB, Limits, MiB, Network, Record
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
 SERVER, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
-__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxKind", "SandboxRoot"]
-
-
-class SandboxKind(StrEnum):
-    """The kinds of sandboxes that agents act in."""
-
-    PROCESS = "process"
-    DOCKER = "docker"
+__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot"]
 
 
 class SandboxRoot(StrEnum):
@@ -287,9 +280,9 @@ class RunConfig(Record, frozen=True):
         ),
     ] = 2
     sandbox: Annotated[
-        SandboxKind,
+        str,
         ConfigOption(MACHINE, "Where agents act: `process` or `docker` (default: the suite's suggestion)"),
-    ] = SandboxKind.PROCESS
+    ] = "process"
     image: Annotated[
         str | None,
         ConfigOption(MACHINE, "With `docker`: the image for instances without one, such as `debian:12`"),

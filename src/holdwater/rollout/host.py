@@ -7,9 +7,7 @@ It provides the services that attempts use, writes each verdict to its journal a
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.loader import load as load_agent
-from ..agent.programs import find_program_files
 from ..agent.python import takes_attempt
 from ..conversation.earlier_replies import EarlierReplies
 from ..core.authoring import (
@@ -27,7 +24,6 @@ from ..core.authoring import (
     CriticFunction,
     Model,
     ResourceWrapper,
-    SandboxProvider,
     SessionStatus,
     Suite,
 )
@@ -35,20 +31,16 @@ from ..core.errors import AttemptOver, DiskFull, HoldwaterError
 from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
 from ..core.failures import make_daemon_failure, make_disk_failure, make_interrupt_failure, make_loss_failure
 from ..core.records import AttemptFailure, Limits, Network, Verdict
+from ..core.sandbox_kind import SandboxSite
 from ..core.serving_protocol import ModelSource
-from ..docker.client import DockerClient
-from ..docker.liveness import DaemonWatch
 from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.disk_reserve import DiskReserve
 from ..ledger.exchanges import AttemptLog, read_exchanges
-from ..sandbox.docker.sandboxes import DockerSandboxes
 from ..sandbox.process_marks import find_attempt
-from ..sandbox.process_sandboxes import ProcessSandboxes
 from ..sandbox.scratch import temporary_prefix
-from ..sandbox.visibility import build_search_path, find_visible
 from ..suite.loader import load as load_suite
 from .attempt import run_attempt
 from .attempt_services import ArtifactPaths, SegmentLog
@@ -59,6 +51,7 @@ from .drift import describe_drift
 from .group import WaitingGroups
 from .models import ProgressLog, WorkerModels, make_price_error, terms_of
 from .paths import AttemptPaths
+from .sandbox_kinds import find_kind
 from .suspension import SuspensionWatch
 from .verdicts import VerdictJournal
 from .worker_protocol import (
@@ -127,7 +120,7 @@ class AttemptHost:
         self.variables: Mapping[str, str] = welcome.variables
         self._scratch = self._directory.sandbox_root(config)
         self._disks = DiskWatch(self._reserve, {self._directory.path, self._scratch})
-        self._daemon: DaemonWatch | None = None
+        self._make_death_check: Callable[[], Callable[[], bool]] | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AttemptHost]:
@@ -138,7 +131,9 @@ class AttemptHost:
                 VerdictJournal(self._directory, self._reserve, welcome.worker, welcome.token)
             )
             self._suspension = stack.enter_context(SuspensionWatch())
-            self.sandboxes = await self._open_sandboxes(stack)
+            opened = await stack.enter_async_context(find_kind(welcome.config.sandbox).open(self._site()))
+            self.sandboxes = opened.provider
+            self._make_death_check = opened.make_death_check
             if not self._models.can_answer:
                 yield self
                 return
@@ -161,30 +156,22 @@ class AttemptHost:
                     )
                     self._server.attempt_of = partial(find_attempt, welcome.config.id)
                     self.gateway = self._server.socket
-                    if welcome.containers is not None and welcome.containers.gateway:
-                        await self._server.listen_on(welcome.containers.gateway)
+                    if opened.gateway_address:
+                        await self._server.listen_on(opened.gateway_address)
                     yield self
             finally:
                 shutil.rmtree(place, ignore_errors=True)
 
-    async def _open_sandboxes(self, stack: AsyncExitStack) -> SandboxProvider:
-        config, containers = self._welcome.config, self._welcome.containers
-        if containers is not None:
-            client = await stack.enter_async_context(DockerClient(containers.host))
-            self._daemon = await stack.enter_async_context(DaemonWatch(client))
-            return DockerSandboxes(client, containers, config.network)
-        path = os.pathsep.join([*build_search_path(config.mounts), self._welcome.path])
-        needed = find_program_files((sys.executable, *self.agent.paths), self._welcome.path)
-        found = ProcessSandboxes(
+    def _site(self) -> SandboxSite:
+        return SandboxSite(
+            config=self._welcome.config,
+            directory=self._directory.path,
             scratch=self._scratch,
-            run=config.id,
-            network=config.network,
-            hide=(self._directory.path, self._scratch.parent, *map(Path, self.suite.hidden)),
-            path=path,
-            visible=find_visible(config.sandbox_root, config.mounts, needed.trees, needed.links),
+            path=self._welcome.path,
+            programs=tuple(self.agent.paths),
+            hidden=tuple(self.suite.hidden),
+            provided=self._welcome.provided,
         )
-        stack.callback(found.close)
-        return found
 
     def _note_leftover(self, what: str) -> None:
         self._emit(EventNoted(kind="gateway.left", message=what))
@@ -375,7 +362,7 @@ class AttemptHost:
 
     def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
         full = self._disks.since()
-        died = self._daemon.make_death_check() if self._daemon else None
+        died = self._make_death_check() if self._make_death_check else None
 
         def befallen() -> AttemptFailure | None:
             if full():

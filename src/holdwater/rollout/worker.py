@@ -80,7 +80,7 @@ async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
     welcome = await anext(messages)
     assert isinstance(welcome, WorkerSetup)
     _restore_environment(welcome.lent)
-    if welcome.containers is None:
+    if welcome.provided is None:
         protect_devices()  # before any thread starts: each thread has a view of its own
 
     def emit(message: ToConductor) -> None:

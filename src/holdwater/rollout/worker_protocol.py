@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ..core.config import RunConfig
-from ..core.containers import Containers
 from ..core.records import Attempt, AttemptFailure, AttemptPhase, LimitOverrides, ModelUsage, Record, Verdict
 from ..core.serving_protocol import CallAnswer, ModelChoice, SteerRequest
 from ..ledger.record_encoding import encode_record
@@ -61,7 +60,7 @@ class WorkerSetup(WorkerMessage, frozen=True):
     upstream: UpstreamConfig | None = None
     path: str = ""
     variables: dict[str, str] = msgspec.field(default_factory=dict)  # variables that instances may use
-    containers: Containers | None = None  # if sandboxes are containers
+    provided: Any = None  # from the provision of the sandboxes' kind
     # Variables for the worker's own allocator -> their values before, which processes that it starts get.
     lent: dict[str, str | None] = msgspec.field(default_factory=dict)
 

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
-from ..core.config import CriticKind, RunConfig, SandboxKind, SandboxRoot
+from ..core.config import CriticKind, RunConfig
 from ..core.errors import HoldwaterError
 from ..core.policy import exit_status
+from ..core.sandbox_kind import ProvisionSite, SandboxProvision
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
 from ..governor.leases import AttemptLeases
@@ -41,13 +42,10 @@ from ..ledger.regrades import latest_regrade, list_refusals
 from ..rollout.lag import LoopLag
 from ..rollout.logs import route_output
 from ..rollout.periodic_task import PeriodicTask
+from ..rollout.sandbox_kinds import UNISOLATED, find_kind
 from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
-from ..sandbox.isolation import describe_missing_isolation
-from ..sandbox.probe import probe
 from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, temporary_prefix
 from ..sandbox.sweep import sweep
-from ..sandbox.visibility import HOST_WARNING
-from .builds.container_provision import ContainerProvision
 from .conductor.admission import AttemptAdmission
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
 from .conductor.instance_source import InstanceSource
@@ -188,8 +186,8 @@ async def _conduct(
     async with AsyncExitStack() as stack:
         with signals.answer_with(current_task().cancel):
             provision = await timeline.measure_setup(_open_provision(config, ledger, given, stack))
-            if provision is not None:
-                space.use_store(provision.supply)
+            if provision.store is not None:
+                space.use_store(provision.store)
             feed = await timeline.measure_setup(_make_feed(config, ledger, space, given, say))
         loop = asyncio.get_running_loop()
         observers = VerdictObservers(
@@ -214,7 +212,7 @@ class _RunServices(NamedTuple):
     usage: RunUsage
     leases: AttemptLeases
     timeline: TimelineWriter
-    provision: ContainerProvision | None
+    provision: SandboxProvision
 
 
 async def _schedule(
@@ -235,7 +233,9 @@ async def _schedule(
         book = None
         if config.serving is not None and isinstance(fleet, LocalFleet | InlineFleet):
             book = OrderBook(config, ledger, fleet, (await ledger.counts()).outcomes)
-        admission = AttemptAdmission(ledger, leases, make_earlier_lookup(config, ledger), provision, book)
+        admission = AttemptAdmission(
+            ledger, leases, make_earlier_lookup(config, ledger), provision.images, book
+        )
         parts = RunParts(feed, admission, fleet, inbox, space, observers, book)
         scheduler = AttemptScheduler(config, ledger, await ledger.next_attempt(), parts)
         control = MemoryControl(config, usage, leases, fleet, scheduler.preempt, inbox.note)
@@ -244,14 +244,13 @@ async def _schedule(
         )
         lag = LoopLag()
         further = given.build_run.periodic_tasks(leases) if given.build_run else ()
-        if provision is not None:
-            further = provision.periodic_tasks(scheduler, leases)
         regular = (
             PeriodicTask("governor", LOOK_SECONDS, control.look_if_due),
             timeline.periodic_task(scheduler, leases, lag),
             PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop)),
         )
-        duties = (*regular, *further, *given.periodic_tasks, *retention.periodic_tasks)
+        further = (*further, *provision.periodic_tasks(scheduler, leases), *given.periodic_tasks)
+        duties = (*regular, *further, *retention.periodic_tasks)
         answered = signals.answer_with(scheduler.drain, scheduler.leave)
         async with _open_orders(config, scheduler, fleet, book, around) as service:
             with lag, answered, space.watch_run(levers) as watches:
@@ -265,7 +264,7 @@ async def _schedule(
 
 
 def _make_worker_setup(
-    config: RunConfig, ledger: Ledger, given: RunSetup, provision: ContainerProvision | None
+    config: RunConfig, ledger: Ledger, given: RunSetup, provision: SandboxProvision
 ) -> WorkerSetup:
     return WorkerSetup(
         config=config,
@@ -275,7 +274,7 @@ def _make_worker_setup(
         upstream=given.upstream,
         path=given.environment.path,
         variables=select_passed_variables(config, given.environment),
-        containers=provision.containers if provision else None,
+        provided=provision.provided,
     )
 
 
@@ -283,25 +282,24 @@ async def _tell_isolation(
     ledger: Ledger, config: RunConfig, given: RunSetup, say: Callable[[str], None]
 ) -> None:
     """Report once, before anything runs, which isolation the sandboxes lack."""
-    if config.sandbox is not SandboxKind.PROCESS or given.build_run is not None:
+    if given.build_run is not None or (warning := find_kind(config.sandbox).warn(config)) is None:
         return
-    if missing := describe_missing_isolation(probe()):
-        await ledger.note("sandbox.open", missing)
-        await ledger.remember("open", missing.encode())
-        say(f"warning: {missing}\n")
-    elif config.sandbox_root is SandboxRoot.HOST:
-        await ledger.note("sandbox.root", HOST_WARNING)
-        say(f"note: {HOST_WARNING}\n")
+    event, sentence = warning
+    await ledger.note(event, sentence)
+    if event == UNISOLATED:
+        await ledger.remember("open", sentence.encode())
+    say(f"{'warning' if event == UNISOLATED else 'note'}: {sentence}\n")
 
 
 async def _open_provision(
     config: RunConfig, ledger: Ledger, given: RunSetup, stack: AsyncExitStack
-) -> ContainerProvision | None:
-    """Open the networks and images for containers, if sandboxes are containers."""
-    if config.sandbox is not SandboxKind.DOCKER or given.build_run is not None:
-        return None
-    logs = ledger.directory.logs
-    return await stack.enter_async_context(ContainerProvision(config, given.environment, ledger, logs))
+) -> SandboxProvision:
+    """Open everything that sandboxes of this kind need in the conductor, such as networks and images."""
+    provide = find_kind(config.sandbox).provision
+    if provide is None or given.build_run is not None:
+        return SandboxProvision()
+    site = ProvisionSite(config, ledger.directory.logs, given.environment, ledger)
+    return await stack.enter_async_context(provide(site))
 
 
 async def _make_feed(

@@ -8,38 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from ...core.config import RunConfig
-from ...core.containers import Containers
 from ...core.errors import AttemptError, ImageFailed
 from ...core.failures import DAEMON
 from ...core.records import AttemptFailure, FailureOrigin
+from ...core.sandbox_kind import ProvisionSite, SandboxProvision
 from ...docker.client import DockerError
 from ...governor.leases import AttemptLeases
-from ...ledger.ledger import Ledger
 from ...rollout.periodic_task import PeriodicTask
 from ..conductor.admission import ImageRequest
 from ..conductor.scheduler import AttemptScheduler
-from ..setup.config import ProcessEnvironment
 from .docker_supply import DockerSupply
 from .pending_notes import PendingNotes
 from .sandbox_daemon import DaemonControls, SandboxDaemon
 
 
-class ContainerProvision:
+class ContainerProvision(SandboxProvision):
     """Opened around one run. Implements `ImageSupply`."""
 
-    def __init__(
-        self, config: RunConfig, environment: ProcessEnvironment, ledger: Ledger, logs: Path
-    ) -> None:
-        self._config = config
-        self._environment = environment
-        self._logs = logs
-        self._note = PendingNotes(ledger)
+    def __init__(self, site: ProvisionSite) -> None:
+        self._config = site.config
+        self._environment = site.environment
+        self._logs = site.logs
+        self._note = PendingNotes(site.ledger)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> ContainerProvision:
@@ -49,8 +43,10 @@ class ContainerProvision:
                 SandboxDaemon(self._config, self._environment, self._note)
             )
             supply = DockerSupply(self._config, self._environment, self._dock.client, self._note, self._logs)
-            self.supply = await stack.enter_async_context(supply)
+            self.store = self._supply = await stack.enter_async_context(supply)
+            self.images = self
             stack.push_async_callback(self._dock.remove_containers)
+            self.provided = msgspec.to_builtins(self._dock.containers)
             self._stack = stack.pop_all()
         return self
 
@@ -59,12 +55,8 @@ class ContainerProvision:
     ) -> None:
         await self._stack.aclose()
 
-    @property
-    def containers(self) -> Containers:
-        return self._dock.containers
-
     async def estimate_need(self, wanted: ImageRequest) -> int:
-        return await self.supply.estimate_need(self._name_image(wanted))
+        return await self._supply.estimate_need(self._name_image(wanted))
 
     async def hold(self, attempt: int, wanted: ImageRequest) -> dict[str, str]:
         """Hold the images of an attempt once its networks exist; if the daemon dies, wait and try again."""
@@ -74,7 +66,7 @@ class ContainerProvision:
             died = self._dock.watch.make_death_check()
             try:
                 await self._dock.provide_networks(starts)
-                found = await self.supply.hold(attempt, named)
+                found = await self._supply.hold(attempt, named)
             except (AttemptError, DockerError):
                 if not died():
                     raise
@@ -83,22 +75,22 @@ class ContainerProvision:
             return {**found, wanted.start.key: found[named.start.key]}
 
     def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
-        self.supply.release(attempt)
+        self._supply.release(attempt)
         if failure is not None and failure.where is FailureOrigin.INTERRUPTED and failure.kind == DAEMON:
             self._dock.suspect()
 
     def expect(self, wanted: ImageRequest) -> None:
         if wanted.start.key or self._config.image:
-            self.supply.expect(self._name_image(wanted))
+            self._supply.expect(self._name_image(wanted))
 
     def stop(self) -> None:
-        self.supply.stop()
+        self._supply.stop()
 
     def periodic_tasks(self, run: AttemptScheduler, leases: AttemptLeases) -> Sequence[PeriodicTask]:
         levers = DaemonControls(leases.hold, leases.release, run.stop, run.list_unsettled)
         return (
             *self._dock.periodic_tasks(levers),
-            *self.supply.periodic_tasks(leases),
+            *self._supply.periodic_tasks(leases),
             self._note.periodic_task(),
         )
 

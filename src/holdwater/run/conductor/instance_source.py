@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Suite
-from ...core.config import RunConfig, SandboxKind
+from ...core.config import RunConfig
 from ...core.errors import BadInput, HoldwaterError, SuiteFailed
 from ...core.input_checks import find_bad_paths
 from ...core.records import Instance, Network
 from ...image.naming import assign_image
+from ...rollout.sandbox_kinds import find_kind
 
 
 class InstanceSource:
@@ -122,7 +123,7 @@ class InstanceSource:
 
     def _name_image(self, instance: Instance, place: str) -> Instance | None:
         """Return the instance with its image, if it needs one; None after a failure."""
-        if self._config.sandbox is not SandboxKind.DOCKER:
+        if not find_kind(self._config.sandbox).takes_images:
             return instance
         template = self._config.images.template if self._config.images else None
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, Suite
-from ...core.config import KeepRule, RunConfig, SandboxKind, SandboxRoot, ServingConfig
+from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
 from ...core.environment import KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.input_checks import find_url_problem
@@ -30,6 +30,7 @@ from ...dialect import CHAT, DIALECTS, list_key_variables, list_providers
 from ...dialect.interface import ProviderVariables
 from ...gateway.prices import price_of
 from ...rollout.models import make_price_error
+from ...rollout.sandbox_kinds import find_kind
 from ...rollout.worker_protocol import ModelProvider, UpstreamConfig
 from ...version import __version__
 from ...web.tokens import find_cache, list_link_directories
@@ -131,7 +132,7 @@ def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: di
     said = {name: value for name, value in options.items() if value is not None}
     said.setdefault("attempts", suggested.attempts or 1)
     said.setdefault("workers", os.cpu_count() or 1)
-    said.setdefault("sandbox", SandboxKind(suggested.sandbox or SandboxKind.PROCESS))
+    said.setdefault("sandbox", suggested.sandbox or "process")
     limits = said.pop("limits", Limits())
     if suggested.timeout is not None and limits.acting == Limits().acting:
         limits = msgspec.structs.replace(limits, acting=suggested.timeout)
@@ -212,10 +213,11 @@ def check_containers(config: RunConfig) -> None:
         "--images": config.images,
         "--sandbox-read-only": config.read_only,
     }
+    kind = find_kind(config.sandbox)
     for flag, value in given.items():
-        if value and config.sandbox is not SandboxKind.DOCKER:
+        if value and not kind.takes_images:
             raise BadInput(f"`{flag}` requires containers", "add `--sandbox docker`")
-    if config.sandbox_root is SandboxRoot.HOST and config.sandbox is SandboxKind.DOCKER:
+    if config.sandbox_root is SandboxRoot.HOST and not kind.shows_machine:
         raise BadInput(
             "`--sandbox-root host` requires process sandboxes", "mount the needed paths with `--mount`"
         )

@@ -19,7 +19,6 @@ from ...core.config import (
     KeepRule,
     Network,
     RunConfig,
-    SandboxKind,
     SandboxRoot,
     parse_shard,
 )
@@ -34,6 +33,7 @@ from ...gateway.prices import read_prices
 from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
+from ...rollout.sandbox_kinds import find_kind
 from .config import check_config, parse_bytes
 
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
@@ -67,7 +67,7 @@ class RunOptions(TypedDict, total=False):
     sandbox_cpu_seconds: float | None
     sandbox_pids: int | None
     sandbox_output: int | str | None
-    sandbox: SandboxKind | str | None
+    sandbox: str | None
     image: str | None
     mount: Sequence[str] | None
     sandbox_root: SandboxRoot | str | None
@@ -227,6 +227,11 @@ def _parse_pass_env(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _parse_sandbox(name: str) -> str:
+    find_kind(name)  # raises if there is none
+    return name
+
+
 def _parse_critic(said: CriticFunction | str) -> str:
     load_critic(said)  # raises if it is no critic
     return spec_of(said)
@@ -239,6 +244,7 @@ MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "images": lambda path: read_recipe(Path(path)),
     "mount": lambda texts: tuple(_parse_mount(text) for text in texts),
     "pass_env": _parse_pass_env,
+    "sandbox": _parse_sandbox,
     "scratch": lambda path: str(Path(path).absolute()),
 }
 

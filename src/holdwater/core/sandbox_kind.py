@@ -1,0 +1,75 @@
+"""The interface of a kind of sandbox, which `--sandbox NAME` chooses.
+
+A package brings a kind with the entry point group `holdwater.sandboxes`; `rollout/sandbox_kinds.py` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .authoring import Agent, SandboxProvider
+from .config import RunConfig
+
+
+class SandboxSite(NamedTuple):
+    """The surroundings in which a worker opens its sandboxes."""
+
+    config: RunConfig
+    directory: Path  # of the run; no sandbox may show it
+    scratch: Path  # for files of sandboxes; it belongs to this run alone
+    path: str  # the operator's PATH
+    programs: tuple[str, ...] = ()  # programs of this machine that the agent names
+    hidden: tuple[str, ...] = ()  # files of the suite that no sandbox may show
+    provided: Any = None  # from the kind's provision in the conductor
+
+
+class OpenedSandboxes(NamedTuple):
+    """The sandboxes of a worker."""
+
+    provider: SandboxProvider
+    gateway_address: str = ""  # of this machine, if sandboxes reach the gateway on an address of their own
+    # Returns a function that tells whether the machine of the sandboxes has died since.
+    make_death_check: Callable[[], Callable[[], bool]] | None = None
+
+
+class ProvisionSite(NamedTuple):
+    """The surroundings in which the conductor provides for sandboxes."""
+
+    config: RunConfig
+    logs: Path
+    environment: Any  # `run.setup.config.ProcessEnvironment`
+    ledger: Any  # `ledger.ledger.Ledger`
+
+
+class SandboxProvision:
+    """Everything that the conductor keeps open for the sandboxes of a run. Subclasses replace the parts."""
+
+    provided: Any = None  # values of JSON types for `SandboxSite.provided` of each worker
+    images: Any = None  # the `ImageSupply` of attempts
+    store: Any = None  # the `ExternalStore` whose disk counts as the run's
+
+    def periodic_tasks(self, run: Any, leases: Any) -> Sequence[Any]:
+        """Return the tasks that run beside the attempts, given the run's scheduler and leases."""
+        return ()
+
+
+class SandboxKind(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of sandbox: everything in which one kind differs from another."""
+
+    # Called in each worker.
+    open: Callable[[SandboxSite], AbstractAsyncContextManager[OpenedSandboxes]]
+    # Called before a run is created; raises BadInput for a run that can never work.
+    check: Callable[[RunConfig, Agent], None] = lambda config, agent: None
+    # Called when a run is about to start; raises an error if sandboxes cannot be made at present.
+    check_start: Callable[[], Awaitable[None]] | None = None
+    # Called in the conductor, and open as long as the run goes on.
+    provision: Callable[[ProvisionSite], AbstractAsyncContextManager[SandboxProvision]] | None = None
+    # Returns an event and a sentence that the user must read before anything runs.
+    warn: Callable[[RunConfig], tuple[str, str] | None] = lambda config: None
+    takes_images: bool = False  # each sandbox starts from an image
+    shows_machine: bool = False  # programs of this machine are there
