@@ -36,7 +36,8 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import KEY_LABEL, ImageLayer, ImagePlatform
-from holdwater.image.docker.engine import BaseImage, BaseLayer, BuildOptions
+from holdwater.image.docker.bases import BaseImage, BaseLayer
+from holdwater.image.docker.engine import BuildOptions
 
 SCHEMA2 = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = "application/vnd.docker.container.image.v1+json"

@@ -32,7 +32,7 @@ from holdwater.core.image import ConfigEdits, ImageBlueprint, ImageLayer, ImageT
 from holdwater.image.registry.client import RegistryClients
 from holdwater.image.registry.credentials import RegistryCredentials
 from holdwater.image.registry.engine import RegistryEngine
-from holdwater.image.registry.pace import RegistryRetryPolicy
+from holdwater.image.registry.host import RegistryRetryPolicy
 
 PROGRAM = "docker-registry"
 QUICK = RegistryRetryPolicy(tries=4, first=0.01, longest=0.05, pause=5.0, waiting=10.0, stall=10.0)

@@ -10,7 +10,7 @@ from tests.docker_daemon import MB
 
 from holdwater.core.errors import RunStopped
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker.disk import find_daemon_disk, preflight
+from holdwater.image.docker.daemon import find_daemon_disk, preflight
 
 
 async def test_the_daemons_own_disk_is_measured_through_its_own_root(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases,
 from holdwater.core.image import BuildSteps, ImageBlueprint, ImageTarget, PublishedImage
 from holdwater.docker.cache import CacheRecord, DaemonCache
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker.cache_ownership import BuildTrace
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor
+from holdwater.image.docker.ownership import BuildTrace
 
 FIRST = BuildSteps(before=("RUN echo ours > /ours",))
 

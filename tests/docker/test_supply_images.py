@@ -25,7 +25,7 @@ from holdwater.core.errors import ImageFailed
 from holdwater.core.image import AgentSource, BuildSteps, ImageRecipe
 from holdwater.core.records import SandboxSpec
 from holdwater.docker.client import DockerClient
-from holdwater.image.docker.daemon_images import NAMESPACE
+from holdwater.image.docker.daemon import NAMESPACE
 from holdwater.run.builds.docker_supply import DockerSupply
 from holdwater.run.conductor.admission import ImageRequest
 from holdwater.run.setup.config import ProcessEnvironment

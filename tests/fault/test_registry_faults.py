@@ -27,9 +27,8 @@ from tests.registry_server import (
 
 from holdwater.core.errors import ImageFailed
 from holdwater.core.image import ImageOutcome, RegistryOptions
-from holdwater.image.registry.check import check_image
-from holdwater.image.registry.concurrency import run_concurrently
-from holdwater.image.registry.pace import RegistryRetryPolicy
+from holdwater.image.registry.host import RegistryRetryPolicy
+from holdwater.image.registry.lookup import check_image, run_concurrently
 
 SIZE = 3_000_000
 

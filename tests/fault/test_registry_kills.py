@@ -17,7 +17,7 @@ from tests.registry_server import FORMS, RealRegistry, engine, layer, real_regis
 from tests.wait_bounds import stretch
 
 from holdwater.core.image import ImageOutcome
-from holdwater.image.registry.check import check_image
+from holdwater.image.registry.lookup import check_image
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ from tests.wait_bounds import stretch
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
-from holdwater.image.layer.agent_layer import PackagedAgent, prepare_agent
+from holdwater.image.layer.agent_layer import PackagedAgent, copy_project, prepare_agent
 from holdwater.image.layer.cache import LayerCache
 from holdwater.image.layer.installer import PackageInstaller, PipInstaller, UvInstaller, find_uv
 from holdwater.image.layer.interpreter import find_interpreter
-from holdwater.image.layer.package import copy_project
 from holdwater.image.layer.program import ProgramRunner
 
 PACKAGES = f"/opt/agent/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

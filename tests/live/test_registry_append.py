@@ -37,8 +37,8 @@ from holdwater.core.image import (
     compute_image_key,
 )
 from holdwater.core.image import BuildSteps as Lines
-from holdwater.image.registry.check import check_image
 from holdwater.image.registry.engine import RegistryEngine
+from holdwater.image.registry.lookup import check_image
 
 PROOF = pytest.mark.proof
 EDITS = ConfigEdits(

@@ -16,8 +16,8 @@ from tests.registry_server import Front, Making, RealRegistry, engine, front, la
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import ImageOutcome, ImageTarget
 from holdwater.image.registry import credentials
-from holdwater.image.registry.concurrency import run_concurrently
 from holdwater.image.registry.credentials import RegistryCredentials
+from holdwater.image.registry.lookup import run_concurrently
 
 SECRET = "hunter2-and-a-half"
 IDENTITY = "an-identity-token-of-some-length"

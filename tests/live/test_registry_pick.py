@@ -15,8 +15,7 @@ from tests.registry_server import RealRegistry, digest, front, real_registry, re
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import ImagePlatform
 from holdwater.image.registry.blob_stream import BlobStream
-from holdwater.image.registry.path_extraction import _apply_layer, extract_path
-from holdwater.image.registry.unpacked_tree import UnpackedTree
+from holdwater.image.registry.path_extraction import UnpackedTree, _apply_layer, extract_path
 
 BIG = os.urandom(2_000_000)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdwater.docker.cache import CacheRecord
-from holdwater.image.docker.cache_ownership import (
+from holdwater.image.docker.ownership import (
     BuildTrace,
     find_own_records,
     find_unfinished,

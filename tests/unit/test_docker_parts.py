@@ -13,7 +13,6 @@ from holdwater.core.records import FailureOrigin
 from holdwater.docker.build import find_docker, summarize_output
 from holdwater.docker.client import DockerError
 from holdwater.image.docker import failure_causes
-from holdwater.image.docker.base_retention import OwnedBase, chain_of, choose_kept_bases
 from holdwater.image.docker.bases import host_of, pin_reference
 from holdwater.image.docker.dockerfile import render_assembly, render_base
 from holdwater.image.docker.journal import (
@@ -24,6 +23,7 @@ from holdwater.image.docker.journal import (
     open_journal,
     slug,
 )
+from holdwater.image.docker.ownership import OwnedBase, chain_of, choose_kept_bases
 from holdwater.sandbox.docker.failures import make_start_error
 
 

@@ -8,8 +8,7 @@ from yarl import URL
 
 from holdwater.core.image import RegistryOptions
 from holdwater.image.registry.credentials import RegistryCredentials
-from holdwater.image.registry.host import RegistryHost
-from holdwater.image.registry.pace import RegistryRetryPolicy
+from holdwater.image.registry.host import RegistryHost, RegistryRetryPolicy
 
 
 @pytest.mark.parametrize(

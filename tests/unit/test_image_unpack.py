@@ -14,7 +14,7 @@ import zstandard
 from tests.registry_server import tar, zipped
 
 from holdwater.core.errors import ImageFailed
-from holdwater.image.registry.unpacked_tree import UnpackedTree
+from holdwater.image.registry.path_extraction import UnpackedTree
 
 
 def info(kind: bytes, link: str = "", **more: Any) -> tarfile.TarInfo:

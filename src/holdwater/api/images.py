@@ -10,7 +10,7 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.image import ImagesAudit, ImagesPlan
 from ..core.summary import RunSummary
-from ..image.docker.janitor import DaemonLeftover
+from ..image.docker.daemon import DaemonLeftover
 from ..ledger.directory import RunDirectory
 from ..ledger.images import BuildReport, report_build, write_manifest
 from ..ledger.reader import LedgerReader

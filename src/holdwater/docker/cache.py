@@ -1,6 +1,6 @@
 """Lists and removes build cache records of the builder in the daemon, which is the only builder that we use.
 
-`image/docker/cache_ownership.py` decides which records are ours.
+`image/docker/ownership.py` decides which records are ours.
 """
 
 from __future__ import annotations

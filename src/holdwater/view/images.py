@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..core.image import FailedForecast, ImageOutcome, ImagesAudit, ImagesPlan
 from ..core.summary import RunSummary
-from ..image.docker.janitor import DaemonLeftover
+from ..image.docker.daemon import DaemonLeftover
 from ..ledger.images import FAILED, BuildReport, ImageRow, read_images
 from ..ledger.images import report_build as report_of
 from ..ledger.reader import LedgerReader

@@ -1,11 +1,21 @@
-"""The registry lookups that the docker engine needs, as a protocol; `registry/lookup.py` implements it."""
+"""Base images: their lookups in a registry as a protocol, the bytes that a daemon lacks, and the pull.
+
+`registry/lookup.py` implements the protocol.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from ...core.image import ImagePlatform
 from ...core.records import Record
+from ...docker.client import DaemonGone, DockerClient, DockerError
+from . import failure_causes
+from .daemon import has_image
+from .janitor import Janitor
+
+NO_AUTH = "e30="  # `{}`: daemons require the header even without credentials
 
 
 class BaseLayer(Record, frozen=True):
@@ -61,3 +71,59 @@ def host_of(name: str) -> str:
     """Return the registry in a repository's name, by docker's rules."""
     first, slash, _ = name.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
+
+
+async def measure_missing(
+    client: DockerClient, janitor: Janitor, reference: str, base: BaseImage
+) -> tuple[int, int]:
+    """Return the bytes to download and their unpacked size, for the layers that the daemon lacks."""
+    if await has_image(client, reference):
+        return 0, 0
+    lacking = base.layers[janitor.count_layers(base.diff_ids) :]
+    download = sum(layer.size for layer in lacking)
+    return download, round(base.unpacked * download / base.size) if base.size else 0
+
+
+class ImagePuller:
+    """Pulls images for one platform."""
+
+    def __init__(self, client: DockerClient, bases: BaseLookup, platform: ImagePlatform) -> None:
+        self._client = client
+        self._bases = bases
+        self._platform = platform
+
+    async def pull(
+        self, reference: str, base: BaseImage, doing: str, tell: Callable[[int], None] = lambda bytes_: None
+    ) -> int:
+        """Pull an image; return the bytes downloaded.
+
+        `tell` receives the running total; `doing` begins the message of an error.
+        """
+        name, _, digest = reference.partition("@")
+        sizes = {layer.digest.partition(":")[2][:12]: layer.size for layer in base.layers}
+        query = {"fromImage": name, "tag": digest, "platform": str(self._platform)}
+        seen: dict[str, int] = {}  # bound: the base's layers
+        try:
+            async for message in self._client.stream("/images/create", query, await self.auth_headers(name)):
+                if (one := message.get("id", "")) in sizes:
+                    seen[one] = _count_fetched(message, seen.get(one, 0), sizes[one])
+                    tell(sum(seen.values()))
+        except DaemonGone:
+            raise
+        except DockerError as error:
+            raise failure_causes.transfer_error(doing, error.message) from error
+        return sum(seen.values())
+
+    async def auth_headers(self, name: str) -> dict[str, str]:
+        """Return the header for pulls from and pushes to a repository."""
+        return {"X-Registry-Auth": await self._bases.auth(host_of(name)) or NO_AUTH}
+
+
+def _count_fetched(message: dict[str, Any], before: int, size: int) -> int:
+    """Return the bytes of a layer that are downloaded so far."""
+    status = message.get("status")
+    if status in ("Download complete", "Pull complete", "Verifying Checksum"):
+        return size
+    if status == "Downloading":
+        return min(size, int((message.get("progressDetail") or {}).get("current") or before))
+    return before

@@ -1,13 +1,16 @@
 """Provide the images for a run's sandboxes on a daemon: find, pull or build each image once.
 
-`image_retention.py` decides which images are owned and when they are removed; `run/builds/docker_supply.py`
-decides which image an instance gets.
+Images stay while they are held, and are evicted when space is needed. Each image of the run has a tag of the
+run beside its original name. The tag protects the image from the janitors of other runs, and identifies the
+leftovers of a dead run. `run/builds/docker_supply.py` decides which image an instance gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,21 +20,99 @@ from msgspec.structs import replace
 
 from ...core.errors import ImageFailed
 from ...core.failures import DISK
-from ...core.image import ImagePlatform
+from ...core.image import ImagePlatform, Note
 from ...core.records import MiB, Record
 from ...docker.build import BuildFailed, BuildRequest, DockerCommand, find_docker
-from ...docker.client import DockerClient
+from ...docker.client import DockerClient, DockerError
 from . import failure_causes
-from .bases import BaseImage, BaseLookup, pin_reference
-from .context import DockerfileContext
-from .daemon_images import NAMESPACE, has_image
-from .image_build import BuildOptions
-from .image_retention import ImageKeeper
-from .pulling import ImagePuller, measure_missing
+from .bases import BaseImage, BaseLookup, ImagePuller, measure_missing, pin_reference
+from .daemon import NAMESPACE, has_image, read_image_size, tag_image
+from .dockerfile import DockerfileContext
+from .engine import BuildOptions
+from .janitor import Janitor
+from .journal import SUFFIX, BasePulled, DiskBaseline, slug
+from .ownership import OwnedBase
 from .single_flight import SingleFlight
 
 # Shared by all runs, since the same context gives the same image. No run has this name.
 BUILT_REPOSITORY = f"{NAMESPACE}/built"
+
+
+class ImageKeeper(Janitor):
+    """A janitor that evicts the least recently used image first, and adopts an earlier conductor's images."""
+
+    def __init__(self, client: DockerClient, state: Path, run: str, cache: int, note: Note) -> None:
+        super().__init__(client, state, run, cache, note)
+        self._spared.add(slug(run) + SUFFIX)  # a resumed run continues its own journal
+        self._removal_lock = asyncio.Lock()  # no tag is set on an image during its removal
+        # names of images that attempts will need soon: evicted last
+        self.wanted_soon: Callable[[], Collection[str]] = lambda: ()
+
+    def record_disk_use(self, used: int) -> int:
+        """Return the used bytes that do not belong to this run; a resumed run already has images there."""
+        if self._contents.disk_used is None:
+            self._open_journal.write(DiskBaseline(used))
+            return used
+        mine = sum(base.size for base in self._contents.bases.values())
+        return used - min(mine, max(0, used - self._contents.disk_used))
+
+    @contextmanager
+    def hold_images(self, *names: str) -> Iterator[None]:
+        """Protect the images with these names from eviction; record the end as their last use."""
+        try:
+            with super().hold_images(*names):
+                yield
+        finally:
+            for name in names:
+                if (base := self._contents.bases.get(name)) is not None:
+                    self._contents.bases[name] = replace(base, used=time.time())
+
+    async def try_tag(self, source: str, tag: str) -> bool:
+        """Give the image `source` this tag of the run; return whether the image exists."""
+        async with self._removal_lock:
+            self.claim_name(tag)
+            try:
+                await tag_image(self._client, source, tag)
+            except DockerError as error:
+                if error.status != 404:
+                    raise
+                return await has_image(self._client, tag)
+        return True
+
+    def claim_name(self, name: str) -> None:
+        """Record an image name as owned; the name must be absent from the daemon, or be a tag of the run."""
+        if name not in self._contents.bases:
+            self._open_journal.write(BasePulled(OwnedBase(reference=name, used=time.time())))
+
+    def record_pulled(self, reference: str, size: int) -> None:
+        """Record the size of a pulled or built image, which may stay after the run."""
+        if (base := self._contents.bases.get(reference)) is not None:
+            self._open_journal.write(BasePulled(replace(base, size=size, used=time.time(), warm=True)))
+
+    async def settle(self, tags: Sequence[str] = ()) -> None:
+        """Clean up after an image of the plan; bases stay until space is needed."""
+        await self.untag(tags)
+        await self.reset()
+
+    async def make_room(self, wanted: int) -> int:
+        await self.evict(lambda: (self.free_bytes() or wanted) >= wanted)
+        return self.free_bytes() or 0
+
+    async def evict(self, enough: Callable[[], bool]) -> None:
+        """Remove idle images of the run, least recently used first, until `enough` returns true."""
+        if not enough():
+            await self._run_locked("images", partial(self._evict, enough))
+
+    async def _evict(self, enough: Callable[[], bool]) -> None:
+        soon, bases = self.wanted_soon(), self._contents.bases
+        for name in sorted(bases, key=lambda one: (one in soon, bases[one].used, one)):
+            if enough():
+                return
+            async with self._removal_lock:
+                if not self._busy[name]:
+                    await self._remove(name)
+        await self._drop_names()
+        await self._trim(sources=True)
 
 
 class DaemonImage(Record, frozen=True):
@@ -123,7 +204,7 @@ class ImageStore:
         async with self._keeper.use_base(source, base.diff_ids) as absent:
             if absent:
                 await self._puller.pull(source, base, f"`{reference}` cannot be pulled")
-            self._keeper.record_pulled(source, await self._read_size(source))
+            self._keeper.record_pulled(source, await read_image_size(self._client, source))
 
     async def _build(self, context: DockerfileContext, seconds: float) -> None:
         source = _built_name(context)
@@ -144,7 +225,7 @@ class ImageStore:
                 await docker.build(build, log)
         except BuildFailed as error:
             raise _build_error(context, error, log) from error
-        size = await self._read_size(source)
+        size = await read_image_size(self._client, source)
         self._largest = max(self._largest, size)
         self._keeper.record_pulled(source, size)
         await self._keeper.reset()
@@ -166,9 +247,6 @@ class ImageStore:
             look = partial(find_docker, self._client.host, home, self._options.path)
             self._docker = await self._docker_search.join("docker", look)
         return self._docker
-
-    async def _read_size(self, reference: str) -> int:
-        return int((await self._client.get(f"/images/{reference}/json"))["Size"])
 
 
 def _built_name(context: DockerfileContext) -> str:

@@ -1,8 +1,8 @@
 """Remove holdwater's own objects from a docker daemon, and nothing else; one janitor at a time on a machine.
 
 Own objects are tags in holdwater's namespace, images that were absent before the run by its journal, and
-build-cache records that `cache_ownership.py` recognises. The janitor never prunes globally and never forces a
-removal: images that a container uses or that have a foreign tag stay. `base_retention.py` chooses the bases
+build-cache records that `ownership.py` recognises. The janitor never prunes globally and never forces a
+removal: images that a container uses or that have a foreign tag stay. `ownership.py` also chooses the bases
 that stay for their shared layers.
 """
 
@@ -11,25 +11,31 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from ...core.errors import RunStopped
 from ...core.image import Note
-from ...core.records import Record
 from ...docker.cache import BuildCache, DaemonCache, read_daemon_time
 from ...docker.client import DockerClient
 from ...ledger.durable_files import make_directory
-from .base_retention import OwnedBase, chain_of, choose_kept_bases
-from .cache_ownership import BuildTrace, find_own_records
-from .daemon_images import NAMESPACE, delete_image, has_image, list_tags
-from .disk import DaemonDisk, find_daemon_disk, measure_disk
+from ..file_locks import hold_lock
+from .daemon import (
+    NAMESPACE,
+    CachePruner,
+    DaemonDisk,
+    DaemonLeftover,
+    delete_image,
+    find_daemon_disk,
+    has_image,
+    list_tags,
+    measure_disk,
+)
 from .journal import (
     SUFFIX,
     BasePulled,
@@ -45,8 +51,7 @@ from .journal import (
     read_retained,
     write_retained,
 )
-from .locks import LOCK_SECONDS, hold_exclusive, hold_lock
-from .pruning import CachePruner
+from .ownership import BuildTrace, OwnedBase, chain_of, choose_kept_bases, find_own_records
 from .uncancellable import run_uncancellable
 
 BUILD_END_SECONDS = 10.0  # time limit to record a build's end
@@ -54,16 +59,9 @@ CLOSE_SECONDS = 120.0  # time limit of the clean-up at the end of a run
 RETAINED_JOURNAL = "_warm" + SUFFIX  # no run has this name
 QUIET_SECONDS = 10.0  # time to wait for running builds before the cache is read
 LOCK = "janitor.lock"
+LOCK_SECONDS = 120.0  # time limit to wait for another janitor
 BUILDS_LOCK = "builds.lock"
 WORK_SUFFIX = ".work"
-
-
-class DaemonLeftover(Record, frozen=True):
-    """One of holdwater's own objects on the daemon."""
-
-    kind: str  # `tag`, `base`, `cache`
-    name: str
-    size: int = 0  # bytes; 0: unknown
 
 
 class Janitor:
@@ -106,9 +104,7 @@ class Janitor:
         await self._run_locked("retained bases of earlier runs", self._adopt_bases)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await run_uncancellable(self._clean_up(), CLOSE_SECONDS, self._note, "the end of the run")
         finally:
@@ -139,18 +135,23 @@ class Janitor:
         links = {link for base in self._contents.bases.values() if base.size for link in base.chain}
         return sum(link in links for link in chain_of(diff_ids))
 
+    @contextmanager
+    def hold_images(self, *names: str) -> Iterator[None]:
+        """Protect the images with these names from eviction; they need not exist yet."""
+        self._busy.update(names)
+        try:
+            yield
+        finally:
+            self._busy -= Counter(names)
+
     @asynccontextmanager
     async def use_base(self, reference: str, diff_ids: Iterable[str]) -> AsyncIterator[bool]:
         """Protect a base from eviction; yield whether it must be pulled, in which case it counts as own."""
-        self._busy[reference] += 1
-        try:
+        with self.hold_images(reference):
             absent = not await has_image(self._client, reference)
             if absent:
                 self._open_journal.write(BasePulled(OwnedBase(reference=reference, chain=chain_of(diff_ids))))
             yield absent
-        finally:
-            self._busy[reference] -= 1
-            self._busy += Counter()
 
     def record_pulled(self, reference: str, size: int) -> None:
         """Record the size of a base that is on the daemon now."""
@@ -163,15 +164,11 @@ class Janitor:
 
         An absent tag counts as own.
         """
-        absent = not await has_image(self._client, reference)
-        if absent:
-            self._open_journal.write(TagCreated(reference))
-        self._busy[reference] += 1
-        try:
+        with self.hold_images(reference):
+            absent = not await has_image(self._client, reference)
+            if absent:
+                self._open_journal.write(TagCreated(reference))
             yield absent
-        finally:
-            self._busy[reference] -= 1
-            self._busy += Counter()
 
     @asynccontextmanager
     async def track_build(self, trace: Callable[[float], BuildTrace]) -> AsyncIterator[None]:
@@ -276,10 +273,17 @@ class Janitor:
     def _contents(self) -> JournalContents:
         return self._open_journal.contents
 
+    @asynccontextmanager
+    async def _hold_lock(self) -> AsyncIterator[None]:
+        async with hold_lock(self._state / LOCK, LOCK_SECONDS) as acquired:
+            if not acquired:
+                raise TimeoutError(f"another janitor has held the lock for {LOCK_SECONDS:g} s")
+            yield
+
     async def _run_locked(self, what: str, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run `work` under the janitors' lock; report a failure with `note` and do not raise it."""
         try:
-            async with hold_exclusive(self._state / LOCK):
+            async with self._hold_lock():
                 await work()
         except Exception as error:  # boundary: a failed clean-up changes no outcome  # noqa: BLE001
             self._note("cleanup.failed", f"{what}: {type(error).__name__}: {error}")
@@ -332,7 +336,7 @@ class Janitor:
         self._open_journal.write(BuildEnded(build, await read_daemon_time(self._client), whole))
 
     async def _clean_up(self) -> None:
-        async with hold_exclusive(self._state / LOCK):
+        async with self._hold_lock():
             for tag in await list_tags(self._client, self.name):
                 await self._remove(tag)
             await self._drop_names()

@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 
 from ...core.records import Record
-from ...ledger.durable_files import write_private
-from .base_retention import OwnedBase
-from .cache_ownership import BuildTrace, merge_traces
-from .locks import try_lock
+from ...ledger.durable_files import replace_file, write_all
+from ..file_locks import lock_file
+from .ownership import BuildTrace, OwnedBase, merge_traces
 
 SUFFIX = ".jsonl"
 MOST_TRACES = 100  # traces that pass from run to run
@@ -107,9 +106,7 @@ class DaemonJournal:
 
     def write(self, line: JournalLine) -> None:
         """Append a line; it survives the death of this process once this returns."""
-        content = msgspec.json.encode(line) + b"\n"
-        while content:
-            content = content[os.write(self._fd, content) :]
+        write_all(self._fd, msgspec.json.encode(line) + b"\n")
         self.contents.apply_line(line)
 
     def close(self, *, remove: bool) -> None:
@@ -125,28 +122,17 @@ def slug(run: str) -> str:
 
 def lock_journal(path: Path) -> DaemonJournal | None:
     """Open or create the journal and lock it; None: a live run holds the lock."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        if not try_lock(fd):
-            os.close(fd)
-            return None
-        try:
-            current = os.path.samestat(os.fstat(fd), path.stat())
-        except FileNotFoundError:
-            current = False
-        if current:
-            return DaemonJournal(path, fd)
-        os.close(fd)  # its last owner removed the file between open and lock
+    fd = lock_file(path)
+    return None if fd is None else DaemonJournal(path, fd)
 
 
 def open_journal(state: Path, run: str) -> DaemonJournal:
     """Return a locked journal for this run; a second process of the run gets a numbered name."""
     name, number = slug(run), 1
-    while True:
-        found = lock_journal(state / f"{name}{'' if number == 1 else f'-{number}'}{SUFFIX}")
-        if found is not None:
-            return found
+    while (journal := lock_journal(state / f"{name}{SUFFIX}")) is None:
         number += 1
+        name = f"{slug(run)}-{number}"
+    return journal
 
 
 def read_journal(path: Path) -> JournalContents:
@@ -171,9 +157,7 @@ def write_retained(path: Path, bases: Iterable[OwnedBase], traces: Iterable[Buil
     newest = sorted(traces, key=lambda trace: trace.begun)[-MOST_TRACES:]
     lines: list[JournalLine] = [BasePulled(base) for base in bases]
     lines += [BuildBegun(number, trace) for number, trace in enumerate(newest)]
-    new = path.with_name(path.name + ".new")
-    write_private(new, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    new.replace(path)
+    replace_file(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 # Created at import: msgspec crashes when two threads use a new type for the first time at once.

@@ -1,12 +1,20 @@
-"""Make the layer of the agent that a recipe names: the entry point of this package.
+"""Make the layer of the agent that a recipe names: a directory as it is, or a self-contained Python package.
 
-`package.py` and `tree.py` make each kind of layer; `cache.py` keeps the finished layers.
+A package's layer has its own interpreter and libraries, and needs nothing of its base. `tree.py` packs a
+layer; `cache.py` keeps it.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
+import re
+import shutil
+import stat
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
+from fnmatch import fnmatch
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import msgspec
@@ -14,13 +22,40 @@ import msgspec
 from ...core.errors import BadInput, ImageFailed
 from ...core.image import AgentSource, ImageLayer
 from ...core.records import Record
+from ...ledger.pruning import is_run
 from .cache import LayerCache, ScratchDirectory
-from .package import PackageRequest, make_environment, package_agent
-from .thread import run_in_thread
-from .tree import check_prefix, identify, pack
+from .installer import Pins, find_installer
+from .interpreter import (
+    PythonInterpreter,
+    copy_interpreter,
+    find_authorities,
+    find_interpreter,
+    find_machine_bundle,
+    link_tree,
+)
+from .program import CancelCheck, ProgramRunner, require_program, run_in_thread
+from .tree import MTIME, check_prefix, identify, pack
 
 # Writes the files of `reference:/path` into a directory; returns the digest of the image.
 FetchFiles = Callable[[str, Path], Awaitable[str]]
+FORMAT = 1  # increase it when the same inputs give a different layer
+COMPILING = 1800.0  # seconds
+VERSION = 60.0  # seconds
+LONGEST_PREFIX = 100  # bytes: older kernels allow 127 in a script's first line
+CERTIFICATES = "etc/ssl/cert.pem"
+ENVIRONMENT = {
+    "SOURCE_DATE_EPOCH": str(MTIME),
+    "PYTHONHASHSEED": "0",
+    "PYTHONPATH": "",
+    "NO_COLOR": "1",
+    "TZ": "UTC",
+}
+SKIPPED = ("__pycache__", ".git", ".hg", ".venv", "*.egg-info", ".tox", ".nox", ".*_cache")
+SKIPPED_AT_THE_TOP = ("build", "dist", "venv")
+PLAIN_PATH = re.compile(r"(/[A-Za-z0-9._+-]+)+")
+INSTALL_TRACES = ("direct_url.json", "uv_cache.json", "uv_build.json")  # where a package came from, and when
+# A script's first line; or, for an interpreter with a long path, the three lines that start it by a shell.
+SHEBANG = re.compile(rb"\A#!(/bin/sh\n'''exec' [^\n]*\n' '''|[^\n]*python[^\n]*)\n")
 
 
 class PackagedAgent(Record, frozen=True):
@@ -71,3 +106,202 @@ async def _pack_image(place: str, prefix: str, cache: LayerCache, fetch: FetchFi
         files.mkdir()
         digest = await fetch(place, files)
         return PackagedAgent(layer=await _pack_directory(files, prefix, cache), origin=digest)
+
+
+class PackageRequest(Record, frozen=True):
+    """The package to build: a project's directory or a requirement, and its installation prefix."""
+
+    prefix: str
+    project: Path | None = None
+    requirement: str = ""
+
+
+async def package_agent(asked: PackageRequest, cache: LayerCache, log: Path) -> ImageLayer:
+    """Return the layer of the requested package, from the cache or newly built."""
+    patchelf = require_program("patchelf", shutil.which("patchelf"), "install `patchelf`")
+    _check_prefix(asked.prefix)
+    interpreter = find_interpreter()
+    async with cache.scratch() as scratch:
+        programs = ProgramRunner(log, scratch.path, keep=[scratch.lock], env=ENVIRONMENT)
+        tools = [await programs.run([patchelf, "--version"], VERSION), interpreter.identity]
+        source = ""
+        if asked.project is not None:
+            asked, source = await _copy_source(
+                asked, asked.project, scratch.path / "project", cache.directory
+            )
+        installer = await find_installer(programs, interpreter)
+        pins = await installer.resolve(asked.project or asked.requirement, scratch.path)
+        building = _PackageBuild(asked, pins, interpreter, patchelf, log)
+        key = _make_key(asked, source, pins, [*tools, installer.name])
+        return await cache.get(key, lambda place: building.run(place, scratch))
+
+
+def make_environment(prefix: str) -> dict[str, str]:
+    """Return the environment variables that the layer needs."""
+    return {"SSL_CERT_FILE": f"{prefix}/{CERTIFICATES}"}
+
+
+def copy_project(project: Path, into: Path, cache: Path, check: CancelCheck) -> None:
+    """Copy a project without build products; links out of the project become copies of targets. Blocks."""
+    project, cache = project.resolve(), cache.resolve()
+
+    def list_skipped(directory: str, names: list[str]) -> list[str]:
+        check()
+        patterns = SKIPPED + (SKIPPED_AT_THE_TOP if Path(directory) == project else ())
+        paths = [Path(directory) / name for name in names]
+        return [p.name for p in paths if _is_skipped(p, patterns) or p == cache or is_run(p)]
+
+    if not project.is_dir():
+        raise BadInput(f"the agent's source is not a directory: `{project}`")
+    shutil.copytree(project, into, symlinks=True, ignore=list_skipped)
+    for path in sorted(into.rglob("*")):
+        if path.is_symlink():
+            _replace_link(path, project / path.relative_to(into), project)
+
+
+def _replace_link(path: Path, original: Path, project: Path) -> None:
+    """Replace a link that leads out of the project with a copy of its target."""
+    target = original.resolve()
+    if target.is_relative_to(project) and not original.readlink().is_absolute():
+        return
+    path.unlink()
+    if target.is_dir() and not project.is_relative_to(target):
+        shutil.copytree(target, path, symlinks=True)
+    elif target.is_file():
+        shutil.copy2(target, path)
+
+
+async def _copy_source(
+    asked: PackageRequest, project: Path, copy: Path, cache: Path
+) -> tuple[PackageRequest, str]:
+    """Return the request with a copy of the project, which a build may write to, and the copy's identity."""
+    await run_in_thread(lambda check: copy_project(project, copy, cache, check))
+    source = await run_in_thread(lambda check: identify(copy, "/project", check))
+    return msgspec.structs.replace(asked, project=copy), source
+
+
+class _PackageBuild:
+    """The build of one package's layer."""
+
+    def __init__(
+        self, asked: PackageRequest, pins: Pins, interpreter: PythonInterpreter, patchelf: str, log: Path
+    ) -> None:
+        self._request = asked
+        self._pins = pins
+        self._interpreter = interpreter
+        self._patchelf = patchelf
+        self._log = log
+
+    async def run(self, scratch: ScratchDirectory, outer: ScratchDirectory) -> ImageLayer:
+        tree, prefix = scratch.path / "tree", self._request.prefix
+        library = tree / self._interpreter.folder
+        programs = ProgramRunner(self._log, scratch.path, keep=[scratch.lock, outer.lock], env=ENVIRONMENT)
+        await run_in_thread(lambda check: copy_interpreter(self._interpreter, tree, check))
+        await self._install(programs, scratch.path, tree)
+        await run_in_thread(lambda check: self._finish(tree, library, check))
+        await link_tree(programs, self._patchelf, self._interpreter, tree, prefix)
+        await run_in_thread(lambda check: write_records(library, check))
+        await self._compile(programs, tree, library)
+        await run_in_thread(lambda check: normalize_modes(tree, check))
+        return await run_in_thread(lambda check: pack(tree, prefix, scratch.path / "layer", check))
+
+    async def _install(self, programs: ProgramRunner, scratch: Path, tree: Path) -> None:
+        installer = await find_installer(programs, self._interpreter)
+        wheels = []
+        if self._request.project is not None:
+            wheels = [await installer.build_wheel(self._request.project, scratch / "wheels")]
+        pins = scratch / "pins.txt"
+        pins.write_text("".join(f"{pin}\n" for pin in self._pins))
+        await installer.install(pins, wheels, tree)
+
+    def _finish(self, tree: Path, library: Path, check: CancelCheck) -> None:
+        bundle = tree / CERTIFICATES
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(find_authorities(library), bundle)
+        clean_tree(tree, library, self._request.prefix, check)
+
+    async def _compile(self, programs: ProgramRunner, tree: Path, library: Path) -> None:
+        """Compile to byte code that does not check source times.
+
+        One process compiles all files, since byte code depends on the files compiled before.
+        """
+        options = ["-qq", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash"]
+        paths = ["-s", str(tree), "-p", self._request.prefix, str(library)]
+        python = [str(self._interpreter.executable), "-s", "-S", "-B", "-P", "-m", "compileall"]
+        # Status 1 is fine: a package may hold a `.py` file that is not valid Python, such as a template.
+        await programs.run([*python, *options, *paths], COMPILING, statuses=(0, 1))
+
+
+def _make_key(asked: PackageRequest, source: str, pins: Pins, tools: list[str]) -> str:
+    bundle = find_machine_bundle()
+    certificates = sha256(bundle.read_bytes()).hexdigest() if bundle else ""
+    parts = [FORMAT, source, asked.requirement, pins, asked.prefix, tools, certificates]
+    return sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def _check_prefix(prefix: str) -> None:
+    if not PLAIN_PATH.fullmatch(prefix) or len(prefix) > LONGEST_PREFIX:
+        hint = f"letters, digits and `._+-/`, at most {LONGEST_PREFIX} characters: `/opt/agent`, for example"
+        raise BadInput(f"invalid prefix for a Python package: `{prefix}`", hint)
+
+
+def _is_skipped(path: Path, patterns: tuple[str, ...]) -> bool:
+    if any(fnmatch(path.name, pattern) for pattern in patterns):
+        return True
+    kind = stat.S_IFMT(path.lstat().st_mode)
+    # Pipes, sockets and devices are no part of a project.
+    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+
+
+def clean_tree(tree: Path, library: Path, prefix: str, check: CancelCheck) -> None:
+    """Remove install traces, rewrite shebangs and normalize modes, after packages were installed."""
+    (tree / ".lock").unlink(missing_ok=True)  # from uv
+    for information in library.glob("site-packages/*.dist-info"):
+        for name in INSTALL_TRACES:
+            (information / name).unlink(missing_ok=True)
+    for script in (tree / "bin").iterdir():
+        if script.is_file() and not script.is_symlink():
+            _rewrite_shebang(script, prefix)
+    normalize_modes(tree, check)
+
+
+def normalize_modes(tree: Path, check: CancelCheck) -> None:
+    """Make all files readable for all users and writable for the owner, independent of the umask."""
+    for path in tree.rglob("*"):
+        check()
+        if not path.is_symlink():
+            executable = path.is_dir() or path.stat().st_mode & 0o111
+            path.chmod(0o755 if executable else 0o644)
+    tree.chmod(0o755)
+
+
+def write_records(library: Path, check: CancelCheck) -> None:
+    """Rewrite each package's `RECORD` to match its files as they are now."""
+    for record in library.glob("site-packages/*.dist-info/RECORD"):
+        check()
+        with record.open(newline="") as file:
+            names = sorted(row[0] for row in csv.reader(file) if row)
+        written = io.StringIO(newline="")
+        csv.writer(written, lineterminator="\n").writerows(
+            _record_row(library / "site-packages", name)
+            for name in names
+            if (library / "site-packages" / name).exists()
+        )
+        record.write_text(written.getvalue())
+
+
+def _rewrite_shebang(script: Path, prefix: str) -> None:
+    with script.open("rb") as file:
+        if file.read(2) != b"#!":
+            return
+    content = script.read_bytes()
+    script.write_bytes(SHEBANG.sub(f"#!{prefix}/bin/python\n".encode(), content, count=1))
+
+
+def _record_row(site: Path, name: str) -> tuple[str, str, str]:
+    path = site / name
+    if path.name == "RECORD" or not path.is_file():
+        return name, "", ""
+    with path.open("rb") as file:
+        digest = base64.urlsafe_b64encode(file_digest(file, "sha256").digest()).rstrip(b"=").decode()
+    return name, f"sha256={digest}", str(path.stat().st_size)

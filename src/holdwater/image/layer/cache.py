@@ -5,8 +5,6 @@ The builders decide the content of a layer. The kernel frees the locks of a kill
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import os
 import secrets
 import shutil
@@ -15,18 +13,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import file_digest
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
 from ...core.environment import build_environment
 from ...core.image import ImageLayer, Note
 from ...core.records import Record
-from ...ledger.durable_files import make_directory
-from .thread import CancelCheck, run_in_thread, run_to_end
+from ...ledger.durable_files import make_directory, sync_directory, sync_path, write_private
+from ..file_locks import hold_if_free, hold_lock, lock_file, wait_lock
+from .program import CancelCheck, run_in_thread, run_to_end
 
-# Seconds between two attempts to get a lock: a thread that waits in the kernel could not be cancelled.
-POLL_SECONDS = 0.05
 REMOVE_SECONDS = 600.0  # seconds
 LAYER = "layer.tar.gz"
 RECORD = "layer.json"
@@ -62,9 +58,7 @@ class LayerCache:
         await self._clean_up()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         while self._held:
             os.close(self._held.popitem()[1])
         await self._clean_up()
@@ -72,13 +66,14 @@ class LayerCache:
     async def get(self, key: str, build: LayerBuilder) -> ImageLayer:
         """Return the layer of `key`: from the cache, or built now by the first process that requests it."""
         if key not in self._held:
-            lock = await _wait_lock(self._locks / f"{key}.use", fcntl.LOCK_SH)
+            lock = await wait_lock(self._locks / f"{key}.use", shared=True)
+            assert lock is not None, "there is no time limit"
             if self._held.setdefault(key, lock) != lock:
                 os.close(lock)
         layer = await self._find_layer(key)
         if layer is not None:
             return layer
-        async with _hold_exclusive(self._locks / f"{key}.build"):
+        async with hold_lock(self._locks / f"{key}.build"):
             layer = await self._find_layer(key)
             if layer is None:
                 layer = await self._build(key, build)
@@ -91,7 +86,7 @@ class LayerCache:
         lock, place = None, self._scratch
         while lock is None:
             place = self._scratch / secrets.token_hex(8)
-            lock = _try_lock(_lock_path(place), fcntl.LOCK_EX)
+            lock = lock_file(_lock_path(place))
         try:
             place.mkdir()
             yield ScratchDirectory(place, lock)
@@ -132,27 +127,28 @@ class LayerCache:
         entry = scratch / "entry"
         entry.mkdir()
         file.rename(entry / LAYER)
-        _write_synced(entry / RECORD, msgspec.json.encode(layer))
+        write_private(entry / RECORD, msgspec.json.encode(layer))
+        sync_path(entry / RECORD)
         if (self._layers / key).exists():
             (self._layers / key).rename(scratch / "damaged")
         entry.rename(self._layers / key)
-        _sync_directory(self._layers)
+        sync_directory(self._layers)
 
     async def _clean_up(self) -> None:
         """Remove leftovers of dead processes and, beyond the cap, the least recently used idle layers."""
-        async with _hold_exclusive(self.directory / "lock"):
+        async with hold_lock(self.directory / "lock"):
             await run_in_thread(self._sweep)
 
     def _sweep(self, check: CancelCheck) -> None:
         for name in {path.name.removesuffix(".lock") for path in self._scratch.iterdir()}:
             check()
-            with _BriefLock(_lock_path(self._scratch / name)) as free:
+            with hold_if_free(_lock_path(self._scratch / name)) as free:
                 if free:
                     self._discard(self._scratch / name)
         for path in self._locks.iterdir():
             if path.suffix == ".use" and (self._layers / path.stem).exists():
                 continue
-            with _BriefLock(path) as free:
+            with hold_if_free(path) as free:
                 if free:
                     path.unlink()
         self._evict()
@@ -163,7 +159,7 @@ class LayerCache:
         for entry in entries:
             if excess <= 0:
                 return
-            with _BriefLock(self._locks / f"{entry.name}.use") as free:
+            with hold_if_free(self._locks / f"{entry.name}.use") as free:
                 if free:
                     excess -= _tree_size(entry)
                     self._remove(entry)
@@ -180,60 +176,6 @@ class LayerCache:
         return not left
 
 
-class _BriefLock:
-    """Tries to hold the lock of a directory or layer for a moment; yields whether it was free."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = _try_lock(path, fcntl.LOCK_EX)
-
-    def __enter__(self) -> bool:
-        return self._lock is not None
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-
-
-@asynccontextmanager
-async def _hold_exclusive(path: Path) -> AsyncIterator[None]:
-    lock = await _wait_lock(path, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-async def _wait_lock(path: Path, how: int) -> int:
-    while True:
-        lock = _try_lock(path, how)
-        if lock is not None:
-            return lock
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _try_lock(path: Path, how: int) -> int | None:
-    """Return the lock's file descriptor, held until it is closed; None if another process holds it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-            if _is_same_file(fd, path):
-                return fd
-        except OSError as e:
-            os.close(fd)
-            if isinstance(e, BlockingIOError):
-                return None
-            raise
-        os.close(fd)  # the file was removed before it was locked
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def _lock_path(place: Path) -> Path:
     return place.with_name(place.name + ".lock")
 
@@ -241,21 +183,6 @@ def _lock_path(place: Path) -> Path:
 def _digest_layer(layer: ImageLayer) -> str:
     with Path(layer.path).open("rb") as file:
         return f"sha256:{file_digest(file, 'sha256').hexdigest()}"
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _last_used(entry: Path) -> int:

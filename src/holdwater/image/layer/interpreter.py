@@ -1,24 +1,31 @@
-"""Find and copy the running Python: its program, its standard library, its identity.
+"""Copy the running Python into a tree, with its standard library and all shared libraries that it needs.
 
-`linking.py` copies the shared libraries that it needs, down to the C library.
+The result uses no files of the base and refers to no files of this machine. Needs `patchelf`.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import ssl
+import struct
 import sys
 import sysconfig
+from collections import defaultdict
 from fnmatch import fnmatch
+from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 from ...core.errors import BadInput
 from ...core.records import Record
-from .elf import read_elf
-from .thread import CancelCheck
+from .program import CancelCheck, ProgramRunner, run_in_thread
 
+MAGIC = b"\x7fELF"
+LOAD, DYNAMIC, INTERPRETER = 1, 2, 3  # program headers
+NEEDED, STRINGS, RPATH, RUNPATH = 1, 5, 15, 29  # entries of the dynamic section
 # Directories and files of the standard library that no agent needs.
 LEFT_OUT = (
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "__pycache__"),
@@ -35,6 +42,102 @@ SITE_CUSTOMIZE = """\
 import os, site
 site.addsitedir(os.path.join(os.path.dirname(__file__), "site-packages"))
 """
+LISTING = 60.0  # seconds
+PATCHING = 600.0  # seconds
+BATCH = 200  # files for one call
+LIBRARY_LINE = re.compile(r"^\s*(\S+) => (/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+LIBC = "libc.so.6"
+# Libraries that the C library opens at run time, so that no file lists them as needed: for names of hosts and
+# users, and for the end of a thread.
+OPENED_BY_LIBC = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgcc_s.so.1")
+
+
+class ElfFile(NamedTuple):
+    """A program or a shared library."""
+
+    machine: tuple[int, int, int]  # 32 or 64 bit, byte order, processor: only files with equal values link
+    loader: str  # empty for a file that is not a program
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    dynamic: bool
+
+
+def read_elf(path: Path) -> ElfFile | None:
+    """Return the headers' content; None for a broken file, or one that is not ELF."""
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            return None
+        try:
+            return _parse_elf(file)
+        except (struct.error, UnicodeDecodeError):
+            return None
+
+
+class _ElfSegment(NamedTuple):
+    kind: int
+    offset: int
+    address: int
+    size: int
+
+
+def _parse_elf(file: BufferedReader) -> ElfFile:
+    bits, order = struct.unpack("BB", file.read(2))
+    wide, sign = bits == 2, ">" if order == 2 else "<"
+    file.seek(16)
+    header = _unpack(file, sign + ("HHIQQQIHHH" if wide else "HHIIIIIHHH"))
+    segments = _read_segments(file, header, sign, wide)
+    dynamic = next((segment for segment in segments if segment.kind == DYNAMIC), None)
+    loader = next((segment for segment in segments if segment.kind == INTERPRETER), None)
+    entries = _read_entries(file, dynamic, sign + ("qQ" if wide else "iI")) if dynamic else []
+    strings = next((value for tag, value in entries if tag == STRINGS), 0)
+
+    def text(tag: int) -> list[str]:
+        return [_read_text(file, segments, strings + value) for key, value in entries if key == tag]
+
+    return ElfFile(
+        machine=(bits, order, header[1]),
+        loader=_read_string(file, loader.offset) if loader else "",
+        needed=tuple(text(NEEDED)),
+        rpath=tuple(part for paths in text(RUNPATH) or text(RPATH) for part in paths.split(":") if part),
+        dynamic=dynamic is not None,
+    )
+
+
+def _read_segments(file: BufferedReader, header: tuple[int, ...], sign: str, wide: bool) -> list[_ElfSegment]:
+    start, size, count = header[4], header[8], header[9]
+    segments = []
+    for number in range(count):
+        file.seek(start + number * size)
+        if wide:
+            kind, _, offset, address, _, length = _unpack(file, sign + "IIQQQQ")
+        else:
+            kind, offset, address, _, length = _unpack(file, sign + "IIIII")
+        segments.append(_ElfSegment(kind, offset, address, length))
+    return segments
+
+
+def _read_entries(file: BufferedReader, dynamic: _ElfSegment, form: str) -> list[tuple[int, int]]:
+    file.seek(dynamic.offset)
+    section = file.read(dynamic.size)
+    return list(
+        struct.iter_unpack(form, section[: len(section) // struct.calcsize(form) * struct.calcsize(form)])
+    )
+
+
+def _read_text(file: BufferedReader, segments: list[_ElfSegment], address: int) -> str:
+    for segment in segments:
+        if segment.kind == LOAD and segment.address <= address < segment.address + segment.size:
+            return _read_string(file, segment.offset + address - segment.address)
+    raise struct.error("an address that is not in the file")
+
+
+def _read_string(file: BufferedReader, offset: int) -> str:
+    file.seek(offset)
+    return file.read(4096).split(b"\0", 1)[0].decode()
+
+
+def _unpack(file: BufferedReader, form: str) -> tuple[int, ...]:
+    return struct.unpack(form, file.read(struct.calcsize(form)))
 
 
 class PythonInterpreter(Record, frozen=True):
@@ -112,3 +215,101 @@ def _dangles(directory: str, name: str) -> bool:
 
 def _version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+async def link_tree(
+    programs: ProgramRunner, patchelf: str, interpreter: PythonInterpreter, tree: Path, prefix: str
+) -> None:
+    """Copy every library that `tree` needs into its `lib`, and point all of its files there."""
+    (tree / "lib").mkdir(exist_ok=True)
+    await _LibraryCollector(programs, interpreter, tree).run()
+    elves = await run_in_thread(lambda check: _find_elf_files(tree, interpreter, check))
+    groups: dict[tuple[str, ...], list[Path]] = defaultdict(list)  # bound: the tree's files
+    for path, elf in elves.items():
+        options = _patch_options(path, elf, tree, f"{prefix}/lib", interpreter.loader.name)
+        if options:
+            groups[options].append(path)
+    for options, files in sorted(groups.items()):
+        for start in range(0, len(files), BATCH):
+            await programs.run([patchelf, *options, *files[start : start + BATCH]], PATCHING)
+
+
+class _LibraryCollector:
+    """Copies the libraries that a tree's files need from this machine into the tree's `lib`."""
+
+    def __init__(self, programs: ProgramRunner, interpreter: PythonInterpreter, tree: Path) -> None:
+        self._programs = programs
+        self._interpreter = interpreter
+        self._tree = tree
+        self._present: set[str] = set()  # bound: the libraries of the tree
+
+    async def run(self) -> None:
+        loader = self._interpreter.loader
+        await self._copy_library(loader.name, loader)
+        libc = (await self._copy_libraries(self._interpreter.executable)).get(LIBC)
+        for name in OPENED_BY_LIBC:
+            if libc is not None and name not in self._present and libc.with_name(name).exists():
+                await self._copy_library(name, libc.with_name(name))
+        elves = await run_in_thread(lambda check: _find_elf_files(self._tree, self._interpreter, check))
+        for path, elf in elves.items():
+            if not self._present.issuperset(elf.needed):
+                await self._copy_libraries(self._original_path(path))
+
+    async def _copy_libraries(self, file: Path) -> dict[str, Path]:
+        """Copy the libraries that the loader finds for `file`; return all that it found.
+
+        Libraries that it does not find were missing on this machine too.
+        """
+        listed = await self._programs.run([self._interpreter.loader, "--list", file], LISTING, (0, 1, 127))
+        found = {name: Path(place) for name, place in LIBRARY_LINE.findall(listed) if "/" not in name}
+        for name, place in found.items():
+            # Compare names only: a process loads one library of a name.
+            if name not in self._present and not place.is_relative_to(self._tree):
+                await self._copy_library(name, place)
+        return found
+
+    async def _copy_library(self, name: str, place: Path) -> None:
+        copy = self._tree / "lib" / name
+        await run_in_thread(lambda check: shutil.copyfile(place, copy))
+        copy.chmod(0o755)
+        self._present.add(name)
+
+    def _original_path(self, path: Path) -> Path:
+        """Return the file's path on this machine if it is an extension of the standard library.
+
+        Its search path may be relative to that location.
+        """
+        library = self._tree / self._interpreter.folder
+        if not path.is_relative_to(library / "lib-dynload"):
+            return path
+        return self._interpreter.stdlib / path.relative_to(library)
+
+
+def _find_elf_files(tree: Path, interpreter: PythonInterpreter, check: CancelCheck) -> dict[Path, ElfFile]:
+    """Return the files that the interpreter's loader can load."""
+    own = read_elf(interpreter.executable)
+    found: dict[Path, ElfFile] = {}  # bound: the tree's files
+    for path in sorted(tree.rglob("*")):
+        check()
+        if path.is_symlink() or not path.is_file():
+            continue
+        elf = read_elf(path)
+        if elf is not None and elf.dynamic and own is not None and elf.machine == own.machine:
+            found[path] = elf
+    return found
+
+
+def _patch_options(path: Path, elf: ElfFile, tree: Path, lib: str, loader: str) -> tuple[str, ...]:
+    """Return the options of `patchelf` for a file; empty: leave it unchanged."""
+    if path in (tree / "lib" / loader, tree / "lib" / LIBC):
+        return ()  # they search for no libraries, and patching breaks them
+    options: list[str] = []
+    if Path(elf.loader).name == loader:
+        options += ["--set-interpreter", f"{lib}/{loader}"]
+    if elf.needed or elf.rpath:
+        # RPATH instead of RUNPATH: it also applies to libraries opened at run time by the C library and
+        # extensions.
+        private = elf.rpath if "site-packages" in path.parts else ()
+        own = [part for part in private if part.startswith(("$ORIGIN", "${ORIGIN}"))]
+        options += ["--force-rpath", "--set-rpath", ":".join([*own, lib])]
+    return tuple(options)

@@ -1,6 +1,6 @@
-"""Run the programs that a build needs, with their output in a bounded log.
+"""Run the programs and the blocking functions that a build needs, until its caller is cancelled.
 
-The kernel kills a program when this process dies. The builders choose the programs.
+The output of programs goes to a bounded log. The kernel kills a program when this process dies.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from ...core.errors import BadInput, ImageFailed
 from ...core.records import MiB
 from ...dialect import list_key_variables
 from ...ledger.durable_files import make_directory, open_private
 
+# The work calls it between its pieces; it raises `WorkAbandoned` once the caller is cancelled.
+CancelCheck = Callable[[], None]
+T = TypeVar("T")
 CHUNK = 64 * 1024
 KEPT_IN_LOG = 16 * MiB  # bytes of output of all programs of a build
 KEPT_OUTPUT = 1 * MiB  # bytes of one program's output that the caller gets
@@ -39,6 +45,41 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 SECRET = re.compile(rb"(?<=://)[^/@\s]+(?=@)")  # in a URL: `https://user:key@index`
+
+
+class WorkAbandoned(Exception):
+    """The caller of this work was cancelled."""
+
+
+async def run_in_thread(work: Callable[[CancelCheck], T]) -> T:
+    """Return the result of `work`. A cancellation ends the work at its next `check`, and waits for that."""
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise WorkAbandoned
+
+    with ThreadPoolExecutor(1, "layer") as thread:
+        future = asyncio.get_running_loop().run_in_executor(thread, work, check)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            stop.set()
+            await _wait_ended(future)
+
+
+async def run_to_end(work: Callable[[], T]) -> T:
+    """Run work that finishes in spite of a cancellation, such as a clean-up; return its result."""
+    return await run_in_thread(lambda check: work())
+
+
+async def _wait_ended(future: asyncio.Future[T]) -> None:
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue  # the first cancellation is already being raised
+    future.exception()  # mark it as retrieved: a cancelled caller does not retrieve it
 
 
 class ProgramRunner:

@@ -20,7 +20,7 @@ from pathlib import Path
 from ...core.errors import BadInput, ImageFailed
 from ...core.image import ImageLayer
 from ...core.records import MiB
-from .thread import CancelCheck
+from .program import CancelCheck
 
 MTIME = 315532800  # 1980: the earliest time of a zip archive
 LEVEL = 6

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from ...core.errors import BadInput, ImageFailed
@@ -26,10 +25,8 @@ from ...core.image import (
     compute_image_key,
     make_labels,
 )
-from .base import ResolvedBase, resolve_base
-from .check import find_damage
 from .client import RegistryClient, RegistryClients
-from .concurrency import run_concurrently
+from .lookup import ResolvedBase, find_damage, resolve_base, run_concurrently
 from .manifest import (
     LARGEST_CONFIG,
     AssembledImage,
@@ -90,9 +87,7 @@ class RegistryEngine:
         self._transfers = BlobTransfers(self._registries, self._note)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         del self._transfers
 
     async def foresee(self, image: ImageTarget) -> ImageForecast:
@@ -163,12 +158,8 @@ class RegistryEngine:
 
     async def _read_tag(self, place: ImageReference, tag: str) -> str:
         """Return the digest that a tag refers to; empty: the registry has no such tag."""
-        try:
-            return (await self._client(place).read_manifest(place.repository, tag)).digest
-        except RegistryRefusal as error:
-            if error.kind == "missing":
-                return ""
-            raise
+        found = await self._client(place).find_manifest(place.repository, tag)
+        return found.digest if found else ""
 
     async def _measure_cost(self, drawn: ImageDraft) -> tuple[int, int]:
         """Return the bytes to upload and to download."""

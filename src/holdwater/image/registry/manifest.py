@@ -93,10 +93,10 @@ class ImageIndex(NamedTuple):
 
 
 class EncodedManifest(NamedTuple):
-    """A manifest that is ready to be put."""
+    """A manifest as its registry stores it."""
 
     content: bytes
-    media_type: str
+    media_type: str  # of a manifest that was read: from the response; empty: not sent
     digest: str
 
 

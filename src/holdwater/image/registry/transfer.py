@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ...core.image import Note
-from .client import RegistryClients
+from .client import MountResult, RegistryClients
 from .manifest import BlobDescriptor
 from .reference import ImageReference
 from .refusal import RegistryRefusal
-from .upload import MountResult
 
 MOST_CONCURRENT = 32  # blobs in transfer
 MOST_BLOBS = 4096  # blobs with known locations

@@ -27,7 +27,7 @@ from ...core.image import (
 )
 from ...core.records import Limits
 from ...image.recipe import read_recipe
-from ...image.registry.check import check_image
+from ...image.registry.lookup import check_image
 from ...ledger.audit import audit_run as audit_ledger
 from ...ledger.directory import RunDirectory
 from ...ledger.images import read_images, require_recipe

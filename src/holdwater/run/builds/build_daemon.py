@@ -17,9 +17,9 @@ from ...docker.build import find_docker
 from ...docker.client import DockerClient, DockerError
 from ...docker.liveness import DaemonWatch
 from ...governor.resource_reading import DiskReading
-from ...image.docker.disk import DaemonDisk, find_daemon_disk, measure_disk, preflight
+from ...image.docker.daemon import DaemonDisk, DaemonLeftover, find_daemon_disk, measure_disk, preflight
 from ...image.docker.engine import BuildOptions, DockerEngine
-from ...image.docker.janitor import DaemonLeftover, Janitor
+from ...image.docker.janitor import Janitor
 from ...image.registry.lookup import RegistryLookup
 from ..setup.config import ProcessEnvironment
 

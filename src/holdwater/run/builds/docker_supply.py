@@ -29,12 +29,10 @@ from ...governor.disk_room import EASE_FACTOR, make_budget_room, make_disk_room
 from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import DiskReading
 from ...image.docker import failure_causes
-from ...image.docker.context import DockerfileContext, read_context
-from ...image.docker.disk import DaemonDisk, find_daemon_disk, measure_disk
-from ...image.docker.engine import DockerEngine
-from ...image.docker.image_build import BuildOptions
-from ...image.docker.image_retention import ImageKeeper
-from ...image.docker.image_store import DaemonImage, ImageStore
+from ...image.docker.daemon import DaemonDisk, find_daemon_disk, measure_disk
+from ...image.docker.dockerfile import DockerfileContext, read_context
+from ...image.docker.engine import BuildOptions, DockerEngine
+from ...image.docker.image_store import DaemonImage, ImageKeeper, ImageStore
 from ...image.registry.client import RegistryClients
 from ...image.registry.credentials import RegistryCredentials
 from ...image.registry.engine import RegistryEngine

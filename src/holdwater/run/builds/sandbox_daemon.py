@@ -25,7 +25,7 @@ from ...core.image import Note
 from ...core.records import Network, SandboxSpec
 from ...docker.client import DockerClient, DockerError
 from ...docker.liveness import DaemonWatch
-from ...image.docker.locks import try_lock
+from ...image.file_locks import try_lock
 from ...ledger.durable_files import make_directory, write_private
 from ...rollout.periodic_task import PeriodicTask
 from ...sandbox.docker import firewall, network

@@ -1,17 +1,20 @@
-"""Find the build-cache records that holdwater's builds made. Pure; `janitor.py` removes the records.
+"""Decide which objects on a docker daemon belong to holdwater, and which idle bases stay. Pure.
 
-A record does not name the build that made it. It shows only its creation time, its RUN command, its size and
-its parents. Each build of holdwater therefore journals a trace of these facts before it starts. A record
-counts as own only if it was created while such a build ran and matches the build's trace, or if it is a child
-or a parent of such a record. The record of a base's layer (`from local`) counts as own if it was created in
-that time and no foreign record is built from it: an image that has the layer keeps the layer.
+A build-cache record does not name the build that made it. It shows only its creation time, its RUN command,
+its size and its parents. Each build of holdwater therefore journals a trace of these facts before it starts.
+A record counts as own only if it was created while such a build ran and matches the build's trace, or if it
+is a child or a parent of such a record. The record of a base's layer (`from local`) counts as own if it was
+created in that time and no foreign record is built from it: an image that has the layer keeps the layer.
+`janitor.py` removes the objects.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
 
 import msgspec
 
@@ -24,6 +27,52 @@ SOURCE_KIND = "source.local"
 
 _COMMAND_END = "(?:-c|exec|RUN){}(?:withid.*)?$"  # how a description ends, without white space
 _FLAG = re.compile(r"^--\w[\w-]*(?:=\S*)?\s+")
+
+
+class OwnedBase(Record, frozen=True):
+    """A base image on the daemon that a run of holdwater pulled."""
+
+    reference: str  # `repository@sha256:...`
+    chain: tuple[str, ...] = ()  # a short hash for each layer together with all layers below it
+    size: int = 0  # bytes, unpacked
+    used: float = 0.0  # time of the last use, in seconds since the epoch
+    warm: bool = False  # an earlier run retained it
+
+
+def chain_of(diff_ids: Iterable[str]) -> tuple[str, ...]:
+    """Return one hash per layer, each of the layer together with all layers below it."""
+    found: list[str] = []
+    for diff_id in diff_ids:
+        below = found[-1] if found else ""
+        found.append(sha256(f"{below} {diff_id}".encode()).hexdigest()[:16])
+    return tuple(found)
+
+
+def choose_kept_bases(
+    idle: Collection[OwnedBase], busy: Iterable[OwnedBase], planned: Counter[str], cap: int
+) -> set[str]:
+    """Return the idle bases to keep: one for each chain that several planned images share, within the cap.
+
+    A busy base holds its chain already. Of two bases that hold the same chain, the smaller one stays. Bases
+    that an earlier run retained stay as far as the cap allows.
+    """
+    held = {link for base in busy for link in base.chain}
+    kept: set[str] = set()
+    worth = [(base, shared) for base in idle if (shared := _shared_links(base, planned))]
+    for base, shared in sorted(worth, key=lambda one: (-len(one[1]), one[0].size, one[0].reference)):
+        if shared[-1] not in held and base.size <= cap:
+            kept.add(base.reference)
+            held.update(base.chain)
+            cap -= base.size
+    for base in sorted(idle, key=lambda one: -one.used):
+        if base.warm and base.reference not in kept and base.size <= cap:
+            kept.add(base.reference)
+            cap -= base.size
+    return kept
+
+
+def _shared_links(base: OwnedBase, planned: Counter[str]) -> tuple[str, ...]:
+    return tuple(link for link in base.chain if planned[link] > 1)
 
 
 class BuildTrace(Record, frozen=True):
