@@ -12,7 +12,8 @@ import pytest
 from tests.directory_sandbox import Directory
 from tests.http_model import HttpModel
 
-from holdwater.agent import bash, nop, oracle
+from holdwater.agent import bash
+from holdwater.agent.baselines import nop, oracle
 from holdwater.core.errors import AgentFailed, LimitReached, ModelFailed
 from holdwater.core.records import Instance
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
@@ -122,7 +123,7 @@ async def test_a_reply_without_a_message_is_the_models_failure(tmp_path: Path) -
 
 
 async def test_the_oracle_runs_the_solution(tmp_path: Path) -> None:
-    await oracle.act(Instance(id="i", solution="echo one > x"), Directory(tmp_path), None)
+    await oracle().act(Instance(id="i", solution="echo one > x"), Directory(tmp_path), None)
 
     assert (tmp_path / "x").read_text() == "one\n"
 
@@ -132,11 +133,11 @@ async def test_an_oracle_without_a_working_solution_fails(
     tmp_path: Path, solution: str | None, kind: str
 ) -> None:
     with pytest.raises(AgentFailed) as caught:
-        await oracle.act(Instance(id="i", solution=solution), Directory(tmp_path), None)
+        await oracle().act(Instance(id="i", solution=solution), Directory(tmp_path), None)
 
     assert caught.value.kind == kind
 
 
 async def test_nop_touches_nothing(tmp_path: Path) -> None:
-    assert await nop.act(INSTANCE, Directory(tmp_path), None) is None
+    assert await nop().act(INSTANCE, Directory(tmp_path), None) is None
     assert list(tmp_path.iterdir()) == []

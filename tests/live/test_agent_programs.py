@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.agent.command import find_paths
-from holdwater.agent.programs import find_program_files
+from holdwater.agent.command import find_paths, find_program_files
 from holdwater.core.config import SandboxRoot
 from holdwater.core.errors import BadInput, SandboxFailed
 from holdwater.core.records import CommandResult, Limits, Network

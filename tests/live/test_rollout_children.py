@@ -14,7 +14,7 @@ from tests.host_harness import GROUP, LIMITS, hosting, left_of, suite, uncollect
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.agent.python import python
+from holdwater.agent.loader import python
 from holdwater.core.errors import AttemptOver
 from holdwater.core.failures import make_interrupt_failure
 from holdwater.core.records import FailureOrigin, Verdict

@@ -9,7 +9,8 @@ import pytest
 from tests.directory_sandbox import Directory, prepared
 from tests.http_model import HttpModel
 
-from holdwater.agent import bash, nop, oracle
+from holdwater.agent import bash
+from holdwater.agent.baselines import nop, oracle
 from holdwater.core.authoring import AgentFunction
 from holdwater.core.errors import GradeFailed
 from holdwater.core.records import Grade, Instance
@@ -39,14 +40,14 @@ async def all_graded(act: AgentFunction, base: Path, model: HttpModel | None = N
 
 
 async def test_the_oracle_passes_all_of_a_dozen_or_more(tmp_path: Path) -> None:
-    passed = await all_graded(oracle.act, tmp_path)
+    passed = await all_graded(oracle().act, tmp_path)
 
     assert len(passed) >= 12 and demo.suite().size == len(passed)
     assert [name for name, ok in passed.items() if not ok] == []
 
 
 async def test_doing_nothing_passes_none(tmp_path: Path) -> None:
-    assert [name for name, ok in (await all_graded(nop.act, tmp_path)).items() if ok] == []
+    assert [name for name, ok in (await all_graded(nop().act, tmp_path)).items() if ok] == []
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.agent.loader import list_agents, load, make_absolute
-from holdwater.agent.python import python
+from holdwater.agent.loader import list_agents, load, make_absolute, python
 from holdwater.core.errors import BadInput, RunFailed
 
 AGENTS = '''

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdwater.agent.predictions import index_predictions, predictions
+from holdwater.agent.baselines import index_predictions, predictions
 from holdwater.core.errors import BadInput
 from holdwater.core.records import Instance
 from holdwater.suite import loader

@@ -1,26 +1,28 @@
 """Finds an agent by the spec that the user typed: a name, `command:PROGRAM ...`, `path.py:name` and others.
 
 A preset's name may be followed by arguments for its program. A worker loads the same spec again, so only the
-spec crosses a process boundary.
+spec crosses a process boundary. The `act` of an agent in Python stays the author's own function; `rollout/`
+decides whether it runs on the event loop or in a thread.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .. import plugin
-from ..core.authoring import Agent
+from ..core.authoring import Agent, AgentFunction
 from ..core.errors import BadInput
 from ..plugin import PluginEntry
 from .attack import attack
+from .baselines import empty, gold, nop, oracle, predictions
 from .bash import bash
 from .command import command
-from .nop import nop
-from .oracle import oracle
-from .predictions import empty, gold, predictions
 from .presets import PRESETS, preset
-from .python import python
 
 __all__ = ["PluginEntry", "list_agents", "load", "make_absolute"]
 
@@ -29,6 +31,8 @@ COMMAND = "command"
 PREDICTIONS = "predictions"
 ATTACK = "attack"  # for `holdwater check --attack`; not listed, because it does no work
 OTHER_SPECS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
+# Attributes of a model; a run without a model has none of them.
+MODEL_ATTRIBUTES = frozenset(("name", "url", "sandbox_url", "key", "chat"))
 
 
 class PresetEntry(PluginEntry, frozen=True):
@@ -106,3 +110,43 @@ def _as_agent(found: object, spec: str) -> Agent:
         raise BadInput(f"not an agent: `{spec}` is of type `{type(found).__name__}`", hint=hint)
     left, _, name = spec.rpartition(":")
     return python(found, f"{Path(left).name}:{name}" if left else spec)
+
+
+def python(function: AgentFunction, name: str = "") -> Agent:
+    """Return an agent that runs `function`; by default its name is the function's qualified name."""
+    name = name or f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+    own = {"attempt": None} if takes_attempt(function) else {}
+    try:
+        inspect.signature(function).bind(None, None, None, **own)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"`{name}` must take three arguments: `(instance, sandbox, model)`",
+            "a fourth argument named `attempt` receives the attempt, which can have children",
+        ) from None
+    described = (inspect.getdoc(function) or "").partition("\n")[0]
+    return Agent(name=name, act=function, needs_model=calls_model(function), description=described)
+
+
+def takes_attempt(function: AgentFunction) -> bool:
+    """Return whether the function has a parameter `attempt`, which receives an `AttemptHandle`."""
+    try:
+        return "attempt" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def calls_model(function: AgentFunction) -> bool:
+    """Return whether the function itself uses its third argument; if it only passes it on, return False."""
+    body: Callable[..., Any] = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        model = list(inspect.signature(function).parameters)[2]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(body))))
+    except (IndexError, OSError, SyntaxError, TypeError, ValueError):
+        return False  # its source is not available
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == model
+        and node.attr in MODEL_ATTRIBUTES
+        for node in ast.walk(tree)
+    )

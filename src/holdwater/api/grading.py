@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from ..agent.predictions import index_predictions
+from ..agent.baselines import index_predictions
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..core.records import Instance

@@ -14,7 +14,7 @@ import msgspec
 
 from ..agent.loader import load as load_agent
 from ..agent.loader import make_absolute as absolute_agent
-from ..agent.python import python as python_agent
+from ..agent.loader import python as python_agent
 from ..core.authoring import Agent, AgentFunction, CriticFunction, Suite
 from ..core.config import RunConfig
 from ..core.errors import AGENT_MISSING, BadInput, RunFailed

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ..agent.loader import load
-from ..agent.python import python, takes_attempt
+from ..agent.loader import load, python, takes_attempt
 from ..core.authoring import Agent, AgentFunction, ChildResult, SessionStatus
 from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, drop_tracebacks
 from ..core.groups import make_cancel_failure

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..agent.loader import load as load_agent
-from ..agent.python import takes_attempt
+from ..agent.loader import takes_attempt
 from ..conversation.earlier_replies import EarlierReplies
 from ..core.authoring import (
     Agent,

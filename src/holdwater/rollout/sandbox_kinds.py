@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from ..agent.programs import find_program_files
+from ..agent.command import find_program_files
 from ..core.authoring import Agent
 from ..core.config import RunConfig, SandboxRoot
 from ..core.errors import BadInput

@@ -1,6 +1,7 @@
-"""Agents that answer with an existing patch: the reference's, an empty one, or one from a predictions file.
+"""Agents without a model: they do nothing, run the instance's own solution, or answer with an existing patch.
 
-They do not use the sandbox. A suite that grades patches uses their answer in place of a diff.
+An instance that `nop` passes does not measure agents. If `oracle` or `gold` fails, the suite is at fault. A
+suite that grades patches uses the answer of `gold`, `empty` and `predictions` in place of a diff.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ..core.errors import AgentFailed, BadInput
 from ..core.failures import NOT_SUBMITTED
 from ..core.records import Instance
 
+LONGEST_REASON = 1000  # characters of output quoted in a failure
+
 
 class PatchPrediction(msgspec.Struct, frozen=True):
     """A line of the file; other fields are ignored."""
@@ -32,14 +35,39 @@ class PredictionPlace(NamedTuple):
     length: int
 
 
+def nop() -> Agent:
+    async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
+        """Do nothing; without a call to the sandbox, none is created."""
+
+    described = "does nothing; an instance that it passes needs no agent"
+    return Agent(name="nop", act=act, uses_model=False, description=described)
+
+
+def oracle() -> Agent:
+    """Return the agent that runs an instance's `solution`, or the suite's own `Suite.solve`."""
+
+    async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> None:
+        if not instance.solution:
+            raise AgentFailed(
+                "the instance has no solution", hint="give it a `solution` command", kind="no-solution"
+            )
+        result = await sandbox.run(instance.solution)
+        if not result.ok:
+            reason = result.output.strip()[-LONGEST_REASON:]
+            raise AgentFailed(f"the solution ended with status {result.exit_code}: {reason}", kind="exit")
+
+    described = "runs the instance's own solution"
+    return Agent(name="oracle", act=act, uses_model=False, solves=True, description=described)
+
+
 def gold() -> Agent:
     async def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> dict[str, Any]:
         if not (patch := instance.data.get("gold_patch")):
             raise AgentFailed("the instance has no reference patch", kind="no-solution")
         return {"model_patch": patch, "model_name_or_path": "gold"}
 
-    told = "answers with the reference patch; if it fails, the suite is at fault"
-    return Agent(name="gold", act=act, uses_model=False, description=told)
+    described = "answers with the reference patch; if it fails, the suite is at fault"
+    return Agent(name="gold", act=act, uses_model=False, description=described)
 
 
 def empty() -> Agent:
@@ -60,9 +88,8 @@ def predictions(path: Path) -> Agent:
     def places() -> dict[str, PredictionPlace]:
         return index_predictions(path)
 
-    def act(
-        instance: Instance, sandbox: Sandbox, model: Model | None
-    ) -> dict[str, Any]:  # not async: runs in a thread, because it reads a file
+    # Not async: it runs in a thread, because it reads a file.
+    def act(instance: Instance, sandbox: Sandbox, model: Model | None) -> dict[str, Any]:
         if instance.id not in places():
             raise AgentFailed(
                 f"`{path.name}` has no prediction for this instance", kind=NOT_SUBMITTED, again=False
@@ -73,8 +100,10 @@ def predictions(path: Path) -> Agent:
     def check() -> None:
         places()
 
-    told = f"answers with the patches in `{path.name}`"
-    return Agent(name=f"predictions:{path.name}", act=act, uses_model=False, check=check, description=told)
+    described = f"answers with the patches in `{path.name}`"
+    return Agent(
+        name=f"predictions:{path.name}", act=act, uses_model=False, check=check, description=described
+    )
 
 
 def index_predictions(path: Path) -> dict[str, PredictionPlace]:
@@ -128,6 +157,5 @@ def _read_prediction(path: Path, place: PredictionPlace) -> PatchPrediction:
         return _PREDICTIONS.decode(file.read(place.length))
 
 
-_PREDICTIONS = msgspec.json.Decoder(
-    PatchPrediction
-)  # made at import: msgspec crashes when two threads make one at once
+# Made at import: msgspec crashes when two threads make one at once.
+_PREDICTIONS = msgspec.json.Decoder(PatchPrediction)
