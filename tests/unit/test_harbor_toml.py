@@ -9,18 +9,17 @@ from tests.harbor_tasks import task, write
 from holdwater.core.environment import fill_templates, list_required
 from holdwater.core.errors import BadInput, GradeFailed, SandboxFailed
 from holdwater.core.records import MiB, Network
-from holdwater.suite.harbor import harbor
-from holdwater.suite.harbor.records import RewardStrategy
-from holdwater.suite.harbor.rewards import (
+from holdwater.suite.harbor import digest, find_common_directory, find_tasks, harbor
+from holdwater.suite.harbor.grading import (
     combine_rewards,
     grade_of,
     parse_json_reward,
     parse_text_reward,
     short_of,
 )
+from holdwater.suite.harbor.records import RewardStrategy
 from holdwater.suite.harbor.stages import stages
 from holdwater.suite.harbor.task_file import read_task
-from holdwater.suite.harbor.tree import digest, find_common_directory, find_tasks
 from holdwater.suite.loader import load, make_absolute
 
 

@@ -5,12 +5,11 @@ Rows are decoded one at a time. `check` first validates the whole file, with 8 b
 
 from __future__ import annotations
 
-import difflib
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -19,8 +18,9 @@ from msgspec import Meta
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..core.records import GiB, Instance, LimitOverrides, MiB, Record
-from .confinement import leads_out
+from ..plugin import find_close_name
 from .grading import EXPECTED, command_grade
+from .validation import InvalidField, explain_error, is_inside, leads_out
 
 LONGEST_LINE = 64 * MiB
 BOM = b"\xef\xbb\xbf"
@@ -64,13 +64,6 @@ class SuiteRow(Record, frozen=True):
 
 
 _ROWS = msgspec.json.Decoder(SuiteRow)  # made at import: msgspec crashes when two threads make one at once
-
-
-class WrongField(ValueError):
-    """A field's value has the right type but is not valid."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"field `{field}`: {problem}")
 
 
 def jsonl(path: Path | str) -> Suite:
@@ -132,8 +125,9 @@ def _read_rows(path: Path) -> Iterator[tuple[int, Instance]]:
         try:
             instance = _make_instance(decode(line), path.parent)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            message, hint = _explain_error(error)
-            raise BadInput(f"{path.name}:{number}: {message}", hint=hint) from None
+            raise BadInput(
+                f"{path.name}:{number}: {explain_error(error)}", hint=_suggest_field(error)
+            ) from None
         yield number, instance
 
 
@@ -161,13 +155,13 @@ def _decode_line(line: bytes, place: str) -> str:
 def _make_instance(row: SuiteRow, base: Path) -> Instance:
     for field, place in (("files", "working directory"), ("tests", "tests' directory")):
         for path in getattr(row, field):
-            if not _inside(path):
-                raise WrongField(field, f"path leaves the {place}: {path[:200]!r}")
+            if not is_inside(path):
+                raise InvalidField(field, f"path leaves the {place}: {path[:200]!r}")
     directory = None if row.directory is None else base / row.directory
     if directory is not None and not directory.is_dir():
-        raise WrongField("directory", f"no such directory: `{directory}`")
+        raise InvalidField("directory", f"no such directory: `{directory}`")
     if directory is not None and leads_out(directory, base):
-        raise WrongField("directory", f"leads out of the suite's own directory: `{row.directory}`")
+        raise InvalidField("directory", f"leads out of the suite's own directory: `{row.directory}`")
     return Instance(
         id=row.id,
         instruction=row.instruction,
@@ -182,11 +176,6 @@ def _make_instance(row: SuiteRow, base: Path) -> Instance:
     )
 
 
-def _inside(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
-
-
 def _make_overrides(limits: RowLimits) -> LimitOverrides:
     given = {f: v for f in limits.__struct_fields__ if (v := getattr(limits, f)) is not None}
     return LimitOverrides(
@@ -198,7 +187,7 @@ def _parse_bytes(field: str, text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text.strip(), re.ASCII | re.IGNORECASE)
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if size < 1:
-        raise WrongField(f"limits.{field}", f"expected bytes or a size like `512MiB`, got `{text[:80]}`")
+        raise InvalidField(f"limits.{field}", f"expected bytes or a size like `512MiB`, got `{text[:80]}`")
     return size
 
 
@@ -206,43 +195,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1024, "mi": MiB, "gi": GiB, "ti": 1024 * GiB}
 
 
-def _explain_error(error: Exception) -> tuple[str, str]:
-    """Return msgspec's message in our format, ``field `limits.pids`: expected int, got str``, and a hint."""
-    if isinstance(error, RecursionError):
-        return "not valid JSON: nested too deeply", ""
-    text = str(error).removeprefix("JSON is malformed: ")
-    if not isinstance(error, msgspec.ValidationError):
-        return (f"not valid JSON: {text}" if isinstance(error, msgspec.DecodeError) else text), ""
-    what, _, place = text.partition(" - at `$")
-    path = place.rstrip("`").lstrip(".").replace("[...]", "").replace("[", ".").replace("]", "")
-    for pattern, explain in _EXPLAINERS:
-        if match := re.fullmatch(pattern, what):
-            return explain(path, match[1])
-    what = what.replace(" | null`", "`").replace("`", "")
-    what = what[:1].lower() + what[1:]
-    return (f"field `{path}`: {what}" if path else what), ""
-
-
-def _explain_missing(path: str, field: str) -> tuple[str, str]:
-    return f"field `{_join_path(path, field)}`: missing", ""
-
-
-def _explain_unknown(path: str, field: str) -> tuple[str, str]:
-    fields = (RowLimits if path else SuiteRow).__struct_fields__
-    near = difflib.get_close_matches(field, fields, n=1)
-    known = ", ".join(f"`{f}`" for f in fields)
-    return (
-        f"field `{_join_path(path, field)}`: unknown",
-        f"did you mean `{near[0]}`?" if near else f"known fields: {known}",
-    )
-
-
-def _join_path(path: str, field: str) -> str:
-    return f"{path}.{field}" if path else field
-
-
-_Explainer = Callable[[str, str], tuple[str, str]]
-_EXPLAINERS: tuple[tuple[str, _Explainer], ...] = (
-    (r"Object missing required field `(.*)`", _explain_missing),
-    (r"Object contains unknown field `(.*)`", _explain_unknown),
-)
+def _suggest_field(error: Exception) -> str:
+    """Return a hint for an unknown field of a row or of its limits; empty for any other error."""
+    match = re.match(r"Object contains unknown field `([^`]*)`( - at)?", str(error))
+    if match is None:
+        return ""
+    fields = (RowLimits if match[2] else SuiteRow).__struct_fields__
+    near = find_close_name(match[1], fields)
+    return f"did you mean `{near}`?" if near else f"known fields: {', '.join(f'`{name}`' for name in fields)}"

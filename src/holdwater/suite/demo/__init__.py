@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from ...core.authoring import Sandbox, Suite, SuiteDefaults
-from ...core.errors import GradeFailed
-from ...core.records import Grade, Instance
+from ...core.errors import BadInput, GradeFailed
+from ...core.records import Grade, Instance, Record
 from ..grading import as_grade, check_started, put_tests
-from .task import load_task, task_names
 
+TASKS = Path(__file__).parent / "tasks"
 # Python runs isolated, with the tests outside the working directory and the standard library before it, so no
 # file of the agent can replace a module of the tests. The secret word proves that the tests ran to their end:
 # the agent's code cannot print it and exit early.
@@ -27,6 +29,44 @@ if ended.wasSuccessful() and ended.testsRun:
     print(word)
 sys.exit(not ended.wasSuccessful())
 """
+
+
+class DemoTask(Record, frozen=True):
+    """One task directory of the demo."""
+
+    name: str
+    instruction: str
+    files: dict[str, str]
+    tests: dict[str, str]
+    solution: str
+    wrong: str | None  # a plausible fix that fails the tests
+
+
+@cache
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks, sorted."""
+    return tuple(sorted(path.name for path in TASKS.iterdir() if (path / "instruction.md").is_file()))
+
+
+@cache  # bounded by the number of tasks, a few KiB each
+def load_task(name: str) -> DemoTask:
+    if name not in task_names():
+        raise BadInput(f"unknown demo task: `{name}`")
+    base = TASKS / name
+    wrong = base / "wrong.sh"
+    return DemoTask(
+        name=name,
+        instruction=(base / "instruction.md").read_text(encoding="utf-8").strip(),
+        files=_read_tree(base / "files"),
+        tests=_read_tree(base / "tests"),
+        solution=(base / "solution.sh").read_text(encoding="utf-8"),
+        wrong=wrong.read_text(encoding="utf-8") if wrong.exists() else None,
+    )
+
+
+def _read_tree(base: Path) -> dict[str, str]:
+    found = sorted(path for path in base.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(base).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
 def suite() -> Suite:

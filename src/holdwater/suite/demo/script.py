@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...testing.scripted_model import ScriptedReply
-from .task import DemoTask, load_task, task_names
+from . import DemoTask, load_task, task_names
 
 FIRST_RIGHT = {"quoted-commas": 2, "split-the-bill": 2}  # the first round in which the model's fix is right
 NEVER_RIGHT = ("build-order",)

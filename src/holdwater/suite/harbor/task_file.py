@@ -1,6 +1,7 @@
 """Reads `task.toml`: an invalid value raises an error that names file and key; unknown keys are collected.
 
-Keys of older schema versions are converted to current ones. `compatibility.py` checks for missing files.
+Keys of older schema versions are converted to current ones, and numbers as Harbor does: `true` is 1, and
+`" 30 "`, `"1_000"` and `"512.0"` are numbers. `compatibility.py` checks for missing files.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 
 import msgspec
 import msgspec.inspect
+from msgspec import inspect
 
 from ...core.errors import BadInput
 from ...core.input_checks import explain_path
 from ...core.records import MiB, Record
 from ...core.sizes import parse_size
-from .numbers import coerce_numbers
+from ..validation import InvalidField, explain_error
 from .records import (
     AgentSection,
     ArtifactSection,
@@ -32,6 +34,7 @@ from .records import (
     VerifierSection,
 )
 
+WHOLE = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII)
 TASK_FILE = "task.toml"
 LARGEST_FILE = 4 * MiB
 BOOLEAN_WORDS = {
@@ -48,6 +51,38 @@ NOT_IN_A_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 
 _TOML = msgspec.inspect.type_info(TaskToml)
+
+
+def coerce_numbers(value: Any, kind: inspect.Type) -> Any:
+    """Return `value` with every field converted that is a number in `kind`."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    for one in kinds:
+        if isinstance(one, inspect.StructType) and isinstance(value, dict):
+            types = {field.encode_name: field.type for field in one.fields}
+            return {k: coerce_numbers(v, types[k]) if k in types else v for k, v in value.items()}
+        if isinstance(one, inspect.VarTupleType) and isinstance(value, list):
+            return [coerce_numbers(item, one.item_type) for item in value]
+        if isinstance(one, inspect.DictType) and isinstance(value, dict):
+            return {k: coerce_numbers(v, one.value_type) for k, v in value.items()}
+    text = any(isinstance(one, inspect.StrType) for one in kinds)
+    number = next((one for one in kinds if isinstance(one, inspect.IntType | inspect.FloatType)), None)
+    if number is None or (text and isinstance(value, str)):
+        return value
+    return _read_number(value, whole=isinstance(number, inspect.IntType))
+
+
+def _read_number(value: Any, *, whole: bool) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, str) or not value.isascii():
+        return value
+    if whole:
+        match = WHOLE.fullmatch(value.strip())
+        return int(match[1]) if match else value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 class HarborTask(Record, frozen=True):
@@ -68,13 +103,6 @@ class BadTask(Record, frozen=True):
     reason: str
 
 
-class InvalidTaskField(ValueError):
-    """A field has an invalid value."""
-
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"field `{key}`: {problem}")
-
-
 def read_task(directory: Path, place: str) -> HarborTask:
     """Read the task in `directory`, called `place` in messages; raise BadInput if it is invalid."""
     try:
@@ -85,8 +113,8 @@ def read_task(directory: Path, place: str) -> HarborTask:
         raise BadInput(f"{place}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{place}: not valid TOML: {error}") from None
-    except (msgspec.ValidationError, InvalidTaskField) as error:
-        raise BadInput(f"{place}: {_explain_error(str(error))}") from None
+    except (msgspec.ValidationError, InvalidField) as error:
+        raise BadInput(f"{place}: {explain_error(error)}") from None
     return HarborTask(str(directory), place, toml, tuple(_find_unknown(raw, toml)))
 
 
@@ -94,7 +122,7 @@ def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
-        raise InvalidTaskField("", f"larger than {LARGEST_FILE // MiB} MiB")
+        raise InvalidField("", f"larger than {LARGEST_FILE // MiB} MiB")
     return content.decode()
 
 
@@ -128,15 +156,15 @@ def _rename(environment: dict[str, Any], key: str, old: str, new: str) -> None:
     said = environment.pop(old)
     size = parse_size(said) if isinstance(said, str) else None
     if size is None or not re.search("[kmgKMG]", said):
-        raise InvalidTaskField(f"{key}.{old}", f"expected a size like `2G`, got `{said}`")
+        raise InvalidField(f"{key}.{old}", f"expected a size like `2G`, got `{said}`")
     if environment.setdefault(new, size // MiB) != size // MiB:
-        raise InvalidTaskField(f"{key}.{old}", f"`{said}` contradicts `{new}`: {environment[new]}")
+        raise InvalidField(f"{key}.{old}", f"`{said}` contradicts `{new}`: {environment[new]}")
 
 
 def _check(toml: TaskToml) -> None:
     """Check the constraints that the types do not express."""
     if toml.task is not None and ".." in toml.task.name:
-        raise InvalidTaskField("task.name", f"must not contain `..`: `{toml.task.name}`")
+        raise InvalidField("task.name", f"must not contain `..`: `{toml.task.name}`")
     _check_environment("environment", toml.environment)
     _check_phases("", toml.agent, toml.verifier)
     _check_artifacts("artifacts", toml.artifacts)
@@ -154,20 +182,20 @@ def _check_phases(above: str, agent: AgentSection, verifier: VerifierSection) ->
     key = f"{above}verifier.environment"
     _check_environment(key, verifier.environment)
     if verifier.environment_mode is VerifierMode.SHARED:
-        raise InvalidTaskField(f"{key}_mode", f"`shared`, although there is a `{key}`")
+        raise InvalidField(f"{key}_mode", f"`shared`, although there is a `{key}`")
 
 
 def _check_environment(key: str, environment: EnvironmentSection) -> None:
     if environment.cpus is not None and not math.isfinite(environment.cpus):
-        raise InvalidTaskField(f"{key}.cpus", f"expected a finite number, got {environment.cpus}")
+        raise InvalidField(f"{key}.cpus", f"expected a finite number, got {environment.cpus}")
     if environment.workdir is not None and (problem := explain_path(environment.workdir)):
-        raise InvalidTaskField(f"{key}.workdir", problem)
+        raise InvalidField(f"{key}.workdir", problem)
     _check_hosts(key, environment.network_mode, environment.allowed_hosts)
 
 
 def _check_hosts(key: str, mode: NetworkMode | None, hosts: tuple[str, ...] | None) -> None:
     if hosts and mode is not NetworkMode.ALLOWLIST:
-        raise InvalidTaskField(f"{key}.allowed_hosts", 'requires `network_mode = "allowlist"`')
+        raise InvalidField(f"{key}.allowed_hosts", 'requires `network_mode = "allowlist"`')
 
 
 def _check_step(key: str, step: StepSection, seen: set[str]) -> None:
@@ -178,10 +206,10 @@ def _check_step(key: str, step: StepSection, seen: set[str]) -> None:
         or NOT_IN_A_NAME.search(name)
         or len(name.encode()) > 255
     ):
-        raise InvalidTaskField(f"{key}.name", f"not a valid directory name: {name!r}")
+        raise InvalidField(f"{key}.name", f"not a valid directory name: {name!r}")
     folded = unicodedata.normalize("NFC", name).casefold()
     if folded in seen:
-        raise InvalidTaskField(f"{key}.name", f"duplicate step name: `{name}`")
+        raise InvalidField(f"{key}.name", f"duplicate step name: `{name}`")
     seen.add(folded)
     _check_artifacts(f"{key}.artifacts", step.artifacts)
 
@@ -190,11 +218,11 @@ def _check_artifacts(key: str, artifacts: Iterable[str | ArtifactSection]) -> No
     for n, entry in enumerate(artifacts):
         artifact = ArtifactSection(source=entry) if isinstance(entry, str) else entry
         if ".." in PurePosixPath(artifact.source).parts:
-            raise InvalidTaskField(f"{key}.{n}.source", f"must not contain `..`: `{artifact.source}`")
+            raise InvalidField(f"{key}.{n}.source", f"must not contain `..`: `{artifact.source}`")
         path = PurePosixPath(artifact.destination or "x")
         inside = not path.is_absolute() and path.parts and ".." not in path.parts and "\\" not in str(path)
         if not inside or str(path) == "manifest.json":
-            raise InvalidTaskField(
+            raise InvalidField(
                 f"{key}.{n}.destination", f"expected a relative path, got `{artifact.destination}`"
             )
 
@@ -210,15 +238,3 @@ def _find_unknown(raw: Any, known: Any, above: str = "") -> Iterator[str]:
     elif isinstance(known, tuple) and isinstance(raw, list):
         for value, record in zip(raw, known, strict=True):
             yield from _find_unknown(value, record, above)
-
-
-def _explain_error(text: str) -> str:
-    """Return msgspec's message in our format: ``field `environment.cpus`: expected float, got str``."""
-    what, _, place = text.partition(" - at `$")
-    key = place.rstrip("`").lstrip(".").replace("[...]", "").replace("[", ".").replace("]", "")
-    if match := re.fullmatch(r"Object missing required field `(.*)`", what):
-        return f"field `{key}.{match[1]}`: missing" if key else f"field `{match[1]}`: missing"
-    if not key:
-        return what.removeprefix("field ``: ")
-    what = what.replace(" | null`", "`").replace("`", "")
-    return f"field `{key}`: {what[:1].lower()}{what[1:]}"

@@ -19,8 +19,7 @@ from ...core.records import Grade, Instance
 from ...ledger.durable_files import make_directory, write_private
 from . import reference
 from .options import BenchmarkKind, SwebenchOptions
-from .patches import files_of
-from .repository import apply_patch, restore_files, summarize_output
+from .patches import apply_patch, files_of, restore_files, summarize_output
 from .script import is_test, make_evaluation, replace_tests
 
 SCRIPT = ".git/holdwater-eval.sh"

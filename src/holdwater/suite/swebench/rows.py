@@ -5,10 +5,9 @@ Unused columns are not read. `__init__.py` turns rows into instances.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from ...core.errors import BadInput
 from ...core.records import check_id
 from ..jsonl import read_lines
+from ..validation import explain_error, is_inside
 from . import reference
 from .script import has_markers
 
@@ -48,7 +48,7 @@ class SwebenchRow(msgspec.Struct, frozen=True, kw_only=True):
         check_id(self.instance_id)
         _ = self.images
         for name in self.to_grading_data()["assets"]:
-            if not inside(name):
+            if not is_inside(name):
                 raise ValueError(f"field `image_assets`: path leaves the repository: {name[:200]!r}")
         if not self.eval_script:
             reference.check_classic(self.repo, str(self.version or ""))
@@ -135,26 +135,6 @@ def parse_tests(field: str, given: str | list[str]) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"field `{field}`: expected a list of test ids, or one as JSON")
     return found
-
-
-def inside(path: str) -> bool:
-    """Return whether a path is relative and stays below its starting directory."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
-
-
-def explain_error(error: Exception) -> str:
-    """Return msgspec's message in our format: ``field `repo`: missing``."""
-    if isinstance(error, RecursionError):
-        return "not valid JSON: nested too deeply"
-    text = str(error).removeprefix("JSON is malformed: ")
-    if not isinstance(error, msgspec.ValidationError):
-        return f"not valid JSON: {text}" if isinstance(error, msgspec.DecodeError) else text
-    if match := re.fullmatch(r"Object missing required field `(.*)`.*", text):
-        return f"field `{match[1]}`: missing"
-    what, _, place = text.partition(" - at `$.")
-    told = what[:1].lower() + what[1:].replace("`", "")
-    return f"field `{place.rstrip('`')}`: {told}" if place else told
 
 
 def _read_raw(path: Path) -> Iterator[tuple[str, Callable[[], SwebenchRow]]]:
