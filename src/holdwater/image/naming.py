@@ -38,9 +38,8 @@ def base_of(instance: Instance, template: str | None, place: str) -> str:
         return fill_template(template, instance, place)
     if instance.start.image:
         return instance.start.image
-    for key in IMAGE_KEYS:
-        if isinstance(found := instance.data.get(key), str) and found:
-            return found
+    if image := _named_image(instance):
+        return image
     raise BadInput(
         f"{place} (`{instance.id[:200]}`) names no image",
         "give `bases.template`, or put the reference into the instance's `data` as `image`",
@@ -60,8 +59,7 @@ def assign_image(
     if not image and template is not None:
         image = fill_template(template, instance, place)
     if not image and instance.start.build is None:
-        told = (instance.data.get(key) for key in IMAGE_KEYS)
-        image = next((one for one in told if isinstance(one, str) and one), "")
+        image = _named_image(instance)
     return replace(instance, start=replace(instance.start, image=image)) if image else instance
 
 
@@ -100,6 +98,12 @@ def as_tag(text: str) -> str:
     if plain == text and len(plain) <= LONGEST_TAG:
         return plain
     return f"{plain[: LONGEST_TAG - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _named_image(instance: Instance) -> str:
+    """Return the image that the instance's data names; empty: none."""
+    named = (instance.data.get(key) for key in IMAGE_KEYS)
+    return next((image for image in named if isinstance(image, str) and image), "")
 
 
 def _fill_repository(template: str, instance: Instance, place: str) -> str:

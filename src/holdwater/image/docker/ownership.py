@@ -58,7 +58,7 @@ def choose_kept_bases(
     """
     held = {link for base in busy for link in base.chain}
     kept: set[str] = set()
-    worth = [(base, shared) for base in idle if (shared := _shared_links(base, planned))]
+    worth = [(base, shared) for base in idle if (shared := [x for x in base.chain if planned[x] > 1])]
     for base, shared in sorted(worth, key=lambda one: (-len(one[1]), one[0].size, one[0].reference)):
         if shared[-1] not in held and base.size <= cap:
             kept.add(base.reference)
@@ -69,10 +69,6 @@ def choose_kept_bases(
             kept.add(base.reference)
             cap -= base.size
     return kept
-
-
-def _shared_links(base: OwnedBase, planned: Counter[str]) -> tuple[str, ...]:
-    return tuple(link for link in base.chain if planned[link] > 1)
 
 
 class BuildTrace(Record, frozen=True):

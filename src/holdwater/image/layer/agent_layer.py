@@ -33,7 +33,7 @@ from .interpreter import (
     find_machine_bundle,
     link_tree,
 )
-from .program import CancelCheck, ProgramRunner, require_program, run_in_thread
+from .program import CancelCheck, ProgramRunner, run_in_thread
 from .tree import MTIME, check_prefix, identify, pack
 
 # Writes the files of `reference:/path` into a directory; returns the digest of the image.
@@ -76,13 +76,12 @@ async def prepare_agent(
             return PackagedAgent(layer=await _pack_directory(Path(source.directory), prefix, cache))
         if source.image is not None:
             return await _pack_image(source.image, prefix, cache, fetch)
-        project = Path(source.source) if source.source is not None else None
-        if project is None and source.package is None:
+        if source.source is None and source.package is None:
             raise BadInput(
                 "the agent has no files: none of `source`, `package`, `directory`, `image` is given"
             )
-        asked = PackageRequest(prefix=prefix, project=project, requirement=source.package or "")
-        return PackagedAgent(layer=await package_agent(asked, cache, log), env=make_environment(prefix))
+        env = {"SSL_CERT_FILE": f"{prefix}/{CERTIFICATES}"}
+        return PackagedAgent(layer=await _package_agent(source, cache, log), env=env)
     except OSError as e:
         raise ImageFailed(f"the agent's layer could not be made: {e}", kind="layer") from e
 
@@ -108,37 +107,37 @@ async def _pack_image(place: str, prefix: str, cache: LayerCache, fetch: FetchFi
         return PackagedAgent(layer=await _pack_directory(files, prefix, cache), origin=digest)
 
 
-class PackageRequest(Record, frozen=True):
-    """The package to build: a project's directory or a requirement, and its installation prefix."""
-
-    prefix: str
-    project: Path | None = None
-    requirement: str = ""
-
-
-async def package_agent(asked: PackageRequest, cache: LayerCache, log: Path) -> ImageLayer:
-    """Return the layer of the requested package, from the cache or newly built."""
-    patchelf = require_program("patchelf", shutil.which("patchelf"), "install `patchelf`")
-    _check_prefix(asked.prefix)
+async def _package_agent(source: AgentSource, cache: LayerCache, log: Path) -> ImageLayer:
+    """Return the layer of a project or requirement, from the cache or newly built."""
+    patchelf = shutil.which("patchelf")
+    if patchelf is None:
+        raise BadInput("program not found: `patchelf`", "install `patchelf`")
+    if not PLAIN_PATH.fullmatch(source.prefix) or len(source.prefix) > LONGEST_PREFIX:
+        hint = f"letters, digits and `._+-/`, at most {LONGEST_PREFIX} characters: `/opt/agent`, for example"
+        raise BadInput(f"invalid prefix for a Python package: `{source.prefix}`", hint)
     interpreter = find_interpreter()
     async with cache.scratch() as scratch:
         programs = ProgramRunner(log, scratch.path, keep=[scratch.lock], env=ENVIRONMENT)
         tools = [await programs.run([patchelf, "--version"], VERSION), interpreter.identity]
-        source = ""
-        if asked.project is not None:
-            asked, source = await _copy_source(
-                asked, asked.project, scratch.path / "project", cache.directory
-            )
+        project, identity = None, ""
+        if source.source is not None:
+            project = scratch.path / "project"  # a build may write to the copy
+            identity = await _copy_project(Path(source.source), project, cache.directory)
         installer = await find_installer(programs, interpreter)
-        pins = await installer.resolve(asked.project or asked.requirement, scratch.path)
-        building = _PackageBuild(asked, pins, interpreter, patchelf, log)
-        key = _make_key(asked, source, pins, [*tools, installer.name])
+        pins = await installer.resolve(project or source.package or "", scratch.path)
+        building = _PackageBuild(source.prefix, project, pins, interpreter, patchelf, log)
+        bundle = find_machine_bundle()
+        certificates = sha256(bundle.read_bytes()).hexdigest() if bundle else ""
+        tools.append(installer.name)
+        parts = [FORMAT, identity, source.package or "", pins, source.prefix, tools, certificates]
+        key = sha256(msgspec.json.encode(parts)).hexdigest()
         return await cache.get(key, lambda place: building.run(place, scratch))
 
 
-def make_environment(prefix: str) -> dict[str, str]:
-    """Return the environment variables that the layer needs."""
-    return {"SSL_CERT_FILE": f"{prefix}/{CERTIFICATES}"}
+async def _copy_project(project: Path, copy: Path, cache: Path) -> str:
+    """Copy a project; return the identity of the copy."""
+    await run_in_thread(lambda check: copy_project(project, copy, cache, check))
+    return await run_in_thread(lambda check: identify(copy, "/project", check))
 
 
 def copy_project(project: Path, into: Path, cache: Path, check: CancelCheck) -> None:
@@ -171,29 +170,27 @@ def _replace_link(path: Path, original: Path, project: Path) -> None:
         shutil.copy2(target, path)
 
 
-async def _copy_source(
-    asked: PackageRequest, project: Path, copy: Path, cache: Path
-) -> tuple[PackageRequest, str]:
-    """Return the request with a copy of the project, which a build may write to, and the copy's identity."""
-    await run_in_thread(lambda check: copy_project(project, copy, cache, check))
-    source = await run_in_thread(lambda check: identify(copy, "/project", check))
-    return msgspec.structs.replace(asked, project=copy), source
-
-
 class _PackageBuild:
     """The build of one package's layer."""
 
     def __init__(
-        self, asked: PackageRequest, pins: Pins, interpreter: PythonInterpreter, patchelf: str, log: Path
+        self,
+        prefix: str,
+        project: Path | None,
+        pins: Pins,
+        interpreter: PythonInterpreter,
+        patchelf: str,
+        log: Path,
     ) -> None:
-        self._request = asked
+        self._prefix = prefix
+        self._project = project
         self._pins = pins
         self._interpreter = interpreter
         self._patchelf = patchelf
         self._log = log
 
     async def run(self, scratch: ScratchDirectory, outer: ScratchDirectory) -> ImageLayer:
-        tree, prefix = scratch.path / "tree", self._request.prefix
+        tree, prefix = scratch.path / "tree", self._prefix
         library = tree / self._interpreter.folder
         programs = ProgramRunner(self._log, scratch.path, keep=[scratch.lock, outer.lock], env=ENVIRONMENT)
         await run_in_thread(lambda check: copy_interpreter(self._interpreter, tree, check))
@@ -208,8 +205,8 @@ class _PackageBuild:
     async def _install(self, programs: ProgramRunner, scratch: Path, tree: Path) -> None:
         installer = await find_installer(programs, self._interpreter)
         wheels = []
-        if self._request.project is not None:
-            wheels = [await installer.build_wheel(self._request.project, scratch / "wheels")]
+        if self._project is not None:
+            wheels = [await installer.build_wheel(self._project, scratch / "wheels")]
         pins = scratch / "pins.txt"
         pins.write_text("".join(f"{pin}\n" for pin in self._pins))
         await installer.install(pins, wheels, tree)
@@ -218,7 +215,7 @@ class _PackageBuild:
         bundle = tree / CERTIFICATES
         bundle.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(find_authorities(library), bundle)
-        clean_tree(tree, library, self._request.prefix, check)
+        clean_tree(tree, library, self._prefix, check)
 
     async def _compile(self, programs: ProgramRunner, tree: Path, library: Path) -> None:
         """Compile to byte code that does not check source times.
@@ -226,23 +223,10 @@ class _PackageBuild:
         One process compiles all files, since byte code depends on the files compiled before.
         """
         options = ["-qq", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash"]
-        paths = ["-s", str(tree), "-p", self._request.prefix, str(library)]
+        paths = ["-s", str(tree), "-p", self._prefix, str(library)]
         python = [str(self._interpreter.executable), "-s", "-S", "-B", "-P", "-m", "compileall"]
         # Status 1 is fine: a package may hold a `.py` file that is not valid Python, such as a template.
         await programs.run([*python, *options, *paths], COMPILING, statuses=(0, 1))
-
-
-def _make_key(asked: PackageRequest, source: str, pins: Pins, tools: list[str]) -> str:
-    bundle = find_machine_bundle()
-    certificates = sha256(bundle.read_bytes()).hexdigest() if bundle else ""
-    parts = [FORMAT, source, asked.requirement, pins, asked.prefix, tools, certificates]
-    return sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-def _check_prefix(prefix: str) -> None:
-    if not PLAIN_PATH.fullmatch(prefix) or len(prefix) > LONGEST_PREFIX:
-        hint = f"letters, digits and `._+-/`, at most {LONGEST_PREFIX} characters: `/opt/agent`, for example"
-        raise BadInput(f"invalid prefix for a Python package: `{prefix}`", hint)
 
 
 def _is_skipped(path: Path, patterns: tuple[str, ...]) -> bool:

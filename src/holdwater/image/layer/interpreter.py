@@ -5,7 +5,6 @@ The result uses no files of the base and refers to no files of this machine. Nee
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -174,7 +173,7 @@ def find_interpreter() -> PythonInterpreter:
 def copy_interpreter(interpreter: PythonInterpreter, tree: Path, check: CancelCheck) -> None:
     """Copy the program and the standard library, without files specific to this machine. Blocks."""
     (tree / "bin").mkdir(parents=True)
-    name = f"python{_version()}"
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     shutil.copyfile(interpreter.executable, tree / "bin" / name)
     (tree / "bin" / name).chmod(0o755)
     for other in ("python", "python3"):
@@ -182,9 +181,8 @@ def copy_interpreter(interpreter: PythonInterpreter, tree: Path, check: CancelCh
 
     def left_out(directory: str, names: list[str]) -> list[str]:
         check()
-        return [
-            n for n in names if any(fnmatch(n, pattern) for pattern in LEFT_OUT) or _dangles(directory, n)
-        ]
+        paths = [Path(directory, name) for name in names]  # a path that does not exist is a dangling link
+        return [p.name for p in paths if any(fnmatch(p.name, one) for one in LEFT_OUT) or not p.exists()]
 
     library = tree / interpreter.folder
     shutil.copytree(interpreter.stdlib, library, ignore=left_out, copy_function=shutil.copyfile)
@@ -207,14 +205,6 @@ def find_authorities(library: Path) -> Path:
 
 def find_machine_bundle() -> Path | None:
     return next((path for path in map(Path, BUNDLES) if path.is_file()), None)
-
-
-def _dangles(directory: str, name: str) -> bool:
-    return not os.path.exists(f"{directory}/{name}")  # noqa: PTH110
-
-
-def _version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 async def link_tree(

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ...core.errors import BadInput, ImageFailed
+from ...core.errors import ImageFailed
 from ...core.records import MiB
 from ...dialect import list_key_variables
 from ...ledger.durable_files import make_directory, open_private
@@ -149,13 +149,6 @@ class ProgramRunner:
         lines = SECRET.sub(b"***", bytes(printed[-TAIL_BYTES:])).decode(errors="replace").splitlines()[-TAIL:]
         message = "\n".join([f"`{Path(program).name}` {what}; its output is in `{self.log}`:", *lines])
         return ImageFailed(message, kind="build", again=False)
-
-
-def require_program(program: str, found: str | None, hint: str) -> str:
-    """Return the program's path; raise BadInput if it is not installed."""
-    if found is None:
-        raise BadInput(f"program not found: `{program}`", hint)
-    return found
 
 
 async def _kill_program(process: Process) -> None:

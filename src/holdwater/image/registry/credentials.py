@@ -77,7 +77,9 @@ class RegistryCredentials:
             return self._logins[registry]
 
     async def _load_login(self, registry: str) -> RegistryLogin | None:
-        config = self._load_config()
+        if self._config is None:
+            self._config = self._read_config()
+        config = self._config
         names = _HUB_NAMES if registry == DOCKER_HUB else (registry,)
         helpers = self._get_section(config, "credHelpers")
         helper = next((helpers[name] for name in names if name in helpers), config.get("credsStore"))
@@ -90,12 +92,7 @@ class RegistryCredentials:
                 return self._parse_login(key, entry)
         return None
 
-    def _load_config(self) -> dict[str, Any]:
-        if self._config is None:
-            self._config = self._parse_config()
-        return self._config
-
-    def _parse_config(self) -> dict[str, Any]:
+    def _read_config(self) -> dict[str, Any]:
         if self._path is None:
             return {}
         try:

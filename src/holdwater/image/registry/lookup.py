@@ -21,6 +21,7 @@ from .credentials import RegistryCredentials
 from .manifest import (
     LARGEST_CONFIG,
     BlobDescriptor,
+    ImageConfig,
     ImageIndex,
     ImageManifest,
     IndexEntry,
@@ -33,21 +34,6 @@ from .refusal import RegistryRefusal, unsupported_error
 MOST_BASES = 4096  # cached bases: a plan, its attempts and their retries look up the same bases
 UNPACKED_RATIO = 3.0  # of unpacked to compressed, if the blob does not show it
 LEAST_RATIO = 0.9  # a gzip size below this is modulo 4 GiB, or of the last of several members
-
-
-class _ImageRootFS(msgspec.Struct, frozen=True):
-    diff_ids: list[str] = []
-
-
-class _ImageSettings(msgspec.Struct, frozen=True):
-    Labels: dict[str, str] | None = None
-
-
-class _ImageConfig(msgspec.Struct, frozen=True):
-    """The part of an image's configuration that lookups read."""
-
-    rootfs: _ImageRootFS = _ImageRootFS()
-    config: _ImageSettings | None = None
 
 
 class RegistryLookup:
@@ -76,8 +62,9 @@ class RegistryLookup:
         manifest = parse_manifest(reference, found.content, found.media_type)
         if not isinstance(manifest, ImageManifest):
             return found.digest, ""
-        settings = (await self._read_config(client, place.repository, manifest)).config or _ImageSettings()
-        return found.digest, (settings.Labels or {}).get(KEY_LABEL, "")
+        settings = (await self._read_config(client, place.repository, manifest)).config
+        labels = settings.Labels if settings else None
+        return found.digest, (labels or {}).get(KEY_LABEL, "")
 
     async def alias(self, reference: str, tag: str) -> None:
         place = parse_reference(reference)
@@ -113,10 +100,10 @@ class RegistryLookup:
 
     async def _read_config(
         self, client: RegistryClient, repository: str, manifest: ImageManifest
-    ) -> _ImageConfig:
+    ) -> ImageConfig:
         blob = manifest.config
         content = await client.read_blob(repository, blob.digest, blob.size, LARGEST_CONFIG)
-        return msgspec.json.decode(content, type=_ImageConfig)
+        return msgspec.json.decode(content, type=ImageConfig)
 
     async def _estimate_unpacked(self, client: RegistryClient, repository: str, blob: BlobDescriptor) -> int:
         """Return an estimate of a layer's unpacked size; a gzip file ends with the size of its content."""

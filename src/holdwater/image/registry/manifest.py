@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...core.image import ConfigEdits, ImageBlueprint, ImageLayer, ImagePlatform
+from ...core.image import ConfigEdits, ImageBlueprint, ImagePlatform
 from ...core.records import MiB
 from .reference import digest_of, is_digest
-from .refusal import unsupported_error
+from .refusal import RegistryRefusal, unsupported_error
 
 MOST_LAYERS = 127
 LARGEST_CONFIG = 8 * MiB
@@ -100,8 +100,8 @@ class EncodedManifest(NamedTuple):
     digest: str
 
 
-class _BaseSettings(msgspec.Struct, frozen=True):
-    """The fields of a base's `config` that are read."""
+class _ImageSettings(msgspec.Struct, frozen=True):
+    """The fields of an image's `config` that are read."""
 
     Env: list[str] | None = None
     Labels: dict[str, str] | None = None
@@ -109,15 +109,15 @@ class _BaseSettings(msgspec.Struct, frozen=True):
     OnBuild: list[str] | None = None
 
 
-class _BaseRootFS(msgspec.Struct, frozen=True):
+class _ImageRootFS(msgspec.Struct, frozen=True):
     diff_ids: list[str]
 
 
-class _BaseConfig(msgspec.Struct, frozen=True):
-    """The fields of a base's configuration that are read; all other fields are kept unchanged."""
+class ImageConfig(msgspec.Struct, frozen=True):
+    """The fields of an image's configuration that are read; all other fields are kept unchanged."""
 
-    rootfs: _BaseRootFS
-    config: _BaseSettings | None = None
+    rootfs: _ImageRootFS
+    config: _ImageSettings | None = None
     history: list[dict[str, Any]] | None = None
     created: str | None = None
     os: str | None = None
@@ -141,7 +141,7 @@ def parse_manifest(name: str, content: bytes, media_type: str) -> ImageManifest 
         return ImageIndex(name, body, kind, tuple(_parse_entry(name, entry) for entry in entries))
     config = body.get("config")
     if not isinstance(config, dict) or config.get("mediaType") not in (DOCKER_CONFIG, OCI_CONFIG):
-        raise unsupported_error(_describe_failure(name), f"it is not an image: {_quote_value(config)}")
+        raise _unusable_error(name, f"it is not an image: {_quote_value(config)}")
     layers = _get_list(name, body, "layers")
     stored = tuple(_parse_blob(name, layer) for layer in layers if _is_stored(name, layer))
     return ImageManifest(name, body, kind, _parse_blob(name, config), stored, len(layers))
@@ -160,9 +160,7 @@ def choose_entry(index: ImageIndex, platform: ImagePlatform) -> IndexEntry:
                 return child
     there = sorted({str(child.platform) for child in index.children if child.platform.os != "unknown"})
     listed = ", ".join(f"`{one}`" for one in there) or "nothing"
-    raise unsupported_error(
-        _describe_failure(index.name), f"it has no image for `{platform}`; available: {listed}"
-    )
+    raise _unusable_error(index.name, f"it has no image for `{platform}`; available: {listed}")
 
 
 def assemble_image(
@@ -175,9 +173,7 @@ def assemble_image(
     """Return the base with the blueprint's layers, edits and labels on top, in the base's own format."""
     depth = manifest.depth + len(blueprint.layers)
     if depth > MOST_LAYERS:
-        raise unsupported_error(
-            _describe_failure(manifest.name), f"it would have {depth} layers, more than {MOST_LAYERS}"
-        )
+        raise _unusable_error(manifest.name, f"it would have {depth} layers, more than {MOST_LAYERS}")
     base = _parse_object(manifest.name, config)
     _check_base(manifest, base, platform)
     made = msgspec.json.encode(_make_config(base, blueprint, labels))
@@ -186,7 +182,8 @@ def assemble_image(
     body = {key: value for key, value in manifest.body.items() if key != "subject"}
     body["config"] = {**descriptor, "size": len(made), "digest": digest}
     kind = OCI_LAYER if manifest.media_type == OCI_MANIFEST else DOCKER_LAYER
-    body["layers"] = [*body["layers"], *(_layer_descriptor(layer, kind) for layer in blueprint.layers)]
+    layers = [{"mediaType": kind, "size": layer.size, "digest": layer.digest} for layer in blueprint.layers]
+    body["layers"] = [*body["layers"], *layers]
     return AssembledImage(_encode_manifest(body, manifest.media_type), made, digest)
 
 
@@ -247,25 +244,21 @@ def _merge_env(base: list[str], env: dict[str, str]) -> list[str]:
 
 def _check_base(manifest: ImageManifest, config: dict[str, Any], platform: ImagePlatform) -> None:
     """Raise if the base is inconsistent, is for another platform, or cannot be appended to."""
-    what = _describe_failure(manifest.name)
+    name = manifest.name
     try:
-        given = msgspec.convert(config, _BaseConfig)
+        given = msgspec.convert(config, ImageConfig)
     except msgspec.ValidationError as error:
-        raise unsupported_error(what, f"its configuration is invalid: {error}") from None
+        raise _unusable_error(name, f"its configuration is invalid: {error}") from None
     if len(given.rootfs.diff_ids) != manifest.depth:
-        raise unsupported_error(what, "its configuration and its manifest differ in the number of layers")
+        raise _unusable_error(name, "its configuration and its manifest differ in the number of layers")
     if given.config is not None and given.config.OnBuild:
         hint = "engine `docker` can build on it"
-        raise unsupported_error(what, "it has `ONBUILD` lines, which the registry engine cannot run", hint)
+        raise _unusable_error(name, "it has `ONBUILD` lines, which the registry engine cannot run", hint)
     pairs = ((given.os, platform.os), (given.architecture, platform.architecture))
     if any(one and one != asked for one, asked in pairs):
-        raise unsupported_error(
-            what, f"it is built for `{given.os}/{given.architecture}`, not for `{platform}`"
+        raise _unusable_error(
+            name, f"it is built for `{given.os}/{given.architecture}`, not for `{platform}`"
         )
-
-
-def _layer_descriptor(layer: ImageLayer, kind: str) -> dict[str, Any]:
-    return {"mediaType": kind, "size": layer.size, "digest": layer.digest}
 
 
 def _encode_manifest(body: dict[str, Any], media_type: str) -> EncodedManifest:
@@ -277,17 +270,17 @@ def _find_kind(name: str, body: dict[str, Any], media_type: str) -> str:
     """Return the media type of the content; raise if header and body disagree, as either could be used."""
     own = body.get("mediaType") or ""
     if "manifests" in body and ("layers" in body or "config" in body):
-        raise unsupported_error(_describe_failure(name), "it is an index and an image at once")
+        raise _unusable_error(name, "it is an index and an image at once")
     if media_type in MANIFEST_TYPES and own and own != media_type:
-        raise unsupported_error(
-            _describe_failure(name),
+        raise _unusable_error(
+            name,
             f"its media type is `{media_type}` in the response, but {_quote_value(own)} in its body",
         )
     kind = media_type if media_type in MANIFEST_TYPES else own
     if not kind and body.get("schemaVersion") == 2:
         kind = OCI_INDEX if "manifests" in body else OCI_MANIFEST
     if kind not in MANIFEST_TYPES:
-        raise unsupported_error(_describe_failure(name), f"unknown format: {_quote_value(own or media_type)}")
+        raise _unusable_error(name, f"unknown format: {_quote_value(own or media_type)}")
     return kind
 
 
@@ -298,21 +291,19 @@ def _is_stored(name: str, layer: Any) -> bool:
     if kind in _FOREIGN:
         return False
     why = "it has an encrypted layer" if "encrypted" in str(kind) else "it has a layer in an unknown format"
-    raise unsupported_error(_describe_failure(name), f"{why}: {_quote_value(kind)}")
+    raise _unusable_error(name, f"{why}: {_quote_value(kind)}")
 
 
 def _parse_blob(name: str, descriptor: dict[str, Any]) -> BlobDescriptor:
     digest, size = descriptor.get("digest"), descriptor.get("size")
     if not isinstance(digest, str) or not is_digest(digest) or type(size) is not int or size < 0:
-        raise unsupported_error(
-            _describe_failure(name), f"a blob has an invalid digest or size: {_quote_value(digest)}"
-        )
+        raise _unusable_error(name, f"a blob has an invalid digest or size: {_quote_value(digest)}")
     return BlobDescriptor(digest, size)
 
 
 def _parse_entry(name: str, entry: Any) -> IndexEntry:
     if not isinstance(entry, dict):
-        raise unsupported_error(_describe_failure(name), "it has an entry that is not an object")
+        raise _unusable_error(name, "it has an entry that is not an object")
     given = entry.get("platform")
     given = given if isinstance(given, dict) else {}
     parts = [str(given.get(key) or "") for key in ("os", "architecture", "variant")]
@@ -325,19 +316,19 @@ def _parse_object(name: str, content: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise unsupported_error(_describe_failure(name), "it is not a JSON object")
+        raise _unusable_error(name, "it is not a JSON object")
     return body
 
 
 def _get_list(name: str, body: dict[str, Any], key: str) -> list[Any]:
     value = body.get(key)
     if not isinstance(value, list):
-        raise unsupported_error(_describe_failure(name), f"it has no `{key}`")
+        raise _unusable_error(name, f"it has no `{key}`")
     return value
 
 
-def _describe_failure(name: str) -> str:
-    return f"`{name}` cannot be appended to"
+def _unusable_error(name: str, why: str, hint: str = "") -> RegistryRefusal:
+    return unsupported_error(f"`{name}` cannot be appended to", why, hint)
 
 
 def _quote_value(value: Any) -> str:

@@ -103,8 +103,8 @@ async def _feed_socket(flow: BlobStream, into: socket.socket) -> None:
         pass  # the thread has failed; its own error is raised
 
 
-class DirectoryMeta(NamedTuple):
-    """Metadata that a directory gets after its content is complete."""
+class EntryMetadata(NamedTuple):
+    """The metadata of an entry; a directory gets it after its content is complete."""
 
     mode: int
     mtime: float
@@ -125,7 +125,7 @@ class UnpackedTree:
         self._single = False  # the path is a file
         # links or files that replace directories of the path; bound: the path's parts
         self._hidden: dict[PathParts, str] = {}
-        self._directories: dict[PathParts, DirectoryMeta] = {}  # bound: the directories below the path
+        self._directories: dict[PathParts, EntryMetadata] = {}  # bound: the directories below the path
         # entries of this layer and their parents; bound: the layer's members
         self._fresh: set[PathParts] = set()
         self._is_root = os.geteuid() == 0
@@ -153,9 +153,9 @@ class UnpackedTree:
         if not self._found:
             raise self._missing_error()
         for parts, meta in sorted(self._directories.items(), key=lambda one: len(one[0]), reverse=True):
-            place = self._place(parts)
+            place = self._into.joinpath(*parts)
             if place.is_dir() and not place.is_symlink():
-                self._finish_directory(place, meta)
+                self._set_metadata(place, meta)
 
     def _apply_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = self._split_path(member.name)
@@ -199,10 +199,12 @@ class UnpackedTree:
 
     def _make_entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parts: PathParts) -> None:
         place = self._make_parents(parts)
+        metadata = EntryMetadata(member.mode & 0o7777, member.mtime, (member.uid, member.gid))
         if member.isdir():
-            self._make_directory(place)
-            owner = member.uid, member.gid
-            self._directories[parts] = DirectoryMeta(member.mode & 0o7777, member.mtime, owner)
+            if place.is_symlink() or not place.is_dir():
+                self._unlink(place)
+                place.mkdir()
+            self._directories[parts] = metadata
             return
         self._unlink(place)
         if member.issym():
@@ -214,7 +216,7 @@ class UnpackedTree:
             self._write(archive, member, place)
         else:
             self._make_special(member, place)
-        self._set_metadata(place, member)
+        self._set_metadata(place, metadata)
 
     def _make_parents(self, parts: PathParts) -> Path:
         """Create the directories above a member; return the member's place. Links are refused."""
@@ -226,11 +228,6 @@ class UnpackedTree:
             place.mkdir(exist_ok=True)
         return place / parts[-1] if parts else place
 
-    def _make_directory(self, place: Path) -> None:
-        if place.is_symlink() or not place.is_dir():
-            self._unlink(place)
-            place.mkdir()
-
     def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
         content = archive.extractfile(member)
         assert content is not None
@@ -241,14 +238,10 @@ class UnpackedTree:
         parts = self._split_path(member.linkname)
         inside = parts[len(self._prefix) :]
         if parts[: len(self._prefix)] != self._prefix or not inside:
-            raise unsupported_error(
-                self._what, f"{_quote_name(member.name)} is a hard link to a file outside of the path"
-            )
+            raise self._entry_error(member.name, "is a hard link to a file outside of the path")
         other = self._make_parents(inside)
         if not os.path.lexists(other):
-            raise unsupported_error(
-                self._what, f"{_quote_name(member.name)} is a hard link to a file that does not exist"
-            )
+            raise self._entry_error(member.name, "is a hard link to a file that does not exist")
         os.link(other, place, follow_symlinks=False)
 
     def _make_special(self, member: tarfile.TarInfo, place: Path) -> None:
@@ -258,22 +251,14 @@ class UnpackedTree:
             kind = stat.S_IFCHR if member.ischr() else stat.S_IFBLK
             os.mknod(place, kind | 0o600, os.makedev(member.devmajor, member.devminor))
         else:
-            raise unsupported_error(
-                self._what, f"{_quote_name(member.name)} is a device, or of an unknown kind"
-            )
+            raise self._entry_error(member.name, "is a device, or of an unknown kind")
 
-    def _set_metadata(self, place: Path, member: tarfile.TarInfo) -> None:
+    def _set_metadata(self, place: Path, metadata: EntryMetadata) -> None:
         if self._is_root:
-            os.lchown(place, member.uid, member.gid)
-        if not member.issym():
-            place.chmod(member.mode & 0o7777)
-        os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
-
-    def _finish_directory(self, place: Path, meta: DirectoryMeta) -> None:
-        if self._is_root:
-            os.lchown(place, *meta.owner)
-        place.chmod(meta.mode)
-        os.utime(place, (meta.mtime, meta.mtime))
+            os.lchown(place, *metadata.owner)
+        if not place.is_symlink():
+            place.chmod(metadata.mode)
+        os.utime(place, (metadata.mtime, metadata.mtime), follow_symlinks=False)
 
     def _remove(self, parts: PathParts) -> None:
         """Apply a whiteout: remove the entry of lower layers."""
@@ -317,9 +302,6 @@ class UnpackedTree:
         elif os.path.lexists(place):
             place.unlink()
 
-    def _place(self, parts: PathParts) -> Path:
-        return self._into.joinpath(*parts)
-
     def _split_path(self, name: str) -> PathParts:
         parts = tuple(part for part in name.split("/") if part not in ("", "."))
         if ".." in parts:
@@ -327,15 +309,16 @@ class UnpackedTree:
         return parts
 
     def _escape_error(self, name: str, how: str) -> ImageFailed:
-        return unsupported_error(self._what, f"{_quote_name(name)} would leave the directory {how}")
+        return self._entry_error(name, f"would leave the directory {how}")
+
+    def _entry_error(self, name: str, why: str, hint: str = "") -> ImageFailed:
+        return unsupported_error(self._what, f"`{sanitize_line(name)}` {why}", hint)
 
     def _missing_error(self) -> ImageFailed:
         for parts, link in self._hidden.items():
             if link:
-                name = "/" + "/".join(parts)
-                return unsupported_error(
-                    self._what, f"{_quote_name(name)} is a link to {_quote_name(link)}", "use its target"
-                )
+                target = f"`{sanitize_line(link)}`"
+                return self._entry_error(f"/{'/'.join(parts)}", f"is a link to {target}", "use its target")
         return ImageFailed(f"{self._what}: there is no such path", kind="missing", again=False)
 
 
@@ -347,7 +330,3 @@ def _open_tar(raw: BufferedReader) -> BinaryIO:
     if head.startswith(_ZSTD):
         return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
     return cast(BinaryIO, raw)
-
-
-def _quote_name(name: str) -> str:
-    return f"`{sanitize_line(name)}`"

@@ -58,7 +58,8 @@ def parse_reference(text: str) -> ImageReference:
     repository, colon, tag = path.partition(":")
     if colon and not is_tag(tag):
         raise _reference_error(text, f"{_escape_text(tag)} is not a tag")
-    _check_host(text, registry)
+    if not _HOST.fullmatch(registry):
+        raise _reference_error(text, f"{_escape_text(registry)} is not the name of a registry")
     _check_path(text, repository)
     if registry == DOCKER_HUB and "/" not in repository:
         repository = f"library/{repository}"
@@ -111,11 +112,6 @@ def _split_registry(text: str) -> tuple[str, str]:
     if slash and (first == "localhost" or "." in first or ":" in first or first != first.lower()):
         return (DOCKER_HUB if first == f"index.{DOCKER_HUB}" else first), rest
     return DOCKER_HUB, text
-
-
-def _check_host(text: str, host: str) -> None:
-    if not _HOST.fullmatch(host):
-        raise _reference_error(text, f"{_escape_text(host)} is not the name of a registry")
 
 
 def _check_path(text: str, path: str) -> None:

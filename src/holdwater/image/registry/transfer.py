@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Hashable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from ...core.image import Note
 from .client import MountResult, RegistryClients
@@ -43,7 +43,8 @@ class BlobTransfers:
         self._known = BlobLocations()
         self._counted: OrderedDict[Hashable, None] = OrderedDict()  # bound: MOST_COUNTED, the latest
         self._refusing: set[str] = set()  # registries that refused a mount; bound: the recipe's
-        self._locks = KeyedLocks()
+        # one lock for each blob in transfer: the next holder sees the result of the one before
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(MOST_CONCURRENT)
 
     async def bring(
@@ -52,7 +53,7 @@ class BlobTransfers:
         """Make sure that the repository `target` has the blob."""
         if self._known.has(target, blob.digest):
             return
-        async with self._locks.hold_key((target, blob.digest)):
+        async with self._locks.setdefault((target, blob.digest), asyncio.Lock()):
             if not self._known.has(target, blob.digest):
                 async with self._slots:
                     await self._transfer(blob, target, source, account)
@@ -63,7 +64,7 @@ class BlobTransfers:
         mountable = self._find_origin(blob.digest, target, source) and target.registry not in self._refusing
         if mountable or self._known.has(target, blob.digest):
             return 0
-        async with self._locks.hold_key((target, blob.digest)):
+        async with self._locks.setdefault((target, blob.digest), asyncio.Lock()):
             if (target, blob.digest) in self._counted:
                 return 0
             async with self._slots:
@@ -158,24 +159,3 @@ class BlobLocations:
         places = self._places.get((where.registry, digest))
         if places is not None:
             places.pop(where.repository, None)
-
-
-class KeyedLocks:
-    """One lock for each key; the next holder sees the result of the one before."""
-
-    def __init__(self) -> None:
-        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}  # bound: current holders and waiters
-
-    @asynccontextmanager
-    async def hold_key(self, key: Hashable) -> AsyncIterator[None]:
-        lock, line = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, line + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, line = self._locks[key]
-            if line > 1:
-                self._locks[key] = lock, line - 1
-            else:
-                del self._locks[key]
