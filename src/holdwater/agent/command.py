@@ -33,13 +33,8 @@ MISSING = "missing"  # failure kind of a sandbox that checks for the program fir
 Part = tuple[str, str | None]  # literal text, and the placeholder that follows it
 LONGEST_FIRST_LINE = 4096  # bytes of a script that are searched for its interpreter
 MOST_LINKS = 40  # maximum number of links in one path, as in the kernel
-PREFIX_PARTS = (
-    "bin",
-    "lib",
-    "lib64",
-    "libexec",
-    "pyvenv.cfg",
-)  # shown of a prefix that may hold more than programs
+# Shown of a prefix that may hold more than programs.
+PREFIX_PARTS = ("bin", "lib", "lib64", "libexec", "pyvenv.cfg")
 
 
 def command(template: str) -> Agent:
@@ -89,7 +84,8 @@ def find_paths(program: str, *words: str) -> tuple[str, ...]:
 def _is_relative_file(word: list[Part]) -> bool:
     """Return whether a word names a file in the current directory, which is not the sandbox's."""
     name = word[0][0]
-    return all(placeholder is None for _, placeholder in word) and not name.startswith("/") and _is_file(name)
+    literal = all(placeholder is None for _, placeholder in word)
+    return literal and not name.startswith("/") and _exists(name) and Path(name).is_file()
 
 
 def _describe_relative(name: str) -> str:
@@ -112,10 +108,6 @@ def _exists(path: str) -> bool:
         return Path(path).exists()
     except (OSError, ValueError):  # too long, or contains NUL: not a valid path
         return False
-
-
-def _is_file(path: str) -> bool:
-    return _exists(path) and Path(path).is_file()
 
 
 async def run_program(
@@ -189,12 +181,8 @@ def _parse_word(word: str) -> list[Part]:
     for _, name, form, conversion in parsed:
         if name is not None and (name not in PLACEHOLDERS or form or conversion):
             raise BadInput(f"unknown placeholder in the agent's command: `{word}`", hint=hint)
-    return _merge_parts([(literal, name) for literal, name, _, _ in parsed])
-
-
-def _merge_parts(parts: list[Part]) -> list[Part]:
-    """Join the parts of a word without placeholders: `Formatter.parse` splits it at escaped braces."""
-    if all(name is None for _, name in parts):
+    parts = [(literal, name) for literal, name, _, _ in parsed]
+    if all(name is None for _, name in parts):  # `Formatter.parse` splits such a word at escaped braces
         return [("".join(literal for literal, _ in parts), None)]
     return parts
 

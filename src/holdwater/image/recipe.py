@@ -108,11 +108,8 @@ class _RecipeReader:
         file = self._convert()
         agent, build = file.agent, file.build
         self._check_bases(file.bases)
-        for field, template in (
-            ("target.repository", file.target.repository),
-            ("target.alias", file.target.alias),
-        ):
-            self._check_template(field, template)
+        self._check_template("target.repository", file.target.repository)
+        self._check_template("target.alias", file.target.alias)
         return ImageRecipe(
             path=str(self._path.absolute()),
             repository=file.target.repository,

@@ -24,6 +24,7 @@ OTHER_SPECS = (
     "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks"
 )
 
+FUNCTIONS = ("instances", "grade", "setup", "check", "image", "patch", "step", "solve", "group", "needs")
 BUILT_IN: dict[str, Callable[[], Suite]] = {"demo": demo.suite}
 
 
@@ -69,18 +70,7 @@ def check_suite(suite: Suite, place: str) -> Suite:
     """Return `suite` if it can be run; raise BadInput for mistakes that would otherwise appear in mid-run."""
     if not isinstance(suite.name, str) or not suite.name:
         raise BadInput(f"`{place}`: `name` must be a non-empty string")
-    for field in (
-        "instances",
-        "grade",
-        "setup",
-        "check",
-        "image",
-        "patch",
-        "step",
-        "solve",
-        "group",
-        "needs",
-    ):
+    for field in FUNCTIONS:
         value = getattr(suite, field)
         if not callable(value) and (value is not None or field == "instances"):
             hint = f"give the function itself, without calling it: `{field}={field}`"
@@ -112,11 +102,7 @@ def _as_suite(found: object, spec: str) -> Suite:
         found = plugin.call_guarded(found, f"`{spec}`")
     if not isinstance(found, Suite):
         raise BadInput(
-            f"not a suite: `{spec}` is {_describe_type(found)}",
+            f"not a suite: `{spec}` is {'None' if found is None else f'of type `{type(found).__name__}`'}",
             hint="it must be a `holdwater.Suite`, or return one",
         )
     return check_suite(found, spec)
-
-
-def _describe_type(found: object) -> str:
-    return "None" if found is None else f"of type `{type(found).__name__}`"

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 SCOPED = frozenset(
     {
@@ -65,11 +64,9 @@ def _find_leaks(objects: Counter[str], threads: set[threading.Thread], files: Co
 
 def count_objects() -> Counter[str]:
     """Return the number of live objects by scoped class."""
-    return Counter(name for thing in gc.get_objects() if (name := _qualify_name(type(thing))) in SCOPED)
-
-
-def _qualify_name(kind: type[Any]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    kinds = (type(thing) for thing in gc.get_objects())
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    return Counter(name for name in names if name in SCOPED)
 
 
 def _count_open_files() -> Counter[str]:

@@ -110,7 +110,8 @@ def make_turns(count: int, size: int, seed: int = 0, command: str | None = None)
 
     With `command`, every turn but the last one calls the tool `bash` with it.
     """
-    noise = _make_noise(size + 64 * count, seed)
+    letters = string.ascii_letters + string.digits + "     \n"
+    noise = "".join(random.Random(seed).choices(letters, k=size + 64 * count))
 
     def reply(headers: Mapping[str, str], body: bytes) -> ScriptedReply:
         last = body.rfind(b'"turn ')  # searched from the end, so that a long history costs nothing
@@ -120,10 +121,6 @@ def make_turns(count: int, size: int, seed: int = 0, command: str | None = None)
         return ScriptedReply(text=text, tool_calls=calls)
 
     return reply
-
-
-def _make_noise(size: int, seed: int) -> str:
-    return "".join(random.Random(seed).choices(string.ascii_letters + string.digits + "     \n", k=size))
 
 
 async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResponse:
@@ -155,8 +152,11 @@ async def _send_reply(
     wire = WIRES.get(dialect.name) or ConvertedWire(dialect)
     if reply.delay:
         await asyncio.sleep(reply.delay)
-    if reply.fault in (ReplyFault.STALL, ReplyFault.RESET):
-        return await _say_nothing(reply.fault, request)
+    if reply.fault is ReplyFault.STALL:
+        await asyncio.Event().wait()
+    if reply.fault is ReplyFault.RESET:
+        _abort(request)
+        return web.Response()
     if reply.body is not None:
         return web.Response(status=reply.status, headers=reply.headers, body=reply.body)
     if reply.status != 200:
@@ -172,13 +172,6 @@ async def _send_reply(
 def _make_error(wire: DialectWire, status: int, message: str, headers: Mapping[str, str]) -> web.Response:
     body = msgspec.json.encode(wire.render_error(status, message))
     return web.Response(status=status, headers=headers, body=body, content_type="application/json")
-
-
-async def _say_nothing(fault: ReplyFault, request: web.BaseRequest) -> web.Response:
-    if fault is ReplyFault.STALL:
-        await asyncio.Event().wait()
-    _abort(request)
-    return web.Response()
 
 
 def _abort(request: web.BaseRequest) -> None:

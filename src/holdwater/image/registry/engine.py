@@ -55,11 +55,8 @@ class ImageDraft(NamedTuple):
 
     @property
     def how(self) -> ImageOutcome:
-        return (
-            ImageOutcome.PRESENT
-            if self.current_digest == self.top.digest and not self.damage
-            else ImageOutcome.MADE
-        )
+        present = self.current_digest == self.top.digest and not self.damage
+        return ImageOutcome.PRESENT if present else ImageOutcome.MADE
 
     @property
     def replaces(self) -> str:
@@ -94,9 +91,8 @@ class RegistryEngine:
         """Return a forecast of `make`. Sizes are those of blobs."""
         with _prefix_errors(image):
             drawn = await self._draft_image(image)
-            upload, download = (
-                (0, 0) if drawn.how is ImageOutcome.PRESENT else await self._measure_cost(drawn)
-            )
+            present = drawn.how is ImageOutcome.PRESENT
+            upload, download = (0, 0) if present else await self._measure_cost(drawn)
         return ImageForecast(
             name=image.name,
             base=image.base,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -82,7 +82,9 @@ async def hand_over(
         await sandbox.put(kept / artifact.destination, artifact.source)
         links = [one for one in artifact.left_out if one.link is not None]
         for at in range(0, len(links), AT_ONCE):
-            words = [word for one in links[at : at + AT_ONCE] for word in _link_words(one, artifact.source)]
+            words = []
+            for one in links[at : at + AT_ONCE]:
+                words += [one.link or "", f"{artifact.source.rstrip('/')}/{one.path}"]
             await _run(["sh", "-c", LINKS, "sh", *words], sandbox, user)
 
 
@@ -133,11 +135,6 @@ def _is_absent(error: SandboxFailed | OSError) -> bool:
     if isinstance(error, SandboxFailed):
         return error.kind == "path"
     return isinstance(error, FileNotFoundError | NotADirectoryError)
-
-
-def _link_words(one: SkippedEntry, source: str) -> Iterator[str]:
-    yield one.link or ""
-    yield f"{source.rstrip('/')}/{one.path}"
 
 
 async def _run(words: list[str], sandbox: GradingSandbox, user: str | None) -> None:

@@ -164,17 +164,13 @@ def _separate_verifier(
     for verifier, directory in levels:
         image = verifier.environment.docker_image if verifier.environment else None
         if image is not None or (directory / "Dockerfile").is_file():
-            return _with_image(given, image), directory, True
-    return _with_image(given, task.toml.environment.docker_image), agents, False
+            return msgspec.structs.replace(given, docker_image=image), directory, True
+    image = task.toml.environment.docker_image
+    return msgspec.structs.replace(given, docker_image=image), agents, False
 
 
 def _verifier_mode(verifier: VerifierSection) -> VerifierMode | None:
     return verifier.environment_mode or (VerifierMode.SEPARATE if verifier.environment is not None else None)
-
-
-def _with_image(environment: EnvironmentSection, image: str | None) -> EnvironmentSection:
-    fields = {name: getattr(environment, name) for name in environment.__struct_fields__}
-    return EnvironmentSection(**{**fields, "docker_image": image})
 
 
 def _make_spec(

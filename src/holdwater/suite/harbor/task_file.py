@@ -37,16 +37,7 @@ from .records import (
 WHOLE = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII)
 TASK_FILE = "task.toml"
 LARGEST_FILE = 4 * MiB
-BOOLEAN_WORDS = {
-    "yes": True,
-    "y": True,
-    "t": True,
-    "on": True,
-    "no": False,
-    "n": False,
-    "f": False,
-    "off": False,
-}
+BOOLEAN_WORDS = dict.fromkeys(("yes", "y", "t", "on"), True) | dict.fromkeys(("no", "n", "f", "off"), False)
 NOT_IN_A_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 

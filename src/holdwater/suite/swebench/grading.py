@@ -141,7 +141,8 @@ class PatchGrader:
             if not source.is_file():
                 raise GradeFailed(f"no such file for the tests: `{source}`", kind="assets", again=False)
             await sandbox.put(source, f"{ASSET}-{number}")
-            copies.append(_copy_command(f"{sandbox.workdir}/{ASSET}-{number}", name))
+            copy = quote(f"{sandbox.workdir}/{ASSET}-{number}")
+            copies.append(f'mkdir -p "$(dirname {quote(name)})" && cp {copy} {quote(name)}')
         return copies
 
 
@@ -197,10 +198,6 @@ async def _read(path: str, sandbox: GradingSandbox) -> str:
         return (await sandbox.read(path)).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _copy_command(source: str, name: str) -> str:
-    return f'mkdir -p "$(dirname {quote(name)})" && cp {quote(source)} {quote(name)}'
 
 
 def _is_cut(log: Path) -> bool:

@@ -106,7 +106,7 @@ def filter_statuses(found: Statuses, failures: set[str], report: str | None) -> 
     except ElementTree.ParseError:
         return {}, "pytest wrote no report: it did not run to its end"
     failed = {
-        _name_case(case)
+        f"{case.get('classname', '')}.{case.get('name', '')}"
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     }
@@ -119,7 +119,9 @@ def filter_statuses(found: Statuses, failures: set[str], report: str | None) -> 
 
 def _failures_by_line(row: dict[str, Any], region: str, spec: Any) -> set[str]:
     """Return the tests that any single line reports as failed, even if a later line says otherwise."""
-    parse = _parsers()[row["log_parser"]] if row["log_parser"] else _parser_of(row["repo"])
+    module = importlib.import_module("swebench.harness.log_parsers")
+    parser = row["log_parser"]
+    parse = _parsers()[parser] if parser else module.MAP_REPO_TO_PARSER[row["repo"]]
     failed: set[str] = set()
     for line in filter(BAD.search, set(region.split("\n"))):
         try:
@@ -172,16 +174,8 @@ def _parsers() -> dict[str, Any]:
     return {parse.__name__: parse for parse in module.MAP_REPO_TO_PARSER.values()}
 
 
-def _parser_of(repo: str) -> Any:
-    return importlib.import_module("swebench.harness.log_parsers").MAP_REPO_TO_PARSER[repo]
-
-
 def _is_newer() -> bool:
     return int(metadata.version("swebench").partition(".")[0]) >= 5
-
-
-def _name_case(case: ElementTree.Element) -> str:
-    return f"{case.get('classname', '')}.{case.get('name', '')}"
 
 
 def _to_case_name(name: str) -> str:
