@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from ..core.errors import HoldwaterError
 
@@ -25,6 +27,12 @@ def open_atomic_file(path: Path) -> Iterator[BinaryIO]:
             new.unlink(missing_ok=True)
     except OSError as error:
         raise HoldwaterError(f"cannot write `{path}`: {error.strerror}") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a document as readable JSON."""
+    with open_atomic_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
 @contextmanager

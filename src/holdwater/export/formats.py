@@ -7,15 +7,16 @@ write one format each; tables for the terminal are in the CLI.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import asdict
 
 from ..core.errors import BadInput
 from ..core.exchange import Exchange
-from ..core.records import ModelUsage, PhaseTimes, Record, Verdict
+from ..core.records import ModelUsage, PhaseTimes, Verdict
 from ..core.summary import PassRate
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.blobs import BlobStore, resolve_references
@@ -24,7 +25,7 @@ from ..ledger.exchanges import read_exchanges
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, OutcomeRow
 from .atif import write_trajectories
-from .atomic_output import open_atomic_file
+from .atomic_output import open_atomic_file, write_json
 from .harbor import write_job
 from .openai import write_conversations
 from .openhands import write_openhands
@@ -75,8 +76,7 @@ def export_run(
 def _write_swebench(reader: LedgerReader, into: Path, omitted: ExportOmissions) -> None:
     with open_atomic_file(into / "predictions.jsonl") as predictions:
         _write_predictions(reader, predictions, omitted)
-    with open_atomic_file(into / "report.json") as file:
-        file.write(msgspec.json.format(_json(make_swebench_report(reader))) + b"\n")
+    write_json(into / "report.json", make_swebench_report(reader))
 
 
 def _write_predictions(reader: LedgerReader, out: BinaryIO, omitted: ExportOmissions) -> None:
@@ -112,20 +112,11 @@ def _write_rows(reader: LedgerReader, what: str, format: str, out: BinaryIO) -> 
     rows, columns = {
         "outcomes": (map(_make_outcome_row, reader.outcomes()), OUTCOME_COLUMNS),
         "attempts": (attempts, ATTEMPT_COLUMNS),
-        "pass-at-k": (map(_to_fields, reader.pass_rates()), PassRate.__struct_fields__),
+        "pass-at-k": (map(asdict, reader.pass_rates()), PassRate.__struct_fields__),
     }[what]
-    if format == "csv":
-        _write_csv(rows, columns, out)
-    else:
-        _write_lines(rows, out)
-
-
-def _write_lines(rows: Iterator[dict[str, Any]], out: BinaryIO) -> None:
-    for row in rows:
-        out.write(_json(row) + b"\n")
-
-
-def _write_csv(rows: Iterator[dict[str, Any]], columns: tuple[str, ...], out: BinaryIO) -> None:
+    if format != "csv":
+        out.writelines(_json(row) + b"\n" for row in rows)
+        return
     writer = csv.writer(_Utf8Writer(out))
     writer.writerow(columns)
     for row in rows:
@@ -175,18 +166,18 @@ def _render_line(raw: msgspec.Raw, blobs: BlobStore) -> bytes:
 
 
 def _make_outcome_row(row: OutcomeRow) -> dict[str, Any]:
-    own = _to_fields(row)
+    own = asdict(row)
     spent = own.pop("spent")
     return {
         **own,
         **_flatten_usage(own.pop("usage")),
-        **_to_fields(own.pop("times")),
+        **asdict(own.pop("times")),
         "total_cost": spent.cost,
     }
 
 
 def _make_attempt_row(directory: RunDirectory, row: AttemptRow) -> dict[str, Any]:
-    own = _to_fields(row)
+    own = asdict(row)
     verdict = own.pop("verdict") or Verdict(attempt=row.attempt, token=row.token)
     failure, grade = verdict.failure, verdict.grade
     return {
@@ -205,24 +196,14 @@ def _make_attempt_row(directory: RunDirectory, row: AttemptRow) -> dict[str, Any
         "exchanges": verdict.exchanges,
         "peak_memory": verdict.peak_memory,
         **_flatten_usage(verdict.usage),
-        **dict(
-            zip(
-                _SAVED_COLUMNS,
-                (getattr(verdict.replayed_usage, name) for name in _TOKEN_COLUMNS),
-                strict=True,
-            )
-        ),
-        **_to_fields(verdict.times),
+        **{f"saved_{name}": getattr(verdict.replayed_usage, name) for name in _TOKEN_COLUMNS},
+        **asdict(verdict.times),
     }
 
 
 def _flatten_usage(usage: ModelUsage) -> dict[str, Any]:
     """Return the tokens and their cost in US dollars, null if unknown."""
     return {**{name: getattr(usage, name) for name in _TOKEN_COLUMNS}, "cost": usage.cost}
-
-
-def _to_fields(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def _render_cell(value: Any) -> Any:
@@ -245,7 +226,6 @@ class _Utf8Writer:
 
 _TOKEN_COLUMNS = tuple(name for name in ModelUsage.__struct_fields__ if name not in ("nanodollars", "priced"))
 _USAGE_COLUMNS = (*_TOKEN_COLUMNS, "cost")
-_SAVED_COLUMNS = tuple(f"saved_{name}" for name in _TOKEN_COLUMNS)
 OUTCOME_COLUMNS = (
     *(name for name in OutcomeRow.__struct_fields__ if name not in ("usage", "times", "spent")),
     *_USAGE_COLUMNS,
@@ -257,7 +237,7 @@ ATTEMPT_COLUMNS = (
     *("where", "phase", "failure_kind", "failure", "hint", "passed", "score", "detail", "metrics"),
     *("answer", "salvage", "exchanges", "peak_memory"),
     *_USAGE_COLUMNS,
-    *_SAVED_COLUMNS,
+    *(f"saved_{name}" for name in _TOKEN_COLUMNS),
     *PhaseTimes.__struct_fields__,
 )
 _NO_BREAKS = bytes(ord(" ") if byte in b"\r\n" else byte for byte in range(256))

@@ -20,7 +20,7 @@ from ..core.records import NO_USAGE, AttemptFailure, ModelUsage
 from ..ledger.attempt_files import log_path, taken_out_path
 from ..ledger.reader import LedgerReader
 from .atif import slug, write_trajectory
-from .atomic_output import open_atomic_directory, open_atomic_file
+from .atomic_output import open_atomic_directory, open_atomic_file, write_json
 from .samples import ExportedSample, ExportOmissions, find_conversation, patch_file, read_samples
 
 VERIFIER_FILES = ("verifier/reward.json", "verifier/reward.txt", "steps")  # of a Harbor verifier
@@ -76,8 +76,8 @@ class _HarborJob:
                 self._write_trial(one)
                 lock.write((b"," if place else b"") + _encode(self._trial_lock(one)))
             lock.write(b"]}\n")
-        _write_json(self._path / "config.json", self._config())
-        _write_json(self._path / "result.json", self._result())
+        write_json(self._path / "config.json", self._config())
+        write_json(self._path / "result.json", self._result())
 
     # A trial.
 
@@ -87,14 +87,14 @@ class _HarborJob:
         self._copy(one, path)
         config = self._trial_config(one, name)
         rewards = _rewards(one, taken_out_path(self._reader.directory, one.row.attempt))
-        _write_json(path / "config.json", config)
-        _write_json(path / "result.json", {**self._trial_result(one, name, rewards), "config": config})
+        write_json(path / "config.json", config)
+        write_json(path / "result.json", {**self._trial_result(one, name, rewards), "config": config})
         self._count(one, rewards)
         tree = find_conversation(self._reader, one.row.attempt, self._omitted)
         if tree is not None:
             write_trajectory(path / "agent" / "trajectory.json", self._reader, one.row, tree)
         if rewards is not None and not (path / "verifier" / "reward.json").exists():
-            _write_json(path / "verifier" / "reward.json", rewards)
+            write_json(path / "verifier" / "reward.json", rewards)
         grade = one.verdict.grade
         if grade is not None and grade.detail and not (path / "verifier" / "test-stdout.txt").exists():
             with open_atomic_file(path / "verifier" / "test-stdout.txt") as file:
@@ -118,7 +118,7 @@ class _HarborJob:
             if file.is_file():
                 _copy_entry(file, path / name)
         if not (path / "artifacts" / "manifest.json").exists():
-            _write_json(path / "artifacts" / "manifest.json", _manifest(path / "artifacts"))
+            write_json(path / "artifacts" / "manifest.json", _manifest(path / "artifacts"))
 
     def _trial_config(self, one: ExportedSample, name: str) -> dict[str, Any]:
         return {
@@ -151,28 +151,15 @@ class _HarborJob:
                 "model_info": _model(config.model) if config.model else None,
             },
             "agent_result": {
-                "n_input_tokens": usage.input_tokens,
-                "n_cache_tokens": usage.cached_tokens,
-                "n_output_tokens": usage.output_tokens,
-                "cost_usd": usage.cost,
+                **_count_tokens(usage),
                 "metadata": {"attempt": row.number, "sample": row.sample, "outcome": one.outcome.kind},
             },
             "verifier_result": {"rewards": rewards} if rewards is not None else None,
             "exception_info": _exception(verdict.failure, settled) if verdict.failure else None,
-            "started_at": _format_time(row.started),
-            "finished_at": _format_time(settled),
-            "environment_setup": {
-                "started_at": _format_time(row.started),
-                "finished_at": _format_time(acting),
-            },
-            "agent_execution": {
-                "started_at": _format_time(acting),
-                "finished_at": _format_time(acting + times.acting),
-            },
-            "verifier": {
-                "started_at": _format_time(settled - times.grading),
-                "finished_at": _format_time(settled),
-            },
+            **_interval(row.started, settled),
+            "environment_setup": _interval(row.started, acting),
+            "agent_execution": _interval(acting, acting + times.acting),
+            "verifier": _interval(settled - times.grading, settled),
         }
 
     def _trial_lock(self, one: ExportedSample) -> dict[str, Any]:
@@ -237,10 +224,7 @@ class _HarborJob:
                 "n_errored_trials": self._errors,
                 "n_retries": summary.attempts - self._settled,
                 "evals": {key: stats},
-                "n_input_tokens": usage.input_tokens,
-                "n_cache_tokens": usage.cached_tokens,
-                "n_output_tokens": usage.output_tokens,
-                "cost_usd": usage.cost,
+                **_count_tokens(usage),
             },
         }
 
@@ -302,13 +286,21 @@ def _copy_entry(source: Path, target: Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
+def _count_tokens(usage: ModelUsage) -> dict[str, Any]:
+    return {
+        "n_input_tokens": usage.input_tokens,
+        "n_cache_tokens": usage.cached_tokens,
+        "n_output_tokens": usage.output_tokens,
+        "cost_usd": usage.cost,
+    }
+
+
+def _interval(start: float, end: float) -> dict[str, str]:
+    return {"started_at": _format_time(start), "finished_at": _format_time(end)}
+
+
 def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with open_atomic_file(path) as file:
-        file.write(msgspec.json.format(_encode(content)) + b"\n")
 
 
 _encode = msgspec.json.Encoder().encode

@@ -17,12 +17,12 @@ import msgspec
 
 from ..conversation.trajectory import Turn, read_thread_turns
 from ..core.config import CriticKind
-from ..core.records import AttemptFailure, ModelUsage
+from ..core.records import ModelUsage
 from ..dialect.message import MOST_OPEN_CALLS, CommonMessage, MessageMedia, ToolCall
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.blobs import BlobStore
 from ..ledger.reader import LedgerReader
-from .atomic_output import open_atomic_file
+from .atomic_output import open_atomic_file, write_json
 from .samples import ExportedSample, ExportOmissions, find_conversation, read_first_samples, read_patch
 from .swebench import make_swebench_report, write_predictions
 
@@ -48,8 +48,7 @@ def write_openhands(reader: LedgerReader, into: Path, omitted: ExportOmissions) 
         ("output.report.json", make_swebench_report(reader)),
         ("metadata.json", _render_metadata(reader, into)),
     ):
-        with open_atomic_file(into / name) as file:
-            file.write(msgspec.json.format(_encode(content)) + b"\n")
+        write_json(into / name, content)
 
 
 def _write_row(
@@ -64,7 +63,7 @@ def _write_row(
         "instruction": one.instance.instruction,
         "metadata": None,  # equal for all rows: see `metadata.json`
         "metrics": _render_metrics(reader.config.model or "", one.usage),
-        "error": _render_error(failure) if failure else None,
+        "error": f"{failure.where}: {failure.message}" if failure else None,
         "instance": one.instance.data,
     }
     out.write(_encode(start)[:-1] + b',"history":[')
@@ -127,10 +126,6 @@ def _render_metrics(model: str, usage: ModelUsage) -> dict[str, Any]:
             "reasoning_tokens": usage.reasoning_tokens,
         },
     }
-
-
-def _render_error(failure: AttemptFailure) -> str:
-    return f"{failure.where}: {failure.message}"
 
 
 def _render_metadata(reader: LedgerReader, into: Path) -> dict[str, Any]:
@@ -220,13 +215,10 @@ class OpenHandsEvents:
                 tool_call=_render_call(call, turn),
                 llm_response_id=self._response_id(turn),
             )
-            self._remember_call(call.id, event["id"])
+            self._calls[call.id] = event["id"]
+            if len(self._calls) > MOST_OPEN_CALLS:
+                del self._calls[next(iter(self._calls))]
             yield event
-
-    def _remember_call(self, call: str, event: str) -> None:
-        self._calls[call] = event
-        if len(self._calls) > MOST_OPEN_CALLS:
-            del self._calls[next(iter(self._calls))]
 
     def _make_observation(self, message: CommonMessage, turn: Turn) -> dict[str, Any]:
         observation = {
@@ -263,15 +255,12 @@ class OpenHandsEvents:
         return [{"type": "text", "text": p} if isinstance(p, str) else self._render_media(p) for p in parts]
 
     def _render_media(self, media: MessageMedia) -> dict[str, Any]:
-        if media.type.partition("/")[0] == "image":
-            return {"type": "image", "image_urls": [self._media_url(media)]}
-        return {"type": "text", "text": f"[{media.type or 'media'}: {media.url or media.blob}]"}
-
-    def _media_url(self, media: MessageMedia) -> str:
+        if media.type.partition("/")[0] != "image":
+            return {"type": "text", "text": f"[{media.type or 'media'}: {media.url or media.blob}]"}
         if media.url:
-            return media.url
+            return {"type": "image", "image_urls": [media.url]}
         data = media.data or base64.b64encode(self._blobs.get(media.blob)).decode()
-        return f"data:{media.type};base64,{data}"
+        return {"type": "image", "image_urls": [f"data:{media.type};base64,{data}"]}
 
 
 def _render_call(call: ToolCall, turn: Turn) -> dict[str, Any]:

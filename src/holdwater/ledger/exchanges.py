@@ -154,7 +154,7 @@ def decode_exchange(content: bytes, attempt: int) -> Exchange:
         stored = _decoder.decode(content)
     except msgspec.MsgspecError as e:
         raise LedgerCorrupt(f"invalid exchange record in attempt {attempt}: {e}") from e
-    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    fields = msgspec.structs.asdict(stored)
     for name in ("head", "reply", "chunks"):
         fields[name] = None if bytes(fields[name]) == b"null" else fields[name]
     return Exchange(**fields)
