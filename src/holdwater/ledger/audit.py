@@ -1,7 +1,7 @@
 """Verifies a run: planned = settled, one verdict per attempt, and intact segments, blobs and artifacts.
 
 It reads everything once, holds one exchange at a time and repairs nothing; a torn tail is cut when the run is
-resumed, see `journal.py`. The checks of rows against each other are in `cross_check.py`.
+resumed, see `journal.py`. Each check yields a sentence for every contradiction that it finds.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import LedgerCorrupt
-from ..core.policy import find_kept_work, list_kept_files
-from ..core.records import FailureOrigin, Outcome, Record, Verdict
+from ..core.policy import VerdictSummary, find_kept_work, list_kept_files, outcome_kind, verdict_kind
+from ..core.records import NO_USAGE, FailureOrigin, ModelUsage, Outcome, Record, Verdict
 from .attempt_files import check_file
 from .blobs import BlobStore, find_references
-from .cross_check import TallySums, check_columns, check_outcome, check_spending
 from .directory import RunDirectory
 from .exchanges import AttemptSpending, decode_exchange, read_frames
 from .journal import list_journals, read_journal
 from .reader import LedgerReader
-from .rows import SettledColumns
+from .rows import LedgerCounts, SettledColumns, bound_usage, finite_score
 
 MOST_PROBLEMS = 100  # sentences kept
+SCORED = ("passed", "failed")
 MOST_CHECKED = 10_000  # hashes of recently checked blobs
 
 
@@ -296,6 +296,73 @@ class _RunAuditor:
     def _add_problem(self, sentence: str) -> None:
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(sentence)
+
+
+def check_outcome(outcome: Outcome, name: str, verdict: Verdict) -> Iterator[str]:
+    """Check that an outcome follows from its verdict."""
+    result = VerdictSummary.of(verdict)
+    kinds = {outcome_kind(result, spent=spent) for spent in (False, True)}
+    score = finite_score(result.score or 0.0) if outcome.kind in SCORED else None
+    if outcome.kind in kinds and outcome.where == result.where and outcome.score == score:
+        return
+    said = f"{outcome.kind}, score {outcome.score}"
+    follows = " or ".join(sorted(kinds))
+    yield (
+        f"the outcome of `{name}` sample {outcome.sample} is {said};"
+        f" the verdict of attempt {verdict.attempt} is {follows}, score {result.score}"
+    )
+
+
+def check_columns(columns: SettledColumns, verdict: Verdict) -> Iterator[str]:
+    """Check that the columns of an attempt match its verdict."""
+    for name, found, due in zip(SettledColumns._fields, columns, SettledColumns.of(verdict), strict=True):
+        if found != due:
+            yield f"attempt {verdict.attempt} has `{name}` {found}, its verdict says {due}"
+
+
+def check_spending(found: AttemptSpending, verdict: Verdict) -> Iterator[str]:
+    """Check that exchanges and usage of a verdict match the recorded exchanges of its attempt."""
+    attempt = verdict.attempt
+    if found.exchanges == verdict.exchanges:
+        for what, recorded, told in (
+            ("usage", found.usage, verdict.usage),
+            ("saved", found.replayed_usage, verdict.replayed_usage),
+        ):
+            if recorded != told:
+                yield f"attempt {attempt}: {what} by verdict {_render(told)}, by record {_render(recorded)}"
+    # A verdict that a conductor wrote for a lost attempt may count fewer exchanges.
+    elif found.exchanges < verdict.exchanges or verdict.failure is None:
+        yield f"attempt {attempt} has {found.exchanges} exchanges, its verdict says {verdict.exchanges}"
+
+
+class TallySums:
+    """Sums all verdicts, to compare them with the tally."""
+
+    def __init__(self) -> None:
+        self._usage = NO_USAGE
+        self._saved = NO_USAGE
+        self._kinds: dict[str, int] = {}  # bound: the kinds of verdicts
+
+    def add(self, verdict: Verdict) -> None:
+        kind = verdict_kind(verdict.failure, verdict.grade.passed if verdict.grade else None)
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        self._usage = self._usage.plus(bound_usage(verdict.usage))
+        self._saved = self._saved.plus(bound_usage(verdict.replayed_usage))
+
+    def check(self, counts: LedgerCounts) -> Iterator[str]:
+        for what, tallied, told in (
+            ("usage", counts.usage, self._usage),
+            ("saved", counts.saved, self._saved),
+        ):
+            if tallied != told:
+                yield f"the tally says {what} {_render(tallied)}, all verdicts together {_render(told)}"
+        if counts.verdicts != self._kinds:
+            yield f"the tally says {counts.verdicts} verdicts, there are {self._kinds}"
+
+
+def _render(usage: ModelUsage) -> str:
+    fields = ((name, getattr(usage, name)) for name in usage.__struct_fields__)
+    return ", ".join(f"{name} {amount}" for name, amount in fields if amount) or "nothing"
 
 
 _OUTCOMES = """
