@@ -13,7 +13,6 @@ import resource
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -114,14 +113,12 @@ class AsyncClient:
         await self._server.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             if self.leaving:
                 await asyncio.wait(self.leaving)  # each takes at most `LEAVE_SECONDS`
         finally:
-            await self._server.__aexit__(kind, error, trace)
+            await self._server.__aexit__(*error)
 
     async def run(self, instance: str | Instance, **wishes: Unpack[OrderOptions]) -> Rollout:
         """Run one rollout and return it. A failed rollout is returned too, not raised."""
@@ -330,9 +327,7 @@ class OrderStream:
     async def __aenter__(self) -> OrderStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._events.aclose()
 
     def __aiter__(self) -> OrderStream:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from functools import wraps
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import uvloop
@@ -60,9 +59,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

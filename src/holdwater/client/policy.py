@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -148,9 +147,7 @@ class PolicyRunner:
     async def __aenter__(self) -> PolicyRunner:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         left = list(self._tasks.values())
         for task in left:
             task.cancel()

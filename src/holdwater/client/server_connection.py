@@ -12,7 +12,6 @@ import random
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -105,9 +104,7 @@ class ServerConnection:
         self._requests = self._session(self._connections)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for session in (self._streams, self._requests):
             if session is not None:
                 await session.close()

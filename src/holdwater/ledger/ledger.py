@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -86,9 +85,7 @@ class Ledger:
         await self._writer.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._writer.stop()
 
     @property

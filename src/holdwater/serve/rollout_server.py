@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
@@ -89,9 +88,7 @@ class RolloutServer:
                 return self
         raise refused
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def _listen(self, runner: web.ServerRunner, stack: AsyncExitStack) -> str:
