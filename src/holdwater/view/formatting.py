@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from rich import box
+from rich.console import OverflowMethod
+from rich.table import Table
 from rich.text import Text
 
 from ..core.prices import format_dollars
 from ..core.records import GiB, MiB, ModelUsage
-from ..core.summary import RunGauge
+from ..core.summary import RunGauge, RunSummary
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # bars
@@ -38,6 +41,11 @@ def outcome_count(kind: str, number: int) -> str:
 def short_spec(name: str) -> str:
     """Return a suite or an agent without its directory: `suite.py:suite`."""
     return line(name.rpartition("/")[2] if name.startswith("/") else name, 40)
+
+
+def name_run(summary: RunSummary) -> str:
+    """Return suite, agent and model of a run."""
+    return " · ".join(short_spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
 
 
 def line(text: str, most: int = 300) -> str:
@@ -160,3 +168,32 @@ def summarize_limits(gauges: Iterable[RunGauge]) -> str:
     counts = Counter(gauge.binds for gauge in gauges if gauge.binds)
     total = counts.total()
     return ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in counts.most_common())
+
+
+def make_facts(least: int = 0, overflow: OverflowMethod = "ellipsis") -> Table:
+    """Return a table for facts: a name of at least `least` columns, and a value."""
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True, min_width=least)
+    facts.add_column(overflow=overflow)
+    return facts
+
+
+def make_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+
+
+def render_state(name: str, state: str, reason: str) -> Text:
+    """Return the name of a run, its state and the reason for it."""
+    styles = {"finished": "green", "running": "cyan"}
+    title = Text(f"{name}  ", "bold").append(state, styles.get(state, "yellow"))
+    return title.append(f": {line(reason)}", "yellow") if reason else title
+
+
+def render_commands(commands: Iterable[str]) -> Table:
+    """Render the suggested next commands."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, command in enumerate(commands):
+        table.add_row("" if number else "next:", Text(command, "cyan"))
+    return table

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from ..image.docker.daemon import DaemonLeftover
 from ..ledger.images import FAILED, BuildReport, ImageRow, read_images
 from ..ledger.images import report_build as report_of
 from ..ledger.reader import LedgerReader
-from .formatting import duration, line, size
+from .formatting import duration, line, make_facts, make_table, render_commands, render_state, size
 
 MOST_ROWS = 20
 STYLES = {"made": "green", "present": "cyan", "failed": "red"}
@@ -41,7 +40,7 @@ def render_plan(plan: ImagesPlan) -> RenderableType:
         )
     if len(plan.images) > MOST_ROWS:
         table.add_row(Text(f"... and {len(plan.images) - MOST_ROWS} more", "dim"))
-    facts = _facts()
+    facts = make_facts()
     facts.add_row("engine", f"{plan.engine}: {plan.why}")
     facts.add_row(
         "layer", f"{size(plan.layer_bytes)}: {', '.join(plan.layers)[:26]}" if plan.layers else "none"
@@ -81,11 +80,7 @@ def render_build(reader: LedgerReader, summary: RunSummary) -> RenderableType:
         )
     if hidden:
         table.add_row(Text(f"... and {hidden} more", "dim"))
-    styles = {"finished": "green", "running": "cyan"}
-    title = Text(f"{line(report.recipe)} · {report.engine}  ", "bold")
-    title.append(report.state, styles.get(report.state, "yellow"))
-    if report.reason:
-        title.append(f": {line(report.reason)}", "yellow")
+    title = render_state(f"{line(report.recipe)} · {report.engine}", report.state, report.reason)
     rest: list[RenderableType] = [table, Text()] if rows else []
     return Group(title, *rest, _totals(report), Text(), _next_commands(report))
 
@@ -121,7 +116,7 @@ def _problems_first(reader: LedgerReader) -> Iterator[ImageRow]:
 
 
 def _totals(report: BuildReport) -> Table:
-    facts = _facts()
+    facts = make_facts()
     settled = report.made + report.present + report.failed
     counts = Text(f"{settled} of {report.planned if report.total is None else report.total}: ")
     said = [(report.made, "made"), (report.present, "present"), (report.failed, "failed")]
@@ -149,26 +144,14 @@ def _next_commands(report: BuildReport) -> Table:
     if report.failures:
         said.append(f"holdwater images show {directory} {shlex.quote(report.failures[0].name)}")
     said.append(f"holdwater images audit {directory}")
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for number, command in enumerate(said):
-        table.add_row("" if number else "next:", Text(command, "cyan"))
-    return table
+    return render_commands(said)
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+    table = make_table()
     for name in names:
         table.add_column(name, justify="right" if name in ("up", "down", "tries", "time") else "left")
     return table
-
-
-def _facts() -> Table:
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    return facts
 
 
 def _name(text: str) -> Text:

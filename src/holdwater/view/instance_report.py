@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..core.policy import explain_not_kept
@@ -23,6 +22,7 @@ from .formatting import (
     duration,
     format_count,
     line,
+    make_facts,
     outcome_name,
     saved_usage,
     size,
@@ -99,9 +99,7 @@ def render_instance(told: InstanceReport) -> RenderableType:
 
 def render_attempt(chapter: AttemptReport, *, samples: bool) -> RenderableType:
     row, verdict = chapter.attempt, chapter.attempt.verdict
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True, min_width=8)
-    facts.add_column(overflow="fold")
+    facts = make_facts(8, overflow="fold")
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started))
     facts.add_row("began", f"{began}{peculiarities(row)}")
     if verdict:

@@ -21,7 +21,19 @@ from rich.text import Text
 
 from ..core.prices import format_dollars
 from ..core.summary import RunGauge, RunSummary
-from .formatting import bars, cost, count, duration, line, saved_usage, short_spec, size, tally, tokens
+from .formatting import (
+    bars,
+    cost,
+    count,
+    duration,
+    line,
+    make_facts,
+    name_run,
+    saved_usage,
+    size,
+    tally,
+    tokens,
+)
 
 EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
@@ -172,9 +184,7 @@ def draw(renderable: RenderableType, width: int) -> str:
 
 def render_frame(summary: RunSummary, pace: SettlePace, recent: tuple[int, ...] = ()) -> RenderableType:
     """Render the frame with the run's progress."""
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True, min_width=8)
-    facts.add_column()
+    facts = make_facts(8)
     facts.add_row("settled", Text(describe_progress(summary, pace)))
     facts.add_row("outcomes", tally(summary.outcomes))
     if summary.gauge:
@@ -194,9 +204,8 @@ def render_frame(summary: RunSummary, pace: SettlePace, recent: tuple[int, ...] 
 
 
 def render_heading(summary: RunSummary) -> Text:
-    named = " · ".join(short_spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
     title = Text(no_wrap=True, overflow="ellipsis")
-    return title.append(named, "bold").append(f"  {line(summary.directory)}", "dim")
+    return title.append(name_run(summary), "bold").append(f"  {line(summary.directory)}", "dim")
 
 
 def render_bar(summary: RunSummary) -> list[RenderableType]:

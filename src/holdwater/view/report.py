@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -27,11 +26,15 @@ from .formatting import (
     duration,
     format_count,
     line,
+    make_facts,
+    make_table,
     memory_over_time,
+    name_run,
     outcome_count,
     outcome_name,
+    render_commands,
+    render_state,
     saved_usage,
-    short_spec,
     style_of,
     summarize_limits,
     tally,
@@ -59,22 +62,13 @@ def render_report(summary: RunSummary, reader: LedgerReader) -> RenderableType:
     seen = make_overview(reader.outcomes(), summary)
     rows: list[RenderableType] = [OutcomeTable(seen, reader), Text()] if seen.rows else []
     return Group(
-        heading(summary),
+        render_state(name_run(summary), summary.state, summary.reason),
         *rows,
         totals(summary, seen, list(reader.gauges())),
         *failures(seen, summary),
         Text(),
-        render_commands(summary, seen),
+        render_commands(suggest_commands(summary, seen)),
     )
-
-
-def heading(summary: RunSummary) -> Text:
-    named = " · ".join(short_spec(part) for part in (summary.suite, summary.agent, summary.model) if part)
-    styles = {"finished": "green", "running": "cyan"}
-    title = Text(named, "bold").append("  ").append(summary.state, styles.get(summary.state, "yellow"))
-    if summary.reason:
-        title.append(f": {line(summary.reason)}", "yellow")
-    return title
 
 
 class OutcomeTable:
@@ -86,7 +80,7 @@ class OutcomeTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [name for name in COLUMNS if options.max_width >= WIDE or name not in WIDE_COLUMNS]
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+        table = make_table()
         for name in names:
             if name in (INSTANCE, WHAT):  # these columns shrink
                 table.add_column(name, max_width=40 if name == INSTANCE else None)
@@ -126,9 +120,7 @@ def explain_outcome(row: OutcomeRow, reader: LedgerReader) -> str:
 
 
 def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge]) -> Table:
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
+    facts = make_facts()
     planned = summary.planned if summary.total is None else summary.total
     facts.add_row("settled", Text(f"{summary.settled} of {planned}: ").append_text(tally(summary.outcomes)))
     if summary.score is not None:
@@ -206,18 +198,8 @@ def failures(seen: OutcomeOverview, summary: RunSummary) -> list[RenderableType]
     return [Text("\nnot scored", "bold"), table]
 
 
-def render_commands(summary: RunSummary, seen: OutcomeOverview) -> Table:
-    """Render the suggested next commands."""
+def suggest_commands(summary: RunSummary, seen: OutcomeOverview) -> list[str]:
     directory = shlex.quote(summary.directory)
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for number, command in enumerate(suggest_commands(summary, seen, directory)):
-        table.add_row("next:" if number == 0 else "", Text(command, "cyan"))
-    return table
-
-
-def suggest_commands(summary: RunSummary, seen: OutcomeOverview, directory: str) -> list[str]:
     said = []
     if summary.state not in ("finished", "running"):
         said.append(f"holdwater resume {directory}")
