@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -186,20 +185,12 @@ def _remove_run(directory: RunDirectory) -> None:
     directory.path.rmdir()
 
 
-class _PruneActions(Protocol):
-    """Executes or estimates the steps of pruning. Each method returns the bytes freed."""
-
-    def drop(self, page: list[AttemptFate], keep: KeepRule) -> int: ...
-
-    def sweep(self, blob: Path) -> int: ...
-
-    def compress_log(self, log: Path) -> int: ...
-
-    def checkpoint(self) -> int: ...
-
-
 def _apply_actions(
-    reader: LedgerReader, wanted: PruneOptions, found: PruneResult, hand: _PruneActions, tell: ReportProgress
+    reader: LedgerReader,
+    wanted: PruneOptions,
+    found: PruneResult,
+    hand: _EstimatedActions,
+    tell: ReportProgress,
 ) -> PruneResult:
     """Prune one run: first dropped files, then unreferenced blobs, then the remaining logs."""
     path, keep = reader.directory.path, wanted.keep or KeepRule.ALL
@@ -257,7 +248,7 @@ def _find_logs(reader: LedgerReader, keep: KeepRule) -> Iterator[Path]:
 
 
 class _EstimatedActions:
-    """Estimates: measures the files and changes nothing."""
+    """Estimates the steps of pruning and changes nothing. Each method returns the bytes freed."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -276,11 +267,11 @@ class _EstimatedActions:
         return _measure_wal(self._directory)
 
 
-class _ExecutedActions:
+class _ExecutedActions(_EstimatedActions):
     """Executes the steps, under the run's lock."""
 
     def __init__(self, directory: RunDirectory, connection: sqlite3.Connection) -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._connection = connection
         self._log = _measure_wal(directory)  # measured before this process adds to it
 
