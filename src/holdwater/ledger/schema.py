@@ -28,10 +28,10 @@ MIGRATIONS: tuple[str, ...] = (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
         digest BLOB NOT NULL,
-        payload BLOB NOT NULL,        -- packed, see compression.py
+        payload BLOB NOT NULL,        -- packed, see record_encoding.py
         place TEXT NOT NULL,
         planned INTEGER NOT NULL,     -- the conductor that planned it
-        sighted INTEGER NOT NULL      -- the pass over the suite that last saw it, see standing.py
+        sighted INTEGER NOT NULL      -- the pass over the suite that last saw it, see resume_state.py
     );
     CREATE TABLE attempt (
         id INTEGER PRIMARY KEY,
