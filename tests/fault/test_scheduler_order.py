@@ -151,11 +151,11 @@ async def test_an_order_that_returns_as_it_is_given_up_has_one_ticket(tmp_path: 
             desk._abandon_parked()
             ticket = await desk.place(order)
 
-            async with ticket.follow():
+            async with desk.follow(ticket):
                 while not ticket.finished:
                     await ticket.wait_for_change(ticket.version)
                 assert (book.open_rollouts, len(book.by_key), book.by_key["k"]) == (1, 1, ticket)
-                result = await ticket.read_result()
+                result = await desk.read_result(ticket)
         scheduler.finish()
         await running
 

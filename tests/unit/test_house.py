@@ -44,11 +44,7 @@ LARGE_PROTOCOLS = {
     "GroupMember": "read-only facts that a group's scorer gets of each member",
     "AttemptServices": "everything that surrounds an attempt in its worker; tests have a fake",
     "ArtifactPaths": "one path for each kind of file",
-    "OrderBackend": "an order's view of the service that holds it",
     "BuildRun": "a build, as the conductor runs it",
-    "MemberProgress": "read-only facts about one rollout of an order",
-    "OrderHandle": "an order, as the HTTP server sees it",
-    "ServerBackend": "the engine, as the HTTP server sees it",
 }
 
 

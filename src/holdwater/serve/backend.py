@@ -1,15 +1,15 @@
 """The interface between the HTTP server and the service that takes orders.
 
-`run/orders/order_service.py` implements it in a server, `testing/fake_orders.py` in tests.
+`run/orders/order_service.py` implements it in a server, `testing/fake_orders.py` in tests. Each has its own
+class of orders, which the server only passes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from ..core.records import ModelUsage
+from ..core.order_progress import OrderProgress
 from ..core.serving_protocol import (
     CallAnswer,
     Called,
@@ -21,78 +21,48 @@ from ..core.serving_protocol import (
     SteerRequest,
 )
 
-
-class MemberProgress(Protocol):
-    """The progress of one rollout of an order."""
-
-    @property
-    def member(self) -> int: ...
-
-    @property
-    def attempt(self) -> int:
-        """The current attempt; 0: none has begun."""
-
-    @property
-    def turns(self) -> int: ...
-
-    @property
-    def usage(self) -> ModelUsage: ...
-
-    @property
-    def calls(self) -> Collection[str]:
-        """The held calls, oldest first."""
-
-    @property
-    def outcome(self) -> str | None: ...
-
-    @property
-    def reward(self) -> float | None: ...
+OrderT = TypeVar("OrderT", bound=OrderProgress)
+OrderT_contra = TypeVar("OrderT_contra", bound=OrderProgress, contravariant=True)
 
 
-class OrderHandle(Protocol):
-    """An accepted order."""
+class OrderIntake(Protocol[OrderT]):
+    """Accepts orders, and the requests of their clients."""
 
-    @property
-    def id(self) -> int: ...
+    async def place(self, order: Order, key: str | None = None, owner: str = "") -> OrderT: ...
 
-    @property
-    def order(self) -> Order: ...
+    async def find(self, key: str, owner: str = "") -> OrderT | None: ...
 
-    @property
-    def new(self) -> bool: ...
+    def follow(self, order: OrderT) -> AbstractAsyncContextManager[None]:
+        """Follow the order. Once the last follower is gone for the grace period, the order is cancelled."""
 
-    @property
-    def members(self) -> Sequence[MemberProgress]: ...
+    def answer(self, order: OrderT, answer: CallAnswer) -> None:
+        """Answer a held call; raise `RequestRefused` (`gone`) if it is not held any more."""
 
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-    def follow(self) -> AbstractAsyncContextManager[None]: ...
-
-    async def wait_for_change(self, seen: int) -> int: ...
-
-    async def read_nodes(self, member: int, since: int) -> tuple[MessageNode, ...]: ...
-
-    async def fetch_call(self, call: str, *, whole: bool) -> Called | None: ...
-
-    def answer(self, answer: CallAnswer) -> None: ...
-
-    async def read_result(self) -> OrderResult: ...
-
-    async def mark_delivered(self) -> None: ...
-
-    def cancel(self, message: str) -> None: ...
+    def cancel(self, order: OrderT, message: str) -> None:
+        """End all open members with the verdict `cancelled`."""
 
 
-class ServerBackend(Protocol):
-    """The order service of one server."""
+class OrderContents(Protocol[OrderT_contra]):
+    """Reads the progress and the result of an order."""
 
-    async def place(self, order: Order, key: str | None = None, owner: str = "") -> OrderHandle: ...
+    async def wait_for_change(self, order: OrderT_contra, seen: int) -> int:
+        """Wait until the order's `version` differs from `seen`; return the new version."""
 
-    async def find(self, key: str, owner: str = "") -> OrderHandle | None: ...
+    async def read_nodes(self, order: OrderT_contra, member: int, since: int) -> tuple[MessageNode, ...]:
+        """Return the messages of a member's conversation, from number `since` on."""
+
+    async def fetch_call(self, order: OrderT_contra, call: str, *, whole: bool) -> Called | None:
+        """Return the request of a held call; None when it is not held any more."""
+
+    async def read_result(self, order: OrderT_contra) -> OrderResult:
+        """Read the result; only when the order is `finished`."""
+
+    async def mark_delivered(self, order: OrderT_contra) -> None:
+        """Record that the client has the result; the order is not new any more and leaves memory."""
+
+
+class ServerControl(Protocol):
+    """Controls and describes a server."""
 
     async def steer(self, to: SteerRequest, key: str | None = None) -> None: ...
 
@@ -101,3 +71,7 @@ class ServerBackend(Protocol):
     def stats(self) -> ServerStats: ...
 
     def drain(self) -> None: ...
+
+
+class ServerBackend(OrderIntake[OrderT], OrderContents[OrderT], ServerControl, Protocol[OrderT]):
+    """The order service of one server."""

@@ -7,32 +7,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Generic
 
+from ..core.order_progress import RolloutProgress
 from ..core.serving_protocol import KEPT_CALLS, Accepted, Called, Dropped, Finished, Settled, Started, Turned
-from .backend import MemberProgress, OrderHandle
+from .backend import OrderContents, OrderT
 from .bodies import EventWriter
 
 KEEP_ALIVE = 10.0  # seconds without an event before a keep-alive
 
 
-class OrderFollower:
+class OrderFollower(Generic[OrderT]):
     """Follows one order for one client. `have` are the calls whose requests the client still has."""
 
-    def __init__(self, ticket: OrderHandle, stream: EventWriter, have: Iterable[str] = ()) -> None:
-        self._order = ticket
+    def __init__(
+        self,
+        contents: OrderContents[OrderT],
+        order: OrderT,
+        stream: EventWriter,
+        have: Iterable[str] = (),
+    ) -> None:
+        self._contents = contents
+        self._order = order
         self._stream = stream
         self._have = set(have)  # bound: the size of a header
         self._sent: list[_SentState] = []  # bound: the members
 
     async def follow(self) -> None:
         """Send events until the order is finished and its result has been sent."""
-        ticket = self._order
-        await self._stream.write_event(Accepted(order=ticket.id, new=ticket.new))
+        order = self._order
+        await self._stream.write_event(Accepted(order=order.id, new=order.new))
         while True:
-            seen, finished = ticket.version, ticket.finished
+            seen, finished = order.version, order.finished
             await self._catch_up()
             if finished:
-                await self._stream.write_event(Finished(result=await ticket.read_result()))
+                await self._stream.write_event(Finished(result=await self._contents.read_result(order)))
                 return
             await self._wait(seen)
 
@@ -45,7 +54,7 @@ class OrderFollower:
         while True:
             try:
                 async with asyncio.timeout(KEEP_ALIVE):
-                    await self._order.wait_for_change(seen)
+                    await self._contents.wait_for_change(self._order, seen)
                 return
             except TimeoutError:
                 await self._stream.keep_alive()
@@ -57,13 +66,13 @@ class OrderFollower:
         for member, told in zip(members, self._sent, strict=False):
             await self._tell(member, told)
 
-    async def _tell(self, member: MemberProgress, told: _SentState) -> None:
+    async def _tell(self, member: RolloutProgress, told: _SentState) -> None:
         if member.attempt != told.attempt:
             told.attempt, told.turns, told.nodes = member.attempt, 0, 0
             await self._stream.write_event(Started(member=member.member, attempt=member.attempt))
         if member.turns != told.turns:
             told.turns = member.turns
-            nodes = await self._order.read_nodes(member.member, told.nodes)
+            nodes = await self._contents.read_nodes(self._order, member.member, told.nodes)
             told.nodes += len(nodes)
             turned = Turned(
                 member=member.member,
@@ -79,7 +88,7 @@ class OrderFollower:
             settled = Settled(member=member.member, outcome=member.outcome, reward=member.reward)
             await self._stream.write_event(settled)
 
-    async def _tell_calls(self, member: MemberProgress, told: _SentState) -> None:
+    async def _tell_calls(self, member: RolloutProgress, told: _SentState) -> None:
         held = list(member.calls)
         for call in told.calls.difference(held):
             told.calls.discard(call)
@@ -91,11 +100,11 @@ class OrderFollower:
 
     async def _fetch_call(self, call: str, told: _SentState) -> Called | None:
         """Fetch the content of a call: only its new messages if the client has the call that it continues."""
-        called = await self._order.fetch_call(call, whole=False)
+        called = await self._contents.fetch_call(self._order, call, whole=False)
         parent = called.parent if called is not None else None
         if parent is None or parent in told.kept or parent in self._have:
             return called
-        return await self._order.fetch_call(call, whole=True)
+        return await self._contents.fetch_call(self._order, call, whole=True)
 
 
 class _SentState:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic
 
 from aiohttp import web
 
 from ..core.errors import RequestRefused
+from ..core.order_progress import OrderProgress
 from ..core.serving_protocol import Accepted, CallAnswer, Order, ProblemDetails
-from .backend import OrderHandle, ServerBackend
+from .backend import OrderT, ServerBackend
 from .bodies import SERVER_HEADERS, BoundedBodies, EventWriter, send_body
 from .event_stream import OrderFollower
 from .wire_format import WireFormat, check_order
@@ -25,12 +27,12 @@ OWNER = web.RequestKey("owner", str)  # a hash that stands for the client's API 
 ANSWERS = CallAnswer | tuple[CallAnswer, ...]
 
 
-class OrderRoutes:
+class OrderRoutes(Generic[OrderT]):
     """The order requests to one backend. `tasks` owns the work that continues after its client is gone."""
 
     def __init__(
         self,
-        desk: ServerBackend,
+        desk: ServerBackend[OrderT],
         bodies: BoundedBodies,
         tasks: asyncio.TaskGroup,
         note: Callable[[str, str], None],
@@ -41,7 +43,7 @@ class OrderRoutes:
         self._bodies = bodies
         self._tasks = tasks
         self._note = note
-        self._followers: dict[int, set[OrderFollower]] = {}  # by order; bound: open connections
+        self._followers: dict[int, set[OrderFollower[OrderT]]] = {}  # by order; bound: open connections
 
     async def place(self, request: web.BaseRequest, speech: WireFormat) -> web.StreamResponse:
         """Place an order; respond with a stream of its events, or with its result when it is over."""
@@ -55,10 +57,10 @@ class OrderRoutes:
             return await self._stream(request, speech, ticket)
         if order.detached and not ticket.finished:
             return render_status(ticket, speech)
-        async with ticket.follow():
+        async with self._backend.follow(ticket):
             seen = ticket.version
             while not ticket.finished:
-                seen = await ticket.wait_for_change(seen)
+                seen = await self._backend.wait_for_change(ticket, seen)
             return await self._deliver(request, speech, ticket)
 
     async def show(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
@@ -71,7 +73,7 @@ class OrderRoutes:
     async def cancel(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
         ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
-            ticket.cancel("its client cancelled it")
+            self._backend.cancel(ticket, "its client cancelled it")
         return render_status(ticket, speech)
 
     async def answer(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
@@ -85,42 +87,42 @@ class OrderRoutes:
         problems = [self._try_answer(ticket, answer) for answer in answers]
         return render_record(problems, speech)
 
-    async def _await_placement(self, order: Order, key: str | None, owner: str) -> OrderHandle:
+    async def _await_placement(self, order: Order, key: str | None, owner: str) -> OrderT:
         """Place the order; return its handle. A client that disconnects meanwhile starts the grace period."""
-        placing: asyncio.Future[OrderHandle] = asyncio.get_running_loop().create_future()
+        placing: asyncio.Future[OrderT] = asyncio.get_running_loop().create_future()
         self._tasks.create_task(self._place(order, key, owner, placing))
         try:
             return await placing
         except asyncio.CancelledError:
             if not placing.cancelled() and placing.exception() is None:
-                await _start_grace(placing.result())
+                await self._start_grace(placing.result())
             raise
 
     async def _place(
-        self, order: Order, key: str | None, owner: str, placing: asyncio.Future[OrderHandle]
+        self, order: Order, key: str | None, owner: str, placing: asyncio.Future[OrderT]
     ) -> None:
         try:
             ticket = await self._backend.place(order, key, owner)
             if placing.cancelled():
-                await _start_grace(ticket)
+                await self._start_grace(ticket)
             else:
                 placing.set_result(ticket)
         except Exception as error:  # boundary: raised again where `placing` is awaited  # noqa: BLE001
             if not placing.cancelled():
                 placing.set_exception(error)
 
-    async def _find(self, key: str, owner: str) -> OrderHandle:
+    async def _find(self, key: str, owner: str) -> OrderT:
         ticket = await self._backend.find(key, owner)
         if ticket is None:
             raise RequestRefused("unknown", f"no such order: {key[:200]!r}")
         return ticket
 
-    def _take_answer(self, ticket: OrderHandle, answer: CallAnswer) -> None:
-        ticket.answer(answer)
+    def _take_answer(self, ticket: OrderT, answer: CallAnswer) -> None:
+        self._backend.answer(ticket, answer)
         for follower in self._followers.get(ticket.id, ()):
             follower.mark_answered(answer.call)
 
-    def _try_answer(self, ticket: OrderHandle, answer: CallAnswer) -> ProblemDetails | None:
+    def _try_answer(self, ticket: OrderT, answer: CallAnswer) -> ProblemDetails | None:
         try:
             self._take_answer(ticket, answer)
         except RequestRefused as error:
@@ -128,15 +130,15 @@ class OrderRoutes:
         return None
 
     async def _stream(
-        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderHandle
+        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderT
     ) -> web.StreamResponse:
         stream = EventWriter(request, speech, self._spool)
         have = (call.strip() for call in request.headers.get(HAVE, "").split(","))
-        follower = OrderFollower(ticket, stream, have)
+        follower = OrderFollower(self._backend, ticket, stream, have)
         following = self._followers.setdefault(ticket.id, set())
         following.add(follower)
         try:
-            async with ticket.follow():
+            async with self._backend.follow(ticket):
                 await stream.begin()
                 await follower.follow()
                 response = await stream.end()
@@ -148,29 +150,28 @@ class OrderRoutes:
                 self._followers.pop(ticket.id, None)
 
     async def _deliver(
-        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderHandle
+        self, request: web.BaseRequest, speech: WireFormat, ticket: OrderT
     ) -> web.StreamResponse:
         response = await send_body(
-            request, speech.encode(await ticket.read_result()), speech.content_type, self._spool
+            request, speech.encode(await self._backend.read_result(ticket)), speech.content_type, self._spool
         )
         await self._confirm_delivery(ticket)
         return response
 
-    async def _confirm_delivery(self, ticket: OrderHandle) -> None:
+    async def _confirm_delivery(self, ticket: OrderT) -> None:
         """Mark the result as delivered: its bytes are sent, even if the client disconnects now."""
         await asyncio.shield(self._tasks.create_task(self._mark_delivered(ticket)))
 
-    async def _mark_delivered(self, ticket: OrderHandle) -> None:
+    async def _mark_delivered(self, ticket: OrderT) -> None:
         try:
-            await ticket.mark_delivered()
+            await self._backend.mark_delivered(ticket)
         except Exception as error:  # boundary: at worst the result is sent again  # noqa: BLE001
             self._note("serve.undelivered", f"order {ticket.id}: {type(error).__name__}: {error}")
 
-
-async def _start_grace(ticket: OrderHandle) -> None:
-    """Start the grace period of an order that no client follows: it starts when a follower leaves."""
-    async with ticket.follow():
-        pass
+    async def _start_grace(self, ticket: OrderT) -> None:
+        """Start the grace period of an order that no client follows: it starts when a follower leaves."""
+        async with self._backend.follow(ticket):
+            pass
 
 
 def owner_of(request: web.BaseRequest) -> str:
@@ -199,6 +200,6 @@ def render_record(record: object, speech: WireFormat, code: int = 200) -> web.Re
     )
 
 
-def render_status(ticket: OrderHandle, speech: WireFormat) -> web.Response:
+def render_status(ticket: OrderProgress, speech: WireFormat) -> web.Response:
     """Return a response that says that the order is known; its status is 202 while the order is not over."""
     return render_record(Accepted(order=ticket.id, new=ticket.new), speech, 200 if ticket.finished else 202)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -46,7 +46,7 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 class RolloutServer:
     """`async with RolloutServer(backend, settings) as server` listens on `server.address`."""
 
-    def __init__(self, desk: ServerBackend, terms: ServerSettings) -> None:
+    def __init__(self, desk: ServerBackend[Any], terms: ServerSettings) -> None:
         self.address = ""
         self.addresses: list[str] = []  # all addresses: a name such as `localhost` may have several
         self._backend = desk

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ..core.errors import RequestRefused
-from ..core.records import ModelUsage
+from ..core.order_progress import OrderProgress, RolloutProgress
 from ..core.serving_protocol import (
     CallAnswer,
     Called,
@@ -24,29 +24,13 @@ from ..core.serving_protocol import (
 )
 
 
-class FakeMember:
-    """One rollout; a test changes it and then calls `FakeActiveOrder.notify_change`."""
-
-    def __init__(self, member: int) -> None:
-        self.member = member
-        self.attempt = 0
-        self.turns = 0
-        self.usage = ModelUsage()
-        self.calls: dict[str, None] = {}
-        self.outcome: str | None = None
-        self.reward: float | None = None
-
-
-class FakeActiveOrder:
-    """An accepted order."""
+class FakeActiveOrder(OrderProgress):
+    """An accepted order; a test changes its members and then calls `notify_change`."""
 
     def __init__(self, number: int, order: Order, owner: str = "") -> None:
+        super().__init__(order, owner)
         self.id = number
-        self.order = order
-        self.owner = owner
-        self.new = True
-        self.members = [FakeMember(member) for member in range(order.size)]
-        self.version = 0
+        self.members = [RolloutProgress(member, member) for member in range(order.size)]
         self.followers = 0  # number of waiting clients
         self.left = asyncio.Event()  # set when the last waiting client has left
         self.cancelled = ""
@@ -56,10 +40,6 @@ class FakeActiveOrder:
         self.full_calls: list[str] = []  # calls whose whole request was fetched
         self.member_nodes: dict[int, list[MessageNode]] = {}  # by member
         self._changed = asyncio.Condition()
-
-    @property
-    def finished(self) -> bool:
-        return all(member.outcome is not None for member in self.members)
 
     async def notify_change(self) -> None:
         """Wake all followers after a change."""
@@ -79,68 +59,10 @@ class FakeActiveOrder:
             member.calls.clear()
         await self.notify_change()
 
-    @asynccontextmanager
-    async def follow(self) -> AsyncIterator[None]:
-        self.followers += 1
-        self.left.clear()
-        await self.notify_change()
-        try:
-            yield
-        finally:
-            self.followers -= 1
-            if not self.followers:
-                self.left.set()
-
     async def wait_for_change(self, seen: int) -> int:
         async with self._changed:
             await self._changed.wait_for(lambda: self.version != seen)
         return self.version
-
-    async def read_nodes(self, member: int, since: int) -> tuple[MessageNode, ...]:
-        return tuple(self.member_nodes.get(member, ())[since:])
-
-    async def fetch_call(self, call: str, *, whole: bool) -> Called | None:
-        asked = self.held_calls.get(call)
-        if asked is None or not whole:
-            return asked
-        self.full_calls.append(call)
-        return Called(
-            member=asked.member,
-            call=call,
-            dialect=asked.dialect,
-            append=("all of it",),
-            head=asked.head or "{}",
-        )
-
-    def answer(self, answer: CallAnswer) -> None:
-        for member in self.members:
-            if answer.call in member.calls:
-                del member.calls[answer.call]
-                self.answers.append(answer)
-                self.version += 1
-                return
-        raise RequestRefused("gone", f"this call no longer waits for an answer: `{answer.call[:200]}`")
-
-    async def read_result(self) -> OrderResult:
-        rollouts = tuple(
-            Rollout(
-                instance=str(self.order.instance),
-                sample=member.member,
-                member=member.member,
-                outcome=member.outcome or "",
-                attempt=member.attempt,
-                reward=member.reward,
-            )
-            for member in self.members
-        )
-        return OrderResult(key=self.order.key, order=self.id, rollouts=rollouts, new=not self.deliveries)
-
-    async def mark_delivered(self) -> None:
-        self.deliveries += 1
-        await self.notify_change()
-
-    def cancel(self, message: str) -> None:
-        self.cancelled = message
 
 
 class FakeOrderService:
@@ -171,7 +93,7 @@ class FakeOrderService:
         if known is None and len(self.orders) >= self._queue:
             raise RequestRefused("busy", f"{self._queue} rollouts are open", after=2.0)
         if known is not None:
-            known.new = False
+            known.mark_known()
             return known
         self.keys.append(key)
         ticket = self.orders[order.key] = FakeActiveOrder(len(self.orders) + 1, order, owner)
@@ -196,3 +118,64 @@ class FakeOrderService:
 
     def drain(self) -> None:
         self.draining = True
+
+    @asynccontextmanager
+    async def follow(self, order: FakeActiveOrder) -> AsyncIterator[None]:
+        order.followers += 1
+        order.left.clear()
+        await order.notify_change()
+        try:
+            yield
+        finally:
+            order.followers -= 1
+            if not order.followers:
+                order.left.set()
+
+    async def wait_for_change(self, order: FakeActiveOrder, seen: int) -> int:
+        return await order.wait_for_change(seen)
+
+    async def read_nodes(self, order: FakeActiveOrder, member: int, since: int) -> tuple[MessageNode, ...]:
+        return tuple(order.member_nodes.get(member, ())[since:])
+
+    async def fetch_call(self, order: FakeActiveOrder, call: str, *, whole: bool) -> Called | None:
+        asked = order.held_calls.get(call)
+        if asked is None or not whole:
+            return asked
+        order.full_calls.append(call)
+        return Called(
+            member=asked.member,
+            call=call,
+            dialect=asked.dialect,
+            append=("all of it",),
+            head=asked.head or "{}",
+        )
+
+    def answer(self, order: FakeActiveOrder, answer: CallAnswer) -> None:
+        for member in order.members:
+            if answer.call in member.calls:
+                del member.calls[answer.call]
+                order.answers.append(answer)
+                order.version += 1
+                return
+        raise RequestRefused("gone", f"this call no longer waits for an answer: `{answer.call[:200]}`")
+
+    async def read_result(self, order: FakeActiveOrder) -> OrderResult:
+        rollouts = tuple(
+            Rollout(
+                instance=str(order.order.instance),
+                sample=member.member,
+                member=member.member,
+                outcome=member.outcome or "",
+                attempt=member.attempt,
+                reward=member.reward,
+            )
+            for member in order.members
+        )
+        return OrderResult(key=order.order.key, order=order.id, rollouts=rollouts, new=not order.deliveries)
+
+    async def mark_delivered(self, order: FakeActiveOrder) -> None:
+        order.deliveries += 1
+        await order.notify_change()
+
+    def cancel(self, order: FakeActiveOrder, message: str) -> None:
+        order.cancelled = message

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ STEERED = "steered"  # the ledger's name for the steered model; its key is never
 
 
 class OrderService:
-    """Serves the orders of one run. Implements `OrderBackend`."""
+    """Serves the orders of one run. Implements `ServerBackend` of `serve/`."""
 
     def __init__(
         self,
@@ -94,9 +95,8 @@ class OrderService:
                     if not self._scheduler.started.is_set():  # it never will be
                         for task in self._working:
                             task.cancel()
-                    for ticket in self._book.by_key.values():
-                        if ticket.timer is not None:
-                            ticket.timer.cancel()
+                    for active in self._book.by_key.values():
+                        active.stop_grace()
             self._reading.shutdown(wait=True)
         if error is not None:
             raise error
@@ -108,40 +108,40 @@ class OrderService:
         self._check(order, known=order.key in self._book.by_key)
         brought = order.instance
         order = msgspec.structs.replace(order, instance=self._catalogue.name_instance(brought))
-        while (ticket := self._book.by_key.get(order.key)) is not None:
-            await asyncio.shield(ticket.placed)
-            if self._book.by_key.get(order.key) is not ticket:
+        while (active := self._book.by_key.get(order.key)) is not None:
+            await asyncio.shield(active.placed)
+            if self._book.by_key.get(order.key) is not active:
                 continue  # it was refused, or is finished and dropped
-            if (ticket.order, ticket.owner) != (order, owner):
+            if (active.order, active.owner) != (order, owner):
                 raise RequestRefused(
                     "conflict", f"order key `{order.key}` is already used by a different request"
                 )
-            if ticket.abandoned:  # it runs again as soon as the cancelled rollouts have ended
-                await ticket.wait_for_change(ticket.version)
+            if active.abandoned:  # it runs again as soon as the cancelled rollouts have ended
+                await active.wait_for_change(active.version)
                 continue
-            ticket.new = False
-            return ticket
-        ticket = self._book.by_key[order.key] = ActiveOrder(order, key, self, owner)
+            active.mark_known()
+            return active
+        active = self._book.by_key[order.key] = ActiveOrder(order, key, owner)
         try:
-            await self._write(ticket, brought)
-            if ticket.new:
+            await self._write(active, brought)
+            if active.new:
                 self._book.statistics.count_order()
         except BaseException as error:  # boundary: remove the order, then re-raise
             del self._book.by_key[order.key]
-            ticket.placed.set_result(None)
+            active.placed.set_result(None)
             if isinstance(error, KeyTaken):
                 raise RequestRefused("conflict", error.message) from None
             if isinstance(error, RequestRefused):
                 self._book.statistics.count_refusal(error.code)
             raise
-        ticket.placed.set_result(None)
-        return ticket
+        active.placed.set_result(None)
+        return active
 
     async def find(self, key: str, owner: str = "") -> ActiveOrder | None:
         """Return the order with this key, from memory or the ledger; None also if another client owns it."""
-        if (ticket := self._book.by_key.get(key)) is not None:
-            await asyncio.shield(ticket.placed)
-            return ticket if ticket.owner == owner else None
+        if (active := self._book.by_key.get(key)) is not None:
+            await asyncio.shield(active.placed)
+            return active if active.owner == owner else None
         row = await self._ledger.find_order(key)
         return None if row is None or row.owner != owner else await self._load_order(row)
 
@@ -163,51 +163,75 @@ class OrderService:
     def stats(self) -> ServerStats:
         return self._status.stats()
 
-    # Called by an `ActiveOrder` (`OrderBackend`).
+    # Called by the server, for one order.
 
-    async def read_result(self, ticket: ActiveOrder) -> OrderResult:
-        """Read the result from disk, in a thread."""
-        loop = asyncio.get_running_loop()
-        how = ticket.order.trajectory
-        return await loop.run_in_executor(self._reading, build_result, self._reader, ticket.row, how)
+    @asynccontextmanager
+    async def follow(self, order: ActiveOrder) -> AsyncIterator[None]:
+        """Follow the order. Once the last follower is gone for the grace period, the order is cancelled."""
+        order.add_follower()
+        try:
+            yield
+        finally:
+            order.remove_follower()
+            if not order.followers and order.finished:
+                self._forget(order)
+            elif not order.followers and not order.order.detached:
+                end = partial(self._cancel, order, CLIENT_GONE, "its client is gone")
+                order.start_grace(self._serving.grace, end)
 
-    async def read_nodes(self, attempt: int, since: int) -> tuple[MessageNode, ...]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reading, self._load_nodes, attempt, since)
-
-    def _load_nodes(self, attempt: int, since: int) -> tuple[MessageNode, ...]:
-        return tuple(node for node in read_nodes(self._ledger.directory, attempt) if node.id >= since)
-
-    async def mark_delivered(self, ticket: ActiveOrder) -> None:
-        await self._ledger.mark_delivered(ticket.id, self._config.keep)
-        ticket.row = msgspec.structs.replace(ticket.row, delivered=True)
-
-    async def fetch_call(self, call: str, *, whole: bool, member: int) -> Called | None:
-        return await self._book.calls.fetch_call(call, whole=whole, member=member)
-
-    def deliver_answer(self, answer: CallAnswer) -> None:
+    def answer(self, order: ActiveOrder, answer: CallAnswer) -> None:
+        """Answer a held call; raise `RequestRefused` (`gone`) if it is not held any more."""
+        member = order.find_caller(answer.call)
+        if member is None:
+            raise RequestRefused(
+                "gone", f"this call does not wait for an answer any more: `{answer.call[:80]}`"
+            )
+        del member.calls[answer.call]
         self._book.calls.deliver_answer(answer)
 
-    def on_client_gone(self, ticket: ActiveOrder) -> None:
-        """Cancel the order after the grace period, unless a client comes back."""
-        if ticket.finished:
-            self._forget(ticket)
-        elif not ticket.order.detached:
-            loop = asyncio.get_running_loop()
-            ticket.timer = loop.call_later(
-                self._serving.grace, self.cancel, ticket, CLIENT_GONE, "its client is gone"
-            )
+    def cancel(self, order: ActiveOrder, message: str) -> None:
+        """End all open members with the verdict `cancelled`."""
+        self._cancel(order, "asked", message)
 
-    def cancel(self, ticket: ActiveOrder, kind: str, message: str) -> None:
-        if (parked := self._book.parked.pop(ticket.order.key, None)) is not None:
+    async def wait_for_change(self, order: ActiveOrder, seen: int) -> int:
+        return await order.wait_for_change(seen)
+
+    async def read_nodes(self, order: ActiveOrder, member: int, since: int) -> tuple[MessageNode, ...]:
+        """Return the messages of a member's conversation, from number `since` on."""
+        attempt, directory = order.members[member].attempt, self._ledger.directory
+
+        def load_nodes() -> tuple[MessageNode, ...]:
+            return tuple(node for node in read_nodes(directory, attempt) if node.id >= since)
+
+        return await asyncio.get_running_loop().run_in_executor(self._reading, load_nodes)
+
+    async def fetch_call(self, order: ActiveOrder, call: str, *, whole: bool) -> Called | None:
+        """Return the request of a held call; None when it is not held any more."""
+        member = order.find_caller(call)
+        if member is None:
+            return None
+        return await self._book.calls.fetch_call(call, whole=whole, member=member.member)
+
+    async def read_result(self, order: ActiveOrder) -> OrderResult:
+        """Read the result from the ledger, in a thread; only when the order is `finished`."""
+        loop, how = asyncio.get_running_loop(), order.order.trajectory
+        return await loop.run_in_executor(self._reading, build_result, self._reader, order.row, how)
+
+    async def mark_delivered(self, order: ActiveOrder) -> None:
+        """Record that the client has the result; the order is not new any more."""
+        await self._ledger.mark_delivered(order.id, self._config.keep)
+        order.mark_delivered()
+
+    def _cancel(self, order: ActiveOrder, kind: str, message: str) -> None:
+        if (parked := self._book.parked.pop(order.order.key, None)) is not None:
             self._abandon(parked, kind, message)
             return
-        ticket.abandoned = ticket.abandoned or kind == CLIENT_GONE
-        for member in ticket.members:
+        if kind == CLIENT_GONE:
+            order.mark_abandoned()
+        for member in order.members:
             if member.outcome is None:
-                self._scheduler.withdraw(
-                    ticket.row.instance, member.sample, make_cancel_failure(kind, message)
-                )
+                failure = make_cancel_failure(kind, message)
+                self._scheduler.withdraw(order.row.instance, member.sample, failure)
 
     # Accepting orders.
 
@@ -239,21 +263,21 @@ class OrderService:
             raise RequestRefused("draining", "the server accepts no more orders")
         return self._book.reserve(places)
 
-    async def _write(self, ticket: ActiveOrder, brought: str | Instance) -> None:
-        order = ticket.order
+    async def _write(self, active: ActiveOrder, brought: str | Instance) -> None:
+        order = active.order
         asked = msgspec.msgpack.encode(order)
         known = self._book.parked.get(order.key) or await self._ledger.find_order(order.key)
         if known is None:
             with self._reserve(order.size):
                 at, instance = time.time(), await self._find_instance(brought)
-                row = OrderRow(0, order.key, asked, at, instance, (), owner=ticket.owner)
+                row = OrderRow(0, order.key, asked, at, instance, (), owner=active.owner)
                 known = await self._ledger.place_order(row, order.size)
-        elif (known.asked, known.owner) != (asked, ticket.owner):
+        elif (known.asked, known.owner) != (asked, active.owner):
             raise KeyTaken(f"order key `{order.key}` is already used by a different request")
         else:
             self._book.parked.pop(order.key, None)
             known = await self._readmit(known)
-        await self._take_up(ticket, known)
+        await self._take_up(active, known)
 
     async def _readmit(self, row: OrderRow) -> OrderRow:
         """Readmit a known order: rollouts that were cancelled because its client was gone run again."""
@@ -272,23 +296,23 @@ class OrderService:
             raise RequestRefused("unknown", f"no such instance: `{instance}`"[:300], hint)
         return row
 
-    async def _take_up(self, ticket: ActiveOrder, row: OrderRow) -> None:
+    async def _take_up(self, active: ActiveOrder, row: OrderRow) -> None:
         """Open every rollout of the order that is not closed."""
-        ticket.load_row(row, await self._ledger.list_closed_rollouts(row.id) if row.known else ())
-        if ticket.finished:
+        active.load_row(row, await self._ledger.list_closed_rollouts(row.id) if row.known else ())
+        if active.finished:
             return
-        self._book.open(ticket)
+        self._book.open(active)
         opened = [make_opened_event(standing) for standing in await self._ledger.list_open_rollouts(row)]
-        group = ticket.membership
+        group = active.membership
         await self._scheduler.started.wait()
         self._scheduler.open_samples([msgspec.structs.replace(event, group=group) for event in opened])
 
     async def _load_order(self, row: OrderRow) -> ActiveOrder:
         """Return an `ActiveOrder` for a query about an order that is only in the ledger."""
-        ticket = ActiveOrder(msgspec.msgpack.decode(row.asked, type=Order), None, self, row.owner)
-        ticket.placed.set_result(None)
-        ticket.load_row(row, await self._ledger.list_closed_rollouts(row.id))
-        return ticket
+        active = ActiveOrder(msgspec.msgpack.decode(row.asked, type=Order), None, row.owner)
+        active.placed.set_result(None)
+        active.load_row(row, await self._ledger.list_closed_rollouts(row.id))
+        return active
 
     # Orders of an earlier conductor.
 
@@ -307,14 +331,14 @@ class OrderService:
     def _register(self, row: OrderRow) -> ActiveOrder:
         """Register an order of an earlier conductor, so that a client that places it again finds it."""
         order = msgspec.msgpack.decode(row.asked, type=Order)
-        ticket = self._book.by_key[order.key] = ActiveOrder(order, None, self, row.owner)
+        active = self._book.by_key[order.key] = ActiveOrder(order, None, row.owner)
         self._book.count_rollouts(len(row.samples))
-        return ticket
+        return active
 
-    async def _resume_order(self, ticket: ActiveOrder, row: OrderRow) -> None:
+    async def _resume_order(self, active: ActiveOrder, row: OrderRow) -> None:
         """Continue the order, whether its client is connected or not."""
-        await self._take_up(ticket, row)
-        ticket.placed.set_result(None)
+        await self._take_up(active, row)
+        active.placed.set_result(None)
 
     def _abandon_parked(self) -> None:
         """Cancel the orders whose clients did not come back."""
@@ -324,11 +348,11 @@ class OrderService:
 
     def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
         """Take up an order of an earlier conductor in order to cancel it."""
-        ticket = self._register(row)  # now: its client may come back before the task runs
+        active = self._register(row)  # now: its client may come back before the task runs
 
         async def take_up_and_cancel() -> None:
-            await self._resume_order(ticket, row)
-            self.cancel(ticket, kind, message)
+            await self._resume_order(active, row)
+            self._cancel(active, kind, message)
 
         self._start(take_up_and_cancel())
 
@@ -339,8 +363,8 @@ class OrderService:
 
     # Dropping orders.
 
-    def _forget(self, ticket: ActiveOrder) -> None:
-        self._book.forget(ticket)
+    def _forget(self, active: ActiveOrder) -> None:
+        self._book.forget(active)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
