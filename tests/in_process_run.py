@@ -15,7 +15,6 @@ from typing import Any
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.api import run_hooks
 from holdwater.api import runs as api
 from holdwater.core.summary import RunSummary
 from holdwater.ledger.reader import LedgerReader
@@ -79,13 +78,11 @@ def play(
 ) -> RunSummary:
     """Run in this process, quickly; what the fault holds up is let go at the end."""
     prepared = api.prepare(suite, agent, out, {**QUICK, **options})  # type: ignore[typeddict-item]
-    around: run_hooks.RunHooks = {"observers": observers, "duties": duties}
-    if fault is not None:
-        around["enclose"] = fault.enclose
+    enclose = fault.enclose if fault is not None else None
 
     async def conduct() -> RunSummary:
         try:
-            return await api.start(prepared, around)
+            return await api.start(prepared, observers=observers, periodic_tasks=duties, enclose=enclose)
         finally:
             if fault is not None:
                 fault.release()

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.command_runner import SOURCE, Command
@@ -140,6 +141,5 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path, mode: int) -> Non
 
     assert refused.value.hint == f"`chmod 600 {keys}`"
     keys.chmod(0o600)
-    assert prepare_server("demo", "oracle", tmp_path / "run", {}, {"key_file": keys}).terms.keys == (
-        "secret",
-    )
+    opener: Any = prepare_server("demo", "oracle", tmp_path / "run", {}, {"key_file": keys}).open_server
+    assert opener.settings.keys == ("secret",)

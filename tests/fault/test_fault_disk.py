@@ -87,14 +87,14 @@ async def conduct(out, agent, workers):
     from holdwater.testing.scripted_model import ScriptedReply, serve_script
 
     async with serve_script(lambda request: ScriptedReply(text="hello"), PORT) as url:
-        around = {"observers": [acknowledge]}
         if (Path(out) / "run.json").exists():
-            return await api.aresume(out, around=around)
+            setup = api.prepare_resume(out, api.CallerObjects(), {})
+            return await api.start(setup, observers=[acknowledge])
         options = {"workers": workers, "concurrency": 4, "base_url": url, "backoff": 0.01}
         options |= {"disk_patience": 2.0}
         options |= {"model": "m"} if agent == "exchanges" else {}
         prepared = api.prepare(f"{__file__}:suite", f"{__file__}:{agent}", out, options)
-        return await api.start(prepared, around)
+        return await api.start(prepared, observers=[acknowledge])
 
 
 if __name__ == "__main__":

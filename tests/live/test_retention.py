@@ -188,7 +188,7 @@ async def test_a_resume_removes_what_a_killed_conductor_had_dropped(tmp_path: Pa
     query(directory, f"UPDATE dropped SET bytes = NULL WHERE attempt = {first}")
     assert hw.audit(directory.path).ok  # at any time
 
-    await hw.aresume(directory.path, suite=SUITE, agent=solve, around={"policy": reply})
+    await hw.aresume(directory.path, suite=SUITE, agent=solve, policy=reply)
 
     assert not left.exists()
     assert query(directory, "SELECT 1 FROM dropped WHERE bytes IS NULL") == []

@@ -14,7 +14,8 @@ from tests.server_harness import SUITE, eventually, model
 from tests.wait_bounds import stretch
 
 import holdwater as hw
-from holdwater.api.serving import prepare_server, start_server
+from holdwater.api.runs import start
+from holdwater.api.serving import prepare_server
 from holdwater.client import AsyncClient, Client, OrderRefused, PolicyCall
 from holdwater.core.errors import BadInput
 from holdwater.core.groups import GroupTerms
@@ -43,7 +44,7 @@ async def serving(place: Path, *, agent: str | None = None, **options: Any) -> A
         {"workers": 0, "concurrency": 4, **options},
         said,
     )
-    server = asyncio.create_task(start_server(prepared, {}))
+    server = asyncio.create_task(start(prepared))
     try:
         async with AsyncClient(f"unix:{place}/socket", patience=20.0) as client:
             await eventually(lambda: (place / "socket").exists() or server.done(), 20.0)

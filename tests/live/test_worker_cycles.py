@@ -157,7 +157,7 @@ def play(out: Path, agent: Callable[..., Any], **options: Any) -> int:
     prepared = api.prepare(suite(**parts), agent, out, said)  # type: ignore[arg-type]
 
     async def conduct() -> int:
-        return (await api.start(prepared, {"policy": policy})).attempts
+        return (await api.start(prepared, policy=policy)).attempts
 
     return asyncio.run(conduct())
 

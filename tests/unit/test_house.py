@@ -44,7 +44,6 @@ LARGE_PROTOCOLS = {
     "GroupMember": "read-only facts that a group's scorer gets of each member",
     "AttemptServices": "everything that surrounds an attempt in its worker; tests have a fake",
     "ArtifactPaths": "one path for each kind of file",
-    "BuildRun": "a build, as the conductor runs it",
 }
 
 

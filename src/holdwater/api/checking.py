@@ -21,8 +21,8 @@ from ..ledger.rows import OutcomeRow
 from ..run.setup.config import default_directory
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
-from .run_hooks import wait
-from .runs import PreparedRun, prepare, start
+from .event_loop import wait
+from .runs import RunSetup, prepare, start
 
 AGENTS = ("oracle", "nop")
 LONGEST_REASON = 500  # characters of a grade's detail
@@ -89,11 +89,11 @@ async def acheck(
     """The async twin of `check`."""
     prepared = prepare_check(suite, out, options)
     for one in prepared:
-        require_finished(await start(one, {}))
+        require_finished(await start(one))
     return summarize_check(prepared)
 
 
-def prepare_check(suite: Suite | str, out: str | Path | None, options: RunOptions) -> tuple[PreparedRun, ...]:
+def prepare_check(suite: Suite | str, out: str | Path | None, options: RunOptions) -> tuple[RunSetup, ...]:
     """Prepare both runs, each in its own directory below `out`."""
     found = load_suite(suite) if isinstance(suite, str) else suite
     place = Path(out) if out is not None else default_directory(f"{found.name}-check")
@@ -109,7 +109,7 @@ def require_finished(summary: RunSummary) -> RunSummary:
     return summary
 
 
-def summarize_check(prepared: Sequence[PreparedRun]) -> Checked:
+def summarize_check(prepared: Sequence[RunSetup]) -> Checked:
     """Combine the results of both runs."""
     faults: dict[str, list[InstanceFault]] = {"oracle_failed": [], "nop_passed": [], "infrastructure": []}
     instances = 0
@@ -160,11 +160,11 @@ async def aattack(
     with TemporaryDirectory(prefix="holdwater-attack-") as place:
         prepared = prepare_attack(suite, out or place, options)
         for one in prepared:
-            require_finished(await start(one, {}))
+            require_finished(await start(one))
         return summarize_attack(prepared)
 
 
-def prepare_attack(suite: Suite | str, out: str | Path, options: RunOptions) -> tuple[PreparedRun, ...]:
+def prepare_attack(suite: Suite | str, out: str | Path, options: RunOptions) -> tuple[RunSetup, ...]:
     """Prepare the runs, the control first, each in its own directory below `out`."""
     chosen: RunOptions = {**options, "attempts": 1, "retries": options.get("retries") or 0}
     if not options.get("only") and options.get("limit") is None:
@@ -172,7 +172,7 @@ def prepare_attack(suite: Suite | str, out: str | Path, options: RunOptions) -> 
     return tuple(prepare(suite, agent, Path(out, agent.replace(":", "-")), chosen) for agent in ATTACKERS)
 
 
-def summarize_attack(prepared: Sequence[PreparedRun]) -> Attacked:
+def summarize_attack(prepared: Sequence[RunSetup]) -> Attacked:
     """Combine the results of the runs."""
     control, *others = (_read_outcomes(one) for one in prepared)
     untried = tuple(
@@ -199,6 +199,6 @@ def summarize_attack(prepared: Sequence[PreparedRun]) -> Attacked:
     )
 
 
-def _read_outcomes(one: PreparedRun) -> list[OutcomeRow]:
+def _read_outcomes(one: RunSetup) -> list[OutcomeRow]:
     with LedgerReader(one.path) as reader:
         return list(reader.outcomes())

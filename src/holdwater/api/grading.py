@@ -19,7 +19,7 @@ from ..ledger.durable_files import write_private
 from ..ledger.reader import LedgerReader
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
-from .run_hooks import wait
+from .event_loop import wait
 from .runs import prepare, start
 
 GOLD = "gold"
@@ -30,9 +30,8 @@ def grade(
     predictions: str | Path, suite: str, *, out: str | Path | None = None, **options: Unpack[RunOptions]
 ) -> RunSummary:
     """Grade predictions (`.jsonl` or `.json`; `gold`: the reference patches) to the end."""
-    return wait(
-        start(prepare(suite, agent_of(predictions), out, narrow_options(predictions, suite, options)), {})
-    )
+    options = narrow_options(predictions, suite, options)
+    return wait(start(prepare(suite, agent_of(predictions), out, options)))
 
 
 def report(path: str | Path, suite: str | None = None) -> dict[str, Any]:
@@ -41,10 +40,10 @@ def report(path: str | Path, suite: str | None = None) -> dict[str, Any]:
         return report_of(reader, _instance_ids(load_suite(suite)) if suite else ())
 
 
-def write_report(path: Path, suite: str) -> dict[str, Any]:
+def write_report(path: str | Path, suite: str) -> dict[str, Any]:
     """Write the report to `report.json` in the run's directory; return it."""
     found = report(path, suite)
-    write_private(path / "report.json", msgspec.json.format(msgspec.json.encode(found), indent=4))
+    write_private(Path(path, "report.json"), msgspec.json.format(msgspec.json.encode(found), indent=4))
     return found
 
 

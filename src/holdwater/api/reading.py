@@ -31,7 +31,7 @@ from ..export.openai import find_last_answered, render_chat_messages, render_cha
 from ..ledger.audit import AuditReport as AuditReport
 from ..ledger.audit import audit_run
 from ..ledger.blobs import BlobStore
-from ..ledger.directory import RunDirectory
+from ..ledger.directory import RunDirectory as RunDirectory
 from ..ledger.directory import find_run as find_run
 from ..ledger.images import BuildReport as BuildReport
 from ..ledger.images import report_build

@@ -6,9 +6,9 @@ A call that waits has an `async` twin (`arun`, ...). The plain calls also work i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
@@ -22,13 +22,19 @@ from ..core.records import Verdict
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
+from ..ledger.images import write_manifest
+from ..ledger.reader import LedgerReader
+from ..rollout.allocator import keep_bounded
 from ..rollout.critic import load_critic
+from ..rollout.open_files import allow_files
 from ..rollout.sandbox_kinds import find_kind
 from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
+from ..run.builds.build import make_setup
 from ..run.conductor.instance_source import InstanceSource, first_instances
 from ..run.conductor.regrade import RegradeRequest, continue_regrade, find_open_regrade, request_regrade
 from ..run.conductor.replay import replay_suite
-from ..run.execute import create_run
+from ..run.execute import RunSetup as RunSetup
+from ..run.execute import conduct_run, create_run
 from ..run.setup.config import (
     POLICY_URL,
     SCRIPTED,
@@ -46,22 +52,9 @@ from ..run.setup.resumption import read_choices
 from ..run.setup.trust import check_trust
 from ..suite.loader import load as load_suite
 from ..suite.loader import make_absolute as absolute_suite
-from .run_hooks import RunHooks as RunHooks
-from .run_hooks import complete as complete
-from .run_hooks import conduct_with_hooks, make_setup, wait
+from .event_loop import wait
 
 MOST_EXAMPLES = 3  # maximum number of instances that an error names as examples
-
-
-class PreparedRun(msgspec.Struct, frozen=True):
-    """A run that is ready to start: everything is checked, nothing is created yet."""
-
-    path: Path
-    config: RunConfig
-    suite: Suite
-    agent: Agent
-    importable: bool
-    critic: CriticFunction | None = None  # a function that workers cannot import by name
 
 
 def run(
@@ -93,7 +86,7 @@ async def arun(
     if policy is not None:
         options["model"] = options.get("model") or "policy"
         options["base_url"] = POLICY_URL
-    return await start(prepare(suite, agent, out, options), {"observers": observers, "policy": policy})
+    return await start(prepare(suite, agent, out, options), observers=observers, policy=policy)
 
 
 def resume(
@@ -112,18 +105,8 @@ def resume(
     `retry` reopens samples that did not pass; the other options replace settings of the run. `trust` imports
     the code that a run of another user names.
     """
-    around: RunHooks = {"policy": policy, "critic": critic}
-    return wait(
-        aresume(
-            path,
-            suite=suite,
-            agent=agent,
-            accept_changes=accept_changes,
-            around=around,
-            trust=trust,
-            **options,
-        )
-    )
+    objects = CallerObjects(suite, agent, critic, policy)
+    return wait(start(prepare_resume(path, objects, options, accept_changes=accept_changes, trust=trust)))
 
 
 async def aresume(
@@ -131,81 +114,29 @@ async def aresume(
     *,
     suite: Suite | None = None,
     agent: Agent | AgentFunction | None = None,
+    critic: CriticFunction | None = None,
     accept_changes: bool = False,
-    around: RunHooks | None = None,
+    policy: Policy | None = None,
     trust: bool = False,
     **options: Unpack[ResumeOptions],
 ) -> RunSummary:
     """The async twin of `resume`."""
-    directory = RunDirectory.open(path)
-    config = replace_settings(check_trust(directory, trust=trust), options)
-    retry = read_choices(directory, options)
-    if config.recipe is not None:
-        from .images import resume_build
-
-        return await resume_build(directory, config, retry, around or {})
-    if (begun := find_open_regrade(directory)) is not None:
-        grading = suite or load_suite(config.suite)
-        asked = continue_regrade(begun, grading)
-        summary = await _regrade(directory, grading, asked, importable=suite is None, around=around or {})
-        done = config.serving is not None or (summary.state == "finished" and not retry)
-        if done or find_open_regrade(directory) is not None:
-            return summary
-        around = around or {}
-        around.pop("begun", None)  # the display is already running
-    if config.serving is not None:
-        again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` continues it"
-        raise BadInput(f"the directory belongs to a server: `{path}`", again)
-    found = suite or load_suite(config.suite)
-    if config.replays is not None:
-        found = replay_suite(found, Path(config.replays))
-    given = make_setup(found, _as_agent(agent or config.agent), around or {})
-    load_critic(given.critic or config.critic)  # raises for an invalid critic before anything starts
-    check_variables(found, config, read_environment())
-    importable = suite is None and agent is None and given.critic is None
-    given = msgspec.structs.replace(
-        given,
-        resumed=True,
-        accept_changes=accept_changes,
-        importable=importable and given.policy is None,
-        retry=retry,
-        config=config,
-    )
-    async with _open_upstream(config, given.policy) as upstream:
-        return await conduct_with_hooks(
-            directory, msgspec.structs.replace(given, upstream=upstream), around or {}
-        )
+    objects = CallerObjects(suite, agent, critic, policy)
+    return await start(prepare_resume(path, objects, options, accept_changes=accept_changes, trust=trust))
 
 
 def regrade(
     path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None, trust: bool = False
 ) -> RunSummary:
     """Grade a run's work again without running the agent; an outcome changes if its grade does."""
-    return wait(aregrade(path, only=only, suite=suite, trust=trust))
+    return wait(start(prepare_regrade(path, only, suite, trust=trust)))
 
 
 async def aregrade(
-    path: str | Path,
-    *,
-    only: Sequence[str] = (),
-    suite: Suite | None = None,
-    around: RunHooks | None = None,
-    trust: bool = False,
+    path: str | Path, *, only: Sequence[str] = (), suite: Suite | None = None, trust: bool = False
 ) -> RunSummary:
     """The async twin of `regrade`."""
-    directory = RunDirectory.open(path)
-    found = suite or load_suite(check_trust(directory, trust=trust).suite)
-    asked = request_regrade(directory, found, tuple(only))
-    return await _regrade(directory, found, asked, importable=suite is None, around=around or {})
-
-
-async def _regrade(
-    directory: RunDirectory, suite: Suite, asked: RegradeRequest, *, importable: bool, around: RunHooks
-) -> RunSummary:
-    """Conduct a regrade; no agent acts."""
-    given = make_setup(suite, Agent(name="none", act=lambda instance: None), around)
-    given = msgspec.structs.replace(given, resumed=True, regrade=asked, importable=importable)
-    return await conduct_with_hooks(directory, given, around)
+    return await start(prepare_regrade(path, only, suite, trust=trust))
 
 
 def replay(
@@ -219,8 +150,7 @@ def replay(
     trust: bool = False,
 ) -> RunSummary:
     """Run the attempts of a run again, with its recorded replies instead of a model."""
-    around: RunHooks = {"critic": critic}
-    return wait(areplay(path, out=out, only=only, suite=suite, agent=agent, around=around, trust=trust))
+    return wait(start(prepare_replay(path, out, only, CallerObjects(suite, agent, critic), trust=trust)))
 
 
 async def areplay(
@@ -230,25 +160,25 @@ async def areplay(
     only: Sequence[str] = (),
     suite: Suite | None = None,
     agent: Agent | AgentFunction | None = None,
-    around: RunHooks | None = None,
+    critic: CriticFunction | None = None,
     trust: bool = False,
 ) -> RunSummary:
     """The async twin of `replay`."""
-    source = RunDirectory.open(path)
-    config = make_replay_config(check_trust(source, trust=trust), source.path, only)
-    actor = _as_agent(agent or config.agent)
-    again = replay_suite(suite or load_suite(config.suite), source.path)
-    where = Path(out) if out is not None else default_directory(f"{again.name}-replay")
-    critic = (around or {}).get("critic")
-    load_critic(critic or config.critic)
-    importable = suite is None and agent is None and critic is None
-    prepared = PreparedRun(where, config, again, actor, importable, critic)
-    return await start(prepared, around or {})
+    return await start(prepare_replay(path, out, only, CallerObjects(suite, agent, critic), trust=trust))
+
+
+class CallerObjects(NamedTuple):
+    """Objects of the caller, in place of those that the run's configuration names."""
+
+    suite: Suite | None = None
+    agent: Agent | AgentFunction | None = None
+    critic: CriticFunction | None = None
+    policy: Policy | None = None
 
 
 def prepare(
     suite: Suite | str, agent: Agent | AgentFunction | str | None, out: str | Path | None, options: RunOptions
-) -> PreparedRun:
+) -> RunSetup:
     """Check everything that can be checked before a run, and create nothing."""
     found = load_suite(suite) if isinstance(suite, str) else suite
     chosen = agent if agent is not None else found.defaults.agent
@@ -261,30 +191,140 @@ def prepare(
         absolute_suite(suite) if isinstance(suite, str) else found.name,
         absolute_agent(chosen) if isinstance(chosen, str) else actor.name,
     )
-    importable = isinstance(suite, str) and isinstance(chosen, str)
     config = build_config(found, actor, names, parse_settings(options))
     _check_inputs(found, actor, config)
     check_variables(found, config, read_environment())
-    path = Path(out) if out is not None else default_directory(found.name)
     critic = options.get("critic")
-    own = critic if critic is not None and not isinstance(critic, str) else None
-    return PreparedRun(path, config, found, actor, importable and own is None, own)
+    return RunSetup(
+        path=Path(out) if out is not None else default_directory(found.name),
+        config=config,
+        suite=found,
+        agent=actor,
+        environment=read_environment(),
+        importable=isinstance(suite, str) and isinstance(chosen, str),
+        critic=critic if critic is not None and not isinstance(critic, str) else None,
+    )
 
 
-async def start(prepared: PreparedRun, around: RunHooks) -> RunSummary:
-    """Create the run directory of a prepared run and conduct the run."""
-    await check_start(prepared)
-    policy = around.get("policy")
-    if (check := find_kind(prepared.config.sandbox).check_start) is not None:
+def prepare_resume(
+    path: str | Path,
+    objects: CallerObjects,
+    options: ResumeOptions,
+    *,
+    accept_changes: bool = False,
+    trust: bool = False,
+) -> RunSetup:
+    """Check everything that can be checked before a resume. A regrade that was begun comes first."""
+    directory = RunDirectory.open(path)
+    before = check_trust(directory, trust=trust)
+    config = replace_settings(before, options)
+    retry = read_choices(directory, options)
+    if config.recipe is not None:
+        build = make_setup(directory.path, config)
+        return msgspec.structs.replace(build, resumed=True, retry=retry)
+
+    def prepare_run() -> RunSetup:
+        if config.serving is not None:
+            again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` continues it"
+            raise BadInput(f"the directory belongs to a server: `{path}`", again)
+        setup = _setup_again(directory.path, config, objects)
+        check_variables(setup.suite, config, setup.environment)
+        return msgspec.structs.replace(setup, resumed=True, retry=retry, accept_changes=accept_changes)
+
+    if (begun := find_open_regrade(directory)) is None:
+        return prepare_run()
+    suite = objects.suite or load_suite(config.suite)
+    regrade = _setup_regrade(directory, before, suite, continue_regrade(begun, suite))
+    importable = objects.suite is None
+    return msgspec.structs.replace(regrade, importable=importable, retry=retry, afterwards=prepare_run)
+
+
+def prepare_regrade(
+    path: str | Path, only: Sequence[str], suite: Suite | None = None, *, trust: bool = False
+) -> RunSetup:
+    """Check everything that can be checked before a regrade."""
+    directory = RunDirectory.open(path)
+    config = check_trust(directory, trust=trust)
+    found = suite or load_suite(config.suite)
+    setup = _setup_regrade(directory, config, found, request_regrade(directory, found, tuple(only)))
+    return msgspec.structs.replace(setup, importable=suite is None)
+
+
+def prepare_replay(
+    path: str | Path,
+    out: str | Path | None,
+    only: Sequence[str],
+    objects: CallerObjects = CallerObjects(),  # noqa: B008 - frozen
+    *,
+    trust: bool = False,
+) -> RunSetup:
+    """Check everything that can be checked before a replay, and create nothing."""
+    source = RunDirectory.open(path)
+    config = make_replay_config(check_trust(source, trust=trust), source.path, only)
+    setup = _setup_again(Path(), config, objects)
+    where = Path(out) if out is not None else default_directory(f"{setup.suite.name}-replay")
+    return msgspec.structs.replace(setup, path=where)
+
+
+def _setup_again(path: Path, config: RunConfig, objects: CallerObjects) -> RunSetup:
+    """Return the setup of a run that has a configuration, with the caller's objects."""
+    load_critic(objects.critic or config.critic)  # raises for an invalid critic before anything starts
+    suite = objects.suite or load_suite(config.suite)
+    return RunSetup(
+        path=path,
+        config=config,
+        suite=suite if config.replays is None else replay_suite(suite, Path(config.replays)),
+        agent=_as_agent(objects.agent or config.agent),
+        environment=read_environment(),
+        importable=objects.suite is None and objects.agent is None,
+        critic=objects.critic,
+        policy=objects.policy,
+    )
+
+
+def _setup_regrade(
+    directory: RunDirectory, config: RunConfig, suite: Suite, request: RegradeRequest
+) -> RunSetup:
+    return RunSetup(
+        path=directory.path,
+        config=config,
+        suite=suite,
+        agent=Agent(name="none", act=lambda instance: None),  # no agent acts
+        environment=read_environment(),
+        regrade=request,
+        resumed=True,
+    )
+
+
+async def start(setup: RunSetup, **hooks: Any) -> RunSummary:
+    """Conduct a run to its end, in a new directory or in its own. `hooks` replace fields of the setup."""
+    setup = msgspec.structs.replace(setup, **hooks)
+    config, runs_agents = setup.config, setup.build_run is None and setup.regrade is None
+    if serves := setup.open_server is not None:
+        allow_files()
+        keep_bounded()
+    elif runs_agents and not setup.resumed:
+        await check_start(setup)
+    check = find_kind(config.sandbox).check_start
+    if check is not None and runs_agents and (serves or not setup.resumed):
         await check()
-    async with _open_upstream(prepared.config, policy) as upstream:
-        directory = create_run(prepared.path, prepared.config)
-        given = make_setup(prepared.suite, prepared.agent, around)
-        importable = prepared.importable and policy is None
-        given = msgspec.structs.replace(
-            given, importable=importable, upstream=upstream, critic=prepared.critic or given.critic
-        )
-        return await conduct_with_hooks(directory, given, around)
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(_open_upstream(setup)) if runs_agents else None
+        directory = RunDirectory.open(setup.path) if setup.resumed else create_run(setup.path, config)
+        if serves:
+            directory.make_private()
+        setup.begun(directory)
+        local = setup.policy is not None or setup.critic is not None
+        ready = msgspec.structs.replace(setup, upstream=upstream, importable=setup.importable and not local)
+        summary = await conduct_run(directory, ready)
+    if setup.build_run is not None:
+        with LedgerReader(directory) as reader:
+            write_manifest(reader)
+    over = config.serving is not None or (summary.state == "finished" and not setup.retry)
+    if setup.afterwards is None or over or find_open_regrade(directory) is not None:
+        return summary
+    names = ("observers", "say", "signals", "periodic_tasks", "enclose")  # `begun` has been called
+    return await start(setup.afterwards(), **{name: getattr(setup, name) for name in names})
 
 
 def _check_inputs(suite: Suite, agent: Agent, config: RunConfig) -> None:
@@ -301,7 +341,7 @@ def _check_inputs(suite: Suite, agent: Agent, config: RunConfig) -> None:
     kind.check(config, agent)
 
 
-async def check_start(prepared: PreparedRun) -> None:
+async def check_start(prepared: RunSetup) -> None:
     """Raise BadInput if no instance could run: none is selected, or the agent needs a model and has none."""
     config, suite = prepared.config, prepared.suite
     if config.model is None and config.replays is None and prepared.agent.needs_model:
@@ -318,7 +358,7 @@ async def check_start(prepared: PreparedRun) -> None:
         )
 
 
-async def preview(prepared: PreparedRun, count: int) -> tuple[list[str], int | None]:
+async def preview(prepared: RunSetup, count: int) -> tuple[list[str], int | None]:
     """Return the ids of the first instances that the run would try, and their total, if it is known."""
     await check_start(prepared)
     source = InstanceSource(prepared.suite, prepared.config)
@@ -340,15 +380,14 @@ def _as_agent(agent: Agent | AgentFunction | str) -> Agent:
 
 
 @asynccontextmanager
-async def _open_upstream(
-    config: RunConfig, policy: Policy | None = None
-) -> AsyncIterator[UpstreamConfig | None]:
+async def _open_upstream(setup: RunSetup) -> AsyncIterator[UpstreamConfig | None]:
     """Yield the upstream for the run's model calls; the scripted model is served from here."""
-    if policy is not None:
+    config = setup.config
+    if setup.policy is not None:
         yield None
         return
     if config.model != SCRIPTED or config.replays is not None:
-        yield find_upstream(config, read_environment())
+        yield find_upstream(config, setup.environment)
         return
     from ..suite.demo.script import reply
     from ..testing.scripted_model import serve_script

@@ -10,10 +10,10 @@ import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,33 +22,48 @@ from ..core.authoring import Agent, AgentFunction, Suite
 from ..core.config import RunConfig, ServingConfig
 from ..core.errors import BadInput
 from ..core.options import list_options
-from ..core.summary import RunSummary
 from ..ledger.directory import RunDirectory
-from ..rollout.allocator import keep_bounded
-from ..rollout.open_files import allow_files
-from ..rollout.sandbox_kinds import find_kind
-from ..run.execute import create_run
+from ..run.execute import RunSetup
 from ..run.orders.order_service import OrderService
 from ..run.setup.config import check_bounds, read_environment
 from ..run.setup.options import RunOptions
 from ..run.setup.trust import check_owner
 from ..serve import RolloutServer, ServerSettings
 from ..web.tokens import link_token, publish_token
-from .run_hooks import RunHooks, conduct_with_hooks, make_setup
-from .runs import PreparedRun, _open_upstream, prepare
+from .runs import prepare
 
 POLICY_HINT = "it must be a function `(request)` that returns the reply"
 
 _log = logging.getLogger("holdwater.serve")
 
 
-class PreparedServer(msgspec.Struct, frozen=True):
-    """A server that is ready to start: everything is checked, nothing is created yet."""
+class ServerOpener(NamedTuple):
+    """Opens the HTTP server of a run; call it with the order service and the printer of lines."""
 
-    run: PreparedRun
-    terms: ServerSettings
+    settings: ServerSettings
+    agent: str
+    path: Path
     token: bool  # whether the server creates its own token, because no keys are configured
-    resumed: bool  # whether the server continues an existing directory
+
+    @asynccontextmanager
+    async def __call__(
+        self, orders: OrderService, say: Callable[[str], None]
+    ) -> AsyncIterator[RolloutServer]:
+        async with AsyncExitStack() as stack:
+            settings, file = self.settings, RunDirectory(self.path).token
+            if self.token:
+                keys = (stack.enter_context(publish_token(file)),)
+                settings = settings._replace(keys=keys, separate=False, announce=partial(_link_token, file))
+            server = await stack.enter_async_context(RolloutServer(orders, settings))
+            say(f"serving: {server.address} {self._describe()}")
+            yield server
+
+    def _describe(self) -> str:
+        agent = self.agent.rpartition("/")[2]  # without the directory of its file
+        text = f"with agent `{agent}`, in `{self.path}`"
+        if self.token:
+            return f"{text}; its token is in `{RunDirectory(self.path).token}`"
+        return text if self.settings.keys else f"{text}; without a key: every user of this machine has access"
 
 
 def prepare_server(
@@ -57,7 +72,7 @@ def prepare_server(
     out: str | Path | None,
     options: RunOptions,
     serving: Mapping[str, Any],
-) -> PreparedServer:
+) -> RunSetup:
     """Check everything that can be checked before a server starts, and create nothing."""
     prepared = prepare(suite, agent, out, {**options, "attempts": 1})
     config = msgspec.structs.replace(prepared.config, serving=_parse_serving(serving, prepared.config))
@@ -66,62 +81,15 @@ def prepare_server(
     before = _read_previous(prepared.path, config)
     if before is not None:
         config = msgspec.structs.replace(config, id=before.id, created=before.created)
-    prepared = msgspec.structs.replace(prepared, config=config)
     token = not terms.keys and not serving.get("no_key")
-    return PreparedServer(prepared, terms, token, before is not None)
-
-
-async def start_server(prepared: PreparedServer, around: RunHooks) -> RunSummary:
-    """Serve until the server is drained or stopped; return the run's summary."""
-    run = prepared.run
-    allow_files()
-    keep_bounded()
-    if (check := find_kind(run.config.sandbox).check_start) is not None:
-        await check()
-    async with _open_upstream(run.config) as upstream:
-        directory = RunDirectory.open(run.path) if prepared.resumed else create_run(run.path, run.config)
-        directory.make_private()
-        given = msgspec.structs.replace(
-            make_setup(run.suite, run.agent, around),
-            importable=run.importable,
-            upstream=upstream,
-            resumed=prepared.resumed,
-            config=run.config,
-            open_server=_make_opener(prepared, around.get("say", lambda line: None)),
-        )
-        return await conduct_with_hooks(directory, given, around)
-
-
-def _make_opener(
-    prepared: PreparedServer, say: Callable[[str], None]
-) -> Callable[[OrderService], AbstractAsyncContextManager[Any]]:
-    @asynccontextmanager
-    async def open_server(desk: OrderService) -> AsyncIterator[RolloutServer]:
-        async with AsyncExitStack() as stack:
-            terms = prepared.terms
-            file = RunDirectory(prepared.run.path).token
-            if prepared.token:
-                keys = (stack.enter_context(publish_token(file)),)
-                terms = terms._replace(keys=keys, separate=False, announce=partial(_link_token, file))
-            door = await stack.enter_async_context(RolloutServer(desk, terms))
-            say(f"serving: {door.address} {_describe_server(prepared)}")
-            yield door
-
-    return open_server
+    opener = ServerOpener(terms, prepared.agent.name, prepared.path, token)
+    return msgspec.structs.replace(prepared, config=config, resumed=before is not None, open_server=opener)
 
 
 @asynccontextmanager
 async def _link_token(file: Path, addresses: Sequence[str]) -> AsyncIterator[None]:
     with link_token(file, addresses, read_environment().token_links):
         yield
-
-
-def _describe_server(prepared: PreparedServer) -> str:
-    agent = prepared.run.agent.name.rpartition("/")[2]  # without the directory of its file
-    text = f"with agent `{agent}`, in `{prepared.run.path}`"
-    if prepared.token:
-        return f"{text}; its token is in `{RunDirectory(prepared.run.path).token}`"
-    return text if prepared.terms.keys else f"{text}; without a key: every user of this machine has access"
 
 
 def _parse_serving(said: Mapping[str, Any], config: RunConfig) -> ServingConfig:

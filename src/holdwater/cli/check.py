@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ..api.checking import Attacked, Checked
-    from ..api.runs import PreparedRun
+    from ..api.runs import RunSetup
 
 MOST_SHOWN = 50
 ATTACK_PREFIX = "attack:"  # prefix of a trick's name
@@ -108,15 +108,14 @@ def look_for_tricks(
     return found, render_attack(found)
 
 
-def conduct_all(prepared: Sequence[PreparedRun], console: CommandConsole, verb: str, quiet: bool) -> None:
+def conduct_all(prepared: Sequence[RunSetup], console: CommandConsole, verb: str, quiet: bool) -> None:
     """Conduct the runs one after another; raise an error if one does not finish."""
-    from ..api import runs
     from ..api.checking import require_finished
     from .foreground_run import watch_run
 
     for one in prepared:
         console.say(f"{verb}: {one.agent.name.removeprefix(ATTACK_PREFIX)} in `{one.path}`")
-        require_finished(watch_run(lambda around, one=one: runs.start(one, around), quiet=quiet))  # type: ignore[misc]
+        require_finished(watch_run(one, quiet=quiet))
 
 
 def render_check(found: Checked) -> Text:

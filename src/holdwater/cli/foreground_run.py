@@ -5,32 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..api.process import CommandSignals
 from .console import CommandConsole
 
 if TYPE_CHECKING:
-    from ..api.run_hooks import RunDirectory, RunHooks
+    from ..api.reading import RunDirectory
+    from ..api.runs import RunSetup
     from ..core.summary import RunSummary
     from ..view.live_display import LiveDisplay
 
 
-def run_in_foreground(
-    work: Callable[[RunHooks], Coroutine[Any, Any, RunSummary]], *, json: bool, quiet: bool
-) -> int:
-    """Run `work` with the live display and the closing page; return the exit status."""
-    console = CommandConsole.current or CommandConsole.claim()
-    summary = watch_run(work, quiet=quiet)
-    _print_closing(summary, console, json=json, quiet=quiet)
-    console.flush()
-    return exit_past_threads(summary.exit_status or 0)
+def run_in_foreground(setup: RunSetup, *, json: bool, quiet: bool) -> int:
+    """Conduct the run with the live display and the closing page; return the exit status."""
+    return close_run(watch_run(setup, quiet=quiet), json=json, quiet=quiet)
 
 
-def watch_run(work: Callable[[RunHooks], Coroutine[Any, Any, RunSummary]], *, quiet: bool) -> RunSummary:
-    """Run `work` with the live display, without a closing page."""
-    from ..api.run_hooks import complete
+def watch_run(setup: RunSetup, *, quiet: bool) -> RunSummary:
+    """Conduct the run with the live display, without a closing page."""
+    from ..api.event_loop import complete
+    from ..api.runs import start
 
     console = CommandConsole.current or CommandConsole.claim()
     displays: list[LiveDisplay] = []
@@ -40,18 +35,32 @@ def watch_run(work: Callable[[RunHooks], Coroutine[Any, Any, RunSummary]], *, qu
         if not quiet:
             displays.append(_start_display(directory, console))
 
-    around: RunHooks = {
-        "say": lambda line: console.say(line.rstrip("\n")),
-        "signals": CommandSignals.current,
-        "begun": begin_display,
-    }
+    def say(line: str) -> None:
+        console.say(line.rstrip("\n"))
+
     try:
-        return complete(work(around))
+        return complete(start(setup, say=say, signals=CommandSignals.current, begun=begin_display))
     finally:
         for display in displays:
             display.stop()
             if display.failed:
                 console.say(f"note: the live display ended early: {display.failed}")
+
+
+def close_run(summary: RunSummary, *, json: bool, quiet: bool) -> int:
+    """Print the closing page to stderr and the data to stdout; return the exit status."""
+    from ..api.reading import LedgerReader, report_run
+    from .show import page_of
+
+    console = CommandConsole.current or CommandConsole.claim()
+    with LedgerReader(summary.directory) as reader:
+        if not quiet:
+            console.print(page_of(reader, summary))
+        if json:
+            console.write_json(report_run(reader, summary))
+    sys.stdout.flush()
+    console.flush()
+    return exit_past_threads(summary.exit_status or 0)
 
 
 def exit_past_threads(status: int) -> int:
@@ -69,16 +78,3 @@ def _start_display(directory: RunDirectory, console: CommandConsole) -> LiveDisp
     display = LiveDisplay(lambda: LedgerReader(directory), console.say, console.terminal)
     display.start()
     return display
-
-
-def _print_closing(summary: RunSummary, console: CommandConsole, *, json: bool, quiet: bool) -> None:
-    """Print the closing page to stderr and the data to stdout."""
-    from ..api.reading import LedgerReader, report_run
-    from .show import page_of
-
-    with LedgerReader(summary.directory) as reader:
-        if not quiet:
-            console.print(page_of(reader, summary))
-        if json:
-            console.write_json(report_run(reader, summary))
-    sys.stdout.flush()

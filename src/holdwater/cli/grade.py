@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .console import CommandConsole
 from .flags import Flag, RunFlags, merge_flags
-
-if TYPE_CHECKING:
-    from ..api.run_hooks import RunHooks
-    from ..core.summary import RunSummary
 
 
 def grade(
@@ -49,19 +44,14 @@ def grade(
     console = CommandConsole.claim()
     from ..api import grading, runs
     from ..core.errors import BadInput
-    from .foreground_run import run_in_foreground
+    from .foreground_run import close_run, watch_run
 
     said = merge_flags(flags, config)
     if said.pop("agent") is not None or said.pop("command") is not None:
         raise BadInput("predictions are graded without an agent", hint="leave out `--agent` and `--command`")
     options = grading.narrow_options(predictions, suite, said)  # type: ignore[arg-type]
-    prepared = runs.prepare(suite, grading.agent_of(predictions), out, options)
-
-    async def work(around: RunHooks) -> RunSummary:
-        summary = await runs.start(prepared, around)
-        report = grading.write_report(prepared.path, suite)
-        if json:
-            console.write_json(report)
-        return summary
-
-    return run_in_foreground(work, json=False, quiet=quiet)
+    summary = watch_run(runs.prepare(suite, grading.agent_of(predictions), out, options), quiet=quiet)
+    report = grading.write_report(summary.directory, suite)
+    if json:
+        console.write_json(report)
+    return close_run(summary, json=False, quiet=quiet)

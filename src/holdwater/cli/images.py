@@ -65,7 +65,7 @@ def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = Fal
         Print one JSON document.
     """
     from ..api import images as api
-    from ..api.run_hooks import complete
+    from ..api.event_loop import complete
 
     console = CommandConsole()
     prepared = api.prepare_images(recipe, None, **dataclasses.asdict(choice))
@@ -112,7 +112,7 @@ def build(
     from .foreground_run import run_in_foreground
 
     prepared = api.prepare_images(recipe, out, **dataclasses.asdict(making))
-    return run_in_foreground(lambda around: api.start_build(prepared, around), json=json, quiet=quiet)
+    return run_in_foreground(prepared, json=json, quiet=quiet)
 
 
 @images.command
@@ -162,8 +162,8 @@ def audit(run: str | None = None, /, *, deep: Flag = False, trust: Flag = False,
         Print one JSON document.
     """
     from ..api import images as api
+    from ..api.event_loop import complete
     from ..api.reading import find_run
-    from ..api.run_hooks import complete
 
     console = CommandConsole()
     found = complete(api.audit_build(find_run(run), make_progress_printer(console), deep=deep, trust=trust))
@@ -191,7 +191,7 @@ def clean(*, yes: Flag = False, json: Flag = False) -> int:
         Print one JSON document.
     """
     from ..api import images as api
-    from ..api.run_hooks import complete
+    from ..api.event_loop import complete
 
     console = CommandConsole()
     found = complete(api.clean_images(do=yes))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .console import CommandConsole
 from .flags import Flag, Patterns, ResumeFlags, RunFlags, merge_flags
 
 if TYPE_CHECKING:
-    from ..api.runs import PreparedRun
+    from ..api.runs import RunSetup
 
 FIRST = 10  # instances that a dry run names
 
@@ -59,7 +59,7 @@ def run(
         return _print_dry_run(prepared, console, json)
     from .foreground_run import run_in_foreground
 
-    return run_in_foreground(lambda around: runs.start(prepared, around), json=json, quiet=quiet)
+    return run_in_foreground(prepared, json=json, quiet=quiet)
 
 
 def resume(
@@ -94,15 +94,11 @@ def resume(
     from ..api import reading, runs
     from .foreground_run import run_in_foreground
 
-    path = reading.find_run(run)
-    options = dataclasses.asdict(changes)
-    return run_in_foreground(
-        lambda around: runs.aresume(
-            path, accept_changes=accept_changes, around=around, trust=trust, **options
-        ),
-        json=json,
-        quiet=quiet,
+    options: Any = dataclasses.asdict(changes)
+    setup = runs.prepare_resume(
+        reading.find_run(run), runs.CallerObjects(), options, accept_changes=accept_changes, trust=trust
     )
+    return run_in_foreground(setup, json=json, quiet=quiet)
 
 
 def regrade(
@@ -138,12 +134,8 @@ def regrade(
     from ..api import reading, runs
     from .foreground_run import run_in_foreground
 
-    path = reading.find_run(run)
-    return run_in_foreground(
-        lambda around: runs.aregrade(path, only=tuple(only or ()), around=around, trust=trust),
-        json=json,
-        quiet=quiet,
-    )
+    setup = runs.prepare_regrade(reading.find_run(run), only or (), trust=trust)
+    return run_in_foreground(setup, json=json, quiet=quiet)
 
 
 def replay(
@@ -180,12 +172,8 @@ def replay(
     from ..api import reading, runs
     from .foreground_run import run_in_foreground
 
-    path = reading.find_run(run)
-    return run_in_foreground(
-        lambda around: runs.areplay(path, out=out, only=tuple(only or ()), around=around, trust=trust),
-        json=json,
-        quiet=quiet,
-    )
+    setup = runs.prepare_replay(reading.find_run(run), out, only or (), trust=trust)
+    return run_in_foreground(setup, json=json, quiet=quiet)
 
 
 def choose_agent(agent: str | None, command: str | None) -> str | None:
@@ -203,9 +191,9 @@ def choose_agent(agent: str | None, command: str | None) -> str | None:
     return f"command:{command}"
 
 
-def _print_dry_run(prepared: PreparedRun, console: CommandConsole, json: bool) -> int:
+def _print_dry_run(prepared: RunSetup, console: CommandConsole, json: bool) -> int:
     """Print the plan of the run."""
-    from ..api.run_hooks import complete
+    from ..api.event_loop import complete
     from ..api.runs import preview
 
     first, total = complete(preview(prepared, FIRST))

@@ -81,11 +81,11 @@ def serve(
         Show no live display and no closing page.
     """
     CommandConsole.claim()
-    from ..api.serving import prepare_server, start_server
+    from ..api.serving import prepare_server
     from .foreground_run import run_in_foreground
 
     said = merge_flags(flags, config)
     agent = choose_agent(said.pop("agent"), said.pop("command"))
     serving = {name: said.pop(name) for name in SERVING}
     prepared = prepare_server(suite, agent, out, said, serving)  # type: ignore[arg-type]
-    return run_in_foreground(lambda around: start_server(prepared, around), json=json, quiet=quiet)
+    return run_in_foreground(prepared, json=json, quiet=quiet)

@@ -18,8 +18,7 @@ from contextlib import (
     nullcontext,
 )
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -71,51 +70,43 @@ from .resources.retention import FileRetention
 from .setup.config import ProcessEnvironment, select_passed_variables
 from .setup.resumption import change_settings, reopen_samples
 
+if TYPE_CHECKING:
+    from .builds.build_run import ImageBuildRun
+
 BUDGET_SECONDS = 1.0
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a conductor needs beside the run directory."""
+    """A run that is ready to start: everything is checked, nothing is created yet."""
 
+    path: Path
+    config: RunConfig
     suite: Suite
     agent: Agent
     environment: ProcessEnvironment
-    upstream: UpstreamConfig | None = None  # where model calls go
-    resumed: bool = False
-    accept_changes: bool = False
     importable: bool = True  # workers can load the suite and the agent by their names
+    upstream: UpstreamConfig | None = None  # where model calls go
+    # Functions of this process, which workers cannot load.
+    policy: Policy | None = None  # answers model calls instead of an upstream
+    critic: CriticFunction | None = None  # instead of the critic that the run names
+    enclose: ResourceWrapper | None = None  # for attempts that run in this process
+    # Another kind of work than running agents.
+    build_run: ImageBuildRun | None = None  # a build of images, instead of suite, agent and workers
+    open_server: Callable[[OrderService, Callable[[str], None]], AbstractAsyncContextManager[Any]] | None = (
+        None  # for clients, if the run is a server
+    )
+    regrade: RegradeRequest | None = None  # grade kept work
+    # A resume.
+    resumed: bool = False  # the directory is there
+    accept_changes: bool = False
+    retry: Sequence[str] = ()  # closed samples to reopen: words of `RetryChoice`, or patterns
+    afterwards: Callable[[], RunSetup] | None = None  # the run itself, after its regrade is finished
+    # Hooks of the caller.
+    begun: Callable[[RunDirectory], None] = lambda directory: None  # the directory exists, nothing runs yet
     observers: Sequence[Observer] = ()
     say: Callable[[str], None] = lambda line: None  # for lines that belong to no attempt
     signals: CommandSignals | None = None  # of the command, if there is one
-    regrade: RegradeRequest | None = None  # grade kept work instead of running agents
     periodic_tasks: Sequence[PeriodicTask] = ()
-    enclose: ResourceWrapper | None = None  # for attempts that run in this process
-    policy: Policy | None = None  # answers model calls instead of an upstream
-    critic: CriticFunction | None = None  # a function, instead of the critic that the run names
-    retry: Sequence[str] = ()  # closed samples to reopen: words of `RetryChoice`, or patterns
-    build_run: BuildRun | None = None  # a build of images, instead of suite, agent and workers
-    config: RunConfig | None = None  # replaces the run's own on a resume
-    # Opens the server for clients.
-    open_server: Callable[[OrderService], AbstractAsyncContextManager[Any]] | None = None
-
-
-class BuildRun(Protocol):
-    """A run without agents, such as a build of images; opened and closed around it with `async with`."""
-
-    async def set_up(self, run: str, space: DiskSpace) -> None:
-        """Prepare everything for the first attempt. It is measured, and a signal ends it."""
-
-    async def feed(self, ledger: Ledger, resumed: bool) -> SampleFeed: ...
-
-    def fleet(self, token: int, emit: Emit) -> AbstractAsyncContextManager[GovernedFleet]: ...
-
-    def periodic_tasks(self, leases: AttemptLeases) -> Sequence[PeriodicTask]: ...
-
-    async def __aenter__(self) -> BuildRun: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def create_run(path: Path, config: RunConfig) -> RunDirectory:
@@ -129,7 +120,7 @@ def create_run(path: Path, config: RunConfig) -> RunDirectory:
 
 async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
     """Run or resume until everything is settled or an error stops the run; the summary says which."""
-    config = given.config or directory.read_config()
+    config = given.config
     if given.regrade is not None:
         # A regrade calls no critic.
         config = msgspec.structs.replace(config, critic=CriticKind.GRADE)
@@ -148,7 +139,7 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             await _tell_isolation(ledger, config, given, log.say)
-            if given.config is not None and config.serving is None:
+            if given.resumed and config.serving is None:
                 await change_settings(ledger, given.config)
             if (asked := given.regrade) is not None:
                 await ledger.begin_regrade(asked.grader, asked.only, asked.continues)
@@ -354,7 +345,7 @@ async def _open_orders(
     status = ServerStatus(ledger, fleet, book, scheduler, leases, usage, timeline)
     catalogue = InstanceCatalogue(given.suite, given.agent, config, ledger)
     service = OrderService(config, ledger, catalogue, book, scheduler, fleet, status)
-    async with service.accept_orders(), given.open_server(service):
+    async with service.accept_orders(), given.open_server(service, given.say):
         yield status.periodic_tasks()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ...core.authoring import Agent
 from ...core.config import RunConfig
 from ...core.errors import BadInput
 from ...core.image import (
@@ -33,19 +34,13 @@ from ...ledger.directory import RunDirectory
 from ...ledger.images import read_images, require_recipe
 from ...ledger.reader import LedgerReader
 from ...version import __version__
+from ..execute import RunSetup
 from ..setup.config import check_config, default_directory, read_environment
 from ..setup.trust import check_trust
 from .build_run import ImageBuildRun, make_image_suite
 
 
-class PreparedBuild(msgspec.Struct, frozen=True):
-    """A build that is ready to start: the recipe is checked, nothing has been made."""
-
-    path: Path
-    config: RunConfig
-
-
-def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> PreparedBuild:
+def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> RunSetup:
     """Check everything that can be checked without a registry; make nothing."""
     found = read_recipe(recipe)
     changes = {
@@ -74,7 +69,21 @@ def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> Prepa
         **{name: value for name, value in said.items() if value is not None},
     )
     check_config(config)
-    return PreparedBuild(path=out or default_directory(f"images-{Path(found.path).stem}"), config=config)
+    return make_setup(out or default_directory(f"images-{Path(found.path).stem}"), config)
+
+
+def make_setup(path: Path, config: RunConfig) -> RunSetup:
+    """Return the setup of a build. It has no agent: the engine's name takes the place of the agent's."""
+    build_run = make_build_run(config, RunDirectory(path).logs)
+    agent = Agent(name=config.agent, act=lambda: None, uses_model=False)
+    return RunSetup(
+        path=path,
+        config=config,
+        suite=build_run.suite,
+        agent=agent,
+        environment=read_environment(),
+        build_run=build_run,
+    )
 
 
 def make_build_run(config: RunConfig, logs: Path) -> ImageBuildRun:
@@ -82,7 +91,7 @@ def make_build_run(config: RunConfig, logs: Path) -> ImageBuildRun:
     return ImageBuildRun(config.recipe, config, read_environment(), logs)
 
 
-async def plan_build(prepared: PreparedBuild, tell: Callable[[str], None] = lambda text: None) -> ImagesPlan:
+async def plan_build(prepared: RunSetup, tell: Callable[[str], None] = lambda text: None) -> ImagesPlan:
     """Return the plan of a build. Image tags depend on the agent's layer, so this builds it once."""
     recipe = prepared.config.recipe
     assert recipe is not None

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import msgspec
 
-from ...core.authoring import Agent, Suite
+from ...core.authoring import Suite
 from ...core.config import RunConfig
 from ...core.errors import AttemptError, BadInput
 from ...core.image import (
@@ -53,7 +53,7 @@ LONGEST_RELIEF = 600.0
 
 
 class ImageBuildRun:
-    """Implements `BuildRun` of `run/execute.py` for a build of images."""
+    """A run without agents: `run/execute.py` takes feed, fleet and periodic tasks from it."""
 
     def __init__(
         self, recipe: ImageRecipe, config: RunConfig, environment: ProcessEnvironment, logs: Path
@@ -207,15 +207,6 @@ def _adapt_instances(recipe: ImageRecipe, suite: Suite) -> Callable[[], Iterable
 def _make_instance(recipe: ImageRecipe, instance: Instance, base: str, place: str) -> Instance:
     wanted = image_to_instance(naming.image_of(recipe, instance, base, place))
     return msgspec.structs.replace(wanted, limits=LimitOverrides(memory=MEMORY))
-
-
-def make_stub_agent(kind: EngineKind) -> Agent:
-    """Return a placeholder agent: a build has none, so the engine's name takes the place of the agent's."""
-
-    def act() -> None:
-        raise AssertionError("a build has no agent")
-
-    return Agent(name=str(kind), act=act, uses_model=False)
 
 
 async def _foresee_image(engine: ImageEngine, image: ImageTarget) -> ImageForecast | FailedForecast:
