@@ -104,12 +104,9 @@ def describe_class(node: ast.ClassDef, name: str) -> ClassFacts:
 
 
 def describe_function(node: Function, name: str) -> FunctionFacts:
-    """A command of the command line is its flags and their help: only its body counts."""
-    first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
-    begin = first.lineno if "/cli/" in name else node.lineno
     decorators = {getattr(mark, "id", getattr(mark, "attr", "")) for mark in node.decorator_list}
     states = bool(decorators & {"property", "cached_property"}) or getattr(node.returns, "id", "") == "bool"
-    return FunctionFacts(node.name, f"{name}:{node.lineno}", (node.end_lineno or 0) - begin + 1, states)
+    return FunctionFacts(node.name, f"{name}:{node.lineno}", (node.end_lineno or 0) - node.lineno + 1, states)
 
 
 def glossary() -> list[str]:

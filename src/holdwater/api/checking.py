@@ -21,7 +21,7 @@ from ..ledger.rows import OutcomeRow
 from ..run.setup.config import default_directory
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
-from .event_loop import wait
+from .process import wait
 from .runs import RunSetup, prepare, start
 
 AGENTS = ("oracle", "nop")

@@ -19,7 +19,7 @@ from ..ledger.durable_files import write_private
 from ..ledger.reader import LedgerReader
 from ..run.setup.options import RunOptions
 from ..suite.loader import load as load_suite
-from .event_loop import wait
+from .process import wait
 from .runs import prepare, start
 
 GOLD = "gold"

@@ -17,7 +17,7 @@ from ..run.execute import RunSetup
 from ..run.setup.config import read_environment
 from ..run.setup.options import ImageBuildOptions as ImageBuildOptions
 from ..run.setup.options import parse_build_settings
-from .event_loop import wait
+from .process import wait
 from .runs import start
 
 

@@ -34,7 +34,7 @@ from ..suite.loader import OTHER_SPECS as OTHER_SUITES
 from ..suite.loader import list_suites as list_suites
 from ..version import __version__
 from ..view.formatting import size
-from .event_loop import complete
+from .process import complete
 
 __all__ = [
     "OTHER_AGENTS",

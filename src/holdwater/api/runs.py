@@ -48,11 +48,10 @@ from ..run.setup.config import (
 from ..run.setup.options import ResumeOptions as ResumeOptions
 from ..run.setup.options import RunOptions as RunOptions
 from ..run.setup.options import parse_settings, replace_settings
-from ..run.setup.resumption import read_choices
-from ..run.setup.trust import check_trust
+from ..run.setup.resumption import check_trust, read_choices
 from ..suite.loader import load as load_suite
 from ..suite.loader import make_absolute as absolute_suite
-from .event_loop import wait
+from .process import wait
 
 MOST_EXAMPLES = 3  # maximum number of instances that an error names as examples
 

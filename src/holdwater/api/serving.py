@@ -27,7 +27,7 @@ from ..run.execute import RunSetup
 from ..run.orders.order_service import OrderService
 from ..run.setup.config import check_bounds, read_environment
 from ..run.setup.options import RunOptions
-from ..run.setup.trust import check_owner
+from ..run.setup.resumption import check_owner
 from ..serve import RolloutServer, ServerSettings
 from ..web.tokens import link_token, publish_token
 from .runs import prepare

@@ -35,8 +35,8 @@ VERBS = {
     "version": "Print the version of holdwater",
 }
 HOMES = {  # verb -> its file, where that has another name
-    **dict.fromkeys(("run", "resume", "regrade", "replay"), "runs"),
-    **dict.fromkeys(("suites", "agents", "version"), "listings"),
+    **dict.fromkeys(("run", "grade", "resume", "regrade", "replay"), "runs"),
+    **dict.fromkeys(("suites", "agents", "doctor", "version"), "machine"),
     "audit": "show",
 }
 BROKEN_PIPE = 141  # exit status of a shell for SIGPIPE: the reader closed the pipe, which is not an error

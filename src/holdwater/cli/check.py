@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import BadInput
 from .console import CommandConsole
 from .flags import Flag, RunFlags, merge_flags
 
@@ -67,18 +68,13 @@ def check(
         Show no live display.
     """
     console = CommandConsole.claim()
-    from ..core.errors import BadInput
     from .foreground_run import exit_past_threads
 
     said = merge_flags(flags, config)
     if said.pop("agent") or said.pop("command"):
         raise BadInput("`holdwater check` takes no agent: it runs its own agents")
-    look = look_for_tricks if attack else look_for_faults
-    found, text = look(suite, out, said, console, quiet)
-    if json:
-        console.write_json(found)
-    else:
-        console.write_page(text)
+    found, page = (look_for_tricks if attack else look_for_faults)(suite, out, said, console, quiet)
+    console.write_result(found, lambda: page, json=json)
     console.flush()
     return exit_past_threads(0 if found.ok else 1)
 

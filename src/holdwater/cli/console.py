@@ -65,6 +65,13 @@ class CommandConsole:
         """Write a page that the user requested to the real stdout."""
         self._put(render_text(renderable, self._out).encode(errors="replace"))
 
+    def write_result(self, data: Any, page: Callable[[], RenderableType], *, json: bool) -> None:
+        """Write `data` as JSON, or a page for people."""
+        if json:
+            self.write_json(data)
+        else:
+            self.write_page(page())
+
     @contextmanager
     def stream(self) -> Iterator[BinaryIO]:
         """Yield the real stdout as a file, for data that does not fit into memory."""

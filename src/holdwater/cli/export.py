@@ -57,23 +57,25 @@ def export(
         `{"output": ...}`.
     """
     from ..api.reading import DIRECTORY_FORMATS, find_run
-    from ..api.reading import export as write
 
     if out is None and (json or format in DIRECTORY_FORMATS.keys() - {"swebench"}):
         raise BadInput(f"`{'--json' if json else f'--format {format}'}` needs `--out`", HINT)
-    path = find_run(run)
-    if (
-        out is not None
-        and format in DIRECTORY_FORMATS
-        and not (format == "swebench" and out.suffix in LINE_SUFFIXES)
-    ):
-        omitted = write(path, out, what=what, format=format, everything=all)
-    else:
-        with CommandConsole().stream() if out is None else open_replacement(out) as target:
-            omitted = write(path, target, what=what, format=format, everything=all)
+    omitted = write_export(find_run(run), out, what, format, everything=all)
     if json and out is not None:
         print_place(format, out)
     return print_omitted(omitted)
+
+
+def write_export(path: Path, out: Path | None, what: What | None, format: Format, *, everything: bool) -> str:
+    """Write the export to a directory, a file or stdout; return a description of the omitted data."""
+    from ..api.reading import DIRECTORY_FORMATS
+    from ..api.reading import export as write
+
+    lines = format == "swebench" and out is not None and out.suffix in LINE_SUFFIXES
+    if out is not None and format in DIRECTORY_FORMATS and not lines:
+        return write(path, out, what=what, format=format, everything=everything)
+    with CommandConsole().stream() if out is None else open_replacement(out) as target:
+        return write(path, target, what=what, format=format, everything=everything)
 
 
 def print_place(format: Format, out: Path) -> None:

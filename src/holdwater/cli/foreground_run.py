@@ -24,7 +24,7 @@ def run_in_foreground(setup: RunSetup, *, json: bool, quiet: bool) -> int:
 
 def watch_run(setup: RunSetup, *, quiet: bool) -> RunSummary:
     """Conduct the run with the live display, without a closing page."""
-    from ..api.event_loop import complete
+    from ..api.process import complete
     from ..api.runs import start
 
     console = CommandConsole.current or CommandConsole.claim()

@@ -65,17 +65,13 @@ def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = Fal
         Print one JSON document.
     """
     from ..api import images as api
-    from ..api.event_loop import complete
+    from ..api.process import complete
+    from ..view.images import render_plan
 
     console = CommandConsole()
     prepared = api.prepare_images(recipe, None, **dataclasses.asdict(choice))
     found = complete(api.plan_build(prepared, make_progress_printer(console)))
-    if json:
-        console.write_json(found)
-    else:
-        from ..view.images import render_plan
-
-        console.write_page(render_plan(found))
+    console.write_result(found, lambda: render_plan(found), json=json)
     console.flush()
     return 1 if found.unknown else 0
 
@@ -162,17 +158,13 @@ def audit(run: str | None = None, /, *, deep: Flag = False, trust: Flag = False,
         Print one JSON document.
     """
     from ..api import images as api
-    from ..api.event_loop import complete
+    from ..api.process import complete
     from ..api.reading import find_run
+    from ..view.images import render_audit
 
     console = CommandConsole()
     found = complete(api.audit_build(find_run(run), make_progress_printer(console), deep=deep, trust=trust))
-    if json:
-        console.write_json(found)
-    else:
-        from ..view.images import render_audit
-
-        console.write_page(render_audit(found))
+    console.write_result(found, lambda: render_audit(found), json=json)
     console.flush()
     return 0 if found.ok else 1
 
@@ -191,14 +183,10 @@ def clean(*, yes: Flag = False, json: Flag = False) -> int:
         Print one JSON document.
     """
     from ..api import images as api
-    from ..api.event_loop import complete
+    from ..api.process import complete
+    from ..view.images import render_left
 
     console = CommandConsole()
     found = complete(api.clean_images(do=yes))
-    if json:
-        console.write_json(found)
-    else:
-        from ..view.images import render_left
-
-        console.write_page(render_left(found, done=yes))
+    console.write_result(found, lambda: render_left(found, done=yes), json=json)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..core.errors import BadInput
@@ -56,7 +57,7 @@ def prune(
     json
         Print one JSON document.
     """
-    from ..api.pruning import PruneOptions, find_runs, try_prune
+    from ..api.pruning import PruneOptions
     from ..core.config import KeepRule
 
     wanted = PruneOptions(
@@ -67,14 +68,22 @@ def prune(
         older_than=parse_age(older_than),
     )
     check_request(wanted)
+    return prune_runs(places, wanted, yes=yes, json=json)
+
+
+def prune_runs(places: Sequence[str], wanted: PruneOptions, *, yes: bool, json: bool) -> int:
+    """Prune all runs, and print the results; return 1 if a run could not be pruned."""
+    from ..api.pruning import find_runs, try_prune
+
     found = find_runs(places)
     console = CommandConsole()
     tell = make_progress_printer(console)
     pruned = [try_prune(path, wanted, yes, tell) for path in found]
-    if json:
-        console.write_json({"done": yes, "bytes": sum(run.bytes for run in pruned), "runs": pruned})
-    else:
-        console.write_page(render_prune(pruned, yes))
+    console.write_result(
+        {"done": yes, "bytes": sum(run.bytes for run in pruned), "runs": pruned},
+        lambda: render_prune(pruned, yes),
+        json=json,
+    )
     console.flush()
     return 1 if any(run.problem for run in pruned) else 0
 

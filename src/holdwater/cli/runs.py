@@ -1,4 +1,4 @@
-"""`holdwater run`, `resume`, `regrade` and `replay`: start a run from flags or a TOML file, or reopen one."""
+"""`holdwater run`, `grade`, `resume`, `regrade` and `replay`: start a run from flags, or reopen one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import BadInput
 from .console import CommandConsole
 from .flags import Flag, Patterns, ResumeFlags, RunFlags, merge_flags
 
@@ -176,9 +177,56 @@ def replay(
     return run_in_foreground(setup, json=json, quiet=quiet)
 
 
+def grade(
+    predictions: str,
+    /,
+    *,
+    suite: str,
+    flags: RunFlags = RunFlags(),  # noqa: B008 - frozen
+    out: Path | None = None,
+    config: Path | None = None,
+    json: Flag = False,
+    quiet: Flag = False,
+) -> int:
+    """Grade existing predictions.
+
+    For example: `holdwater grade predictions.jsonl --suite swebench:rows.jsonl --out runs/graded`.
+    This is a run like any other, with the predictions instead of an agent. The report is written to
+    `report.json` in its directory.
+
+    Parameters
+    ----------
+    predictions
+        A `.jsonl` or `.json` file of `{instance_id, model_name_or_path, model_patch}`; `gold` stands for the
+        reference patches, `empty` for empty patches.
+    suite
+        `swebench:FILE` or `swt:FILE`, with `.jsonl`, `.json` or `.parquet` rows.
+    out
+        The run's directory (default: `runs/<time>-<suite>`).
+    config
+        A TOML file with flags; flags on the command line take precedence.
+    json
+        Print the report as one JSON document on stdout.
+    quiet
+        Show no live display and no closing page.
+    """
+    console = CommandConsole.claim()
+    from ..api import grading, runs
+    from .foreground_run import close_run, watch_run
+
+    said = merge_flags(flags, config)
+    if said.pop("agent") is not None or said.pop("command") is not None:
+        raise BadInput("predictions are graded without an agent", hint="leave out `--agent` and `--command`")
+    options = grading.narrow_options(predictions, suite, said)  # type: ignore[arg-type]
+    summary = watch_run(runs.prepare(suite, grading.agent_of(predictions), out, options), quiet=quiet)
+    report = grading.write_report(summary.directory, suite)
+    if json:
+        console.write_json(report)
+    return close_run(summary, json=False, quiet=quiet)
+
+
 def choose_agent(agent: str | None, command: str | None) -> str | None:
     """Return the agent `command:LINE` for `--agent command --command LINE`, or for `--command LINE` alone."""
-    from ..core.errors import BadInput
 
     if command is None:
         if agent == "command":
@@ -193,7 +241,7 @@ def choose_agent(agent: str | None, command: str | None) -> str | None:
 
 def _print_dry_run(prepared: RunSetup, console: CommandConsole, json: bool) -> int:
     """Print the plan of the run."""
-    from ..api.event_loop import complete
+    from ..api.process import complete
     from ..api.runs import preview
 
     first, total = complete(preview(prepared, FIRST))

@@ -77,10 +77,7 @@ def show_instance(reader: LedgerReader, instance: InstanceRow, console: CommandC
     from ..view.instance_report import make_report, render_instance
 
     told = make_report(reader, instance)
-    if json:
-        console.write_json(told)
-    else:
-        console.write_page(render_instance(told))
+    console.write_result(told, lambda: render_instance(told), json=json)
 
 
 def follow(reader: LedgerReader, directory: Path, console: CommandConsole) -> None:
@@ -119,10 +116,7 @@ def audit(run: str | None = None, /, *, json: Flag = False) -> int:
     from ..api import reading
 
     found = reading.audit(reading.find_run(run))
-    if json:
-        CommandConsole().write_json(found)
-    else:
-        CommandConsole().write_page(render_audit(found))
+    CommandConsole().write_result(found, lambda: render_audit(found), json=json)
     return 0 if found.ok else 3 if found.sound else 1
 
 

@@ -36,7 +36,7 @@ from ...ledger.reader import LedgerReader
 from ...version import __version__
 from ..execute import RunSetup
 from ..setup.config import check_config, default_directory, read_environment
-from ..setup.trust import check_trust
+from ..setup.resumption import check_trust
 from .build_run import ImageBuildRun, make_image_suite
 
 

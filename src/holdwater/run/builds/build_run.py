@@ -41,9 +41,9 @@ from ..conductor.instance_source import InstanceSource
 from ..fleet.interface import Emit
 from ..resources.disk_space import DiskSpace
 from ..setup.config import ProcessEnvironment
-from .blueprint import open_blueprint
 from .build_daemon import BuildDaemon
 from .image_fleet import ImageFleet, image_to_instance, instance_to_image
+from .image_maker import open_blueprint
 from .pending_notes import PendingNotes
 
 MEMORY = 8 * MiB  # buffers for the data that passes through while an image is made

@@ -41,9 +41,8 @@ from ...image.registry.reference import parse_reference
 from ...rollout.periodic_task import PeriodicTask
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
-from .blueprint import open_blueprint
 from .build_daemon import STORE, find_state_directory
-from .image_maker import ImageMaker
+from .image_maker import ImageMaker, open_blueprint
 
 PREFETCHES = 2  # at once
 PREFETCH_SECONDS = 0.2

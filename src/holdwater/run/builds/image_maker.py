@@ -1,24 +1,55 @@
-"""Makes the missing images of a plan (`--images`) that a run needs, each once.
+"""Makes the missing images of a plan (`--images`) that a run needs, each once, from a blueprint.
 
-The engines in `image/` make them; `docker_supply.py` brings them to the daemon.
+A blueprint is the part that all images of a recipe share; builds (`build_run.py`) use it too. The engines in
+`image/` make the images; `docker_supply.py` brings them to the daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
+
 from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe, ImageTarget
-from ...core.records import Instance
+from ...core.records import GiB, Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
 from ...image.docker.single_flight import SingleFlight
+from ...image.layer.agent_layer import prepare_agent
+from ...image.layer.cache import LayerCache
+from ...image.registry.client import RegistryClients
+from ...image.registry.path_extraction import extract_path
 from ..conductor.admission import ImageRequest
+from ..setup.config import ProcessEnvironment
 
+LAYER_CACHE = 10 * GiB
 KNOWN = 4096  # images remembered as made; for others the registry is queried again
+
+
+@asynccontextmanager
+async def open_blueprint(
+    recipe: ImageRecipe, registries: RegistryClients, environment: ProcessEnvironment, log: Path
+) -> AsyncIterator[ImageBlueprint]:
+    """Yield the blueprint; its layer stays on this machine in this block. `log` receives printed output."""
+    edits, steps, platforms = recipe.edits, recipe.steps, recipe.platforms
+    if recipe.agent is None:
+        yield ImageBlueprint(edits=edits, steps=steps, platforms=platforms)
+        return
+
+    async def fetch(place: str, into: Path) -> str:
+        image, _, path = place.rpartition(":")
+        return await extract_path(registries, image, path, into, platforms[0])
+
+    async with LayerCache(environment.cache / "layers", LAYER_CACHE) as cache:
+        packaged = await prepare_agent(recipe.agent, cache, log, fetch)
+        edits = msgspec.structs.replace(edits, env={**packaged.env, **edits.env})
+        yield ImageBlueprint(layers=(packaged.layer,), edits=edits, steps=steps, platforms=platforms)
 
 
 class ImageMaker:

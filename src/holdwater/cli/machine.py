@@ -1,4 +1,4 @@
-"""`holdwater suites`, `agents` and `version`: lists the names that are known, and prints the version."""
+"""`holdwater suites`, `agents`, `doctor` and `version`: print the facts of this machine, and its limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .flags import Flag
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..api.machine import PluginEntry
+    from ..api.machine import DoctorFinding, PluginEntry
 
 
 def suites(*, json: Flag = False) -> int:
@@ -31,10 +31,9 @@ def suites(*, json: Flag = False) -> int:
     from ..api.machine import OTHER_SUITES, list_suites
 
     known = list_suites()
-    if json:
-        CommandConsole().write_json({"suites": known})
-    else:
-        CommandConsole().write_page(render_listing(known, f"also: {OTHER_SUITES}"))
+    CommandConsole().write_result(
+        {"suites": known}, lambda: render_listing(known, f"also: {OTHER_SUITES}"), json=json
+    )
     return 0
 
 
@@ -54,10 +53,9 @@ def agents(*, json: Flag = False) -> int:
     from ..api.machine import OTHER_AGENTS, list_agents
 
     known = list_agents()
-    if json:
-        CommandConsole().write_json({"agents": known})
-    else:
-        CommandConsole().write_page(render_listing(known, f"also: {OTHER_AGENTS}"))
+    CommandConsole().write_result(
+        {"agents": known}, lambda: render_listing(known, f"also: {OTHER_AGENTS}"), json=json
+    )
     return 0
 
 
@@ -89,8 +87,53 @@ def version(*, json: Flag = False) -> int:
     """
     import platform
 
-    if json:
-        CommandConsole().write_json({"holdwater": __version__, "python": platform.python_version()})
-    else:
-        CommandConsole().write_page(__version__)
+    CommandConsole().write_result(
+        {"holdwater": __version__, "python": platform.python_version()}, lambda: __version__, json=json
+    )
     return 0
+
+
+def doctor(*, json: Flag = False) -> int:
+    """Check this machine and report what limits a run, for example without root or bubblewrap.
+
+    Each feature is tested, and nothing is changed. The exit status is always 0.
+
+    For example: `holdwater doctor`
+
+    Parameters
+    ----------
+    json
+        Print one JSON document.
+    """
+    from ..api.machine import examine_machine
+
+    found = examine_machine()
+    CommandConsole().write_result(
+        {"findings": found, "notes": sum(1 for finding in found if finding.note)},
+        lambda: render_findings(found),
+        json=json,
+    )
+    return 0
+
+
+def render_findings(found: list[DoctorFinding]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..view.formatting import line
+
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(no_wrap=True, style="bold")
+    rows.add_column()
+    for finding in found:
+        rows.add_row(finding.what, Text(line(finding.value), "yellow" if finding.note else "green"))
+        if finding.note:
+            rows.add_row("", Text(line(finding.note, 1000), "dim"))
+    notes = sum(1 for finding in found if finding.note)
+    verdict = (
+        "everything is available"
+        if not notes
+        else f"{notes} of {len(found)} could be better; all of it is optional"
+    )
+    return Group(rows, Text(f"\n{verdict}"))
