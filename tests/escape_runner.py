@@ -19,7 +19,7 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, MiB, Network
 from holdwater.sandbox.isolation import describe_isolation, try_isolation
-from holdwater.sandbox.kernel_files import protect_devices
+from holdwater.sandbox.kernel_protection import protect_devices
 from holdwater.sandbox.probe import probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 

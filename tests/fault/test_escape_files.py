@@ -23,8 +23,7 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, Network, SandboxSpec
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.visibility import VisibilitySpec
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes, VisibilitySpec
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",

@@ -11,11 +11,11 @@ import pytest
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB, Network
 from holdwater.sandbox import confined_paths
-from holdwater.sandbox.disk_usage import count_bytes
+from holdwater.sandbox.confined_paths import remove_tree
 from holdwater.sandbox.probe import MachineFeatures, probe
 from holdwater.sandbox.process import LONGEST_LINE
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.tree_removal import remove_tree
+from holdwater.sandbox.resource_usage import count_bytes
 
 NO_SUCH_CALL = 100_000
 LONG = f"echo ran; : {'x' * LONGEST_LINE}"

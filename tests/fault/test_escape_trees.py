@@ -16,10 +16,10 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.errors import ResourceExhausted, SandboxFailed
 from holdwater.core.records import Limits, MiB, Network, Salvage
-from holdwater.sandbox import changes, disk_usage
+from holdwater.sandbox import changes, resource_usage
+from holdwater.sandbox.confined_paths import remove_tree
 from holdwater.sandbox.probe import MachineFeatures, probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.tree_removal import remove_tree
 
 NOBODY = 65534
 NAME = "d" * 250
@@ -32,7 +32,7 @@ for _ in range({{levels}}):
 LOCKED = """
 import os, sys
 from pathlib import Path
-from holdwater.sandbox import changes, disk_usage
+from holdwater.sandbox import changes, resource_usage
 if os.geteuid() == 0:
     os.setgid(int(sys.argv[1]))
     os.setuid(int(sys.argv[1]))
@@ -41,7 +41,7 @@ work, manifest = Path("work"), Path("manifest")
 changes.write_manifest("work", manifest)
 (work / "new").write_text("new")
 work.chmod(0)
-print(disk_usage.measure(".").used >= 300_000)
+print(resource_usage.measure(".").used >= 300_000)
 work.chmod(0)
 print([entry.path.decode() for entry in changes.walk(b"work")])
 work.chmod(0)
@@ -121,7 +121,7 @@ def test_a_link_in_the_place_of_the_work_is_not_unlocked(tmp_path: Path) -> None
     host.mkdir(mode=0o500)
     (tmp_path / "work").symlink_to(host)
 
-    disk_usage.measure(str(tmp_path))
+    resource_usage.measure(str(tmp_path))
     with pytest.raises(OSError):
         mark(tmp_path / "work")
 
@@ -252,4 +252,4 @@ def test_a_descriptor_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: 
         listed = Path.iterdir
         monkeypatch.setattr(Path, "iterdir", lambda self: iter([self / "1000000", *listed(self)]))
 
-        assert disk_usage.count_bytes(str(tmp_path), [os.getpid()]) >= 300_000
+        assert resource_usage.count_bytes(str(tmp_path), [os.getpid()]) >= 300_000

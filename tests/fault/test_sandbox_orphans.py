@@ -11,7 +11,7 @@ from tests.wait_bounds import stretch
 
 from holdwater.sandbox import cgroup, process_marks
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.sweep import SweepReport, sweep
+from holdwater.sandbox.scratch import SweepReport, sweep
 
 WORKER = """
 import asyncio, sys
@@ -101,7 +101,7 @@ def test_the_sweep_ends_the_orphans_of_its_run_and_of_no_other(start):
 
 def test_the_sweep_spares_itself_and_those_above_it(tmp_path):
     run = f"self-{os.getpid()}"
-    script = "import sys\nfrom pathlib import Path\nfrom holdwater.sandbox.sweep import sweep\n"
+    script = "import sys\nfrom pathlib import Path\nfrom holdwater.sandbox.scratch import sweep\n"
     script += "print(sweep(sys.argv[1], Path(sys.argv[2])).processes)"
 
     told = subprocess.run(

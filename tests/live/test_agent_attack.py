@@ -13,8 +13,7 @@ from holdwater.core.errors import BadInput
 from holdwater.core.records import Instance, Limits, Network
 from holdwater.sandbox.bubblewrap import PRIVATE
 from holdwater.sandbox.probe import probe
-from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.visibility import VisibilitySpec
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes, VisibilitySpec
 
 FILES = {
     "shop.py": "def price(): return 1\n",

@@ -15,8 +15,7 @@ from holdwater.core.config import SandboxRoot
 from holdwater.core.errors import BadInput, SandboxFailed
 from holdwater.core.records import CommandResult, Limits, Network
 from holdwater.sandbox.probe import SYSTEM_PATH, probe
-from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.visibility import check_directories, find_visible
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes, check_directories, find_visible
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",

@@ -14,8 +14,7 @@ from holdwater.core.config import Network
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB
 from holdwater.sandbox.probe import list_findings, probe
-from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.visibility import VisibilitySpec
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes, VisibilitySpec
 
 RUN = f"run-{os.getpid()}"  # its control groups are no other process's
 pytestmark = pytest.mark.skipif(

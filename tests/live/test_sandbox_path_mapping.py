@@ -9,8 +9,7 @@ import pytest
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB, Network, SandboxSpec
 from holdwater.sandbox.probe import MachineFeatures, probe
-from holdwater.sandbox.process_sandboxes import ProcessSandboxes
-from holdwater.sandbox.visibility import VisibilitySpec
+from holdwater.sandbox.process_sandboxes import ProcessSandboxes, VisibilitySpec
 
 pytestmark = pytest.mark.skipif(
     not probe().works and os.environ.get("CI") != "true",

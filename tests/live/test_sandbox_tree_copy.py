@@ -16,10 +16,10 @@ import pytest
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits, MiB, Network, SandboxSpec
 from holdwater.sandbox import process_marks
-from holdwater.sandbox.archive_extraction import unpack
 from holdwater.sandbox.probe import MachineFeatures, probe
 from holdwater.sandbox.process import ProcessSandbox
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
+from holdwater.sandbox.tree_copy import unpack
 
 RUN = f"moving test {os.getpid()}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdwater.docker.frames import STDERR, FrameDecoder
+from holdwater.docker.client import STDERR, FrameDecoder
 
 PRINTED = st.lists(st.tuples(st.sampled_from([1, STDERR]), st.binary(max_size=40)), max_size=8)
 

@@ -24,7 +24,7 @@ from holdwater.image.docker.journal import (
     slug,
 )
 from holdwater.image.docker.ownership import OwnedBase, chain_of, choose_kept_bases
-from holdwater.sandbox.docker.failures import make_start_error
+from holdwater.sandbox.docker.container import make_start_error
 
 
 def test_nothing_in_a_value_is_expanded() -> None:

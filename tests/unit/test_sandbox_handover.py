@@ -8,8 +8,14 @@ import subprocess
 import pytest
 
 from holdwater.core.records import Limits
-from holdwater.sandbox.handover import DescriptorHandover, build_bwrap_argv, render_setenv, render_settings
-from holdwater.sandbox.launcher import ENTRY_FAILED, build_launcher
+from holdwater.sandbox.launcher import (
+    ENTRY_FAILED,
+    DescriptorHandover,
+    build_bwrap_argv,
+    build_launcher,
+    render_setenv,
+    render_settings,
+)
 
 VARIABLES = {
     "PATH": "/usr/bin:/bin",

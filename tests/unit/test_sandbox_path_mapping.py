@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdwater.core.errors import SandboxFailed
-from holdwater.sandbox.path_mapping import PathMapping
+from holdwater.sandbox.layout import PathMapping
 
 WORK = "/run/holdwater/work"
 STEPS = st.lists(st.sampled_from(["a", "b", "c", "..", ".", "", "none"]), min_size=1, max_size=6)

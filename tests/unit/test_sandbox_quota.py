@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import Limits
-from holdwater.sandbox.disk_usage import MeasurePace, count_bytes
+from holdwater.sandbox.confined_paths import remove_tree
 from holdwater.sandbox.launcher import build_launcher
-from holdwater.sandbox.tree_removal import remove_tree
+from holdwater.sandbox.resource_usage import MeasurePace, count_bytes
 
 KiB = 1024
 

@@ -26,7 +26,7 @@ from ..plugin import PluginEntry as PluginEntry
 from ..run.builds.build_daemon import inspect_daemon, list_protections
 from ..run.fleet.allocator import choose_settings, measure_effect, name_allocator
 from ..run.setup.config import read_environment
-from ..sandbox.docker.firewall import why_unavailable
+from ..sandbox.docker.network import why_unavailable
 from ..sandbox.isolation import describe_isolation, try_isolation
 from ..sandbox.probe import DoctorFinding as DoctorFinding
 from ..sandbox.probe import list_findings, probe

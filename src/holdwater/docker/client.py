@@ -1,4 +1,4 @@
-"""The docker engine's API over its unix socket or TCP: requests, responses and streams.
+"""The docker engine's API over its unix socket or TCP: requests, responses, streams, and the daemon's death.
 
 It makes no decisions. `versions.py` knows which parameters a daemon supports; builds use the `docker`
 command, in `build.py`.
@@ -6,11 +6,12 @@ command, in `build.py`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import socket
 import struct
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,12 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 PATIENCE = 120.0  # seconds for a response: a busy daemon takes long to compute its disk usage
 SILENCE = 600.0  # seconds without a byte in a stream: unpacking a large layer sends no progress
 LONGEST_LINE = 16 * 1024 * 1024
+
+HEADER_SIZE = 8  # bytes: stream number, three zeros, length in network order
+STDERR = 2
+
+RECONNECT_PAUSE = 0.2  # seconds before a new connection attempt
+NO_EVENTS = '{"event": ["none"]}'  # a filter that matches no event
 
 
 class DockerError(HoldwaterError):
@@ -119,7 +126,7 @@ class DockerClient:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request; yield the pieces of its response.
 
-        The response is an archive, or the output of a command (`frames.py`). `silence`: seconds without a
+        The response is an archive, or the output of a command (`FrameDecoder`). `silence`: seconds without a
         byte after which the daemon counts as gone; None: no limit.
         """
         headers, data = _encode_body(body)
@@ -249,3 +256,66 @@ def _parse_message(content: bytes) -> str:
         return str(msgspec.json.decode(content)["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return content[:500].decode("utf-8", "replace")
+
+
+class FrameDecoder:
+    """Splits the byte stream into frames; content is passed on before its frame is complete."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()  # at most `HEADER_SIZE` bytes
+        self._left = 0  # bytes left of the current frame
+        self._stream = 0
+
+    def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the stream number and the content of each part in `piece`."""
+        at = 0
+        while at < len(piece):
+            if self._left == 0:
+                taken = piece[at : at + HEADER_SIZE - len(self._head)]
+                self._head += taken
+                at += len(taken)
+                if len(self._head) < HEADER_SIZE:
+                    return
+                self._stream, self._left = self._head[0], int.from_bytes(self._head[4:], "big")
+                self._head.clear()
+                continue
+            content = piece[at : at + self._left]
+            at += len(content)
+            self._left -= len(content)
+            yield self._stream, content
+
+
+class DaemonWatch:
+    """Watches a client's daemon while it is open; `client.lost_at` is the time of the daemon's death."""
+
+    def __init__(self, client: DockerClient) -> None:
+        self._client = client
+        self._following: asyncio.Task[None] | None = None  # awaited by `__aexit__`
+
+    async def __aenter__(self) -> DaemonWatch:
+        self._following = asyncio.ensure_future(self._follow())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+
+    def make_death_check(self) -> Callable[[], bool]:
+        """Return a function that says whether the daemon has died since this call."""
+        began = time.monotonic()
+        return lambda: self._client.lost_at >= began
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                query = {"filters": NO_EVENTS}
+                async with self._client.open_body("GET", "/events", query, silence=None) as pieces:
+                    async for _ in pieces:
+                        pass
+                self._client.mark_lost()
+            except DockerError:
+                pass  # the client has recorded it
+            await asyncio.sleep(RECONNECT_PAUSE)

@@ -21,9 +21,9 @@ from ..core.sandbox_kind import OpenedSandboxes, SandboxKind, SandboxSite
 from ..plugin import list_entries, load_entry
 from ..sandbox.isolation import describe_missing_isolation
 from ..sandbox.probe import probe
-from ..sandbox.process_sandboxes import ProcessSandboxes
-from ..sandbox.visibility import (
+from ..sandbox.process_sandboxes import (
     HOST_WARNING,
+    ProcessSandboxes,
     build_search_path,
     check_directories,
     check_mounts,

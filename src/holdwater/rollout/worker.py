@@ -20,7 +20,7 @@ import uvloop
 
 from ..core.errors import HoldwaterError
 from ..core.records import MiB
-from ..sandbox.kernel_files import protect_devices
+from ..sandbox.kernel_protection import protect_devices
 from .allocator import detect_allocator, give_back, measure_resident
 from .garbage_collector import GarbageCollector
 from .host import AttemptHost

@@ -43,8 +43,7 @@ from ..rollout.logs import route_output
 from ..rollout.periodic_task import PeriodicTask
 from ..rollout.sandbox_kinds import UNISOLATED, find_kind
 from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
-from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, temporary_prefix
-from ..sandbox.sweep import sweep
+from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, sweep, temporary_prefix
 from .conductor.admission import AttemptAdmission
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
 from .conductor.instance_source import InstanceSource

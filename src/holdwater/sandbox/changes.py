@@ -1,18 +1,21 @@
-"""Finds the changes in a working directory, writes them to an archive, and restores them.
+"""Finds the changes in a sandbox's directories, writes them to an archive, and restores them.
 
 A manifest on disk records the state before. Manifest and directory are walked in the same order and merged,
-so that neither is held in memory. `salvage_archive.py` has the format of the archive.
+so that neither is held in memory. Directories beside the working directory are saved when set-up is over and
+restored before grading: an agent's files in its home or in `/tmp` must not be present then.
+`salvage_archive.py` has the format of the archive.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import struct
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from ..core.errors import SandboxFailed
 from ..core.records import MiB, Salvage
 from ..ledger.durable_files import open_private
 from . import confined_paths
+from .confined_paths import remove_tree
 from .salvage_archive import (
     SPOOLED,
     ExactReader,
@@ -44,6 +48,14 @@ LOCKED, TOO_DEEP, TOO_MANY = 1, 2, 3  # reasons, stored as the size of a directo
 KINDS = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
 LATEST_TIME = 2**63 - 1  # ns: a file's date can be later
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+# Agents and their tools leave traces here that are not work: caches, settings, logs, mounts of a daemon.
+TRACES = re.compile(
+    r"/(tmp|run|proc|sys|dev|var/(tmp|run|log|cache)|logs/agent|(root|home/[^/]+)/\.(?!local/)[^/]+)(/|$)"
+    r"|/etc/(hosts|hostname|resolv\.conf|mtab)$"
+)
+NO_MANIFEST = Path(os.devnull)  # no earlier state: everything counts as changed
+BYTECODE = b"__pycache__"
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -299,3 +311,62 @@ def _restore_directory(name: str, parent: int, mode: int) -> None:
             confined_paths.discard(name, parent)
             os.mkdir(name, dir_fd=parent)
     confined_paths.change_mode(name, parent, (mode & 0o777) | 0o700)  # later members must be able to enter it
+
+
+def save_places(directory: Path, places: Sequence[str]) -> None:
+    """Write the content of `places` to archives in `directory`; empty ones get none."""
+    for place in places:
+        salvage(place, NO_MANIFEST, _archive_path(directory, place))
+
+
+def find_empty_places(directory: Path, places: Sequence[str]) -> dict[str, int]:
+    """Return the ctimes of the places without an archive, which were empty when the others were saved."""
+    return {
+        place: Path(place).stat().st_ctime_ns
+        for place in places
+        if not _archive_path(directory, place).exists()
+    }
+
+
+def restore_places(directory: Path, places: Sequence[str], empty: Mapping[str, int]) -> bool:
+    """Recreate `places` with their saved content; return False if that is incomplete or a removal fails."""
+    for place in places:
+        if empty.get(place) == os.lstat(place).st_ctime_ns and not any(Path(place).iterdir()):
+            continue  # no program can set ctime; on some disks it is coarse and alone not sufficient
+        if remove_tree(Path(place)):
+            return False
+        Path(place).mkdir()
+        kept = _archive_path(directory, place)
+        if kept.exists():
+            try:
+                restore(place, kept)
+            except SandboxFailed:
+                return False
+    return True
+
+
+def write_manifests(directory: Path, own: Mapping[str, str]) -> None:
+    """Record the content of the directories that an instance requests (path inside -> path on the host)."""
+    for place in own.values():
+        write_manifest(place, _manifest_path(directory, place))
+
+
+def count_changes(directory: Path, own: Mapping[str, str]) -> int:
+    """Return how many paths in these directories changed since `write_manifests`; no salvage keeps them."""
+    places = [place for inside, place in own.items() if not TRACES.match(inside)]
+    return sum(1 for place in places for _ in compare(place, _manifest_path(directory, place)))
+
+
+def drop_bytecode(work: str) -> None:
+    """Remove compiled modules: Python can run one in place of any source, even of a test's."""
+    root = os.fsencode(work)
+    for path in [entry.path for entry in walk(root) if entry.path.split(b"/")[-1] == BYTECODE]:
+        remove_tree(Path(os.fsdecode(root + b"/" + path)))
+
+
+def _archive_path(directory: Path, place: str) -> Path:
+    return directory / f"{Path(place).name}.tar.zst"
+
+
+def _manifest_path(directory: Path, place: str) -> Path:
+    return directory / f"manifest-{Path(place).name}"

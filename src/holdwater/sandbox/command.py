@@ -24,8 +24,7 @@ from ..core.errors import AttemptError, SandboxFailed
 from . import process_marks
 from .bubblewrap import PAUSES, is_mount_trouble
 from .capture import CommandLog, StreamCapture
-from .handover import DescriptorHandover
-from .launcher import ENTRY_FAILED
+from .launcher import ENTRY_FAILED, DescriptorHandover
 
 CHUNK = 64 * 1024  # bytes read from one stream per turn of the event loop, however much is printed
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
@@ -87,11 +86,11 @@ class ProcessCommand:
         The whole process tree has ended when this returns.
         """
         try:
-            if not await _wait_within(timeout, self._over):
+            if not await wait_within(timeout, self._over):
                 self.timed_out = True
                 await self._terminate()
             elif self.stopped is None:
-                await _wait_within(LINGER, self._silent)
+                await wait_within(LINGER, self._silent)
         finally:
             await finish_anyway(self.kill())
         return self._exit_code()
@@ -115,7 +114,7 @@ class ProcessCommand:
         self._process.kill()
         self._kill_namespace()
         for event in (self._exited, self._silent, self._gone):
-            await _wait_within(GONE, event)
+            await wait_within(GONE, event)
         if self._ended:
             return  # another task has killed it meanwhile
         self._ended = True
@@ -272,7 +271,7 @@ class ProcessCommand:
         else:
             self._signal_group(signal.SIGTERM)
             await self._in_thread(process_marks.signal_all, self._launch.marks, signal.SIGTERM)
-        await _wait_within(GRACE, self._exited)
+        await wait_within(GRACE, self._exited)
 
     async def _in_thread(self, function: Callable[..., object], *arguments: object) -> None:
         await self._loop.run_in_executor(self._threads, function, *arguments)
@@ -330,7 +329,7 @@ async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-async def _wait_within(seconds: float | None, event: asyncio.Event) -> bool:
+async def wait_within(seconds: float | None, event: asyncio.Event) -> bool:
     """Return whether `event` was set within `seconds`."""
     if event.is_set():
         return True

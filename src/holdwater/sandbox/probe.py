@@ -16,11 +16,10 @@ from pathlib import Path
 from ..core.config import SandboxRoot
 from ..core.environment import SYSTEM_PATH, build_environment
 from ..core.records import Record
-from .bubblewrap import PAUSES, build_base, is_mount_trouble
+from .bubblewrap import PAUSES, build_base, is_mount_trouble, make_root
 from .cgroup import CgroupHome, locate_home
-from .handover import DescriptorHandover, build_bwrap_argv
-from .root import make_root
-from .seccomp import build_filter
+from .kernel_protection import build_filter
+from .launcher import DescriptorHandover, build_bwrap_argv
 
 PATIENCE = 10.0  # seconds
 

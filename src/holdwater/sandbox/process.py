@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import AttemptOver, RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Network, Salvage, SandboxSpec, SkippedEntry
-from . import bubblewrap, changes, confined_paths, disk_usage, process_marks, setup_snapshot, tree_copy
+from . import bubblewrap, changes, confined_paths, process_marks, resource_usage, tree_copy
+from .bubblewrap import SYSTEM, is_below
 from .capture import CommandLog, build_result
 from .cgroup import ControlGroup, group_prefix
 from .command import ProcessCommand, ProcessLaunch, finish_anyway, run_command
-from .confined_paths import FULL, name_in_errors
-from .handover import DescriptorHandover, build_bwrap_argv, render_setenv, render_settings
-from .launcher import build_launcher
+from .confined_paths import FULL, name_in_errors, remove_tree
+from .launcher import DescriptorHandover, build_bwrap_argv, build_launcher, render_setenv, render_settings
 from .layout import DirectoryLayout, check_start
-from .root import SYSTEM, is_below
-from .tree_removal import remove_tree
 from .watch import KernelCounts, LimitWatch
 
 if TYPE_CHECKING:
@@ -155,7 +153,7 @@ class ProcessSandbox:
     async def put(self, source: Path, path: str) -> None:
         self._prepare()
         if self._watch.limits.disk:
-            await self._watch.admit(await self._in_thread(disk_usage.count_bytes, str(source)))
+            await self._watch.admit(await self._in_thread(resource_usage.count_bytes, str(source)))
         try:
             await self._in_thread(tree_copy.put, source, *self._layout.path_mapping.locate(path))
         except OSError as e:
@@ -216,12 +214,12 @@ class ProcessSandbox:
     def _mark(self) -> None:
         """Record the state that the agent finds. Blocks, like the next methods."""
         changes.write_manifest(self._layout.work, self._manifest)
-        setup_snapshot.save(self._directory, self._layout.beside)
-        self._empty_beside = setup_snapshot.find_empty(self._directory, self._layout.beside)
-        setup_snapshot.write_manifests(self._directory, self._layout.requested)
+        changes.save_places(self._directory, self._layout.beside)
+        self._empty_beside = changes.find_empty_places(self._directory, self._layout.beside)
+        changes.write_manifests(self._directory, self._layout.requested)
 
     def _salvage(self, into: Path) -> Salvage | None:
-        self.outside = setup_snapshot.count_changes(self._directory, self._layout.requested)
+        self.outside = changes.count_changes(self._directory, self._layout.requested)
         return changes.salvage(self._layout.work, self._manifest, into)
 
     async def _kill_commands(self) -> bool:
@@ -232,8 +230,8 @@ class ProcessSandbox:
 
     def _put_back(self) -> bool:
         self._end_all()
-        setup_snapshot.drop_bytecode(self._layout.work)
-        return setup_snapshot.restore(self._directory, self._layout.beside, self._empty_beside)
+        changes.drop_bytecode(self._layout.work)
+        return changes.restore_places(self._directory, self._layout.beside, self._empty_beside)
 
     @property
     def _manifest(self) -> Path:
@@ -272,7 +270,7 @@ class ProcessSandbox:
             failure = RunFailed if e.errno in FULL else SandboxFailed
             raise failure(f"cannot create a sandbox's directory: {e}", kind="disk") from e
         self._made = True
-        self._empty_beside = setup_snapshot.find_empty(self._directory, self._layout.beside)
+        self._empty_beside = changes.find_empty_places(self._directory, self._layout.beside)
         home, limits = self._sandboxes.machine.cgroup, self._watch.limits
         if home.usable:
             name = f"{group_prefix(self._sandboxes.run)}{self._attempt}"

@@ -110,7 +110,7 @@ def read_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def is_restored(member: tarfile.TarInfo) -> bool:
-    """Whether a member is restored; compiled modules are not (see `setup_snapshot.drop_bytecode`)."""
+    """Whether a member is restored; compiled modules are not (see `changes.drop_bytecode`)."""
     return member.name.startswith("work/") and "__pycache__" not in member.name.split("/")
 
 

@@ -19,10 +19,10 @@ import msgspec
 from ..core.errors import AttemptError, LimitReached, ResourceExhausted, RunFailed, SandboxFailed
 from ..core.records import Limits, MiB
 from ..core.sizes import compute_headroom
-from . import disk_usage, process_usage
+from . import resource_usage
 from .cgroup import ControlGroup
 from .command import finish_anyway
-from .disk_usage import MeasurePace
+from .resource_usage import MeasurePace
 
 T = TypeVar("T")
 
@@ -102,11 +102,15 @@ class LimitWatch:
 
     def allow(self, memory: int) -> None:
         """Change the memory limit."""
+        self._note_limit(memory)
+        if self.group:
+            self.group.allow(memory)
+
+    def _note_limit(self, memory: int) -> None:
         name = "memory" if self.limits.memory else "lease"
         self.limits = msgspec.structs.replace(self.limits, **{name: memory})
         if self.group:
             self._raised_from = self.group.memory_limit()
-            self.group.allow(memory)
 
     def leave_group(self) -> ControlGroup | None:
         """Detach and return the group before its removal. Call it on the event loop, as all users do."""
@@ -197,7 +201,7 @@ class LimitWatch:
         self.disk += more  # an estimate until the next measurement; the bytes may replace as many
 
     async def measure_disk(self) -> None:
-        free = disk_usage.read_free_bytes(self._directory)
+        free = resource_usage.read_free_bytes(self._directory)
         measured = await self._in_thread(self._measure, self._pids)
         for pace in (self._pace, self._urgent_pace):
             pace.record_cost(time.monotonic(), measured.cost)
@@ -218,7 +222,7 @@ class LimitWatch:
 
         It applies only without a quota, when nothing else bounds the usage.
         """
-        room = disk_usage.read_space(self._directory) if self.limits.disk is None else None
+        room = resource_usage.read_space(self._directory) if self.limits.disk is None else None
         if room is None or not _nearly_full(*room) or self.disk < compute_headroom(room[1]):
             return None
         return _make_full_error(
@@ -227,7 +231,7 @@ class LimitWatch:
 
     def check_disk_full(self) -> RunFailed | None:
         """Return an error if the disk is full: a command may have failed because of it."""
-        room = disk_usage.read_space(self._directory)
+        room = resource_usage.read_space(self._directory)
         return _make_full_error("the sandboxes' disk is full") if room and room[0] < LEAST_ROOM else None
 
     def check_cpu(self) -> LimitReached | None:
@@ -260,10 +264,12 @@ class LimitWatch:
             pids, used, cost = await self._in_thread(self._measure_tree, self._pids)
             pace.record_cost(time.monotonic(), cost)
             self.memory = used
-            self._tree_cpu = await self._in_thread(process_usage.sum_cpu_seconds, pids)
+            self._tree_cpu = await self._in_thread(resource_usage.sum_cpu_seconds, pids)
             self._peak = max(self._peak, used)
             limit = self.limits.memory_limit
-            if limit and used > limit and await self._in_thread(process_usage.sum_proportional, pids) > limit:
+            if not limit or used <= limit:
+                continue
+            if await self._in_thread(resource_usage.sum_proportional, pids) > limit:
                 self._stop(ResourceExhausted(f"killed at {format_size(limit)}: sandbox memory"))
 
     async def _follow_disk(self) -> None:
@@ -278,9 +284,9 @@ class LimitWatch:
         if not self._urgent_pace.due(time.monotonic()):
             return False
         if self.limits.disk is None:
-            room = disk_usage.read_space(self._directory)
+            room = resource_usage.read_space(self._directory)
             return room is not None and _nearly_full(*room)
-        return self.check_disk(self._free - disk_usage.read_free_bytes(self._directory)) is not None
+        return self.check_disk(self._free - resource_usage.read_free_bytes(self._directory)) is not None
 
     def _stop(self, error: AttemptError | None) -> None:
         if error:
@@ -291,16 +297,16 @@ class LimitWatch:
     def _pids(self) -> list[int]:
         return [command.pid for command in self.commands]
 
-    def _measure(self, commands: list[int]) -> disk_usage.DiskUsage:
+    def _measure(self, commands: list[int]) -> resource_usage.DiskUsage:
         group = self.group
         pids = group.processes() if group else self._processes(commands) if commands else ()
-        return disk_usage.measure(self._directory, pids)
+        return resource_usage.measure(self._directory, pids)
 
     def _measure_tree(self, commands: list[int]) -> tuple[list[int], int, float]:
         """Return the processes of these commands, their memory, and the CPU time of this measurement."""
         started = time.thread_time()
         pids = self._processes(commands)
-        return pids, process_usage.sum_resident(pids), time.thread_time() - started
+        return pids, resource_usage.sum_resident(pids), time.thread_time() - started
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

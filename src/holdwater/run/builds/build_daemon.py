@@ -14,8 +14,7 @@ from ...core.config import RunConfig
 from ...core.errors import HoldwaterError, RunStopped
 from ...core.image import FailedForecast, ImageBlueprint, ImageEngine, ImageForecast, ImageOutcome, Note
 from ...docker.build import find_docker
-from ...docker.client import DockerClient, DockerError
-from ...docker.liveness import DaemonWatch
+from ...docker.client import DaemonWatch, DockerClient, DockerError
 from ...governor.resource_reading import DiskReading
 from ...image.docker.daemon import DaemonDisk, DaemonLeftover, find_daemon_disk, measure_disk, preflight
 from ...image.docker.engine import BuildOptions, DockerEngine

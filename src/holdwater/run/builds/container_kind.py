@@ -12,8 +12,7 @@ import msgspec
 
 from ...core.containers import Containers
 from ...core.sandbox_kind import OpenedSandboxes, ProvisionSite, SandboxKind, SandboxProvision, SandboxSite
-from ...docker.client import DockerClient
-from ...docker.liveness import DaemonWatch
+from ...docker.client import DaemonWatch, DockerClient
 from ...sandbox.docker.sandboxes import DockerSandboxes
 
 

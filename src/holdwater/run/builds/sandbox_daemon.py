@@ -23,12 +23,11 @@ from ...core.errors import HoldwaterError, RunFailed, RunStopped
 from ...core.failures import DAEMON
 from ...core.image import Note
 from ...core.records import Network, SandboxSpec
-from ...docker.client import DockerClient, DockerError
-from ...docker.liveness import DaemonWatch
+from ...docker.client import DaemonWatch, DockerClient, DockerError
 from ...image.file_locks import try_lock
 from ...ledger.durable_files import make_directory, write_private
 from ...rollout.periodic_task import PeriodicTask
-from ...sandbox.docker import firewall, network
+from ...sandbox.docker import network
 from ...sandbox.docker.sweep import DockerSweepReport, reap, sweep
 from ..setup.config import ProcessEnvironment
 from .build_daemon import find_state_directory
@@ -168,7 +167,7 @@ class SandboxDaemon:
             return bridge
 
     async def _raise_fence(self, bridge: network.BridgeNetwork) -> None:
-        if why := await firewall.add_rules(bridge, self.containers.network(Network.GATEWAY)):
+        if why := await network.add_rules(bridge, self.containers.network(Network.GATEWAY)):
             told = "services of this machine that listen on all addresses can be reached from sandboxes"
             self._note("fence.missing", f"{told}: {why}")
 
@@ -193,7 +192,7 @@ class SandboxDaemon:
     async def _clear_once(self) -> tuple[str, ...]:
         """Return what could not be removed, with reasons."""
         swept = await sweep(self.client, self.containers.home, lambda run: run != self._config.id)
-        return (*swept.left, *await firewall.remove_rules(self.containers.network(Network.GATEWAY)))
+        return (*swept.left, *await network.remove_rules(self.containers.network(Network.GATEWAY)))
 
     async def _sweep_dead_runs(self) -> None:
         """Remove the leftovers of dead runs of this machine."""
@@ -202,9 +201,9 @@ class SandboxDaemon:
         if swept.containers or swept.networks:
             told = f"{swept.containers} containers and {swept.networks} networks of dead runs are removed"
             self._note("orphans.removed", told)
-        for name in await firewall.list_marks():
+        for name in await network.list_marks():
             if not self._lives(name.removeprefix("holdwater-")):
-                for problem in await firewall.remove_rules(name):
+                for problem in await network.remove_rules(name):
                     self._note("cleanup.failed", problem)
 
     def _note_failures(self, swept: DockerSweepReport) -> None:

@@ -14,7 +14,7 @@ from ...core.records import Verdict
 from ...ledger.directory import RunDirectory
 from ...ledger.journal import journal_path, read_journal
 from ...rollout.worker_protocol import WorkerSetup
-from ...sandbox.sweep import sweep_attempts
+from ...sandbox.scratch import sweep_attempts
 
 
 class WorkerRemains:

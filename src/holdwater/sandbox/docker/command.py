@@ -1,8 +1,8 @@
 """Runs one command in a container, from its start to its end; reads and counts its output as it arrives.
 
 When the command exits, processes that it left in the background go on, as usual in a container. When a
-timeout, a limit or the caller stops it, its whole process tree is ended. `sandbox.py` decides on its user and
-environment.
+timeout, a limit or the caller stops it, its whole process tree is ended: a shell script walks `/proc` and
+signals the processes of this command. `sandbox.py` decides on its user and environment.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Any
 import msgspec
 
 from ...core.errors import AttemptError, SandboxFailed
-from ...docker.client import DockerError
-from ...docker.frames import STDERR, FrameDecoder
+from ...docker.client import STDERR, DockerClient, DockerError, FrameDecoder
 from ..capture import CommandLog, StreamCapture
-from ..command import finish_anyway
-from .container import REQUEST_TIMEOUT, AttemptContainer
-from .failures import make_start_error, translate_errors
-from .marked_processes import MarkedProcesses
+from ..command import finish_anyway, wait_within
+from .container import REQUEST_TIMEOUT, AttemptContainer, make_start_error, translate_errors
 
 FIRST_PULSE = 0.25  # seconds of silence before the daemon is queried whether it still runs; doubled each time
 PULSE = 10.0  # up to this
@@ -32,6 +29,42 @@ GONE = (0.5, 1.0, 5.0)  # seconds for killed processes to disappear, for each ro
 FIRST_LOOK = 0.005  # seconds between checks of a command that has closed its output; doubled each time
 LAST_LOOK = 0.5  # up to this
 CANNOT_RUN = "cannot run a command"
+
+# The script uses shell builtins only. `read` drops the NULs between the variables of an environment. For
+# KILL, all processes are stopped first, repeatedly until no new one is found: a process that forks without
+# end would otherwise fill each slot that becomes free.
+SCRIPT = """
+signal=$1 mark=$2 found=' '
+belongs() {
+    { read -r line < "$1/stat"; } 2>/dev/null || return 1
+    set -- "$1" ${line##*) }
+    case $found in *" $3 "*) return 0 ;; esac
+    while read -r line || [ "$line" ]; do
+        case $line in *"$mark"*) return 0 ;; esac
+    done 2>/dev/null < "$1/environ"
+    return 1
+}
+look() {
+    new=
+    for place in /proc/[0-9]*; do
+        pid=${place#/proc/}
+        case $found in *" $pid "*) continue ;; esac
+        if [ "$pid" != 1 ] && [ "$pid" != $$ ] && belongs "$place"; then
+            kill -s "$1" "$pid" 2>/dev/null
+            found="$found$pid "
+            new=1
+        fi
+    done
+    [ "$new" ]
+}
+if [ "$signal" = KILL ]; then
+    while look STOP; do :; done
+    [ "$found" = ' ' ] || kill -s KILL $found 2>/dev/null
+else
+    look "$signal"
+fi
+[ -r /proc/1/stat ]
+"""
 
 
 class ExecLaunch(msgspec.Struct, frozen=True):
@@ -81,7 +114,7 @@ class ContainerCommand:
         following = asyncio.ensure_future(self._follow())
         following.add_done_callback(lambda _: self._over.set())
         try:
-            if not await _wait_within(timeout, self._over):
+            if not await wait_within(timeout, self._over):
                 self.timed_out = True
                 await self._signal("TERM")
                 await asyncio.wait([following], timeout=GRACE)
@@ -212,11 +245,37 @@ async def _stop_following(following: asyncio.Future[dict[str, Any]]) -> None:
         following.exception()
 
 
-async def _wait_within(seconds: float | None, event: asyncio.Event) -> bool:
-    """Return whether `event` was set within `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+class MarkedProcesses:
+    """Signals the processes that carry a mark in one container."""
+
+    def __init__(self, client: DockerClient, container: str, user: str, mark: str) -> None:
+        self._client = client
+        self._container = container
+        self._user = user
+        self._mark = mark
+
+    async def signal(self, name: str) -> bool:
+        """Send `TERM` or `KILL` to all processes with the mark; return whether the script could run."""
+        as_root = self._user.partition(":")[0] in ("", "root", "0")
+        return (as_root and await self._run(name, privileged=True)) or await self._run(name, privileged=False)
+
+    async def _run(self, name: str, privileged: bool) -> bool:
+        asked = {
+            "Cmd": ["sh", "-c", SCRIPT, "sh", name, self._mark],
+            "User": self._user or "0",
+            "Privileged": privileged,
+            "AttachStdout": True,
+            "AttachStderr": True,
+        }
+        try:
+            made = await self._client.post(f"{self._container}/exec", body=asked, seconds=REQUEST_TIMEOUT)
+            path = f"/exec/{made['Id']}"
+            async with self._client.open_body(
+                "POST", f"{path}/start", body={}, silence=REQUEST_TIMEOUT
+            ) as pieces:
+                async for _ in pieces:
+                    pass
+            told = await self._client.get(f"{path}/json", seconds=REQUEST_TIMEOUT)
+        except DockerError:
+            return False
+        return bool(told["Pid"]) and told["ExitCode"] == 0

@@ -1,21 +1,23 @@
 """One container of an attempt: creates, starts, connects, limits, restarts and removes it.
 
-`spec.py` builds the request to the daemon; `startup.py` waits for the image's services. A container gets its
-name before it is created, so that it can be removed even if the reply to its creation was lost.
+`spec.py` builds the request to the daemon. A container gets its name before it is created, so that it can be
+removed even if the reply to its creation was lost. Errors of the daemon become failures of the attempt, never
+of the agent. The patterns are docker's own messages, which are stable across releases.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from ...core.errors import SandboxFailed
+from ...core.errors import AttemptError, ImageFailed, SandboxFailed
 from ...core.records import Network
-from ...docker.client import DockerClient, DockerError
-from .failures import is_gone, translate_errors
+from ...docker.client import DaemonGone, DockerClient, DockerError
 from .spec import ContainerSpec, build_body
 
 CREATE_TIMEOUT = 120.0  # seconds to create or start a container: simultaneous requests wait for each other
@@ -23,6 +25,19 @@ REQUEST_TIMEOUT = 30.0  # seconds for any other reply
 RESTART_TIMEOUT = 30.0
 NOT_FOUND = "127"  # a shell's exit status for a missing program
 LOOK_AGAIN = 0.05  # seconds between checks of a container that another process is removing
+
+DAEMON_HINT = "the attempt is retried; check that the daemon runs and that nothing removes its containers"
+GONE_MESSAGES = (
+    "No such container",
+    "is not running",
+    "No such exec",
+    "is dead",
+    "is restarting",
+    "marked for removal",
+    "RWLayer of container",  # removal is in progress
+)
+MISSING_PROGRAM = ("executable file not found", "no such file or directory")
+STOPPED = ("cannot exec in a stopped", "cannot exec a container that has stopped")  # runc's messages
 
 
 class AttemptContainer:
@@ -154,4 +169,47 @@ def make_sleep_error() -> SandboxFailed:
         "an image needs `sh` and `sleep` on its PATH",
         kind="missing",
         again=False,
+    )
+
+
+@contextmanager
+def translate_errors(doing: str) -> Iterator[None]:
+    """Turn a daemon error into a failure of the attempt; `doing` describes the failed operation."""
+    try:
+        yield
+    except DockerError as error:
+        raise make_failure(error, doing) from error
+
+
+def make_failure(error: DockerError, doing: str) -> AttemptError:
+    told = error.message.strip()
+    if isinstance(error, DaemonGone):
+        return SandboxFailed(f"{doing}: {told}", DAEMON_HINT, kind="daemon")
+    if "No such image" in told:
+        return ImageFailed(f"{doing}: {told}", "check whether it was removed meanwhile", kind="missing")
+    if is_gone(error):
+        return make_gone_error(doing)
+    return SandboxFailed(f"{doing}: {told}", kind="daemon" if error.status >= 500 else "")
+
+
+def is_gone(error: DockerError) -> bool:
+    """Whether the container no longer exists or does not run."""
+    return error.status in (404, 409, 500) and any(words in error.message for words in GONE_MESSAGES)
+
+
+def make_gone_error(doing: str) -> SandboxFailed:
+    return SandboxFailed(
+        f"{doing}: the container is gone: something else stopped or removed it", DAEMON_HINT, kind="daemon"
+    )
+
+
+def make_start_error(told: str, program: str) -> SandboxFailed:
+    """Return the error for a command whose program never ran."""
+    if any(words in told for words in STOPPED):  # it stopped between the daemon's check and the start
+        return make_gone_error("cannot start the command")
+    if any(words in told for words in MISSING_PROGRAM) and "chdir" not in told:
+        return SandboxFailed(f"no such program in the sandbox: `{program}`", kind="missing", again=False)
+    refused = "chdir" in told or "find user" in told or "permission denied" in told
+    return SandboxFailed(
+        f"cannot start the command: {told.strip()[-500:]}", kind="spawn", again=False if refused else None
     )

@@ -27,10 +27,9 @@ import msgspec
 from ...core.errors import SandboxFailed
 from ...core.records import GiB, MiB, Salvage
 from .. import salvage_archive
-from ..archive_extraction import split_name
-from ..setup_snapshot import TRACES
-from . import tree_copy
-from .files import ContainerFiles, FileOwner
+from ..changes import TRACES
+from ..tree_copy import split_name
+from .files import ContainerFiles, FileOwner, open_tar, read_through, write_through
 
 T = TypeVar("T")
 
@@ -198,7 +197,7 @@ class ContainerWork:
         return 0 if self._workdir == "/" else 1
 
     async def _read_through(self, work: Callable[[IO[bytes]], T]) -> T:
-        return await tree_copy.read_through(self._files, self._workdir, work, self._threads)
+        return await read_through(self._files, self._workdir, work, self._threads)
 
 
 async def restore(
@@ -207,14 +206,14 @@ async def restore(
     """Write the changed and added paths; the deleted ones (`read_deleted`) must be gone already."""
 
     def pack(into: IO[bytes]) -> None:
-        with salvage_archive.open_archive(source) as kept, tree_copy.open_tar(into) as tar:
+        with salvage_archive.open_archive(source) as kept, open_tar(into) as tar:
             for member in salvage_archive.read_members(kept):
                 if salvage_archive.is_restored(member):
                     tar.addfile(
                         _set_owner(member, owner), kept.extractfile(member) if member.isreg() else None
                     )
 
-    await tree_copy.write_through(files, workdir, pack, threads)
+    await write_through(files, workdir, pack, threads)
 
 
 def read_deleted(source: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """The container sandbox: one container per attempt, created at its first use and removed when it is closed.
 
 This module decides what a command sees, carries and may use. `command.py` runs commands, `watch.py` enforces
-limits, `files.py` and `tree_copy.py` move files, `container_work.py` salvages work.
+limits, `files.py` moves files, `container_work.py` salvages work.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import AttemptOver, SandboxFailed
 from ...core.records import CommandResult, Limits, Network, Salvage, SandboxSpec, SkippedEntry
-from .. import disk_usage, process_marks
+from .. import process_marks, resource_usage
 from ..capture import CommandLog, build_result
 from ..command import finish_anyway
 from ..process import LONGEST_LINE
 from ..watch import KernelCounts
-from . import container_work, tree_copy
+from . import container_work
 from .command import ContainerCommand, ExecLaunch, check_words
-from .container import AttemptContainer, make_sleep_error
-from .container_lifecycle import RENEWING, ContainerLifecycle
+from .container import AttemptContainer, make_gone_error, make_sleep_error, translate_errors
+from .container_lifecycle import RENEWING, ContainerLifecycle, ContainerStartup
 from .container_work import ContainerWork
-from .failures import make_gone_error, translate_errors
-from .files import ContainerFiles, FileOwner
+from .files import ContainerFiles, FileOwner, put_tree, take_tree
 from .network import read_nameservers
 from .spec import IDLE_PROCESSES, PRIVATE, ContainerImage, ContainerSpec, choose_workdir
-from .startup import ContainerStartup
 from .watch import ContainerWatch
 
 if TYPE_CHECKING:
@@ -151,21 +149,19 @@ class DockerSandbox:
         if self._watch.limits.disk:
             loop = asyncio.get_running_loop()
             await self._watch.admit(
-                await loop.run_in_executor(self._sandboxes.threads, disk_usage.count_bytes, str(source))
+                await loop.run_in_executor(self._sandboxes.threads, resource_usage.count_bytes, str(source))
             )
         try:
             with translate_errors(f"cannot copy `{source}` into the sandbox"):
                 owner = await self._find_owner(files)
-                await tree_copy.put(files, source, self._resolve_path(path), owner, self._sandboxes.threads)
+                await put_tree(files, source, self._resolve_path(path), owner, self._sandboxes.threads)
         except OSError as e:
             raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
 
     async def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[SkippedEntry, ...]:
         files = await self._files()
         with translate_errors(f"cannot take `{path[:300]}` out of the sandbox"):
-            return await tree_copy.take(
-                files, self._resolve_path(path), into, exclude, self._sandboxes.threads
-            )
+            return await take_tree(files, self._resolve_path(path), into, exclude, self._sandboxes.threads)
 
     async def renew(self, start: SandboxSpec | None = None) -> None:
         self._check_open()

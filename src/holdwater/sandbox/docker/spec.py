@@ -123,7 +123,7 @@ def build_body(wanted: ContainerSpec) -> dict[str, Any]:
         "User": "0",  # for the first process only: each command has its own user
         "WorkingDir": wanted.first_workdir,
         "Labels": wanted.labels,
-        "Healthcheck": {"Test": ["NONE"]},  # `startup.py` runs the check until it passes, and no longer
+        "Healthcheck": {"Test": ["NONE"]},  # `container_lifecycle.py` runs it until it passes
         "StopSignal": "SIGKILL",
         "HostConfig": _build_host_config(wanted),
     }

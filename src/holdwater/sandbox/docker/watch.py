@@ -13,14 +13,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ...core.errors import LimitReached, ResourceExhausted
 from ...core.records import Limits
 from ...docker.client import DockerError
-from .. import disk_usage
+from .. import resource_usage
 from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup
-from ..watch import OWN_PROCESSES, KernelCounts, LimitWatch, format_size
+from ..watch import OWN_PROCESSES, KernelCounts, LimitWatch, format_size, make_cpu_error
 from .container import REQUEST_TIMEOUT, AttemptContainer
 
 STATS = 5.0  # seconds between queries to a daemon whose control groups are not visible from here
@@ -58,10 +56,7 @@ class ContainerWatch(LimitWatch):
         self.disk = self.memory = 0
 
     def allow(self, memory: int) -> None:
-        name = "memory" if self.limits.memory else "lease"
-        self.limits = msgspec.structs.replace(self.limits, **{name: memory})
-        if self.group:
-            self._raised_from = self.group.memory_limit()
+        self._note_limit(memory)  # the daemon sets the limit
 
     def read_counts(self) -> KernelCounts:
         now, earlier = super().read_counts(), self._earlier
@@ -80,15 +75,13 @@ class ContainerWatch(LimitWatch):
         if self.group or most is None:
             return super().check_cpu()
         used = self._stats.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) / 1e9
-        return (
-            LimitReached(f"killed after {most:g} s of CPU: sandbox CPU", kind="cpu") if used > most else None
-        )
+        return make_cpu_error(most) if used > most else None
 
     async def measure_disk(self) -> None:
         container = self._container
         if container is None:
             return
-        free, started = disk_usage.read_free_bytes(self._directory), time.monotonic()
+        free, started = resource_usage.read_free_bytes(self._directory), time.monotonic()
         try:
             told = await container.client.get(
                 f"{container.path}/json", {"size": "true"}, seconds=REQUEST_TIMEOUT
@@ -153,4 +146,4 @@ def _locate_home(paths: dict[str, str], root: Path) -> CgroupHome | None:
 
 
 def _measure_volumes(places: Sequence[str]) -> int:
-    return sum(disk_usage.count_bytes(place) for place in places)
+    return sum(resource_usage.count_bytes(place) for place in places)

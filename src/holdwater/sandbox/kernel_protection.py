@@ -1,15 +1,17 @@
-"""Builds the system call filter of sandboxes: a classic BPF program for the kernel and bubblewrap.
+"""Protects the kernel from sandboxes: a system call filter, and read-only files below `/proc` and `/dev`.
 
-The filter refuses calls that reach beyond a sandbox (keyrings, kernel modules, mounts, namespaces), expose
-much of the kernel (bpf, io_uring, userfaultfd) or change the sandbox's first process. `ptrace` of other
-processes is allowed: in a pid namespace a debugger finds only processes of its own sandbox. Bubblewrap
-installs the filter.
+The filter is a classic BPF program that bubblewrap installs. It refuses calls that reach beyond a sandbox
+(keyrings, kernel modules, mounts, namespaces), expose much of the kernel (bpf, io_uring, userfaultfd) or
+change the sandbox's first process. `ptrace` of other processes is allowed: in a pid namespace a debugger
+finds only processes of its own sandbox.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
+import os
 import struct
 from collections.abc import Sequence
 
@@ -86,6 +88,12 @@ FAMILIES = (0, 1, 2, 10, 16, 17)
 FEW = 3  # calls compared one by one
 Instruction = tuple[int, int, int, int]  # code, steps to skip if true, if false, operand
 
+# Files about the machine's processes and keys, which container runtimes mask as well.
+EMPTY = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list", "timer_stats")
+NEW_MOUNTS = 0x00020000  # from `linux/sched.h`; the next ones from `linux/mount.h`
+READ_ONLY, REMOUNT, BIND, SLAVE = 0x1, 0x20, 0x1000, 0x4000 | 0x80000
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")  # that bubblewrap takes from the host
+
 
 @functools.cache
 def build_filter(machine: str) -> bytes:
@@ -140,3 +148,30 @@ def _refuse(error: int = errno.EPERM) -> Instruction:
 
 def _allow() -> Instruction:
     return (RETURN, 0, 0, ALLOW)
+
+
+@functools.cache
+def protect_kernel_files() -> tuple[str, ...]:
+    """Return bubblewrap's arguments to mask the files that this user can read; put them after `--proc`."""
+    paths = [path for path in (f"/proc/{name}" for name in EMPTY) if os.access(path, os.R_OK)]
+    masks = [word for path in paths for word in ("--ro-bind", "/dev/null", path)]
+    return (*masks, "--remount-ro", "/proc")
+
+
+def protect_devices() -> bool:
+    """Give this process a view of the host's devices in which root cannot change their modes; return success.
+
+    The devices stay writable. Bubblewrap takes devices from the process that starts it and has no such
+    setting. The view applies to all processes that this one starts, and to no others.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0 or library.unshare(NEW_MOUNTS) != 0:
+        return False  # other users own no devices; without this right bubblewrap does not work either
+    paths = [path for path in (f"/dev/{name}".encode() for name in DEVICES) if os.path.exists(path)]  # noqa: PTH110
+    steps: list[tuple[bytes | None, bytes, int]] = [
+        (None, b"/", SLAVE)
+    ]  # later mounts of the host stay visible
+    steps += [
+        step for path in paths for step in ((path, path, BIND), (None, path, BIND | REMOUNT | READ_ONLY))
+    ]
+    return all(library.mount(source, path, None, flags, None) == 0 for source, path, flags in steps)

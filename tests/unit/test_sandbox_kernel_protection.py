@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.sandbox import seccomp
-from holdwater.sandbox.seccomp import ALLOW, ARCHITECTURES, REFUSE, build_filter
+from holdwater.sandbox import kernel_protection
+from holdwater.sandbox.kernel_protection import ALLOW, ARCHITECTURES, REFUSE, REFUSED, build_filter
 
 I386, ARM = 0x40000003, 0x40000028
 HEADERS = {
@@ -18,16 +18,16 @@ HEADERS = {
     "aarch64": "/usr/include/asm-generic/unistd.h",
 }
 NUMBERS = {
-    "clone": seccomp.CLONE,
-    "unshare": seccomp.UNSHARE,
-    "personality": seccomp.PERSONALITY,
-    "process_vm_readv": seccomp.READ_MEMORY,
-    "process_vm_writev": seccomp.WRITE_MEMORY,
-    "ptrace": seccomp.PTRACE,
-    "socket": seccomp.SOCKET,
-    "socketpair": seccomp.SOCKETPAIR,
-    **seccomp.REFUSED,
-    **seccomp.UNKNOWN,
+    "clone": kernel_protection.CLONE,
+    "unshare": kernel_protection.UNSHARE,
+    "personality": kernel_protection.PERSONALITY,
+    "process_vm_readv": kernel_protection.READ_MEMORY,
+    "process_vm_writev": kernel_protection.WRITE_MEMORY,
+    "ptrace": kernel_protection.PTRACE,
+    "socket": kernel_protection.SOCKET,
+    "socketpair": kernel_protection.SOCKETPAIR,
+    **kernel_protection.REFUSED,
+    **kernel_protection.UNKNOWN,
 }
 ORDINARY = {
     "read": (0, 63),
@@ -67,7 +67,7 @@ def judge(
 def test_the_filter_refuses_its_calls_and_allows_others(machine: str) -> None:
     at = MACHINES.index(machine)
 
-    refused = {name: judge(machine, number) for name, n in seccomp.REFUSED.items() if (number := n[at])}
+    refused = {name: judge(machine, number) for name, n in REFUSED.items() if (number := n[at])}
     assert set(refused.values()) == {errno.EPERM}
     assert judge(machine, 435) == errno.ENOSYS  # clone3
     assert {name: judge(machine, numbers[at]) for name, numbers in ORDINARY.items()} == dict.fromkeys(

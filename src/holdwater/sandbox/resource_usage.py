@@ -1,7 +1,7 @@
-"""Measures how many bytes a sandbox's directory takes on disk, and paces the measurements.
+"""Measures what a sandbox uses: bytes of its directory on disk, memory and CPU time of its process tree.
 
-This module enforces no limit: `watch.py` does. It keeps no list of files, so a tree of millions costs no
-memory.
+It also paces the measurements, and enforces no limit: `watch.py` does. It keeps no list of files, so a tree
+of millions costs no memory. `process_marks.py` finds the processes of a tree.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from .confined_paths import LIST, LONGEST_PATH, change_mode, open_beneath, open_
 
 BLOCK = 512  # bytes: the unit of `st_blocks` on every file system
 MOST_LEVELS = 64  # directories open at once, each `LONGEST_PATH` further down
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
+SHARES = ("Pss_Anon", "Pss_Shmem")
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
@@ -179,3 +183,55 @@ class MeasurePace:
     def affordable(self, now: float) -> bool:
         """Whether one extra measurement is within the share of CPU."""
         return self._ended is None or now >= self._ended + self._pause
+
+
+def sum_resident(pids: Iterable[int]) -> int:
+    """Return the bytes of memory without file mappings; pages shared after a fork count for each process."""
+    return sum(map(_read_resident, pids))
+
+
+def sum_proportional(pids: Iterable[int]) -> int:
+    """Return the same with shared pages counted once: exact, but some hundred times as expensive."""
+    return sum(map(_read_proportional, pids))
+
+
+def sum_cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time used so far by processes and their ended children."""
+    return sum(map(_read_cpu_seconds, pids))
+
+
+def count_tasks(user: int) -> int:
+    """Return the number of a user's processes and threads, as `RLIMIT_NPROC` counts them."""
+    return sum(_count_tasks(entry, user) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _read_resident(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0  # the process is gone
+    return (int(fields[1]) - int(fields[2])) * PAGE
+
+
+def _read_cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # the process is gone
+    return sum(map(int, fields[11:15])) / TICKS
+
+
+def _read_proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return _read_resident(pid)
+    rows = dict(line.split(":", 1) for line in lines[1:] if ":" in line)
+    return sum(int(rows.get(name, "0 kB").split()[0]) * 1024 for name in SHARES)
+
+
+def _count_tasks(process: Path, user: int) -> int:
+    try:
+        return len(list((process / "task").iterdir())) if process.stat().st_uid == user else 0
+    except OSError:
+        return 0
