@@ -40,7 +40,7 @@ from .daemon import read_image_size, tag_image
 from .dockerfile import RenderedDockerfile, render_assembly, render_base
 from .janitor import Janitor
 from .ownership import BuildTrace, parse_commands
-from .uncancellable import run_uncancellable
+from .tasks import run_uncancellable
 
 CLEANUP_SECONDS = 120.0  # time limit of the clean-up after an image
 

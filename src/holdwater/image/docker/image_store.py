@@ -32,7 +32,7 @@ from .engine import BuildOptions
 from .janitor import Janitor
 from .journal import SUFFIX, BasePulled, DiskBaseline, slug
 from .ownership import OwnedBase
-from .single_flight import SingleFlight
+from .tasks import SingleFlight
 
 # Shared by all runs, since the same context gives the same image. No run has this name.
 BUILT_REPOSITORY = f"{NAMESPACE}/built"

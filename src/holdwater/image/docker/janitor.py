@@ -52,7 +52,7 @@ from .journal import (
     write_retained,
 )
 from .ownership import BuildTrace, OwnedBase, chain_of, choose_kept_bases, find_own_records
-from .uncancellable import run_uncancellable
+from .tasks import run_uncancellable
 
 BUILD_END_SECONDS = 10.0  # time limit to record a build's end
 CLOSE_SECONDS = 120.0  # time limit of the clean-up at the end of a run

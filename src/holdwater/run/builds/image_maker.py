@@ -20,7 +20,7 @@ from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe
 from ...core.records import GiB, Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
-from ...image.docker.single_flight import SingleFlight
+from ...image.docker.tasks import SingleFlight
 from ...image.layer.agent_layer import prepare_agent
 from ...image.layer.cache import LayerCache
 from ...image.registry.client import RegistryClients
