@@ -36,7 +36,7 @@ class LettersDialect(Dialect):
         return msgspec.json.encode({"returned": {"reason": message, "status": status}})
 
     def read_reply(self, body: bytes) -> ParsedReply:
-        reply = decode_object(body)
+        reply = decode_object(body)  # this dialect has other names for usage and error
         return ParsedReply(count_usage(reply.get("counts")), reply.get("returned"))
 
     def stream(self, asked: AdaptedRequest) -> LettersStream:

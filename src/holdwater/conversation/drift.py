@@ -1,25 +1,40 @@
-"""Finds where a request differs from the recorded request whose reply it received. Pages and events show it.
+"""Finds where a request of a replay differs from the recorded request whose reply it received.
 
-The gateway decides which requests are compared; the caller defines which parts of a message are volatile.
+The gateway decides which requests are compared. Parts that do not count for a request's identity do not count
+here either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ..core.errors import HoldwaterError
 from ..core.exchange import DriftedCall
+from ..dialect import find_dialect
+from ..dialect.interface import VOLATILE_KEYS
 from ..dialect.message import decode_foreign
+from ..ledger.directory import RunDirectory
 from .trajectory import ExchangeTree
 
 MOST_PLACES = 8  # differences described per attempt
 EXCERPT_LENGTH = 30  # characters shown from the first difference of two texts
 
-MessageNormalizer = Callable[[str, bytes], bytes]
-"""Takes a dialect and a message; returns the message without its volatile parts."""
+
+def describe_drift(
+    directory: RunDirectory, recorded: RunDirectory, attempt: int, drifts: Sequence[DriftedCall]
+) -> str:
+    """Describe how an attempt's requests differ from those of the run that it replays. Reads both runs."""
+    try:
+        reader = RequestComparison(
+            ExchangeTree(directory, attempt), lambda before: ExchangeTree(recorded, before)
+        )
+        return reader.describe(drifts)
+    except HoldwaterError as error:
+        return f"the requests cannot be compared: {error.message}"
 
 
 class RequestDifference(NamedTuple):
@@ -36,17 +51,9 @@ class RequestDifference(NamedTuple):
 class RequestComparison:
     """Compares the requests of two attempts, each read from its own exchanges."""
 
-    def __init__(
-        self,
-        now: ExchangeTree,
-        recorded: Callable[[int], ExchangeTree],
-        steady: MessageNormalizer,
-        passing: Set[str],
-    ) -> None:
+    def __init__(self, now: ExchangeTree, recorded: Callable[[int], ExchangeTree]) -> None:
         self._now = now
         self._recorded = recorded
-        self._normalize = steady
-        self._ignored_keys = passing  # request fields that do not count
 
     def describe(self, drifts: Sequence[DriftedCall]) -> str:
         """Describe where requests differ: each place once, with the requests whose first difference it is."""
@@ -76,10 +83,11 @@ class RequestComparison:
 
     def _messages(self, tree: ExchangeTree, number: int) -> Iterator[bytes]:
         for dialect, raw in tree.request(number):
-            yield self._normalize(dialect, bytes(raw))
+            found = find_dialect(dialect)
+            yield found.strip_generated(found.strip_transient(bytes(raw)))
 
     def _head(self, tree: ExchangeTree, number: int) -> dict[str, Any]:
-        return {key: value for key, value in tree.head(number).items() if key not in self._ignored_keys}
+        return {key: value for key, value in tree.head(number).items() if key not in VOLATILE_KEYS}
 
 
 def _find_differences(place: str, then: Any, now: Any) -> Iterator[RequestDifference]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from .conversion import ReplyContext
-from .interface import AdaptedRequest, ParsedReply, RequestTarget, decode_reply
+from .interface import AdaptedRequest, RequestTarget
 from .message import (
     ROLES,
     CommonMessage,
@@ -26,7 +26,7 @@ from .message import (
     parse_arguments,
     parse_tokens,
 )
-from .openai import ChoiceStream, OpenAIDialect, check_index, count_usage, parse_content, request_usage
+from .openai import ChoiceStream, OpenAIDialect, check_index, parse_content, request_usage
 from .sse import (
     NULL,
     Object,
@@ -52,15 +52,25 @@ class ChatDialect(OpenAIDialect):
         newer = key == "max_tokens" and "max_completion_tokens" in head
         return "max_completion_tokens" if newer else key
 
-    def read_reply(self, body: bytes) -> ParsedReply:
-        reply = decode_reply(body)
-        return ParsedReply(count_usage(reply.usage), reply.error)
-
     def stream(self, asked: AdaptedRequest) -> ChatStream:
         return ChatStream(asked.wants_usage)
 
     def render_stream(self, reply: bytes) -> list[bytes]:
-        return _render_chunks(reply)
+        """Return the chunks of the choices' content, then of their ends, then the usage."""
+        whole = decode_values(reply)
+        choices = list(enumerate(to_objects(whole.pop("choices", NULL))))
+        given = [field for field in ("usage", "error") if is_given(whole, field)]
+        last = [{"choices": [], field: whole.pop(field)} for field in given]
+        said = [{"choices": [delta]} for place, choice in choices for delta in _chat_deltas(place, choice)]
+        ends: list[dict[str, Any]] = []
+        for place, choice in choices:
+            index, finish = choice.get("index", place), choice.get("finish_reason", NULL)
+            ends.append({"choices": [{"index": index, "delta": {}, "finish_reason": finish}]})
+        parts: list[dict[str, Any]] = [*said, *ends, *last] or [{"choices": ()}]
+        kind = {"object": "chat.completion.chunk"}
+        again = {field: value for field, value in whole.items() if bytes(value)[:1] not in (b"[", b"{")}
+        chunks = [{**(again if n else whole), **kind, **part} for n, part in enumerate(parts)]
+        return [*map(render_event, chunks), b"data: [DONE]\n\n"]
 
     def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
         role = ROLES.get(as_string(item.get("role")), "unknown")
@@ -220,25 +230,6 @@ class _ChoiceAssembly:
 def _renew_name(old: Any, new: Any) -> Any:
     """Return the latest value: some upstreams repeat a name, or leave it null or empty, in each delta."""
     return old if new in (None, "") and old is not None else new
-
-
-def _render_chunks(reply: bytes) -> list[bytes]:
-    """Return the chunks of the choices' content, then of their ends, then the usage."""
-    whole = decode_values(reply)
-    choices = list(enumerate(to_objects(whole.pop("choices", NULL))))
-    last = [
-        {"choices": [], field: whole.pop(field)} for field in ("usage", "error") if is_given(whole, field)
-    ]
-    said = [{"choices": [delta]} for place, choice in choices for delta in _chat_deltas(place, choice)]
-    ends: list[dict[str, Any]] = []
-    for place, choice in choices:
-        index, finish = choice.get("index", place), choice.get("finish_reason", NULL)
-        ends.append({"choices": [{"index": index, "delta": {}, "finish_reason": finish}]})
-    parts: list[dict[str, Any]] = [*said, *ends, *last] or [{"choices": ()}]
-    kind = {"object": "chat.completion.chunk"}
-    again = {field: value for field, value in whole.items() if bytes(value)[:1] not in (b"[", b"{")}
-    chunks = [{**(again if n else whole), **kind, **part} for n, part in enumerate(parts)]
-    return [*map(render_event, chunks), b"data: [DONE]\n\n"]
 
 
 def _chat_deltas(place: int, choice: Object) -> list[dict[str, Any]]:

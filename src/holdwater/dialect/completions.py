@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from .interface import AdaptedRequest, ParsedReply, RequestTarget, decode_reply
+from .interface import AdaptedRequest, RequestTarget
 from .message import CommonMessage, ModelReply, as_dict, as_list, as_string, parse_tokens, render_unknown
-from .openai import ChoiceStream, OpenAIDialect, count_usage, request_usage
+from .openai import ChoiceStream, OpenAIDialect, request_usage
 from .sse import NULL, decode_values, is_given, join_values, render_event, to_objects
 
 
@@ -26,10 +26,6 @@ class PromptDialect(OpenAIDialect):
 
     optional = True
     auxiliary = True
-
-    def read_reply(self, body: bytes) -> ParsedReply:
-        reply = decode_reply(body)
-        return ParsedReply(count_usage(reply.usage), reply.error)
 
     def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
         return iter(())

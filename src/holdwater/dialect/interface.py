@@ -30,6 +30,18 @@ from .sse import EventStream
 T = TypeVar("T", bound=msgspec.Struct)
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+# Keys that a client fills anew at each start, or that change the form of the answer and not its content.
+VOLATILE_KEYS = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+        "stream",
+        "stream_options",
+        "user",
+    }
+)
 _STAINLESS = "x-stainless-"  # the providers' client libraries describe themselves in these
 _ALWAYS = {"accept", "content-type", "user-agent", "idempotency-key", "x-request-id", "x-client-request-id"}
 
@@ -210,6 +222,12 @@ class Dialect:
 
     def read_reply(self, body: bytes) -> ParsedReply:
         """Parse a reply; raise one of `DECODE_ERRORS` if it is invalid."""
+        check_utf8(body)
+        reply = msgspec.json.decode(body, type=_ReplyShape)
+        return ParsedReply(self.count_usage(reply.usage), reply.error)
+
+    def count_usage(self, counts: Any) -> ModelUsage:
+        """Return the usage that the `usage` of a reply reports."""
         raise NotImplementedError
 
     def stream(self, asked: AdaptedRequest) -> EventStream:
@@ -334,8 +352,8 @@ class TokenCountDialect(Dialect):
     def impose_sampling(self, head: Mapping[str, Raw], sampling: Mapping[str, Any]) -> dict[str, Raw]:
         return {}
 
-    def read_reply(self, body: bytes) -> ParsedReply:
-        return ParsedReply(ModelUsage(requests=1), decode_reply(body).error)
+    def count_usage(self, counts: Any) -> ModelUsage:
+        return ModelUsage(requests=1)
 
     def render_stream(self, reply: bytes) -> list[bytes]:
         raise msgspec.ValidationError("token counts are not streamed")
@@ -352,17 +370,9 @@ class _RequestShape(msgspec.Struct):
     tools: Any = None
 
 
-class ReplyEnvelope(msgspec.Struct):
-    """The parts of a reply that the gateway reads, in most dialects."""
-
+class _ReplyShape(msgspec.Struct):
     usage: Any = None
     error: Any = None
-
-
-def decode_reply(body: bytes) -> ReplyEnvelope:
-    """Decode a reply; raise one of `DECODE_ERRORS`."""
-    check_utf8(body)
-    return msgspec.json.decode(body, type=ReplyEnvelope)
 
 
 def check_utf8(body: bytes) -> None:

@@ -58,6 +58,9 @@ class OpenAIDialect(Dialect):
         kind = "invalid_request_error" if status < 500 else "server_error"
         return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
+    def count_usage(self, counts: Any) -> ModelUsage:
+        return count_usage(counts)
+
 
 def request_usage(head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
     """Adapt a request whose stream reports usage only on request."""

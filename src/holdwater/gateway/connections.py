@@ -11,7 +11,7 @@ import socket as sockets
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpRequestParser
@@ -81,18 +81,7 @@ ConnectionOwner = int | str
 """An attempt's id, or the name of a stranger's process or address."""
 
 
-class ClientConnection(Protocol):
-    """The part of a connection that this module needs."""
-
-    transport: asyncio.Transport | None
-    since: float  # by the loop's clock
-    owner: ConnectionOwner
-    calls: int  # in flight
-
-    def force_close(self) -> None: ...
-
-
-OnClosed = Callable[[ClientConnection, int, str], None]
+OnClosed = Callable[["GatewayConnection", int, str], None]
 """Takes a connection that is about to be closed, the status, and the reason."""
 
 
@@ -105,12 +94,12 @@ class OpenConnections:
         self.patience = STRANGER_SECONDS
         self._on_closed = on_closed
         # In order of arrival; bound: `most`.
-        self._by_owner: dict[ConnectionOwner, dict[ClientConnection, None]] = {}
-        self._strangers: dict[ClientConnection, None] = {}
+        self._by_owner: dict[ConnectionOwner, dict[GatewayConnection, None]] = {}
+        self._strangers: dict[GatewayConnection, None] = {}
         self.count = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: ClientConnection) -> None:
+    def add(self, connection: GatewayConnection) -> None:
         """Add a new connection, as a stranger's."""
         connection.since = asyncio.get_running_loop().time()
         connection.owner = name_peer(connection.transport)
@@ -122,7 +111,7 @@ class OpenConnections:
         if self._timer is None:
             self._start_timer(connection)
 
-    def claim(self, connection: ClientConnection, attempt: int) -> None:
+    def claim(self, connection: GatewayConnection, attempt: int) -> None:
         """Assign the connection to `attempt`, whose key a request on it carried."""
         if connection.owner == attempt:
             return
@@ -130,13 +119,13 @@ class OpenConnections:
         connection.owner = attempt
         self._put(connection)
 
-    def remove(self, connection: ClientConnection) -> None:
+    def remove(self, connection: GatewayConnection) -> None:
         """Remove a closed connection."""
         if connection in self._by_owner.get(connection.owner, ()):
             self._take(connection)
             self.count -= 1
 
-    def shut(self, connection: ClientConnection, status: int, why: str) -> None:
+    def shut(self, connection: GatewayConnection, status: int, why: str) -> None:
         """Close the connection and report the reason."""
         self.remove(connection)
         self._on_closed(connection, status, why)
@@ -146,26 +135,26 @@ class OpenConnections:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _put(self, connection: ClientConnection) -> None:
+    def _put(self, connection: GatewayConnection) -> None:
         group = self._by_owner.setdefault(connection.owner, {})
         group[connection] = None
         if len(group) > self.most_each:
             self._shed(group, self.most_each)
 
-    def _take(self, connection: ClientConnection) -> None:
+    def _take(self, connection: GatewayConnection) -> None:
         self._strangers.pop(connection, None)
         group = self._by_owner[connection.owner]
         del group[connection]
         if not group:
             del self._by_owner[connection.owner]
 
-    def _shed(self, group: dict[ClientConnection, None], most: int) -> None:
+    def _shed(self, group: dict[GatewayConnection, None], most: int) -> None:
         """Close the oldest connection without calls in flight, or else the newest one."""
         idle = next((connection for connection in group if not connection.calls), None)
         connection = next(reversed(group)) if idle is None else idle
         self.shut(connection, 503, f"connection closed: more than {most} are open")
 
-    def _start_timer(self, oldest: ClientConnection) -> None:
+    def _start_timer(self, oldest: GatewayConnection) -> None:
         self._timer = asyncio.get_running_loop().call_at(oldest.since + self.patience, self._close_strangers)
 
     def _close_strangers(self) -> None:
@@ -237,9 +226,9 @@ class GatewayConnection(web.RequestHandler):
         self._parser_options = {name: options[name] for name in _PARSER_OPTIONS if name in options}
         self._read_ahead = options["read_bufsize"]
         self._open_connections = manager.open_connections
-        self.since = 0.0
+        self.since = 0.0  # by the loop's clock
         self.owner: ConnectionOwner = ""
-        self.calls = 0
+        self.calls = 0  # in flight
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

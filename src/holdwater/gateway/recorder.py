@@ -19,7 +19,7 @@ from ..core.masking import mask_bytes
 from ..core.prices import ModelPrice, add_cost
 from ..core.records import NO_USAGE, ModelUsage
 from ..dialect import CHAT, find_dialect
-from ..dialect.interface import ChainName, ChainRules, Dialect
+from ..dialect.interface import VOLATILE_KEYS, ChainName, ChainRules, Dialect
 from ..dialect.message import DECODE_ERRORS
 from .request_parser import (
     DIGEST_SIZE,
@@ -34,18 +34,6 @@ from .request_parser import (
     parse_whole,
 )
 
-# Keys that a client fills anew at each start, or that change the form of the answer and not its content.
-VOLATILE_KEYS = frozenset(
-    {
-        "client_metadata",
-        "metadata",
-        "prompt_cache_key",
-        "safety_identifier",
-        "stream",
-        "stream_options",
-        "user",
-    }
-)
 _SIZE = 16  # bytes of blake3
 MOST_LINKS = 4096  # exchanges of one attempt that requests can name
 MOST_TIPS = 32  # conversations kept for one attempt

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -33,7 +32,6 @@ from .body import ByteAdmission
 from .body_reader import UnreadableBody
 from .call_terms import CallTerms, ModelRoute, SharedResources
 from .connections import (
-    ClientConnection,
     GatewayConnection,
     GatewayServer,
     OpenConnections,
@@ -131,19 +129,14 @@ class Gateway:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     def model_of(self, key: str) -> str | None:
         """Return the model imposed on the session with this key; None: the agent chooses."""
         session = self.sessions.get(key)
-        return (
-            self.relay.default_route.model
-            if session is None
-            else self.relay.resolve_model_route(session).model
-        )
+        route = self.relay.default_route if session is None else self.relay.resolve_model_route(session)
+        return route.model
 
     def steer(self, own: ModelRoute) -> None:
         """Set the default route, for all sessions without an upstream of their own.
@@ -303,7 +296,7 @@ class Gateway:
             [attempt] = self._attempt_refusals
         return self._refusals if attempt is None else self._attempt_refusals.get(attempt, self._refusals)
 
-    def _on_closed(self, connection: ClientConnection, status: int, why: str) -> None:
+    def _on_closed(self, connection: GatewayConnection, status: int, why: str) -> None:
         """Record a connection that is closed to keep files free for others."""
         refused = self._attempt_refusals.get(connection.owner) if isinstance(connection.owner, int) else None
         (refused or self._find_refusals(connection.transport)).add("connection", status, why)

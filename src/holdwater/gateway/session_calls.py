@@ -59,9 +59,7 @@ class UnrecordedTurn:
     async def __aenter__(self) -> None:
         self._unrecorded.add(self._task)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._unrecorded.discard(self._task)
 
 

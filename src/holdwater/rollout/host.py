@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ..agent.loader import load as load_agent
 from ..agent.loader import takes_attempt
+from ..conversation.drift import describe_drift
 from ..conversation.earlier_replies import EarlierReplies
 from ..core.authoring import (
     Agent,
@@ -47,7 +48,6 @@ from .attempt_services import ArtifactPaths, SegmentLog
 from .attempt_state import AttemptState
 from .critic import load_critic
 from .disks import DiskWatch
-from .drift import describe_drift
 from .group import WaitingGroups
 from .models import ProgressLog, WorkerModels, make_price_error, terms_of
 from .paths import AttemptPaths

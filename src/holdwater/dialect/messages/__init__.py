@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from ...core.records import ModelUsage
 from ..conversion import TOOL_CHOICES, CompletionContent, make_tool_choice, pick_options
 from ..interface import (
     AdaptedRequest,
     Dialect,
-    ParsedReply,
     PathMatch,
     ProviderVariables,
-    decode_reply,
     know_headers,
 )
 from ..message import (
@@ -92,9 +91,8 @@ class MessagesDialect(Dialect):
         kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
-    def read_reply(self, body: bytes) -> ParsedReply:
-        reply = decode_reply(body)
-        return ParsedReply(count_usage(reply.usage), reply.error)
+    def count_usage(self, counts: Any) -> ModelUsage:
+        return count_usage(counts)
 
     def stream(self, asked: AdaptedRequest) -> MessagesStream:
         return MessagesStream()

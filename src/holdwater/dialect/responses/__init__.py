@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from ...core.records import ModelUsage
 from ..conversion import (
     CompletionContent,
     make_response_format,
     make_tool_choice,
     pick_options,
 )
-from ..interface import AdaptedRequest, ChainName, ChainRules, ParsedReply, check_utf8
+from ..interface import AdaptedRequest, ChainName, ChainRules
 from ..message import (
     DECODE_ERRORS,
     ROLES,
@@ -122,10 +123,8 @@ class ResponsesDialect(OpenAIDialect):
     def name_parameter(self, head: Mapping[str, Raw], key: str) -> str:
         return "max_output_tokens" if key == "max_tokens" else key
 
-    def read_reply(self, body: bytes) -> ParsedReply:
-        check_utf8(body)
-        reply = msgspec.json.decode(body, type=ResponsesReply)
-        return ParsedReply(count_usage(reply.usage), reply.error)
+    def count_usage(self, counts: Any) -> ModelUsage:
+        return count_usage(counts)
 
     def stream(self, asked: AdaptedRequest) -> ResponsesStream:
         return ResponsesStream()

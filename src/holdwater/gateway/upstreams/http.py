@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
@@ -120,9 +119,7 @@ class HttpUpstream:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
             await self._client.close()
 
@@ -265,9 +262,7 @@ class HttpCall:
         self._opened, answer = await self._upstream.open_answer(call)
         return answer
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 await _drain(self._opened.response)
