@@ -19,7 +19,7 @@ import table
 from gauge import MB
 from table import Row, say
 
-from holdwater.run.fleet.allocator import GLIBC_BOUNDS, choose_settings, find_jemalloc
+from holdwater.rollout.allocator import GLIBC_BOUNDS, choose_settings, find_jemalloc
 
 WORK = """
 import json, random, sys, threading, time

@@ -24,7 +24,7 @@ from gateway_proxies import Listening
 from launch import HERE, MODEL
 from raw_http import Connection, request_head
 
-from holdwater.run.fleet.allocator import choose_settings
+from holdwater.rollout.allocator import choose_settings
 
 MESSAGE = 4_000  # bytes of a message in a long history
 SAID = 400  # bytes that each turn adds

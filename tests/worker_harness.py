@@ -20,6 +20,7 @@ from tests.wait_bounds import stretch
 from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.records import Attempt, Instance
 from holdwater.ledger.directory import RunDirectory
+from holdwater.rollout.allocator import GLIBC_BOUNDS, choose_settings, find_jemalloc
 from holdwater.rollout.worker_protocol import (
     AttemptDone,
     AttemptJob,
@@ -35,7 +36,6 @@ from holdwater.rollout.worker_protocol import (
     WorkerSetup,
     encode_frame,
 )
-from holdwater.run.fleet.allocator import GLIBC_BOUNDS, choose_settings, find_jemalloc
 
 M = TypeVar("M", bound=ToConductor)
 WORKER = """

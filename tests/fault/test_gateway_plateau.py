@@ -15,7 +15,7 @@ import pytest
 from tests.command_runner import SOURCE
 from tests.wait_bounds import stretch
 
-from holdwater.run.fleet.allocator import choose_settings
+from holdwater.rollout.allocator import choose_settings
 
 CONNECTIONS = 64
 SIZE = 1_000_000  # bytes of a request

@@ -23,7 +23,7 @@ from holdwater.core.errors import BadInput
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
 from holdwater.ledger.rows import OutcomeRow
-from holdwater.rollout.user_results import LONGEST_ANSWER
+from holdwater.rollout.user_calls import LONGEST_ANSWER
 from holdwater.sandbox import salvage_archive
 
 MOST_SECONDS = 120.0  # for what takes a second on a quiet machine

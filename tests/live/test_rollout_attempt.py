@@ -38,7 +38,7 @@ from holdwater.core.records import (
 )
 from holdwater.rollout.attempt import run_attempt
 from holdwater.rollout.attempt_state import AttemptState
-from holdwater.rollout.user_results import LONGEST_ANSWER, as_grade
+from holdwater.rollout.user_calls import LONGEST_ANSWER, as_grade
 from holdwater.rollout.worker_protocol import AttemptJob
 from holdwater.sandbox.probe import MachineFeatures
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes

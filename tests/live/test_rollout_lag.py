@@ -19,7 +19,7 @@ from holdwater.core.summary import RunGauge
 from holdwater.ledger import statements
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
-from holdwater.rollout.lag import TICK, LoopLag
+from holdwater.rollout.process_health import TICK, LoopLag
 from holdwater.view.live_display import draw
 from holdwater.view.report import render_report
 

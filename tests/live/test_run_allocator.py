@@ -15,11 +15,11 @@ import holdwater as hw
 from holdwater.core.config import RunConfig
 from holdwater.core.records import MiB
 from holdwater.ledger.directory import RunDirectory
+from holdwater.rollout import allocator
+from holdwater.rollout.allocator import choose_settings, find_jemalloc, measure_effect, name_allocator
+from holdwater.rollout.process_health import RunningClock
 from holdwater.rollout.worker_protocol import EventNoted, WorkerReady, WorkerSetup
-from holdwater.run.fleet import allocator
-from holdwater.run.fleet.allocator import choose_settings, find_jemalloc, measure_effect, name_allocator
 from holdwater.run.fleet.process import WorkerProcess
-from holdwater.run.fleet.running_clock import RunningClock
 
 ENV = {"PATH": os.defpath, "PYTHONPATH": str(SOURCE)}
 OURS = ("LD_PRELOAD", "MALLOC_")

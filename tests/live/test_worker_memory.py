@@ -12,7 +12,7 @@ from tests.wait_bounds import stretch
 from tests.worker_harness import Worker, needs, trimmed, working
 
 from holdwater.core.records import MiB
-from holdwater.rollout.memory_trimmer import LOOK_SECONDS, QUIET_LOOKS
+from holdwater.rollout.worker_memory import LOOK_SECONDS, QUIET_LOOKS
 from holdwater.rollout.worker_protocol import EventNoted, TrimMemory, WorkerHeartbeat
 from holdwater.testing.scripted_model import ScriptedReply, serve_script
 

@@ -41,9 +41,6 @@ MOST_RIDDLES = 5.0  # for each 10,000 words
 LARGE_PROTOCOLS = {
     "ManagedSandbox": "a sandbox as an attempt manages it; agents and suites see its smaller bases",
     "SessionStatus": "read-only counters of a gateway session",
-    "GroupMember": "read-only facts that a group's scorer gets of each member",
-    "AttemptServices": "everything that surrounds an attempt in its worker; tests have a fake",
-    "ArtifactPaths": "one path for each kind of file",
 }
 
 

@@ -23,8 +23,8 @@ from ..governor.meter import ResourceMeter
 from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.resource_reading import DiskReading, ResourceBound, ResourceReading
 from ..plugin import PluginEntry as PluginEntry
+from ..rollout.allocator import choose_settings, measure_effect, name_allocator
 from ..run.builds.build_daemon import inspect_daemon, list_protections
-from ..run.fleet.allocator import choose_settings, measure_effect, name_allocator
 from ..run.setup.config import read_environment
 from ..sandbox.docker.network import why_unavailable
 from ..sandbox.isolation import describe_isolation, try_isolation

@@ -26,7 +26,7 @@ from ..ledger.images import write_manifest
 from ..ledger.reader import LedgerReader
 from ..rollout.allocator import keep_bounded
 from ..rollout.critic import load_critic
-from ..rollout.open_files import allow_files
+from ..rollout.process_health import allow_files
 from ..rollout.sandbox_kinds import find_kind
 from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
 from ..run.builds.build import make_setup

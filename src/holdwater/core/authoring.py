@@ -305,12 +305,8 @@ class AttemptHandle(Protocol):
         """
 
 
-class GroupMember(AttemptHandle, Protocol):
-    """A member of a group during scoring: its sandbox, model and record are still open."""
-
-    @property
-    def number(self) -> int:
-        """0, 1, 2, ... among the scored members."""
+class MemberResult(Protocol):
+    """The result of a graded attempt and its record on disk."""
 
     @property
     def answer(self) -> Any: ...
@@ -325,14 +321,22 @@ class GroupMember(AttemptHandle, Protocol):
     @property
     def usage(self) -> ModelUsage: ...
 
+    def exchanges(self) -> Iterable[Exchange]:
+        """Yield its recorded exchanges from disk, one at a time."""
+
+
+class GroupMember(MemberResult, AttemptHandle, Protocol):
+    """A member of a group during scoring: its sandbox, model and record are still open."""
+
+    @property
+    def number(self) -> int:
+        """0, 1, 2, ... among the scored members."""
+
     @property
     def sandbox(self) -> GradingSandbox: ...
 
     @property
     def model(self) -> Model: ...
-
-    def exchanges(self) -> Iterable[Exchange]:
-        """Yield its recorded exchanges from disk, one at a time."""
 
 
 class CriticInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The journal of a worker: verdicts that it writes before it reports them, in case it or its conductor dies.
 
-A journal is a segment of verdicts, `exchanges/worker-<token>-<worker>.journal`. `run/fleet/worker_remains.py`
+A journal is a segment of verdicts, `exchanges/worker-<token>-<worker>.journal`. `run/fleet/process.py`
 reads the journal of a dead worker. A conductor that opens the ledger of an earlier one calls `recover` before
 it starts anything; no worker of the earlier conductor may still be running.
 """

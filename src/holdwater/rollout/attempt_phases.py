@@ -24,15 +24,22 @@ from ..core.records import (
     SandboxSpec,
 )
 from ..ledger.attempt_files import describe_file
-from .attempt_rules import describe_left_out, make_fresh_error, prefer_model_failure, worth_grading
-from .attempt_services import ArtifactPaths, AttemptServices, SegmentLog
+from .attempt_rules import (
+    describe_left_out,
+    limit_step,
+    make_fresh_error,
+    next_step,
+    prefer_model_failure,
+    prepare_sandbox,
+    step_failure,
+    worth_grading,
+)
+from .attempt_services import AttemptPaths, AttemptServices, SegmentLog
 from .attempt_state import AttemptState
 from .children import ChildSpawner, LentResources, call_agent
 from .group import MemberAccess, ScoringResult, WaitingMember
-from .health import wait_healthy
-from .steps import limit_step, next_step, prepare_sandbox, step_failure
-from .user_results import as_grade, as_patch
-from .views import ModelView, SandboxView, adapt_arguments
+from .user_calls import as_grade, as_patch
+from .views import ModelView, SandboxView, adapt_arguments, wait_healthy
 from .work_files import check_kept, keep_answer, read_answer, write_kept
 
 SEED_STRIDE = 1_000_000  # between the seeds of an attempt and of its children
@@ -47,7 +54,7 @@ class AttemptRunner:
         life: AttemptState,
         place: AttemptServices,
         limits: Limits,
-        paths: ArtifactPaths,
+        paths: AttemptPaths,
         log: SegmentLog,
     ) -> None:
         self.state = life

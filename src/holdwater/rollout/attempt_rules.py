@@ -1,14 +1,23 @@
-"""Pure decisions of `attempt.py`: the limits that an attempt gets, and which failure counts at its end."""
+"""Decisions of an attempt: its limits, the failure that counts at its end, and the steps of its agent.
+
+`attempt.py` and `attempt_phases.py` act on them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
 import msgspec
 
-from ..core.authoring import SessionStatus
-from ..core.errors import GradeFailed, RunFailed
+from ..core.authoring import ManagedSandbox, SessionStatus
+from ..core.errors import AgentFailed, AttemptError, GradeFailed, RunFailed, as_failure, drop_tracebacks
 from ..core.failures import RULES, ScoreRule
 from ..core.policy import verdict_kind
-from ..core.records import AttemptFailure, FailureOrigin, Grade, Limits, Salvage
+from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, Limits, Salvage
+from .attempt_state import PhaseLimit
+from .views import SandboxView, wait_healthy
 from .worker_protocol import AttemptJob
 
 
@@ -72,3 +81,42 @@ def make_fresh_error(lost: str) -> GradeFailed:
 def worth_grading(failure: AttemptFailure | None) -> bool:
     """Return whether a grade could count after this failure."""
     return failure is None or RULES[failure.where].scored is not ScoreRule.NO
+
+
+async def next_step(step: Callable[..., Awaitable[Any]], *arguments: Any) -> Instance | None:
+    """Return the instance of the next step. An error in the suite's code is never the agent's failure."""
+    try:
+        following = await step(*arguments)
+    except (AttemptError, MemoryError):
+        raise
+    except Exception as error:  # boundary: the suite's code
+        message = as_failure(error, GradeFailed, AttemptPhase.ACTING).message
+        raise GradeFailed(message, kind="exception") from error
+    if following is not None and not isinstance(following, Instance):
+        raise GradeFailed(
+            f"the step function returned {type(following).__name__}: expected `Instance` or None", kind="type"
+        )
+    return following
+
+
+def step_failure(error: Exception, session: SessionStatus | None) -> AttemptFailure | None:
+    """Return the agent's failure in a step that is graded all the same; None: the error ends the attempt."""
+    failure = prefer_model_failure(as_failure(error, AgentFailed, AttemptPhase.ACTING), session)
+    if failure is None or RULES[failure.where].scored is not ScoreRule.YES:
+        return None
+    drop_tracebacks(error)
+    return failure
+
+
+async def prepare_sandbox(instance: Instance, sandbox: ManagedSandbox, view: SandboxView) -> None:
+    """Apply the step's network and wait for its health check."""
+    if instance.start.network is not None:
+        await sandbox.set_network(instance.start.network)
+    if instance.start.health is not None:
+        await wait_healthy(view, instance.start.health)
+
+
+def limit_step(instance: Instance) -> AbstractAsyncContextManager[None]:
+    """Return the time limit of this step alone, beside the limit for all steps."""
+    seconds = instance.limits.acting
+    return nullcontext() if seconds is None else PhaseLimit(lambda: seconds, AttemptPhase.ACTING)

@@ -1,6 +1,6 @@
-"""The interfaces through which an attempt uses its worker: sandboxes, sessions, files, the suite, the agent.
+"""The services that an attempt uses in its worker: sandboxes, sessions, files, the suite, the agent.
 
-`host.py` implements them; tests use other implementations.
+`host.py` implements them; tests use another implementation.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 from ..core.authoring import Agent, Model, ResourceWrapper, SandboxProvider, SessionStatus, Suite
 from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
 from ..core.records import AttemptFailure, Limits, Network
+from ..ledger.attempt_files import (
+    answer_path,
+    log_path,
+    output_path,
+    patch_path,
+    salvage_path,
+    taken_out_path,
+)
+from ..ledger.directory import RunDirectory
 from .critic import UserCritic
 
 if TYPE_CHECKING:
@@ -29,8 +38,39 @@ class SegmentLog(ExchangeLog, Protocol):
     def close(self) -> None: ...
 
 
-class AttemptServices(Protocol):
-    """The services that an attempt uses in its worker."""
+class AttemptStorage(Protocol):
+    """The files of attempts in the run directory."""
+
+    def paths(self, attempt: int, name: str) -> AttemptPaths: ...
+
+    def open_log(self, attempt: int) -> SegmentLog: ...
+
+    def trajectory(self, attempt: int) -> Iterator[Exchange]:
+        """Read the exchanges of an attempt's segment from disk."""
+
+    def recording(self, earlier: tuple[int, ...]) -> ReplyRecording | None:
+        """Return the recorded replies of earlier attempts. Reads their segments: call it in a thread."""
+
+    def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
+        """Describe how a replay's requests differ from the recorded ones. Reads files: call in a thread."""
+
+
+class ModelAccess(Protocol):
+    """The model of attempts, through sessions of the gateway."""
+
+    def open_session(
+        self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None
+    ) -> AbstractAsyncContextManager[SessionStatus | None]: ...
+
+    def lend(self, session: SessionStatus, by: str) -> AbstractAsyncContextManager[SessionStatus]:
+        """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
+
+    def model(self, session: SessionStatus | None, network: Network | None) -> Model | None:
+        """Return the model for an agent whose sandbox has `network`; None: the run's network."""
+
+
+class AttemptServices(AttemptStorage, ModelAccess, Protocol):
+    """Everything that surrounds an attempt in its worker."""
 
     suite: Suite
     agent: Agent
@@ -47,53 +87,40 @@ class AttemptServices(Protocol):
     @property
     def sandboxes(self) -> SandboxProvider: ...
 
-    def paths(self, attempt: int, name: str) -> ArtifactPaths: ...
-
-    def open_log(self, attempt: int) -> SegmentLog: ...
-
-    def trajectory(self, attempt: int) -> Iterator[Exchange]:
-        """Read the exchanges of an attempt's segment from disk."""
-
-    def recording(self, earlier: tuple[int, ...]) -> ReplyRecording | None:
-        """Return the recorded replies of earlier attempts. Reads their segments: call it in a thread."""
-
-    def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
-        """Describe how a replay's requests differ from the recorded ones. Reads files: call in a thread."""
-
-    def open_session(
-        self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None
-    ) -> AbstractAsyncContextManager[SessionStatus | None]: ...
-
-    def lend(self, session: SessionStatus, by: str) -> AbstractAsyncContextManager[SessionStatus]:
-        """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
-
-    def model(self, session: SessionStatus | None, network: Network | None) -> Model | None:
-        """Return the model for an agent whose sandbox has `network`; None: the run's network."""
-
     def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
         """Return a check that returns the failure since this call: a full disk, or a dead docker daemon."""
 
 
-class ArtifactPaths(Protocol):
-    """The paths of an attempt's files."""
+class AttemptPaths:
+    """The paths of one attempt's files, built on demand: most attempts of a quiet agent leave no files."""
+
+    def __init__(self, directory: RunDirectory, attempt: int, name: str) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._name = name
 
     def log(self) -> Path:
         """The log records and prints of the agent and the suite."""
+        return log_path(self._directory, self._attempt, self._name)
 
     def output(self) -> Path:
         """The output of its commands."""
+        return output_path(self._directory, self._attempt, self._name)
 
     def salvage(self) -> Path:
-        """The salvage: the work that the attempt left."""
+        return salvage_path(self._directory, self._attempt)
 
     def patch(self) -> Path:
-        """The work as a patch."""
+        return patch_path(self._directory, self._attempt)
 
     def answer(self) -> Path:
         """An answer that is too long for the verdict."""
+        return answer_path(self._directory, self._attempt)
 
     def kept_file(self, name: str) -> Path:
         """A file that this attempt, or an earlier one of the run, kept."""
+        return self._directory.artifacts / name
 
     def artifacts(self) -> Path:
         """A directory for the files that the suite takes out of the sandbox."""
+        return taken_out_path(self._directory, self._attempt)

@@ -1,4 +1,7 @@
-"""The state of a running attempt, and the verdict made from it. `attempt.py` runs the attempt."""
+"""The state of a running attempt, the time limits of its phases, and the verdict made from it.
+
+`attempt.py` runs the attempt.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from ..core.authoring import ChildResult, ManagedSandbox, SessionStatus
-from ..core.errors import AttemptError, as_failure, drop_tracebacks
+from ..core.errors import AttemptError, LimitReached, as_failure, drop_tracebacks
 from ..core.failures import DISK, RULES, ScoreRule
 from ..core.policy import find_kept_work
 from ..core.records import (
@@ -29,7 +33,6 @@ from ..core.records import (
     Verdict,
 )
 from .disks import DiskFaults
-from .limit import PhaseLimit
 from .scope import Note, Scope
 from .user_calls import UserCalls
 from .worker_protocol import AttemptJob
@@ -61,6 +64,51 @@ class ChildTracker:
     def dropped(self) -> int:
         """The number of ended children that the verdict does not list."""
         return self.started - self.living - len(self.ended)
+
+
+class PhaseLimit:
+    """Like `asyncio.timeout`, but the allowed time may grow while it runs.
+
+    `suspended` returns for how many seconds the process did not run: they do not count.
+    It is a class because a nested function that arms itself again would be a reference cycle, which would
+    keep the attempt alive.
+    """
+
+    def __init__(
+        self, allowed: Callable[[], float], phase: AttemptPhase, suspended: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._allowed = allowed
+        self._phase = phase
+        self._loop = asyncio.get_running_loop()
+        self._suspended = suspended
+        self._start = self._loop.time() - suspended()
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._arm()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
+
+    def _arm(self) -> None:
+        self._handle = self._loop.call_at(self._end, self._check)
+
+    @property
+    def _end(self) -> float:
+        return self._start + self._suspended() + self._allowed()
+
+    def _check(self) -> None:
+        if self._loop.time() >= self._end:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._arm()
 
 
 class AttemptState:

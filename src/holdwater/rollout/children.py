@@ -21,8 +21,7 @@ from ..core.masking import clean_text
 from ..core.records import NO_USAGE, AttemptFailure, Instance
 from .attempt_rules import prefer_model_failure
 from .attempt_services import AttemptServices
-from .attempt_state import AttemptState
-from .limit import PhaseLimit
+from .attempt_state import AttemptState, PhaseLimit
 from .user_calls import being_cancelled
 from .views import AttemptView, ModelView, SandboxView, adapt_arguments, wait_for
 

@@ -17,11 +17,9 @@ from ..core.authoring import Agent, AgentFunction, ChildResult
 from ..core.errors import AttemptOver, GradeFailed, as_failure, drop_tracebacks
 from ..core.exchange import Exchange
 from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, ModelUsage
-from .attempt_state import AttemptState
+from .attempt_state import AttemptState, PhaseLimit
 from .children import ChildSpawner
-from .limit import PhaseLimit
-from .user_calls import UserCalls
-from .user_results import as_grades
+from .user_calls import UserCalls, as_grades
 from .views import (
     AttemptView,
     BlockingModel,

@@ -44,16 +44,15 @@ from ..sandbox.process_marks import find_attempt
 from ..sandbox.scratch import temporary_prefix
 from ..suite.loader import load as load_suite
 from .attempt import run_attempt
-from .attempt_services import ArtifactPaths, SegmentLog
+from .attempt_services import AttemptPaths, SegmentLog
 from .attempt_state import AttemptState
 from .critic import load_critic
 from .disks import DiskWatch
 from .group import WaitingGroups
 from .models import ProgressLog, WorkerModels, make_price_error, terms_of
-from .paths import AttemptPaths
+from .process_health import SuspensionWatch
 from .sandbox_kinds import find_kind
-from .suspension import SuspensionWatch
-from .verdicts import VerdictJournal
+from .work_files import VerdictJournal
 from .worker_protocol import (
     AnswerHeldCall,
     AttemptDone,
@@ -300,7 +299,7 @@ class AttemptHost:
 
     # The services of an attempt (`attempt_services.AttemptServices`).
 
-    def paths(self, attempt: int, name: str) -> ArtifactPaths:
+    def paths(self, attempt: int, name: str) -> AttemptPaths:
         return AttemptPaths(self._directory, attempt, name)
 
     def open_log(self, attempt: int) -> SegmentLog:

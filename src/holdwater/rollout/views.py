@@ -13,12 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..core.authoring import Model, WholeSandbox
+from ..core.authoring import Model, Sandbox, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed, SandboxFailed
 from ..core.records import CommandResult, Health, Network, SandboxSpec, SkippedEntry
-from .attempt_services import ArtifactPaths
+from .attempt_services import AttemptPaths
 from .disks import DiskFaults
-from .health import wait_healthy
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ class SandboxView(AttemptView):
     def __init__(
         self,
         sandbox: WholeSandbox,
-        paths: ArtifactPaths,
+        paths: AttemptPaths,
         hurt: DiskFaults,
         renew: Renew,
         variables: Mapping[str, str] = MappingProxyType({}),
@@ -160,6 +159,26 @@ class SandboxView(AttemptView):
         if self._sandbox is None:
             raise AttemptOver("the attempt is over, its sandbox is closed")
         return self._sandbox
+
+
+async def wait_healthy(sandbox: Sandbox, health: Health) -> None:
+    """Run the health command until it succeeds.
+
+    Raise `SandboxFailed` after `retries` failures past the start period.
+    """
+    begun = asyncio.get_running_loop().time()
+    failures = 0
+    while True:
+        result = await sandbox.run(health.command, timeout=health.timeout)
+        if result.ok:
+            return
+        failures += asyncio.get_running_loop().time() - begun >= health.start_period
+        if failures >= max(1, health.retries):
+            said = "no answer in time" if result.timed_out else f"status {result.exit_code}"
+            raise SandboxFailed(
+                f"not healthy after {failures} checks: {said}: {result.output.strip()[-500:]}", kind="health"
+            )
+        await asyncio.sleep(health.interval)
 
 
 class ModelView(AttemptView):

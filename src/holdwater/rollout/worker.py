@@ -22,13 +22,11 @@ from ..core.errors import HoldwaterError
 from ..core.records import MiB
 from ..sandbox.kernel_protection import protect_devices
 from .allocator import detect_allocator, give_back, measure_resident
-from .garbage_collector import GarbageCollector
 from .host import AttemptHost
-from .lag import LoopLag
 from .logs import route_output
-from .memory_trimmer import LOOK_SECONDS, GiveBack, MemoryTrimmer
-from .open_files import allow_files
 from .periodic_task import PeriodicTask
+from .process_health import LoopLag, allow_files
+from .worker_memory import LOOK_SECONDS, GarbageCollector, GiveBack, MemoryTrimmer
 from .worker_protocol import (
     AnswerHeldCall,
     AttemptJob,

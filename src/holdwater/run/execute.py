@@ -38,9 +38,9 @@ from ..ledger.journal import recover
 from ..ledger.ledger import Ledger
 from ..ledger.reader import LedgerReader
 from ..ledger.regrades import latest_regrade, list_refusals
-from ..rollout.lag import LoopLag
 from ..rollout.logs import route_output
 from ..rollout.periodic_task import PeriodicTask
+from ..rollout.process_health import LoopLag
 from ..rollout.sandbox_kinds import UNISOLATED, find_kind
 from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
 from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, sweep, temporary_prefix

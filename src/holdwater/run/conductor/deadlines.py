@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ...core.config import CriticKind, RunConfig
 from ...core.records import Attempt, LimitOverrides
+from ...rollout.process_health import RunningClock
 from ...rollout.scope import CANCEL_SECONDS
-from ..fleet.running_clock import RunningClock
 
 CLOSES = 3  # resources that an attempt closes one after another
 MORE_CLOSES = 3  # for a member of a group: its membership, its children, the scoring session

@@ -17,8 +17,8 @@ from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import FleetCensus
 from ...governor.run_usage import RunUsage
 from ...ledger.ledger import Ledger
-from ...rollout.lag import LoopLag
 from ...rollout.periodic_task import PeriodicTask
+from ...rollout.process_health import LoopLag
 from ..resources.disk_space import DiskSpace
 from .scheduler import AttemptScheduler
 

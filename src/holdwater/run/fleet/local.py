@@ -48,6 +48,7 @@ from ...core.workers import WorkerPlanner
 from ...governor.memory_control import NEW_WORKER
 from ...governor.resource_reading import FleetCensus
 from ...rollout.periodic_task import PeriodicTask
+from ...rollout.process_health import RunningClock
 from ...rollout.worker_protocol import (
     AttemptDone,
     AttemptJob,
@@ -65,9 +66,7 @@ from ...rollout.worker_protocol import (
     WorkerUnfit,
 )
 from .interface import Emit, FleetCondition, ToAttempt, WorkerGone, sum_usage
-from .process import WorkerProcess
-from .running_clock import RunningClock
-from .worker_remains import WorkerRemains
+from .process import WorkerProcess, WorkerRemains
 
 PATROL_SECONDS = 1.0
 

@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: start, messages, measurement and end."""
+"""One worker process as its supervisor sees it: start, messages, measurement, end, and what it leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -17,10 +18,14 @@ from typing import IO
 import msgspec
 import psutil
 
-from ...core.records import MiB, Record
+from ...core.records import MiB, Record, Verdict
 from ...core.worker_events import WorkerMeasure
 from ...governor.resource_reading import AttemptUse
+from ...ledger.directory import RunDirectory
 from ...ledger.durable_files import is_disk_full, open_private
+from ...ledger.journal import journal_path, read_journal
+from ...rollout import allocator
+from ...rollout.process_health import RunningClock
 from ...rollout.worker_protocol import (
     AttemptJob,
     AttemptStatus,
@@ -34,8 +39,7 @@ from ...rollout.worker_protocol import (
     WorkerSetup,
     encode_frame,
 )
-from . import allocator
-from .running_clock import RunningClock
+from ...sandbox.scratch import sweep_attempts
 
 LEAVE_SECONDS = 5.0
 # Signals that a process causes itself; any other comes from outside.
@@ -281,3 +285,47 @@ def _open_log(log: Path) -> IO[bytes]:
         if not is_disk_full(error):
             raise
         return Path(os.devnull).open("ab")
+
+
+class WorkerRemains:
+    """What dead workers leave: verdicts that they could not report, and the sandboxes of their attempts.
+
+    Reading and sweeping run in threads.
+    """
+
+    def __init__(self, welcome: WorkerSetup, note: Callable[[str, str], None]) -> None:
+        self._config = welcome.config
+        self._directory = RunDirectory(Path(welcome.directory))
+        self._token = welcome.token
+        self._note = note
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="holdwater-sweep")
+
+    async def read_verdicts(self, worker: int, attempts: Collection[int]) -> list[Verdict]:
+        """Return these attempts' verdicts in the worker's journal. Damage is noted; intact records count."""
+        path = journal_path(self._directory, worker, self._token)
+        damages: list[str] = []  # bound: the records of the journal
+
+        def read() -> list[Verdict]:
+            return [verdict for verdict in read_journal(path, damages.append) if verdict.attempt in attempts]
+
+        verdicts: list[Verdict] = []  # bound: the run's concurrency
+        try:
+            verdicts = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        except OSError as error:
+            damages.append(f"the journal `{path}` cannot be read: {error}")
+        for damage in damages:
+            self._note("journal.damaged", damage)
+        return verdicts
+
+    async def sweep(self, attempts: list[int]) -> None:
+        """Remove the leftovers of a dead worker's attempts now: the end of the run may be days away."""
+        config = self._config
+        place = self._directory.sandbox_root(config)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, sweep_attempts, config.id, place, attempts)
+        except OSError as error:
+            self._note("sweep.failed", f"attempts {attempts}: {error}")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
