@@ -20,6 +20,7 @@ import msgspec
 from yarl import URL
 
 from ..core.errors import BadInput
+from ..core.failures import double_delay
 from ..core.serving_protocol import AnyOrderEvent, Finished, ProblemDetails
 from ..web.tokens import find_token, list_link_directories
 from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
@@ -212,9 +213,9 @@ class ReconnectBackoff:
         left = self._until - now
         if left <= 0 or self._invalid >= MOST_INVALID:
             raise ServerGone(f"the server at `{self._server}` is gone: {lost}", "is it running?") from None
-        delay = max(lost.after, min(LONGEST_DELAY, FIRST_DELAY * 2**self._tries) * random.uniform(0.5, 1.0))
-        self._tries = min(self._tries + 1, 16)
-        await asyncio.sleep(min(delay, left))
+        self._tries += 1
+        delay = double_delay(FIRST_DELAY, self._tries, LONGEST_DELAY) * random.uniform(0.5, 1.0)
+        await asyncio.sleep(min(max(lost.after, delay), left))
 
 
 class EventReader:

@@ -92,3 +92,8 @@ def make_disk_failure() -> AttemptFailure:
 def make_daemon_failure() -> AttemptFailure:
     """Return the failure of an attempt whose docker daemon died: the attempt is not at fault."""
     return AttemptFailure(where=FailureOrigin.INTERRUPTED, kind=DAEMON, message="the docker daemon died")
+
+
+def double_delay(first: float, failures: int, longest: float) -> float:
+    """Return the seconds before another try: `first` after one failure, doubled by each further one."""
+    return min(longest, first * 2.0 ** min(failures - 1, 64))

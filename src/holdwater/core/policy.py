@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from .config import CriticKind, KeepRule, RunConfig
-from .failures import DAEMON, DISK, POISON, RULES, UNRESTORED, FailureRule, RetryRule, ScoreRule
+from .failures import DAEMON, DISK, POISON, RULES, UNRESTORED, FailureRule, RetryRule, ScoreRule, double_delay
 from .groups import CLIENT_GONE
 from .records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, KeptFile, KeptWork, Record, Verdict
 
@@ -173,7 +173,7 @@ def backoff(result: VerdictSummary, retries: int, policy: PlannerPolicy) -> floa
 
     The jitter is deterministic, so that a rebuilt planner computes the same delay.
     """
-    doubled = min(policy.backoff * 2.0 ** min(retries, 64), LONGEST_BACKOFF)
+    doubled = double_delay(policy.backoff, retries + 1, LONGEST_BACKOFF)
     return max(doubled * (0.5 + _jitter(result.attempt, retries)), result.after)
 
 

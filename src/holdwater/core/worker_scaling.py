@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .config import RunConfig
+from .failures import double_delay
 from .records import Record
 
 COMFORT = 0.8  # of the capacity with one worker fewer: above this load, no worker is spare
@@ -111,7 +112,7 @@ class StartBackoff:
         self.failed += 1
         self.unfit = why or "it could not be started"
         if self.ever_ready and self._patient:
-            self._due = at + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failed - 1, 10))
+            self._due = at + double_delay(FIRST_PAUSE, self.failed, LONGEST_PAUSE)
 
     def due(self, at: float) -> bool:
         """Return whether another start may be tried."""

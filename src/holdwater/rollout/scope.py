@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..core.errors import drop_tracebacks
+from ..shielded_wait import end_within
 
 T = TypeVar("T")
 
@@ -54,9 +55,10 @@ class Scope:
 
     async def _close(self, name: str, manager: AbstractAsyncContextManager[Any]) -> None:
         task = asyncio.ensure_future(manager.__aexit__(None, None, None))
-        if not await self._wait_closed(task, self._close_seconds):
-            task.cancel()
-            if not await self._wait_closed(task, CANCEL_SECONDS):
+        end = await end_within(task, self._close_seconds, CANCEL_SECONDS)
+        self._cancel_deferred |= end.deferred
+        if end.late:
+            if not task.done():
                 self._count_stuck()
                 abandon(task)
             self._note("close.hung", f"{name}: not closed after {self._close_seconds:g} s")
@@ -68,24 +70,6 @@ class Scope:
         self.stuck += 1
         if self._outer is not None:
             self._outer._count_stuck()
-
-    async def _wait_closed(self, task: asyncio.Future[Any], seconds: float) -> bool:
-        """Wait for the task; return whether it is done. A cancellation of the caller waits until then."""
-        loop = asyncio.get_running_loop()
-        owner: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        until = loop.time() + seconds
-        put_off = 0
-        while not task.done() and (left := until - loop.time()) > 0:
-            try:
-                await asyncio.wait({task}, timeout=left)
-            except asyncio.CancelledError:
-                put_off = owner.cancelling()
-        if put_off:
-            self._cancel_deferred = True
-            # Cancel again, as if it came now. The count stays the same: a timeout around this scope needs it.
-            owner.uncancel()
-            loop.call_soon(owner.cancel)
-        return task.done()
 
 
 def abandon(task: asyncio.Task[Any]) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from ..core.environment import build_environment
 from ..core.errors import AttemptError, SandboxFailed
+from ..shielded_wait import wait_shielded
 from . import process_marks
 from .bubblewrap import PAUSES, is_mount_trouble
 from .capture import CommandLog, StreamCapture
@@ -315,15 +316,7 @@ async def run_command(
 async def finish_anyway(work: Coroutine[Any, Any, None]) -> None:
     """Await `work` to its end even if the caller is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                break
-            cancelled = True
-    if cancelled:
+    if await wait_shielded(task):
         task.exception()
         raise asyncio.CancelledError
     task.result()

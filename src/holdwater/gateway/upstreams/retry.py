@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ...core.errors import ModelFailed
+from ...core.failures import double_delay
 from ...core.records import AttemptFailure, FailureOrigin
 
 ATTEMPTS = 5  # number of different attempts whose calls all failed
@@ -162,7 +163,7 @@ def choose_delay(tried: int, headers: Mapping[str, str], body: bytes = b"") -> f
     asked = read_delay(headers, body)
     if asked is not None:
         return asked + random.uniform(0, min(1.0, asked / 10))
-    return float(min(LONGEST_BACKOFF, FIRST_WAIT * 2 ** (tried - 1)) * random.uniform(0.5, 1.0))
+    return double_delay(FIRST_WAIT, tried, LONGEST_BACKOFF) * random.uniform(0.5, 1.0)
 
 
 def read_delay(headers: Mapping[str, str], body: bytes) -> float | None:

@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from ...core.errors import ImageFailed
 from ...core.records import MiB
 from ...dialect import list_key_variables
 from ...ledger.durable_files import make_directory, open_private
+from ...shielded_wait import wait_shielded
 
 # The work calls it between its pieces; it raises `WorkAbandoned` once the caller is cancelled.
 CancelCheck = Callable[[], None]
@@ -65,21 +65,13 @@ async def run_in_thread(work: Callable[[CancelCheck], T]) -> T:
             return await asyncio.shield(future)
         finally:
             stop.set()
-            await _wait_ended(future)
+            await wait_shielded(future)  # a first cancellation is already being raised
+            future.exception()  # mark it as retrieved: a cancelled caller does not retrieve it
 
 
 async def run_to_end(work: Callable[[], T]) -> T:
     """Run work that finishes in spite of a cancellation, such as a clean-up; return its result."""
     return await run_in_thread(lambda check: work())
-
-
-async def _wait_ended(future: asyncio.Future[T]) -> None:
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            continue  # the first cancellation is already being raised
-    future.exception()  # mark it as retrieved: a cancelled caller does not retrieve it
 
 
 class ProgramRunner:
@@ -157,11 +149,6 @@ async def _kill_program(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # all processes are gone
-    deadline = time.monotonic() + KILL_SECONDS
     waiting = asyncio.ensure_future(process.wait())
-    while not waiting.done() and time.monotonic() < deadline:
-        try:
-            await asyncio.wait([waiting], timeout=KILL_SECONDS)
-        except asyncio.CancelledError:
-            continue  # the first cancellation is already being raised
+    await wait_shielded(waiting, KILL_SECONDS)  # a first cancellation is already being raised
     waiting.cancel()  # a process that the kernel cannot end

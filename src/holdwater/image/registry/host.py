@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import aiohttp
 from yarl import URL
 
+from ...core.failures import double_delay
 from ...core.image import Note, RegistryOptions
 from ...core.records import Record
 from .blob_stream import BlobStream, read_body
@@ -44,7 +45,7 @@ class RegistryRetryPolicy(Record, frozen=True):
 
     def delay(self, tried: int) -> float:
         """Return the seconds to wait after `tried` attempts."""
-        return min(self.longest, self.first * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.5)
+        return double_delay(self.first, tried, self.longest) * random.uniform(0.5, 1.5)
 
 
 class RequestPace:
