@@ -23,7 +23,7 @@ from .attempt_rules import prefer_model_failure
 from .attempt_services import AttemptServices
 from .attempt_state import AttemptState, PhaseLimit
 from .user_calls import being_cancelled
-from .views import AttemptView, ModelView, SandboxView, adapt_arguments, wait_for
+from .views import AttemptView, BlockingView, ModelView, SandboxView, adapt_arguments, mirror
 
 MOST_CHILDREN = 64  # of an attempt at once, including children of children
 DEEPEST = 4  # levels of children
@@ -177,17 +177,10 @@ class ChildSpawner(AttemptView):
         return self._owner
 
 
-class BlockingHandle:
+class BlockingHandle(BlockingView[ChildSpawner]):
     """An `AttemptHandle` for a thread."""
 
-    def __init__(self, view: ChildSpawner, loop: asyncio.AbstractEventLoop) -> None:
-        self._view = view
-        self._loop = loop
-
-    def spawn(
-        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
-    ) -> ChildResult:
-        return wait_for(self._view, self._view.spawn(agent, instruction, **terms), self._loop)
+    spawn = mirror(ChildSpawner.spawn)
 
 
 async def call_agent(

@@ -24,10 +24,11 @@ from .views import (
     AttemptView,
     BlockingModel,
     BlockingSandbox,
+    BlockingView,
     ModelView,
     SandboxView,
     adapt_arguments,
-    wait_for,
+    mirror,
 )
 
 GroupHook = Callable[..., Any]  # a suite's `group`
@@ -181,7 +182,7 @@ class WaitingMember(AttemptView):
         return self._require_access().exchanges()
 
     async def spawn(
-        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
+        self, /, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
     ) -> ChildResult:
         """See `core.authoring.AttemptHandle`."""
         return await self._require_access().children.spawn(agent, instruction, **terms)
@@ -213,12 +214,10 @@ class WaitingMember(AttemptView):
         return self._access
 
 
-class BlockingMember:
+class BlockingMember(BlockingView[WaitingMember]):
     """A `WaitingMember` for a thread."""
 
-    def __init__(self, view: WaitingMember, loop: asyncio.AbstractEventLoop) -> None:
-        self._view = view
-        self._loop = loop
+    spawn = mirror(WaitingMember.spawn)
 
     @property
     def sandbox(self) -> BlockingSandbox:
@@ -227,11 +226,3 @@ class BlockingMember:
     @property
     def model(self) -> BlockingModel:
         return self._view.model.as_blocking(self._loop)
-
-    def spawn(
-        self, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
-    ) -> ChildResult:
-        return wait_for(self._view, self._view.spawn(agent, instruction, **terms), self._loop)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._view, name)

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ..core.authoring import Model, Sandbox, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed, SandboxFailed
@@ -20,6 +21,8 @@ from .attempt_services import AttemptPaths
 from .disks import DiskFaults
 
 T = TypeVar("T")
+V = TypeVar("V", bound="AttemptView")
+P = ParamSpec("P")
 
 LOOK_SECONDS = 1.0  # how often a waiting thread checks that its loop is still open
 QUIET_SECONDS = 5.0  # for cancelled calls to end
@@ -205,7 +208,7 @@ class ModelView(AttemptView):
     def key(self) -> str:
         return self._require_model().key
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    async def chat(self, /, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         if self._over:
             raise AttemptOver("the attempt is over, its model is closed")
         return await self._require_model().chat(messages, **options)
@@ -223,75 +226,46 @@ async def _refuse_renewal(start: SandboxSpec | None, view: SandboxView) -> None:
     raise AttemptOver("the attempt is over, its sandbox is closed")
 
 
-class BlockingSandbox:
-    """A `SandboxView` for a thread."""
+class BlockingView(Generic[V]):
+    """A view for a thread: its methods wait for those of the view, and its properties are the same."""
 
-    def __init__(self, view: SandboxView, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, view: V, loop: asyncio.AbstractEventLoop) -> None:
         self._view = view
         self._loop = loop
-
-    @property
-    def workdir(self) -> str:
-        return self._view.workdir
-
-    @property
-    def private(self) -> str:
-        return self._view.private
-
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-        workdir: str | None = None,
-    ) -> CommandResult:
-        work = self._view.run(command, env=env, timeout=timeout, user=user, workdir=workdir)
-        return wait_for(self._view, work, self._loop)
-
-    def read(self, path: str) -> bytes:
-        return wait_for(self._view, self._view.read(path), self._loop)
-
-    def write(self, path: str, content: str | bytes) -> None:
-        wait_for(self._view, self._view.write(path, content), self._loop)
-
-    def put(self, source: Path, path: str) -> None:
-        wait_for(self._view, self._view.put(source, path), self._loop)
-
-    def take(self, path: str, into: Path, exclude: Sequence[str] = ()) -> tuple[SkippedEntry, ...]:
-        return wait_for(self._view, self._view.take(path, into, exclude), self._loop)
-
-    def renew(self, start: SandboxSpec | None = None) -> None:
-        wait_for(self._view, self._view.renew(start), self._loop)
-
-    def set_network(self, network: Network | None) -> None:
-        wait_for(self._view, self._view.set_network(network), self._loop)
-
-    def end_processes(self) -> bool:
-        return wait_for(self._view, self._view.end_processes(), self._loop)
-
-    @property
-    def artifacts(self) -> Path:
-        return self._view.artifacts
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        return self._view.variables
-
-
-class BlockingModel:
-    """A `ModelView` for a thread."""
-
-    def __init__(self, view: ModelView, loop: asyncio.AbstractEventLoop) -> None:
-        self._view = view
-        self._loop = loop
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        return wait_for(self._view, self._view.chat(messages, **options), self._loop)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
+
+
+def mirror(
+    method: Callable[Concatenate[V, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingView[V], P], T]:
+    """Make the blocking method of a view's `async` one."""
+
+    @functools.wraps(method)
+    def blocking(self: BlockingView[V], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return wait_for(self._view, method(self._view, *args, **kwargs), self._loop)
+
+    return blocking
+
+
+class BlockingSandbox(BlockingView[SandboxView]):
+    """A `SandboxView` for a thread."""
+
+    run = mirror(SandboxView.run)
+    read = mirror(SandboxView.read)
+    write = mirror(SandboxView.write)
+    put = mirror(SandboxView.put)
+    take = mirror(SandboxView.take)
+    renew = mirror(SandboxView.renew)
+    set_network = mirror(SandboxView.set_network)
+    end_processes = mirror(SandboxView.end_processes)
+
+
+class BlockingModel(BlockingView[ModelView]):
+    """A `ModelView` for a thread."""
+
+    chat = mirror(ModelView.chat)
 
 
 def _current_task() -> asyncio.Task[Any]:
