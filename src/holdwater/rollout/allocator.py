@@ -107,7 +107,8 @@ class AllocatorEffect(Record, frozen=True):
 
 def choose_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to add to a worker's environment `env`. Variables that the user has set stay."""
-    if detect_allocator() == OTHER or _has_own(env):
+    preloads_own = "malloc" in env.get(PRELOAD, "")
+    if detect_allocator() == OTHER or preloads_own:
         return {}
     library = None if _tunes_glibc(env) else find_jemalloc()
     if library is None:
@@ -138,11 +139,6 @@ def measure_effect(env: Mapping[str, str], *, trimmed: bool) -> AllocatorEffect 
         return msgspec.json.decode(ran.stdout, type=AllocatorEffect)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
         return None
-
-
-def _has_own(env: Mapping[str, str]) -> bool:
-    """Return whether the user already preloads an allocator."""
-    return "malloc" in env.get(PRELOAD, "")
 
 
 def _tunes_glibc(env: Mapping[str, str]) -> bool:

@@ -19,51 +19,53 @@ from .attempt_state import AttemptState
 from .logs import open_attempt_log
 
 
-async def run_attempt(life: AttemptState, place: AttemptServices) -> Verdict:
+async def run_attempt(state: AttemptState, services: AttemptServices) -> Verdict:
     """Run the attempt and return its verdict. Every exchange is on disk when this returns."""
-    attempt, instance = life.job.attempt, life.instance
-    limits = place.limits.with_overrides(instance.limits)
-    if life.job.offer is not None:
-        limits = limits.with_overrides(life.job.offer.limits)
-    limits = apply_lease(limits.scale_by(attempt.scale), life.job)
-    paths = place.paths(attempt.id, instance.id)
-    log = place.open_log(attempt.id)
-    befallen = place.watch_surroundings()
-    work = AttemptRunner(life, place, limits, paths, log)
+    attempt, instance = state.job.attempt, state.instance
+    limits = services.limits.with_overrides(instance.limits)
+    if state.job.offer is not None:
+        limits = limits.with_overrides(state.job.offer.limits)
+    limits = apply_lease(limits.scale_by(attempt.scale), state.job)
+    paths = services.paths(attempt.id, instance.id)
+    log = services.open_log(attempt.id)
+    find_cause = services.watch_surroundings()
+    runner = AttemptRunner(state, services, limits, paths, log)
     try:
         with open_attempt_log(paths.log) as sink:
-            async with life.scope:
-                life.failure = await life.run_phase(
-                    AttemptPhase.SETUP, lambda: limits.setup, SandboxFailed, work.set_up
+            async with state.scope:
+                state.failure = await state.run_phase(
+                    AttemptPhase.SETUP, lambda: limits.setup, SandboxFailed, runner.set_up
                 )
-                if life.failure is None:
-                    await work.act()
-                if life.ready:
-                    await work.ask_critic(before=True)
-                    await work.judge()
-                    await work.ask_critic(before=False)
-                if attempt.group is not None and grade_counts(life.failure, life.grade):
-                    await work.score()
-                work.end()
-                cause = befallen()  # checked before the sandbox frees its disk space
-                life.phase = AttemptPhase.CLOSING
-        for left in work.sandbox.leftovers if work.sandbox else ():
-            life.note("sandbox.leftover", left)
-        if work.session is not None and work.session.drifted:
-            drift = await life.calls.call(place.describe_drift, attempt.id, work.session.drifts)
-            life.note(
-                "replay.drifted", f"{work.session.drifted} requests differ from the recorded ones: {drift}"
+                if state.failure is None:
+                    await runner.act()
+                if state.ready:
+                    await runner.ask_critic(before=True)
+                    await runner.judge()
+                    await runner.ask_critic(before=False)
+                if attempt.group is not None and grade_counts(state.failure, state.grade):
+                    await runner.score()
+                runner.end()
+                cause = find_cause()  # checked before the sandbox frees its disk space
+                state.phase = AttemptPhase.CLOSING
+        for left in runner.sandbox.leftovers if runner.sandbox else ():
+            state.note("sandbox.leftover", left)
+        if runner.session is not None and runner.session.drifted:
+            drift = await state.calls.call(services.describe_drift, attempt.id, runner.session.drifts)
+            state.note(
+                "replay.drifted", f"{runner.session.drifted} requests differ from the recorded ones: {drift}"
             )
-        if life.child_tracker.dropped:
-            life.note("children.dropped", f"the verdict does not list {life.child_tracker.dropped} children")
-        await work.sync()
-        cause = cause or befallen()
-        if life.found_full or is_disk_full(sink.error):
-            life.failure = make_disk_failure()
-        elif cause is not None and in_doubt(life.failure, life.grade):
-            life.failure = cause
+        if state.child_tracker.dropped:
+            state.note(
+                "children.dropped", f"the verdict does not list {state.child_tracker.dropped} children"
+            )
+        await runner.sync()
+        cause = cause or find_cause()
+        if state.found_full or is_disk_full(sink.error):
+            state.failure = make_disk_failure()
+        elif cause is not None and in_doubt(state.failure, state.grade):
+            state.failure = cause
         elif sink.error is not None:
-            life.failure = as_failure(make_write_error(sink.error), RunFailed, life.phase)
+            state.failure = as_failure(make_write_error(sink.error), RunFailed, state.phase)
     finally:
         log.close()
-    return life.make_verdict(place.token, work.session, log.count, work.peak)
+    return state.make_verdict(services.token, runner.session, log.count, runner.peak)

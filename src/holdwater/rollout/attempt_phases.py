@@ -51,14 +51,14 @@ class AttemptRunner:
 
     def __init__(
         self,
-        life: AttemptState,
-        place: AttemptServices,
+        state: AttemptState,
+        services: AttemptServices,
         limits: Limits,
         paths: AttemptPaths,
         log: SegmentLog,
     ) -> None:
-        self.state = life
-        self.services = place
+        self.state = state
+        self.services = services
         self.limits = limits
         self.paths = paths
         self.log = log
@@ -83,32 +83,32 @@ class AttemptRunner:
         return self.sandbox
 
     async def set_up(self) -> None:
-        life, place = self.state, self.services
-        attempt, instance = life.job.attempt, life.instance
+        state, services = self.state, self.services
+        attempt, instance = state.job.attempt, state.instance
         if instance.refused:
             raise SandboxFailed(instance.refused, kind="refused", again=False)
-        sandbox = place.sandboxes.open(
-            attempt.id, self.limits, place.gateway, self._resolve_start(instance.start)
+        sandbox = services.sandboxes.open(
+            attempt.id, self.limits, services.gateway, self._resolve_start(instance.start)
         )
-        self.sandbox = life.sandbox = await life.scope.open("sandbox", place.enclose("sandbox", sandbox))
-        earlier = life.job.earlier
-        recording = await life.calls.call(place.recording, earlier) if earlier else None
-        session = place.open_session(attempt.id, self.log, self.limits, recording)
-        self.session = life.session = await life.scope.open(
-            "gateway session", place.enclose("session", session)
+        self.sandbox = state.sandbox = await state.scope.open("sandbox", services.enclose("sandbox", sandbox))
+        earlier = state.job.earlier
+        recording = await state.calls.call(services.recording, earlier) if earlier else None
+        session = services.open_session(attempt.id, self.log, self.limits, recording)
+        self.session = state.session = await state.scope.open(
+            "gateway session", services.enclose("session", session)
         )
         self.view = self.view_sandbox()
         self.model = self.view_model(self.session, instance)
         await self._furnish(instance, self.view)
         await self.open_sandbox.mark()
-        if life.kept is not None:
-            await self._put_back(life.kept)
-        life.ready = True
+        if state.kept is not None:
+            await self._put_back(state.kept)
+        state.ready = True
 
     def view_sandbox(self) -> SandboxView:
-        hurt, health = self.state.disk_faults, self.state.instance.start.health
+        faults, health = self.state.disk_faults, self.state.instance.start.health
         variables, env = self.services.variables, GRADING_VARIABLES if self.over else {}
-        return SandboxView(self.open_sandbox, self.paths, hurt, self._renew, variables, env, health)
+        return SandboxView(self.open_sandbox, self.paths, faults, self._renew, variables, env, health)
 
     def view_model(self, session: SessionStatus | None, instance: Instance, child: int = 0) -> ModelView:
         attempt = self.state.job.attempt
@@ -156,14 +156,14 @@ class AttemptRunner:
 
     async def act(self) -> None:
         """Let the agent act, and keep its work. For kept work, take over how the agent ended at that time."""
-        life, again = self.state, self.state.kept
+        state, again = self.state, self.state.kept
         if again is not None:
-            life.failure = again.failure
+            state.failure = again.failure
         else:
-            life.failure = await life.run_phase(
+            state.failure = await state.run_phase(
                 AttemptPhase.ACTING, self.acting_seconds, AgentFailed, self._act
             )
-            life.failure = prefer_model_failure(life.failure or self.failed_step, self.session)
+            state.failure = prefer_model_failure(state.failure or self.failed_step, self.session)
         self.over = True
         self.dismiss()
         if again is None:
@@ -195,8 +195,8 @@ class AttemptRunner:
 
         A step that fails or exceeds its time is graded as it is: the suite decides on the next step.
         """
-        life, number = self.state, 0
-        while instance := await next_step(self._call, step, life.instance, self.view, life.answer, number):
+        state, number = self.state, 0
+        while instance := await next_step(self._call, step, state.instance, self.view, state.answer, number):
             assert self.view is not None
             self.steps = number + 1
             await prepare_sandbox(instance, self.open_sandbox, self.view)
@@ -216,14 +216,14 @@ class AttemptRunner:
 
     async def _put_back(self, kept: KeptWork) -> None:
         """Restore the work of an earlier attempt. A kept file that has changed is not graded: it raises."""
-        life, paths = self.state, self.paths
-        await check_kept(life, paths, kept)
+        state, paths = self.state, self.paths
+        await check_kept(state, paths, kept)
         if kept.patch is not None:
-            content = await life.calls.call(paths.kept_file(kept.patch.name).read_bytes)
+            content = await state.calls.call(paths.kept_file(kept.patch.name).read_bytes)
             self.patch = content.decode("utf-8", "surrogateescape")
         elif kept.salvage is not None:
             await self.open_sandbox.restore(paths.kept_file(kept.salvage.name))
-        await read_answer(life, paths, kept)
+        await read_answer(state, paths, kept)
         await self._keep_patch()
 
     def dismiss(self) -> None:
@@ -234,56 +234,56 @@ class AttemptRunner:
 
     async def keep(self) -> None:
         """Keep the agent's work; a failure becomes an event and changes no verdict."""
-        life, acting = self.state, self.state.failure
-        kept = KeptWork(attempt=life.job.attempt.id, failure=acting, steps=self.steps)
+        state, acting = self.state, self.state.failure
+        kept = KeptWork(attempt=state.job.attempt.id, failure=acting, steps=self.steps)
 
         async def salvage() -> None:
             nonlocal kept
             for view in self.dismissed:
                 await view.wait_quiet()
-            with life.disk_faults.watch():
-                answer, lacks = await keep_answer(life, self.paths)
+            with state.disk_faults.watch():
+                answer, lacks = await keep_answer(state, self.paths)
                 patch = await self._keep_patch()
-                life.salvage = await self.open_sandbox.salvage(self.paths.salvage())
+                state.salvage = await self.open_sandbox.salvage(self.paths.salvage())
                 kept = msgspec.structs.replace(kept, patch=patch, answer=answer)
-                if life.salvage is not None:
-                    described = await life.calls.call(describe_file, self.paths.salvage())
+                if state.salvage is not None:
+                    described = await state.calls.call(describe_file, self.paths.salvage())
                     kept = msgspec.structs.replace(kept, salvage=described)
             if patch is None:  # with a patch, grading needs nothing else
-                lacks, outside = lacks or describe_left_out(life.salvage), self.open_sandbox.outside
+                lacks, outside = lacks or describe_left_out(state.salvage), self.open_sandbox.outside
                 kept = msgspec.structs.replace(kept, lacks=lacks, outside=outside)
 
-        failure = await life.run_phase(
+        failure = await state.run_phase(
             AttemptPhase.SALVAGE, lambda: self.services.salvage_seconds, SandboxFailed, salvage
         )
         if failure is not None and failure.where is FailureOrigin.INTERRUPTED:
-            life.failure = life.failure or failure
+            state.failure = state.failure or failure
         elif failure is not None:
-            life.note("salvage.failed", failure.message)
+            state.note("salvage.failed", failure.message)
         lost = "" if failure is None else f"it could not be kept: {failure.message}"
-        self.lost = lost or describe_left_out(life.salvage)
-        life.kept = msgspec.structs.replace(kept, lacks=lost or kept.lacks)
+        self.lost = lost or describe_left_out(state.salvage)
+        state.kept = msgspec.structs.replace(kept, lacks=lost or kept.lacks)
 
     async def _freshen(self) -> None:
         """Remove everything of the agent but its work, if the suite wants that."""
-        life = self.state
-        if not life.ready or not worth_grading(life.failure):
+        state = self.state
+        if not state.ready or not worth_grading(state.failure):
             return
 
         async def clear() -> None:
-            with life.disk_faults.watch():
+            with state.disk_faults.watch():
                 if await self.open_sandbox.clear_outside() or not self.services.suite.fresh:
                     return
                 if self.lost:
                     raise make_fresh_error(self.lost)
                 assert self.view is not None
                 await self._renew(None, self.view)
-                if life.salvage is not None:
+                if state.salvage is not None:
                     await self.open_sandbox.restore(self.paths.salvage())
 
-        failure = await life.run_phase(AttemptPhase.GRADING, lambda: self.limits.setup, GradeFailed, clear)
+        failure = await state.run_phase(AttemptPhase.GRADING, lambda: self.limits.setup, GradeFailed, clear)
         if failure is not None:
-            life.ready = False  # no grading beside other files of the agent
+            state.ready = False  # no grading beside other files of the agent
             self._set_grade_failure(failure)
 
     async def _keep_patch(self) -> KeptFile | None:
@@ -298,23 +298,23 @@ class AttemptRunner:
 
     async def ask_critic(self, *, before: bool) -> None:
         """Run a critic of the user's own, `before` grading or after it. Its failure changes no verdict."""
-        critic, life = self.services.critic, self.state
-        if critic is None or critic.before != before or not worth_grading(life.failure):
+        critic, state = self.services.critic, self.state
+        if critic is None or critic.before != before or not worth_grading(state.failure):
             return
-        answer, grade, usage = life.answer, life.grade, life.agent_usage
-        tried = CriticInput(answer=answer, patch=self.patch, failure=life.failure, grade=grade, usage=usage)
+        answer, grade, usage = state.answer, state.grade, state.agent_usage
+        tried = CriticInput(answer=answer, patch=self.patch, failure=state.failure, grade=grade, usage=usage)
 
         async def consult() -> None:
-            life.critic_satisfied = False  # until the critic returns
-            life.critic_satisfied = await critic.satisfied(self._call, life.instance, self.view, tried)
+            state.critic_satisfied = False  # until the critic returns
+            state.critic_satisfied = await critic.satisfied(self._call, state.instance, self.view, tried)
 
-        failure = await life.run_phase(
+        failure = await state.run_phase(
             AttemptPhase.GRADING, lambda: self.limits.grading, GradeFailed, consult
         )
         if failure is not None and failure.where is FailureOrigin.INTERRUPTED:
-            life.failure = failure
+            state.failure = failure
         elif failure is not None:
-            life.note("critic.failed", failure.message)
+            state.note("critic.failed", failure.message)
 
     async def judge(self) -> None:
         """Grade the work. A failed grading replaces an earlier failure that would be scored."""
@@ -346,32 +346,32 @@ class AttemptRunner:
 
     async def score(self) -> None:
         """Wait, with sandbox and session open, until the group is scored. On failure there is no grade."""
-        life, settled = self.state, ScoringResult()
+        state, settled = self.state, ScoringResult()
 
         async def wait() -> None:
             nonlocal settled
             settled = await self._wait_scored()
 
-        failure = await life.run_phase(AttemptPhase.SCORING, None, GradeFailed, wait) or settled.failure
+        failure = await state.run_phase(AttemptPhase.SCORING, None, GradeFailed, wait) or settled.failure
         if failure is not None:
-            life.failure, life.grade = failure, None
+            state.failure, state.grade = failure, None
         else:
-            life.group_scored, life.grade = settled.group_scored, settled.grade or life.grade
+            state.group_scored, state.grade = settled.group_scored, settled.grade or state.grade
 
     async def _wait_scored(self) -> ScoringResult:
-        life, place = self.state, self.services
+        state, services = self.state, self.services
         assert self.view is not None
-        async with life.scope.inner() as scope:
+        async with state.scope.inner() as scope:
             session = self.session
             if session is not None:  # to distinguish the hook's calls from the agent's
-                session = await scope.open("group session", place.lend(session, GROUP_BORROWER))
-            self.model = self.view_model(session, life.instance)
+                session = await scope.open("group session", services.lend(session, GROUP_BORROWER))
+            self.model = self.view_model(session, state.instance)
             children = await scope.open(
-                "children", ChildSpawner(self, LentResources(life.instance, self.session))
+                "children", ChildSpawner(self, LentResources(state.instance, self.session))
             )
-            reach = MemberAccess(life, children, partial(place.trajectory, life.acting_attempt))
+            reach = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt))
             member = WaitingMember(reach, self.view, self.model, self.limits.grading)
-            await scope.open("group", place.groups.join_group(member))
+            await scope.open("group", services.groups.join_group(member))
             return await member.wait_scored()
 
     async def sync(self) -> None:

@@ -88,7 +88,7 @@ class ChildSpawner(AttemptView):
         """See `core.authoring.AttemptHandle`."""
         made = await self._load_agent(agent)
         lender, has = self._require_owner()
-        instance = has.instance
+        instance, name = has.instance, name or made.name
         if instruction is not None:
             instance = msgspec.structs.replace(instance, instruction=instruction)
         means = LentResources(
@@ -96,7 +96,7 @@ class ChildSpawner(AttemptView):
             session=has.session,
             sandbox=sandbox and has.sandbox,
             model=model and has.model,
-            name=_join_name(has.name, name or made.name),
+            name=clean_text(f"{has.name}/{name}" if has.name else name)[:LONGEST_NAME],
             depth=has.depth + 1,
         )
         return await self._await_child(self._run_child(made, lender, means, timeout))
@@ -131,11 +131,11 @@ class ChildSpawner(AttemptView):
         self, agent: Agent, lender: ResourceLender, means: LentResources, timeout: float | None
     ) -> ChildResult:
         """Run a child from start to end. Its result is recorded however it ends."""
-        life, loop = lender.state, asyncio.get_running_loop()
-        phase, begun = life.phase, loop.time()
-        if (refusal := _find_refusal(life, means)) is not None:
+        state, loop = lender.state, asyncio.get_running_loop()
+        phase, begun = state.phase, loop.time()
+        if (refusal := _find_refusal(state, means)) is not None:
             return ChildResult(failure=refusal)
-        number, answer, session = life.child_tracker.begin(), None, None
+        number, answer, session = state.child_tracker.begin(), None, None
         failure: AttemptFailure | None = make_cancel_failure("parent", "its parent stopped waiting for it")
         try:
             async with AsyncExitStack() as stack:
@@ -151,7 +151,7 @@ class ChildSpawner(AttemptView):
         finally:
             born = ChildResult(answer=answer, failure=failure, usage=session.usage if session else NO_USAGE)
             count = session.exchanges if session else 0
-            life.child_tracker.end(means.name, born, count, loop.time() - begun)
+            state.child_tracker.end(means.name, born, count, loop.time() - begun)
         return born
 
     async def _act(
@@ -184,7 +184,7 @@ class BlockingHandle(BlockingView[ChildSpawner]):
 
 
 async def call_agent(
-    life: AttemptState,
+    state: AttemptState,
     agent: Agent,
     instance: Instance,
     views: tuple[SandboxView | None, ModelView | None],
@@ -193,9 +193,9 @@ async def call_agent(
     """Call the agent and return its answer; `parent` is passed to an agent with a parameter `attempt`."""
     arguments = adapt_arguments(agent.act, instance, *views)
     if parent is None:
-        return await life.calls.call(agent.act, *arguments)
+        return await state.calls.call(agent.act, *arguments)
     (own,) = adapt_arguments(agent.act, parent)
-    return await life.calls.call(agent.act, *arguments, attempt=own)
+    return await state.calls.call(agent.act, *arguments, attempt=own)
 
 
 def _cancel(task: asyncio.Task[ChildResult]) -> None:
@@ -217,16 +217,11 @@ class _WithheldResource:
         raise AgentFailed(f"no {self._what} was lent to this child", kind="withheld")
 
 
-def _join_name(parent: str, name: str) -> str:
-    """Return a child's name as clean text, with the name of a parent that is a child itself in front."""
-    return clean_text(f"{parent}/{name}" if parent else name)[:LONGEST_NAME]
-
-
-def _find_refusal(life: AttemptState, means: LentResources) -> AttemptFailure | None:
+def _find_refusal(state: AttemptState, means: LentResources) -> AttemptFailure | None:
     if means.depth > DEEPEST:
         error = LimitReached(f"children can be nested at most {DEEPEST} levels deep", kind="depth")
-    elif life.child_tracker.living >= MOST_CHILDREN:
+    elif state.child_tracker.living >= MOST_CHILDREN:
         error = LimitReached(f"an attempt can have at most {MOST_CHILDREN} children at once", kind="children")
     else:
         return None
-    return as_failure(error, LimitReached, life.phase)
+    return as_failure(error, LimitReached, state.phase)

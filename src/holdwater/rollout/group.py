@@ -156,16 +156,16 @@ class WaitingMember(AttemptView):
 
     def __init__(self, reach: MemberAccess, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
         super().__init__()
-        life = reach.state
-        attempt = life.job.attempt
+        state = reach.state
+        attempt = state.job.attempt
         assert attempt.group is not None
         self.group = attempt.group
         self.attempt = attempt.id
         self.sample = attempt.sample
-        self.instance = life.instance
-        self.answer = life.answer
-        self.grade = life.grade
-        self.failure = life.failure
+        self.instance = state.instance
+        self.answer = state.answer
+        self.grade = state.grade
+        self.failure = state.failure
         self.sandbox = sandbox
         self.model = model
         self.seconds = seconds  # time limit of the hook
@@ -202,11 +202,11 @@ class WaitingMember(AttemptView):
 
     async def leave(self) -> None:
         """Leave the group and drop every reference to the attempt."""
-        life, scoring = self._require_access().state, self._scoring
+        state, scoring = self._require_access().state, self._scoring
         self.end()
         self._access = self._scoring = None
         if scoring is not None and await scoring.leave(self):
-            life.scoring_calls = scoring.calls
+            state.scoring_calls = scoring.calls
 
     def _require_access(self) -> MemberAccess:
         if self._access is None:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,10 +70,6 @@ from .worker_protocol import (
 )
 
 
-def _do_nothing() -> None:
-    """Ignore the end of an attempt."""
-
-
 class TaskStarter(Protocol):
     """Owns the tasks of attempts: a `TaskGroup`, or a fleet that can abandon a task."""
 
@@ -114,7 +110,7 @@ class AttemptHost:
         self.enclose: ResourceWrapper = enclose or (lambda name, manager: manager)
         self.token = welcome.token
         self.worker = welcome.worker
-        self.on_end: Callable[[], None] = _do_nothing  # called when an attempt has ended
+        self.on_end: Callable[[], None] = lambda: None  # called when an attempt has ended
         self.gateway: Path | None = None
         self.variables: Mapping[str, str] = welcome.variables
         self._scratch = self._directory.sandbox_root(config)
@@ -137,19 +133,21 @@ class AttemptHost:
                 yield self
                 return
             # The path of a unix socket has at most 108 bytes, so it cannot be in the run directory.
-            place = Path(tempfile.mkdtemp(prefix=temporary_prefix(welcome.config.id)))
+            socket_directory = Path(tempfile.mkdtemp(prefix=temporary_prefix(welcome.config.id)))
             try:
                 async with (
                     self._models as models,
                     Gateway(
                         models.upstream,
-                        place / "gateway",
+                        socket_directory / "gateway",
                         model=welcome.config.model,
                         body_cap=welcome.config.largest_request,
                         terms=terms_of(welcome.config),
                     ) as self._server,
                 ):
-                    self._server.on_failed_cleanup = self._note_leftover
+                    self._server.on_failed_cleanup = lambda what: self._emit(
+                        EventNoted(kind="gateway.left", message=what)
+                    )
                     self._server.on_refused = lambda what, attempt: self._emit(
                         EventNoted(kind="gateway.refused", message=what, attempt=attempt)
                     )
@@ -159,7 +157,7 @@ class AttemptHost:
                         await self._server.listen_on(opened.gateway_address)
                     yield self
             finally:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(socket_directory, ignore_errors=True)
 
     def _site(self) -> SandboxSite:
         return SandboxSite(
@@ -172,17 +170,14 @@ class AttemptHost:
             provided=self._welcome.provided,
         )
 
-    def _note_leftover(self, what: str) -> None:
-        self._emit(EventNoted(kind="gateway.left", message=what))
-
     def start(self, job: AttemptJob, group: TaskStarter) -> None:
         """Start an attempt; `emit` receives its verdict."""
         self._tasks[job.attempt.id] = group.create_task(self._run_job(job))
 
     def interrupt(self, attempt: int, failure: AttemptFailure) -> None:
         """End an attempt with this failure."""
-        if (life := self._living.get(attempt)) is not None:
-            life.interrupt(failure)
+        if (state := self._living.get(attempt)) is not None:
+            state.interrupt(failure)
         elif attempt in self._tasks:  # a task cancelled before its first step would never report
             self._stopped[attempt] = failure
 
@@ -193,15 +188,15 @@ class AttemptHost:
     def check_disks(self) -> None:
         """Check for a full disk, and interrupt the attempts whose writes failed on it. Called each second."""
         self._disks.look()
-        for life in self._living.values():
-            if life.found_full:
-                life.interrupt(make_interrupt_failure("the run's disk was full"))
+        for state in self._living.values():
+            if state.found_full:
+                state.interrupt(make_interrupt_failure("the run's disk was full"))
 
     def allow(self, attempt: int, memory: int) -> None:
         """Raise the memory limit of an attempt's sandbox."""
-        life = self._living.get(attempt)
-        if life is not None and life.sandbox is not None:
-            life.sandbox.allow_memory(memory)
+        state = self._living.get(attempt)
+        if state is not None and state.sandbox is not None:
+            state.sandbox.allow_memory(memory)
 
     def take(self, message: FetchHeldCall, emit: Callable[[ToConductor], None]) -> None:
         """Send the content of a held call: `emit` receives a `HeldCallContent`."""
@@ -224,7 +219,7 @@ class AttemptHost:
     @property
     def memory(self) -> int:
         """Bytes that all sandboxes use together."""
-        return sum(life.sandbox.memory for life in self._living.values() if life.sandbox)
+        return sum(state.sandbox.memory for state in self._living.values() if state.sandbox)
 
     def list_living(self) -> tuple[AttemptStatus, ...]:
         """Return the status of every running attempt."""
@@ -233,15 +228,15 @@ class AttemptHost:
         return tuple(
             AttemptStatus(
                 attempt=a,
-                phase=life.phase,
-                seconds=now - life.since,
-                usage=life.usage,
-                memory=life.sandbox.memory if life.sandbox else 0,
-                throttled=life.session.throttled if life.session else False,
-                disk=life.sandbox.disk if life.sandbox else 0,
-                cpu=life.sandbox.cpu_seconds if life.sandbox else 0.0,
+                phase=state.phase,
+                seconds=now - state.since,
+                usage=state.usage,
+                memory=state.sandbox.memory if state.sandbox else 0,
+                throttled=state.session.throttled if state.session else False,
+                disk=state.sandbox.disk if state.sandbox else 0,
+                cpu=state.sandbox.cpu_seconds if state.sandbox else 0.0,
             )
-            for a, life in lives
+            for a, state in lives
         )
 
     def traffic(self) -> tuple[int, int]:
@@ -254,11 +249,11 @@ class AttemptHost:
         try:
             try:
                 if (stopped := self._stopped.pop(attempt.id, None)) is None:
-                    life = self._living[attempt.id] = AttemptState(
+                    state = self._living[attempt.id] = AttemptState(
                         job, self._make_noter(attempt.id), self._close_seconds, self._suspension.seconds
                     )
-                    verdict = await run_attempt(life, self)
-                    tainted = life.tainted
+                    verdict = await run_attempt(state, self)
+                    tainted = state.tainted
                 else:
                     verdict = Verdict(attempt=attempt.id, token=self.token, failure=stopped)
             except asyncio.CancelledError:
@@ -318,7 +313,7 @@ class AttemptHost:
         self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None
     ) -> AbstractAsyncContextManager[SessionStatus | None]:
         if self.gateway is None:
-            return _no_session()
+            return nullcontext(None)
         offer = self._living[attempt].job.offer
         own = offer is None or offer.model.source is ModelSource.RUN
         if limits.cost is not None and (self._welcome.config.price is None or not own):
@@ -363,14 +358,9 @@ class AttemptHost:
         full = self._disks.since()
         died = self._make_death_check() if self._make_death_check else None
 
-        def befallen() -> AttemptFailure | None:
+        def find_cause() -> AttemptFailure | None:
             if full():
                 return make_disk_failure()
             return make_daemon_failure() if died and died() else None
 
-        return befallen
-
-
-@asynccontextmanager
-async def _no_session() -> AsyncIterator[None]:
-    yield None
+        return find_cause

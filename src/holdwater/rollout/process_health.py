@@ -30,10 +30,6 @@ def allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _do_nothing(busy: float) -> None:
-    """Ignore a tick."""
-
-
 class LoopLag:
     """Measures how late and how busy the running loop is inside of `with`, with a timer that reads the clock.
 
@@ -41,7 +37,7 @@ class LoopLag:
     heartbeats carry it to the conductor, which writes the timeline.
     """
 
-    def __init__(self, each: Callable[[float], None] = _do_nothing) -> None:
+    def __init__(self, each: Callable[[float], None] = lambda busy: None) -> None:
         self._loop = asyncio.get_running_loop()
         self._each = each
         self._longest = 0.0

@@ -73,7 +73,7 @@ class SandboxView(AttemptView):
         self,
         sandbox: WholeSandbox,
         paths: AttemptPaths,
-        hurt: DiskFaults,
+        disk_faults: DiskFaults,
         renew: Renew,
         variables: Mapping[str, str] = MappingProxyType({}),
         env: Mapping[str, str] = MappingProxyType({}),  # default variables of every command
@@ -85,7 +85,7 @@ class SandboxView(AttemptView):
         self._health = health
         self.variables = variables
         self._paths = paths
-        self._disk_faults = hurt
+        self._disk_faults = disk_faults
         self._renew = renew
 
     @property

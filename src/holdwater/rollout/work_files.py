@@ -28,42 +28,42 @@ from .attempt_state import AttemptState
 from .user_calls import LONGEST_ANSWER, encode_answer
 
 
-async def write_kept(life: AttemptState, path: Path, content: bytes) -> KeptFile:
+async def write_kept(state: AttemptState, path: Path, content: bytes) -> KeptFile:
     """Write a file for a later grading; return its description."""
-    await life.calls.call(replace_file, path, mask_bytes(content))
-    file: KeptFile = await life.calls.call(describe_file, path)
+    await state.calls.call(replace_file, path, mask_bytes(content))
+    file: KeptFile = await state.calls.call(describe_file, path)
     return file
 
 
-async def keep_answer(life: AttemptState, paths: AttemptPaths) -> tuple[KeptFile | None, str]:
+async def keep_answer(state: AttemptState, paths: AttemptPaths) -> tuple[KeptFile | None, str]:
     """Keep the answer in the verdict, or in a file if it is long.
 
     Return the file, and the reason why a later grading cannot use the answer (empty: it can).
     """
-    if life.answer is None:
-        life.answer_json = None
+    if state.answer is None:
+        state.answer_json = None
         return None, ""
-    text, lacks = await life.calls.call(encode_answer, life.answer)
+    text, lacks = await state.calls.call(encode_answer, state.answer)
     if len(text) <= LONGEST_ANSWER:
-        life.answer_json = text
+        state.answer_json = text
         return None, lacks
-    return await write_kept(life, paths.answer(), text.encode()), lacks
+    return await write_kept(state, paths.answer(), text.encode()), lacks
 
 
-async def check_kept(life: AttemptState, paths: AttemptPaths, kept: KeptWork) -> None:
+async def check_kept(state: AttemptState, paths: AttemptPaths, kept: KeptWork) -> None:
     """Raise `SandboxFailed` for a file that has changed since it was kept."""
     for file in list_kept_files(kept):
-        if wrong := await life.calls.call(check_file, paths.kept_file(file.name), file):
+        if wrong := await state.calls.call(check_file, paths.kept_file(file.name), file):
             raise SandboxFailed(f"the kept work cannot be restored: {wrong}", kind=UNRESTORED)
 
 
-async def read_answer(life: AttemptState, paths: AttemptPaths, kept: KeptWork) -> None:
+async def read_answer(state: AttemptState, paths: AttemptPaths, kept: KeptWork) -> None:
     """Load the kept answer into the attempt's state."""
-    text: str | bytes | None = life.answer_json
+    text: str | bytes | None = state.answer_json
     if kept.answer is not None:
-        text = await life.calls.call(paths.kept_file(kept.answer.name).read_bytes)
+        text = await state.calls.call(paths.kept_file(kept.answer.name).read_bytes)
     if text is not None:
-        life.answer = msgspec.json.decode(text)
+        state.answer = msgspec.json.decode(text)
 
 
 class VerdictJournal:

@@ -188,7 +188,17 @@ class WorkerProcess:
 
     def uses(self) -> dict[int, AttemptUse]:
         """Return the use of each attempt: its sandbox, and its share of the worker's growth."""
-        return {one.attempt: self._use(one) for one in self.living if one.attempt in self._shares}
+        return {
+            status.attempt: AttemptUse(
+                sandbox=status.memory,
+                worker=self._shares[status.attempt],
+                disk=status.disk,
+                throttled=status.throttled,
+                cpu=status.cpu,
+            )
+            for status in self.living
+            if status.attempt in self._shares
+        }
 
     @property
     def residual_memory(self) -> int:
@@ -205,12 +215,6 @@ class WorkerProcess:
         elif (freed := -grown - self.residual_memory) > 0 and (held := sum(self._shares.values())):
             keep = max(0.0, 1 - freed / held)
             self._shares = {attempt: int(share * keep) for attempt, share in self._shares.items()}
-
-    def _use(self, one: AttemptStatus) -> AttemptUse:
-        grown = self._shares[one.attempt]
-        return AttemptUse(
-            sandbox=one.memory, worker=grown, disk=one.disk, throttled=one.throttled, cpu=one.cpu
-        )
 
     def _read_data_size(self) -> int:
         """Return the bytes of its address space that count against the limit."""
@@ -244,13 +248,14 @@ class WorkerProcess:
         cpu = times.user + times.system
         if cpu > self._cpu:
             self._cpu, self._stirred = cpu, self._clock.time()
+        lives = ", ".join(f"attempt {living.attempt} in {living.phase}" for living in self.living[:5])
         return WorkerMeasure(
             worker=self.number,
             rss=self.rss,
             age=age,
             silence=self._silence,
             idle=min(self._silence, self._clock.time() - self._stirred),
-            load=self._describe_load(),
+            load=f"({lives})" if lives else "(no attempt)",
         )
 
     def locate_attempt(self, attempt: int) -> str:
@@ -258,10 +263,6 @@ class WorkerProcess:
             if living.attempt == attempt:
                 return f"in {living.phase} for {living.seconds + self._silence:.0f} s"
         return f"on worker {self.number}"
-
-    def _describe_load(self) -> str:
-        lives = ", ".join(f"attempt {living.attempt} in {living.phase}" for living in self.living[:5])
-        return f"({lives})" if lives else "(no attempt)"
 
     def _describe_exit(self, status: int) -> str:
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
