@@ -38,7 +38,7 @@ async def main():
             numbers = itertools.count(await ledger.next_attempt())
             async def work():
                 for number in numbers:
-                    [row] = await ledger.plan([planned(f"i{number}")])
+                    [row] = await ledger.plan([planned(f"i{ledger.token}-{number}")])
                     await ledger.begin_attempt(Attempt(id=number, instance=row, sample=0, number=1))
                     assert await ledger.settle(passed(number, ledger.token))
                     os.write(1, b"%d\\n" % number)
