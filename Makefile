@@ -14,7 +14,7 @@ demo:
 test:
 	@scripts/setup dev
 	@scripts/test-needs
-	@$(bin)/pytest -m "not proof" --numprocesses 5 --dist worksteal
+	@$(bin)/pytest -m "not proof" --numprocesses 5 --dist loadgroup
 
 proof:
 	@scripts/setup dev
