@@ -65,7 +65,7 @@ class Ground:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(number)
-            process.wait(PATIENCE)
+            process.wait(stretch(PATIENCE))
             # Its containerd goes with it, and may be a zombie for long: that would count as one that runs.
             (self._short / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 

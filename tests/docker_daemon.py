@@ -45,7 +45,7 @@ BLOB = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 PROGRAMS = ("sh", "cat", "mkdir", "sleep", "chown", "ls", "ln")
 MB = 1_000_000
 WAY = BuildOptions(network="none")  # the daemon has no bridge
-PATIENCE = stretch(60.0)  # seconds for a daemon to come or to go
+PATIENCE = 60.0  # seconds of a quiet machine for a daemon to come or to go
 
 
 def needed(*programs: str) -> None:
@@ -210,7 +210,7 @@ def _running(place: Path, short: Path, before: str, networks: str) -> Iterator[s
 def _stopped(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(PATIENCE)
+        process.wait(stretch(PATIENCE))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -302,7 +302,7 @@ def registry(place: Path) -> Iterator[Registry]:
         yield found
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(stretch(PATIENCE))
         shutil.rmtree(place / "blobs", ignore_errors=True)
 
 
@@ -446,7 +446,7 @@ def _digest(content: bytes) -> str:
 
 
 def _awaited(done: Any, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + stretch(PATIENCE)
     while not done():
         assert process.poll() is None and time.monotonic() < until, log.read_text()[-2000:]
         time.sleep(0.05)

@@ -18,6 +18,7 @@ from tests import harbor_tasks
 from tests.command_runner import SOURCE, serving, until
 from tests.image_builds import ImageScene, real_registry
 from tests.registry_server import free_port
+from tests.wait_bounds import stretch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -142,7 +143,7 @@ class Desk:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=stretch(PATIENCE),
             check=False,
         )
         assert done.returncode == status, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -175,7 +176,7 @@ class Desk:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=stretch(PATIENCE),
             check=False,
         )
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"

@@ -13,13 +13,19 @@ from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits, Network, SandboxSpec
 
+REFUSED = 1.0  # seconds: the packets of a connection that must not come about are dropped
 CONNECT = """python3 -c "
 import socket, sys
 try:
-    with socket.create_connection(('{host}', {port}), timeout=1) as s: print(s.recv(9).decode())
+    with socket.create_connection(('{host}', {port}), timeout={seconds}) as s: print(s.recv(9).decode())
 except OSError as e: print('no:', e)
 " """
 ISOLATED = ("--internal", "--opt", "com.docker.network.bridge.enable_icc=false")
+
+
+def connect(host: str, port: int, seconds: float) -> str:
+    """Return the command that prints the greeting at this address, or `no:`."""
+    return CONNECT.format(host=host, port=port, seconds=seconds)
 
 
 @contextmanager
@@ -65,7 +71,10 @@ async def test_the_gateway_is_reached_and_neither_neighbours_nor_the_world(netda
             address = told["NetworkSettings"]["Networks"][name]["IPAddress"]
             places = ((ours, port), (address, 8000), ("127.0.0.1", local), ("192.0.2.1", 80))
             itself = await neighbour.run(f"echo > /dev/tcp/{address}/8000")
-            said = {host: (await box.run(CONNECT.format(host=host, port=at))).stdout for host, at in places}
+            said = {
+                host: (await box.run(connect(host, at, stretch(10) if host == ours else REFUSED))).stdout
+                for host, at in places
+            }
 
     assert itself.ok, "the neighbour serves nothing"
     assert said.pop(ours) == "hello\n"
@@ -76,11 +85,11 @@ async def test_none_reaches_nothing_and_another_network_can_be_entered_and_left(
     run = f"net{next(NUMBERS)}"
     with network(netdaemon, f"holdwater-{run}", *ISOLATED) as ours:
         async with greeting(netdaemon, ours) as port, sandboxes(netdaemon, Network.GATEWAY, run=run) as boxes:
-            ask = CONNECT.format(host=ours, port=port)
+            ask = connect(ours, port, REFUSED)
             async with boxes.open(1, Limits(), None, SandboxSpec(image=IMAGE, network=Network.NONE)) as box:
                 before = await box.run(ask)
                 await box.set_network(Network.GATEWAY)
-                during = await box.run(ask)
+                during = await box.run(connect(ours, port, stretch(10)))
                 await box.set_network(Network.NONE)
                 after = await box.run(ask)
                 await box.renew()
@@ -104,7 +113,7 @@ async def test_open_reaches_what_the_machine_does(netdaemon: Daemon) -> None:
             sandboxes(netdaemon, Network.OPEN, run=run) as boxes,
             boxes.open(1, Limits(), None, START) as box,
         ):
-            near = await box.run(CONNECT.format(host=ours, port=port))
-            far = await box.run(CONNECT.format(host=theirs, port=other))
+            near = await box.run(connect(ours, port, stretch(10)))
+            far = await box.run(connect(theirs, other, stretch(10)))
 
     assert (near.stdout, far.stdout) == ("hello\n", "hello\n")

@@ -26,7 +26,7 @@ def reaches(host, port, seconds=1.5):
 def answers(url, key):
     request = urllib.request.Request(url + "/models", headers={"Authorization": "Bearer " + key})
     try:
-        return urllib.request.urlopen(request, timeout=3).status
+        return urllib.request.urlopen(request, timeout=300).status
     except urllib.error.HTTPError as error:
         return error.code
     except OSError as error:

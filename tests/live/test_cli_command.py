@@ -14,19 +14,17 @@ import pytest
 from tests.forked_command import run_forked
 from tests.wait_bounds import stretch
 
-PATIENCE = stretch(60.0)
-
 
 def start_interpreter(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdwater", *words]
-    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
+    settings = {"capture_output": True, "text": True, "timeout": stretch(60), "env": environment(), **options}
     return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
 
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
     env = environment() | variables
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=stretch(60), check=False)
 
 
 def environment() -> dict[str, str]:
@@ -146,6 +144,6 @@ sys.exit(cli.main(["agents"]))
 def test_a_closed_stdout_and_stderr_are_survived() -> None:
     command = f"{sys.executable} -m holdwater agents >&- 2>&- <&-"
 
-    done = subprocess.run(["sh", "-c", command], env=environment(), timeout=PATIENCE, check=False)
+    done = subprocess.run(["sh", "-c", command], env=environment(), timeout=stretch(60), check=False)
 
     assert done.returncode == 0

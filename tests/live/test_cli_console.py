@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from tests.wait_bounds import stretch
 
-PATIENCE = stretch(60.0)
-
 
 def python(code: str, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-c", "from holdwater.cli.console import CommandConsole\n" + code, *words]
-    settings = {"capture_output": True, "timeout": PATIENCE, "env": environment(), **options}
+    settings = {"capture_output": True, "timeout": stretch(60), "env": environment(), **options}
     return subprocess.run(command, **settings)  # type: ignore[call-overload,no-any-return]
 
 

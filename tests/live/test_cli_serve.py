@@ -26,8 +26,6 @@ from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.errors import BadInput
 from holdwater.run.execute import create_run
 
-PATIENCE = stretch(60.0)
-
 
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **more}
@@ -97,7 +95,7 @@ def test_a_taken_port_is_exit_2_and_a_sentence(tmp_path):
             command(tmp_path / "run", f"127.0.0.1:{port}"),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=stretch(60),
             env=environment(),
             check=False,
         )
@@ -122,7 +120,7 @@ def test_it_prints_its_address_continues_after_a_kill_and_drains_on_signal(tmp_p
         assert again["new"] is False
         assert server.order("three")["order"] == result["order"] + 2
         server.process.send_signal(signal.SIGTERM)
-        out, _ = server.process.communicate(timeout=PATIENCE)
+        out, _ = server.process.communicate(timeout=stretch(60))
 
     summary = json.loads(out)
     assert (server.process.returncode, summary["state"]) == (3, "interrupted")
@@ -144,7 +142,7 @@ class Server:
         body = json.dumps({"key": name, "instance": "backup-names", "trajectory": "none"}).encode()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.address}/v1/orders", body, headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        with urllib.request.urlopen(request, timeout=stretch(60)) as response:
             return json.load(response)
 
 

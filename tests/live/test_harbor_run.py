@@ -494,7 +494,7 @@ import json, sys, urllib.request
 url, key = sys.argv[1:]
 body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-reply = urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=20)
+reply = urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=300)
 print(json.load(reply)["choices"][0]["message"]["content"])
 """
 

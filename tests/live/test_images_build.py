@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.command_runner import until
 from tests.image_builds import ImageScene, real_registry, settled
+from tests.wait_bounds import stretch
 
 from holdwater.core.image import KEY_LABEL
 
@@ -44,7 +45,7 @@ def images(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def asked(port: int, method: str, path: str, kind: str = "") -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=stretch(10))) as connection:
         connection.request(method, path, headers={"Accept": kind or "*/*"})
         answer = connection.getresponse()
         return answer.status, answer.read()

@@ -6,6 +6,7 @@ import os
 import subprocess
 
 import pytest
+from tests.wait_bounds import stretch
 
 from holdwater.core.records import Limits
 from holdwater.sandbox.launcher import (
@@ -35,7 +36,7 @@ def enter(variables: dict[str, str], workdir: str) -> subprocess.CompletedProces
     try:
         stdin = handover.put(render_settings(variables, workdir))
         words = [*build_launcher(None, Limits(), root=True, sources=True), "env", "-0"]
-        return subprocess.run(words, stdin=stdin, capture_output=True, env={}, cwd="/", timeout=60)
+        return subprocess.run(words, stdin=stdin, capture_output=True, env={}, cwd="/", timeout=stretch(60))
     finally:
         handover.close()
 
