@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from holdwater.core.records import Limits, Network
-from holdwater.sandbox.isolation import HOST_PLACES, describe_isolation, find_home, try_isolation
+from holdwater.sandbox.bubblewrap import find_home
+from holdwater.sandbox.isolation import HOST_PLACES, describe_isolation, try_isolation
 from holdwater.sandbox.probe import probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 

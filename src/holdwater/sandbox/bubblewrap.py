@@ -127,13 +127,18 @@ def _copy_file(source: str, target: str, mode: int) -> None:
         os.close(content)
 
 
+def find_home() -> str:
+    """Return this user's home directory from the user database; empty if there is none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
 def find_secrets(kind: SandboxRoot) -> Iterator[Path]:
     """Yield the paths that must be hidden in every sandbox."""
-    try:
-        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        home = None
-    yield from (home / name for name in SECRETS if home is not None)
+    if home := find_home():
+        yield from (Path(home, name) for name in SECRETS)
     if kind is SandboxRoot.SYSTEM:
         yield PACKAGE
 
@@ -216,7 +221,10 @@ def build_arguments(view: CommandView, hide: tuple[str, ...], forwarder: int = -
     steps = [(path, ["--tmpfs", path]) for path in covers]
     steps += [(inside, ["--ro-bind", path, inside]) for inside, path in shown.items()]
     steps += [(path, ["--symlink", target, path]) for path, target in view.linked.items()]
-    steps += [(path, _mask(path, whole)) for path, whole in masks.items()]
+    steps += [
+        (path, ["--tmpfs", path] if whole else ["--ro-bind", "/dev/null", path])
+        for path, whole in masks.items()
+    ]
     steps += [(inside, ["--bind", path, inside]) for inside, path in view.own.items()]
     for _, words in sorted(steps, key=lambda step: step[0]):  # outer paths first
         arguments += words
@@ -255,10 +263,6 @@ def build_base(shares_network: bool, root: RootMounts = RootMounts(), made: Sequ
     if not root.shows_host and not Path(names).is_symlink():
         arguments += ["--ro-bind-try", names, names]
     return arguments
-
-
-def _mask(path: str, whole: bool) -> list[str]:
-    return ["--tmpfs", path] if whole else ["--ro-bind", "/dev/null", path]
 
 
 def find_masks(root: RootMounts, shown: Mapping[str, str], hide: Iterable[str]) -> dict[str, bool]:

@@ -250,7 +250,7 @@ def forbid_forks(directory: Path) -> None:
 
 def locate_home(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
     """Find where this process may create groups below its own, so that its own limits still apply to them."""
-    groups = find_own_groups(proc)
+    groups = read_groups(proc / "self")
     if "memory" in groups:
         return _locate_v1(root, groups)
     if "" in groups and (root / "cgroup.controllers").exists():
@@ -258,14 +258,10 @@ def locate_home(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
     return CgroupHome(kind="none", why="no memory controller is mounted")
 
 
-def find_own_groups(proc: Path = PROC) -> dict[str, str]:
-    """Return controller -> path of this process's group; version 2 has the empty name."""
-    found = {}
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            found[controller] = path
-    return found
+def read_groups(process: Path) -> dict[str, str]:
+    """Return controller -> path of a process's group; version 2 has the empty name."""
+    rows = [line.split(":", 2) for line in _read(process / "cgroup").splitlines()]
+    return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
 
 
 def _locate_v1(root: Path, groups: dict[str, str]) -> CgroupHome:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import struct
 import tarfile
@@ -30,9 +29,9 @@ from .salvage_archive import (
     SPOOLED,
     ExactReader,
     SalvageArchive,
+    SizeLimit,
     check_whole,
     create_archive,
-    find_size_limit,
     is_restored,
     open_archive,
     read_members,
@@ -47,7 +46,6 @@ OVERHEAD = 48  # bytes of memory per name besides the name itself
 LOCKED, TOO_DEEP, TOO_MANY = 1, 2, 3  # reasons, stored as the size of a directory that was not listed
 KINDS = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
 LATEST_TIME = 2**63 - 1  # ns: a file's date can be later
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 # Agents and their tools leave traces here that are not work: caches, settings, logs, mounts of a daemon.
 TRACES = re.compile(
@@ -101,7 +99,7 @@ def salvage(work: str, manifest: Path, into: Path) -> Salvage | None:
     if not count:
         return None
     with create_archive(into) as made:
-        _add_changes(work, manifest, made, find_size_limit(sizes))
+        _add_changes(work, manifest, made, SizeLimit(sizes))
     return made.describe(into)
 
 
@@ -226,18 +224,15 @@ def compare(work: str, manifest: Path) -> Iterator[PathChange]:
         old, new = next(before, None) if same else old, next(after, None)
 
 
-def _add_changes(work: str, manifest: Path, made: SalvageArchive, largest: tuple[int, int]) -> None:
+def _add_changes(work: str, manifest: Path, made: SalvageArchive, limit: SizeLimit) -> None:
     """Write all changes to the archive."""
-    limit, of_limit = largest
     for change in compare(work, manifest):
         new = change.new
         if new is None:
             assert change.old is not None
             made.delete(change.old.path)
             continue
-        regular = stat.S_ISREG(new.mode)
-        of_limit -= regular and new.size == limit
-        if regular and (new.size > limit or (new.size == limit and of_limit < 0)):
+        if stat.S_ISREG(new.mode) and not limit.admit(new.size):
             made.leave_out(new.path)
         else:
             _add(work, made, new)
@@ -296,11 +291,7 @@ def _restore_member(work: str, tar: tarfile.TarFile, member: tarfile.TarInfo) ->
     content: Any = tar.extractfile(member) if member.isreg() else None
     if content is None:
         raise SandboxFailed(f"neither file, link nor directory: `{member.name}`", again=False)
-    with confined_paths.open_file(work, steps, CREATE) as fd:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            shutil.copyfileobj(content, file)
-        os.fchmod(fd, member.mode & 0o777)
-        os.utime(fd, (member.mtime, member.mtime))
+    confined_paths.write_stream(work, steps, content, member.mode & 0o777, member.mtime, new=True)
 
 
 def _restore_directory(name: str, parent: int, mode: int) -> None:

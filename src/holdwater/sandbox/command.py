@@ -133,7 +133,7 @@ class ProcessCommand:
     def started(self) -> bool:
         """Whether the program itself was started, as far as this can be seen from outside."""
         if self._launch.confined:
-            return b'"exit-code"' in self._status or self.timed_out or self._killed()
+            return b'"exit-code"' in self._status or self.timed_out or (self._process.returncode or 0) < 0
         return self._process.returncode != ENTRY_FAILED or not self.stderr.text().startswith("holdwater: ")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -284,9 +284,6 @@ class ProcessCommand:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # the group has ended
-
-    def _killed(self) -> bool:
-        return (self._process.returncode or 0) < 0
 
     def _exit_code(self) -> int:
         code = self._process.returncode

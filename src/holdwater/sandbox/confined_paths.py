@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import RunFailed, SandboxFailed
+from ..core.masking import ReadableFile
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_READ = 256 * 1024 * 1024  # bytes; files are returned whole, and larger ones do not belong in memory
@@ -70,6 +71,32 @@ def replace(root: str, steps: Sequence[str], content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open_file(root, steps, flags) as fd, os.fdopen(fd, "wb", closefd=False) as file:
         file.write(content)
+
+
+@contextmanager
+def open_vacant(root: str, steps: Sequence[str]) -> Iterator[int]:
+    """Open the directory that holds the last of `steps`, made if missing; remove a file or link there."""
+    with open_parent(root, steps, make=True) as parent:
+        discard_file(steps[-1], parent)
+        yield parent
+
+
+def write_stream(
+    root: str,
+    steps: Sequence[str],
+    content: ReadableFile,
+    mode: int,
+    modified: float | None = None,
+    *,
+    new: bool = False,
+) -> None:
+    """Write a file with this mode and, if known, time of change; `new`: fail if an entry is there already."""
+    with open_file(root, steps, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)) as fd:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            shutil.copyfileobj(content, file)
+        os.fchmod(fd, mode)
+        if modified is not None:
+            os.utime(fd, (modified, modified))
 
 
 def read_link(root: str, steps: Sequence[str]) -> str:

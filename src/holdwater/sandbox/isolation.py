@@ -7,7 +7,6 @@ runs the tests.
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import sys
 import tempfile
@@ -18,7 +17,8 @@ import msgspec
 
 from ..core.errors import SandboxFailed
 from ..core.records import Limits, Network, Record
-from .probe import DoctorFinding, MachineFeatures
+from .bubblewrap import find_home
+from .probe import DoctorFinding, MachineFeatures, choose_finding
 from .process_sandboxes import ProcessSandboxes
 
 PROBE_SCRIPT = Path(__file__).with_name("isolation_probe.py")
@@ -127,14 +127,6 @@ def describe_isolation(tried: IsolationReport, machine: MachineFeatures) -> list
     ]
 
 
-def find_home() -> str:
-    """Return this user's home directory from the user database; empty if there is none."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return ""
-
-
 def _describe_home(seen: Sequence[str]) -> DoctorFinding:
     try:
         there = set(os.listdir(find_home() or "/nowhere"))  # noqa: PTH208
@@ -158,6 +150,5 @@ def _describe_inotify() -> DoctorFinding:
 
 
 def _make_finding(what: str, escaped: object, held: str, open_: str, note: str = "") -> DoctorFinding:
-    if not escaped:
-        return DoctorFinding(what=f"isolation: {what}", value=held)
-    return DoctorFinding(what=f"isolation: {what}", value=open_, note=note or "bubblewrap would prevent this")
+    note = note or "bubblewrap would prevent this"
+    return choose_finding(f"isolation: {what}", not escaped, held, open_, note)

@@ -76,68 +76,53 @@ def probe() -> MachineFeatures:
 def list_findings(machine: MachineFeatures | None = None) -> list[DoctorFinding]:
     """Return the findings about `machine` for a reader."""
     machine = machine or probe()
+    home = machine.cgroup
     return [
-        _describe_bubblewrap(machine),
-        _describe_network(machine),
-        _describe_cgroup(machine),
-        *_describe_limits(machine),
+        choose_finding(
+            "bubblewrap",
+            machine.works,
+            f"{machine.version} works",
+            f"not used: {machine.why_not}",
+            "commands see the host's files and processes and can write what this user can write; "
+            "if a worker is killed, its commands live on until the next start sweeps them. "
+            "hint: install the package `bubblewrap`; in a container, allow user namespaces",
+        ),
+        choose_finding(
+            "network",
+            machine.works,
+            "`gateway`, `none` and `open`",
+            "`open` only",
+            "`gateway` does not keep commands from the network, and `none` is refused: both need bubblewrap",
+        ),
+        choose_finding(
+            "control groups",
+            home.usable,
+            f"{home.kind}, one for each attempt",
+            f"not used: {home.why}",
+            "the limits on sandboxes are weaker, as described below. "
+            "hint: run as root, or in a delegated group, such as "
+            "`systemd-run --user --scope -p Delegate=yes`",
+        ),
+        choose_finding(
+            "sandbox memory",
+            home.usable,
+            "enforced by a control group",
+            "watched each second; each process by rlimit",
+            "memory that many processes take within a second is detected late",
+        ),
+        _describe_cpu(home),
+        _describe_pids(machine),
+        DoctorFinding(what="sandbox disk", value="watched; a single file by rlimit"),
+        DoctorFinding(what="sandbox output", value="counted as it is read"),
         _describe_user(machine),
     ]
 
 
-def _describe_bubblewrap(machine: MachineFeatures) -> DoctorFinding:
-    if machine.works:
-        return DoctorFinding(what="bubblewrap", value=f"{machine.version} works")
-    return DoctorFinding(
-        what="bubblewrap",
-        value=f"not used: {machine.why_not}",
-        note="commands see the host's files and processes and can write what this user can write; "
-        "if a worker is killed, its commands live on until the next start sweeps them. "
-        "hint: install the package `bubblewrap`; in a container, allow user namespaces",
-    )
-
-
-def _describe_network(machine: MachineFeatures) -> DoctorFinding:
-    if machine.works:
-        return DoctorFinding(what="network", value="`gateway`, `none` and `open`")
-    return DoctorFinding(
-        what="network",
-        value="`open` only",
-        note="`gateway` does not keep commands from the network, and `none` is refused: both need bubblewrap",
-    )
-
-
-def _describe_cgroup(machine: MachineFeatures) -> DoctorFinding:
-    home = machine.cgroup
-    if home.usable:
-        return DoctorFinding(what="control groups", value=f"{home.kind}, one for each attempt")
-    return DoctorFinding(
-        what="control groups",
-        value=f"not used: {home.why}",
-        note="the limits on sandboxes are weaker, as described below. "
-        "hint: run as root, or in a delegated group, such as `systemd-run --user --scope -p Delegate=yes`",
-    )
-
-
-def _describe_limits(machine: MachineFeatures) -> list[DoctorFinding]:
-    """Describe which limits on a sandbox apply here, and how."""
-    return [
-        _describe_memory(machine.cgroup.usable),
-        _describe_cpu(machine.cgroup),
-        _describe_pids(machine),
-        DoctorFinding(what="sandbox disk", value="watched; a single file by rlimit"),
-        DoctorFinding(what="sandbox output", value="counted as it is read"),
-    ]
-
-
-def _describe_memory(grouped: bool) -> DoctorFinding:
-    if grouped:
-        return DoctorFinding(what="sandbox memory", value="enforced by a control group")
-    return DoctorFinding(
-        what="sandbox memory",
-        value="watched each second; each process by rlimit",
-        note="memory that many processes take within a second is detected late",
-    )
+def choose_finding(what: str, holds: bool, value: str, otherwise: str, note: str) -> DoctorFinding:
+    """Return a finding with `value` if the feature holds; else the weaker one, and a note about it."""
+    if holds:
+        return DoctorFinding(what=what, value=value)
+    return DoctorFinding(what=what, value=otherwise, note=note)
 
 
 def _describe_cpu(home: CgroupHome) -> DoctorFinding:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from ..core.errors import AttemptOver, RunFailed, SandboxFailed
+from ..core.errors import RunFailed, SandboxFailed
 from ..core.records import CommandResult, Limits, MiB, Network, Salvage, SandboxSpec, SkippedEntry
 from . import bubblewrap, changes, confined_paths, process_marks, resource_usage, tree_copy
 from .bubblewrap import SYSTEM, is_below
@@ -24,7 +24,7 @@ from .command import ProcessCommand, ProcessLaunch, finish_anyway, run_command
 from .confined_paths import FULL, name_in_errors, remove_tree
 from .launcher import DescriptorHandover, build_bwrap_argv, build_launcher, render_setenv, render_settings
 from .layout import DirectoryLayout, check_start
-from .watch import KernelCounts, LimitWatch
+from .watch import KernelCounts, LimitWatch, WatchedSandbox
 
 if TYPE_CHECKING:
     from .process_sandboxes import ProcessSandboxes  # not at run time: it imports this module
@@ -37,7 +37,7 @@ SMALL = 1 * MiB  # files up to this size are read and written on the event loop
 LONGEST_LINE = 100 * 1024  # bytes: the kernel accepts 128 KiB per argument; a longer line becomes a script
 
 
-class ProcessSandbox:
+class ProcessSandbox(WatchedSandbox):
     """The sandbox of one attempt: a `core.authoring.ManagedSandbox`."""
 
     def __init__(
@@ -56,7 +56,6 @@ class ProcessSandbox:
         self._directory = sandboxes.scratch / str(attempt)
         self._lay_out(start, start.network)
         self._made = False
-        self._closed = False
         self._commands = 0
         self._empty_beside: dict[str, int] = {}  # directories empty after set-up -> their last change
         self._watch = LimitWatch(
@@ -81,28 +80,8 @@ class ProcessSandbox:
     def private(self) -> str:
         return self._layout.private
 
-    @property
-    def memory(self) -> int:
-        return self._watch.memory
-
     def allow_memory(self, memory: int) -> None:
         self._watch.allow(memory)
-
-    @property
-    def peak_memory(self) -> int:
-        return self._watch.peak_memory
-
-    @property
-    def cpu_seconds(self) -> float:
-        return self._watch.cpu_seconds
-
-    @property
-    def disk(self) -> int:
-        return self._watch.disk
-
-    @property
-    def peak_disk(self) -> int:
-        return self._watch.peak_disk
 
     async def run(
         self,
@@ -250,10 +229,6 @@ class ProcessSandbox:
     def _marks(self) -> dict[str, str]:
         return {process_marks.RUN: self._sandboxes.run, process_marks.ATTEMPT: str(self._attempt)}
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise AttemptOver("the attempt has ended")
-
     def _prepare(self) -> None:
         """Create the directory and the control group at their first use."""
         self._check_open()
@@ -366,8 +341,7 @@ class ProcessSandbox:
 
     def _clear(self, group: ControlGroup | None) -> None:
         """Kill the rest of the tree; remove the directory and the group. Blocks."""
-        if self._commands and not self._sandboxes.machine.bwrap:
-            process_marks.kill_all(self._marks)
+        self._end_marked()
         if group:
             self._empty(group)
         if left := remove_tree(self._directory):
@@ -375,11 +349,15 @@ class ProcessSandbox:
 
     def _end_all(self) -> None:
         """End every visible process. Blocks."""
-        if self._commands and not self._sandboxes.machine.bwrap:
-            process_marks.kill_all(self._marks)
+        self._end_marked()
         group = self._watch.group
         if group is not None and not group.end_all(EMPTYING, self._watch.limits.pids):
             raise SandboxFailed("a process did not end when it was killed", kind="unkillable")
+
+    def _end_marked(self) -> None:
+        """End the processes that outlived their commands; bubblewrap leaves none."""
+        if self._commands and not self._confined:
+            process_marks.kill_all(self._marks)
 
     def _empty(self, group: ControlGroup) -> None:
         until = time.monotonic() + EMPTYING

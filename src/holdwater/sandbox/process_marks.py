@@ -42,9 +42,7 @@ class ProcessIndex:
     def _scan(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for pid in find_marked({RUN: self._run}):
-            environ = _read_environ(pid)
-            attempt = next((row.partition(b"=")[2] for row in environ if row.startswith(ATTEMPT_PREFIX)), b"")
-            found.setdefault(attempt.decode(errors="replace"), []).append(pid)
+            found.setdefault(_read_attempt(_read_environ(pid)).decode(errors="replace"), []).append(pid)
         return found
 
 
@@ -53,21 +51,21 @@ def find_attempt(run: str, pid: int) -> int | None:
     environ = _read_environ(pid)
     if f"{RUN}={run}".encode() not in environ:
         return None
-    attempt = next((row.partition(b"=")[2] for row in environ if row.startswith(ATTEMPT_PREFIX)), b"")
+    attempt = _read_attempt(environ)
     return int(attempt) if attempt.isdigit() else None
 
 
 def find_marked(marks: Mapping[str, str]) -> list[int]:
     """Return the processes whose environment has all of `marks`, except this one and its ancestors."""
     spared = _list_ancestors()
-    wanted = [f"{name}={value}".encode() for name, value in marks.items()]
+    wanted = _encode_marks(marks)
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in pids if pid not in spared and _carries(pid, wanted)]
 
 
 def signal_all(marks: Mapping[str, str], number: int) -> set[int]:
     """Send a signal to every process that carries `marks`; return their pids."""
-    wanted = [f"{name}={value}".encode() for name, value in marks.items()]
+    wanted = _encode_marks(marks)
     return {pid for pid in find_marked(marks) if _signal(pid, number, wanted)}
 
 
@@ -135,6 +133,14 @@ def _list_ancestors() -> set[int]:
             break
         pid = int(stat.rpartition(")")[2].split()[1])
     return found
+
+
+def _encode_marks(marks: Mapping[str, str]) -> list[bytes]:
+    return [f"{name}={value}".encode() for name, value in marks.items()]
+
+
+def _read_attempt(environ: list[bytes]) -> bytes:
+    return next((row.partition(b"=")[2] for row in environ if row.startswith(ATTEMPT_PREFIX)), b"")
 
 
 def _carries(pid: int, wanted: list[bytes]) -> bool:

@@ -29,15 +29,25 @@ LEVEL = 3
 LEFT_OUT = "left-out"
 
 
-def find_size_limit(sizes: Iterable[int]) -> tuple[int, int]:
-    """Keep the smallest files up to `LARGEST`; return the largest size kept and how many files have it."""
-    ordered = sorted(sizes)
-    total = 0
-    for i, size in enumerate(ordered):
-        total += size
-        if total > LARGEST:
-            return size, i - ordered.index(size)
-    return LARGEST + 1, 0
+class SizeLimit:
+    """Chooses the smallest files up to `LARGEST` bytes together, given the sizes of all."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._size = LARGEST + 1  # the first size that does not fit, at least not for all files that have it
+        self._count = 0  # how many of these files fit
+        ordered, total = sorted(sizes), 0
+        for i, size in enumerate(ordered):
+            total += size
+            if total > LARGEST:
+                self._size, self._count = size, i - ordered.index(size)
+                break
+
+    def admit(self, size: int) -> bool:
+        """Return whether the next file fits; call it once for each file."""
+        if size == self._size:
+            self._count -= 1
+            return self._count >= 0
+        return size < self._size
 
 
 class SalvageArchive:
@@ -55,7 +65,7 @@ class SalvageArchive:
         info.name = f"work/{info.name}"
         masked: Any = None if content is None else MaskedFile(content, info.size)
         self._tar.addfile(info, masked)
-        _forget(self._tar)
+        forget_members(self._tar)
         self.paths += 1
 
     def delete(self, path: bytes) -> None:
@@ -105,7 +115,7 @@ def open_archive(source: Path) -> Iterator[tarfile.TarFile]:
 
 def read_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while member := tar.next():
-        _forget(tar)
+        forget_members(tar)
         yield member
 
 
@@ -169,6 +179,6 @@ def _open_replacement(into: Path) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
 
 
-def _forget(tar: tarfile.TarFile) -> None:
+def forget_members(tar: tarfile.TarFile) -> None:
     """Clear tarfile's list of members, which grows with every member read or written."""
     tar.members.clear()  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -25,12 +24,11 @@ from ..core.records import GiB, SkippedEntry
 from ..ledger.durable_files import make_directory
 from . import confined_paths
 from .layout import MOST_LINKS
-from .salvage_archive import ExactReader
+from .salvage_archive import ExactReader, forget_members, read_members
 
 LARGEST = 1 * GiB  # bytes of all files together
 MOST = 100_000  # members
 MOST_LEFT_OUT = 10_000  # members
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 MODE = 0o755  # bits of a file's mode that are kept
 LEADS_OUT = "a link that leads out"
 
@@ -75,17 +73,12 @@ def take(
 def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
     if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its other end
         raise SandboxFailed(f"neither file nor directory nor link: `{source}`", kind="path", again=False)
-    with confined_paths.open_parent(root, steps, make=True) as parent:
-        confined_paths.discard_file(steps[-1], parent)
-    with source.open("rb") as content, confined_paths.open_file(root, steps, CREATE) as fd:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            shutil.copyfileobj(content, file)
-        os.fchmod(fd, stat.S_IMODE(source.stat().st_mode) & 0o777)
+    with source.open("rb") as content, confined_paths.open_vacant(root, steps):
+        confined_paths.write_stream(root, steps, content, stat.S_IMODE(source.stat().st_mode) & 0o777)
 
 
 def _put_link(source: Path, root: str, steps: Sequence[str]) -> None:
-    with confined_paths.open_parent(root, steps, make=True) as parent:
-        confined_paths.discard_file(steps[-1], parent)
+    with confined_paths.open_vacant(root, steps) as parent:
         os.symlink(source.readlink(), steps[-1], dir_fd=parent)
 
 
@@ -106,7 +99,7 @@ class BoundedTar:
         if self._room < 0 or self._members > MOST:
             raise make_size_error(info.name)
         self._tar.addfile(info, content)
-        self._tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every member
+        forget_members(self._tar)
 
 
 def _pack(tar: BoundedTar, root: str, steps: list[str], exclude: Sequence[str]) -> bool:
@@ -179,8 +172,7 @@ def unpack(
     links: list[list[str]] = []  # bound: MOST
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
-            while member := tar.next():
-                tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every member
+            for member in read_members(tar):
                 count, room = count + 1, room - member.size
                 if count > MOST or room < 0 or len(left_out) > MOST_LEFT_OUT:
                     raise make_size_error(member.name)
@@ -283,13 +275,10 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, into: str, steps: list
             return _write_hard_link(member.linkname, into, steps)
         if not member.isreg():
             return "neither file, directory nor link"
-        with confined_paths.open_parent(into, steps, make=True) as parent:
-            confined_paths.discard_file(steps[-1], parent)
         content: Any = tar.extractfile(member)
-        with confined_paths.open_file(into, steps, CREATE) as fd:
-            with os.fdopen(fd, "wb", closefd=False) as file:
-                shutil.copyfileobj(MaskedFile(content, member.size), file)
-            os.fchmod(fd, 0o600 | member.mode & MODE)
+        with confined_paths.open_vacant(into, steps):
+            masked = MaskedFile(content, member.size)
+            confined_paths.write_stream(into, steps, masked, 0o600 | member.mode & MODE)
     except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         return f"another entry is in its place ({error.strerror})"
     return ""
@@ -299,16 +288,14 @@ def _write_link(target: str, into: str, steps: list[str]) -> str:
     """Write a relative link. `_remove_escaping` checks where it leads once all entries are in place."""
     if target.startswith("/"):
         return f"{LEADS_OUT}, to `{target[:200]}`"
-    with confined_paths.open_parent(into, steps, make=True) as parent:
-        confined_paths.discard_file(steps[-1], parent)
+    with confined_paths.open_vacant(into, steps) as parent:
         os.symlink(target, steps[-1], dir_fd=parent)
     return ""
 
 
 def _write_hard_link(target: str, into: str, steps: list[str]) -> str:
     """Write another name of a file that came earlier in the archive."""
-    with confined_paths.open_parent(into, steps, make=True) as parent:
-        confined_paths.discard_file(steps[-1], parent)
+    with confined_paths.open_vacant(into, steps) as parent:
         try:
             first = target.split("/")
             with confined_paths.open_parent(into, first) as other:

@@ -16,7 +16,14 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from ..core.errors import AttemptError, LimitReached, ResourceExhausted, RunFailed, SandboxFailed
+from ..core.errors import (
+    AttemptError,
+    AttemptOver,
+    LimitReached,
+    ResourceExhausted,
+    RunFailed,
+    SandboxFailed,
+)
 from ..core.records import Limits, MiB
 from ..core.sizes import compute_headroom
 from . import resource_usage
@@ -310,6 +317,37 @@ class LimitWatch:
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+class WatchedSandbox:
+    """The part that both kinds of sandbox share: usage as the watch sees it, and whether they are open."""
+
+    _watch: LimitWatch
+    _closed = False
+
+    @property
+    def memory(self) -> int:
+        return self._watch.memory
+
+    @property
+    def peak_memory(self) -> int:
+        return self._watch.peak_memory
+
+    @property
+    def cpu_seconds(self) -> float:
+        return self._watch.cpu_seconds
+
+    @property
+    def disk(self) -> int:
+        return self._watch.disk
+
+    @property
+    def peak_disk(self) -> int:
+        return self._watch.peak_disk
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptOver("the attempt has ended")
 
 
 def format_size(limit: int) -> str:

@@ -240,15 +240,12 @@ def _set_owner(member: tarfile.TarInfo, owner: FileOwner) -> tarfile.TarInfo:
 
 def _choose_paths(altered: dict[str, PathState]) -> tuple[list[str], list[str]]:
     """Return the paths to keep, and the paths that would exceed the size limit."""
-    files = [seen.size for seen in altered.values() if seen.kind == tarfile.REGTYPE]
-    limit, of_limit = salvage_archive.find_size_limit(files)
+    limit = salvage_archive.SizeLimit(seen.size for seen in altered.values() if seen.kind == tarfile.REGTYPE)
     chosen: list[str] = []
     left_out: list[str] = []
     for path, seen in sorted(altered.items()):
-        regular = seen.kind == tarfile.REGTYPE
-        of_limit -= regular and seen.size == limit
-        too_large = regular and (seen.size > limit or (seen.size == limit and of_limit < 0))
-        (left_out if too_large else chosen).append(path)
+        fits = seen.kind != tarfile.REGTYPE or limit.admit(seen.size)
+        (chosen if fits else left_out).append(path)
     return chosen, left_out
 
 
@@ -257,8 +254,9 @@ def _read_members(
 ) -> Iterator[Member]:
     """Yield a tar's members, named by their path below the working directory, up to the bounds."""
     with tarfile.open(fileobj=stream, mode="r|") as tar:
-        while (member := tar.next()) and bounds.allow(member):
-            tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every member
+        for member in salvage_archive.read_members(tar):
+            if not bounds.allow(member):
+                break
             path = "/".join(split_name(member.name)[depth:])
             if path and member.type in (*KEPT, tarfile.LNKTYPE) and (wanted is None or path in wanted):
                 bounds.paths -= 1

@@ -30,7 +30,7 @@ from ...docker.client import DockerClient, DockerError
 from ..command import finish_anyway
 from ..confined_paths import LARGEST_READ
 from ..layout import MOST_LINKS
-from ..salvage_archive import ExactReader
+from ..salvage_archive import ExactReader, forget_members
 from ..tree_copy import unpack, unpack_file
 from .container import REQUEST_TIMEOUT
 
@@ -345,7 +345,7 @@ def _add(tar: tarfile.TarFile, name: str, source: Path, owner: FileOwner) -> Non
         with source.open("rb") as content:
             info.size = os.fstat(content.fileno()).st_size
             tar.addfile(info, ExactReader(content.fileno()))
-    tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every member
+    forget_members(tar)
 
 
 @asynccontextmanager

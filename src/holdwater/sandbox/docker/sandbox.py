@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ...core.errors import AttemptOver, SandboxFailed
+from ...core.errors import SandboxFailed
 from ...core.records import CommandResult, Limits, Network, Salvage, SandboxSpec, SkippedEntry
 from .. import process_marks, resource_usage
 from ..capture import CommandLog, build_result
 from ..command import finish_anyway
 from ..process import LONGEST_LINE
-from ..watch import KernelCounts
+from ..watch import KernelCounts, WatchedSandbox
 from . import container_work
 from .command import ContainerCommand, ExecLaunch, check_words
 from .container import AttemptContainer, make_gone_error, make_sleep_error, translate_errors
@@ -39,8 +39,10 @@ AT_ONCE = 500  # paths per command
 JOIN_PIECES = 'l=; for p; do l=$l$p; done; set --; unset p; eval "unset l; $l"'  # joins a line from pieces
 
 
-class DockerSandbox:
+class DockerSandbox(WatchedSandbox):
     """The sandbox of one attempt: a `core.authoring.ManagedSandbox`."""
+
+    _watch: ContainerWatch
 
     def __init__(self, sandboxes: DockerSandboxes, attempt: int, limits: Limits, start: SandboxSpec) -> None:
         self._sandboxes = sandboxes
@@ -56,7 +58,6 @@ class DockerSandbox:
         self._owners: dict[str, FileOwner] = {}  # bound: the users of an instance
         self._commands = 0
         self._touched = False  # since the end of set-up
-        self._closed = False
 
     async def __aenter__(self) -> DockerSandbox:
         await self._look_at_image()
@@ -75,26 +76,6 @@ class DockerSandbox:
     @property
     def private(self) -> str:
         return PRIVATE
-
-    @property
-    def memory(self) -> int:
-        return self._watch.memory
-
-    @property
-    def peak_memory(self) -> int:
-        return self._watch.peak_memory
-
-    @property
-    def cpu_seconds(self) -> float:
-        return self._watch.cpu_seconds
-
-    @property
-    def disk(self) -> int:
-        return self._watch.disk
-
-    @property
-    def peak_disk(self) -> int:
-        return self._watch.peak_disk
 
     def allow_memory(self, memory: int) -> None:
         self._watch.allow(memory)
@@ -260,10 +241,6 @@ class DockerSandbox:
         self._owners.clear()
         reference = self._start.image
         self._image = await self._sandboxes.facts.image(reference) if reference else ContainerImage(id="")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise AttemptOver("the attempt has ended")
 
     async def _container(self) -> AttemptContainer:
         self._check_open()

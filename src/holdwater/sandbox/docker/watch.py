@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ...core.errors import LimitReached, ResourceExhausted
 from ...core.records import Limits
 from ...docker.client import DockerError
 from .. import resource_usage
-from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup
+from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup, read_groups
 from ..watch import OWN_PROCESSES, KernelCounts, LimitWatch, format_size, make_cpu_error
 from .container import REQUEST_TIMEOUT, AttemptContainer
 
@@ -88,7 +87,9 @@ class ContainerWatch(LimitWatch):
             )
         except DockerError:
             return  # the running command, or the next one, reports the error
-        used = (told.get("SizeRw") or 0) + await self._in_thread(_measure_volumes, container.volumes)
+        used = (told.get("SizeRw") or 0) + await self._in_thread(
+            lambda: sum(map(resource_usage.count_bytes, container.volumes))
+        )
         for pace in (self._pace, self._urgent_pace):
             pace.record_cost(time.monotonic(), time.monotonic() - started)
         self._free, self.disk = free, used
@@ -117,11 +118,8 @@ class ContainerWatch(LimitWatch):
 
 def find_group(pid: int, container: str, proc: Path = PROC, root: Path = ROOT) -> ControlGroup | None:
     """Return the control group of a container, if this process can read it."""
-    try:
-        rows = [line.split(":", 2) for line in (proc / str(pid) / "cgroup").read_text().splitlines()]
-    except OSError:
-        return None
-    paths = {name: path for _, names, path in rows for name in names.split(",") if container in path}
+    groups = read_groups(proc / str(pid))
+    paths = {controller: path for controller, path in groups.items() if container in path}
     if not container or not paths:
         return None  # pid of an unrelated process: the daemon is on another machine
     home = _locate_home(paths, root)
@@ -143,7 +141,3 @@ def _locate_home(paths: dict[str, str], root: Path) -> CgroupHome | None:
         place = str((root / paths[""].lstrip("/")).parent)
         return CgroupHome(kind="v2", memory=place, pids=place, cpu=place, cpuacct=place)
     return None
-
-
-def _measure_volumes(places: Sequence[str]) -> int:
-    return sum(resource_usage.count_bytes(place) for place in places)
