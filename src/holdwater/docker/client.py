@@ -13,7 +13,6 @@ import struct
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -79,9 +78,7 @@ class DockerClient:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -296,9 +293,7 @@ class DaemonWatch:
         self._following = asyncio.ensure_future(self._follow())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import RunFailed, SandboxFailed
@@ -65,9 +64,7 @@ class ProcessSandbox(WatchedSandbox):
     async def __aenter__(self) -> ProcessSandbox:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._closed = True
         if self._made:
             await finish_anyway(self._close())

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ...core.errors import SandboxFailed
@@ -63,9 +62,7 @@ class DockerSandbox(WatchedSandbox):
         await self._look_at_image()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._closed = True
         await finish_anyway(self._lifecycle.end())
 
