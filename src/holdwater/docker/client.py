@@ -283,7 +283,11 @@ class FrameDecoder:
 
 
 class DaemonWatch:
-    """Watches a client's daemon while it is open; `client.lost_at` is the time of the daemon's death."""
+    """Watches a client's daemon while it is open; `client.lost_at` is the time of the daemon's death.
+
+    An open connection ends with the daemon, even if it restarts at once: a service manager may keep its
+    socket, so that no request fails although its containers are gone.
+    """
 
     def __init__(self, client: DockerClient) -> None:
         self._client = client

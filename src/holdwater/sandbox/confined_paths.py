@@ -287,7 +287,7 @@ def name_in_errors(path: str) -> Iterator[None]:
 
 
 def remove_tree(directory: Path) -> str:
-    """Remove the tree; return the path if it is still there, else an empty string. Blocks."""
+    """Remove the tree, however deep or locked it is; return its path if it is still there. Blocks."""
     for _ in range(2):  # a dying process may still write
         try:
             if directory.is_symlink() or directory.is_file():

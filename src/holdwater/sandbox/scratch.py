@@ -28,7 +28,7 @@ MARKER = ".holdwater"  # in each of our directories; a lock on it means that its
 TICK = 0.02  # seconds between two tries to lock
 PATIENCE = 600.0  # seconds to wait for another run that removes this run's leftovers
 
-SECONDS = 5.0
+SECONDS = 5.0  # for the processes of a dead run to end
 
 
 def list_temporary_places() -> list[Path]:

@@ -246,7 +246,12 @@ async def _stop_following(following: asyncio.Future[dict[str, Any]]) -> None:
 
 
 class MarkedProcesses:
-    """Signals the processes that carry a mark in one container."""
+    """Signals the processes that carry a mark in one container, or descend from such a process.
+
+    The script runs as the command's user, whose processes cannot change to another user. Root's processes
+    can: for root it runs with every capability if the daemon grants them, as reading the environment of other
+    users' processes needs one.
+    """
 
     def __init__(self, client: DockerClient, container: str, user: str, mark: str) -> None:
         self._client = client

@@ -24,7 +24,8 @@ BRIDGE = "com.docker.network.bridge."
 RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))  # 2nd: if 1st is a stub
 
 IPV4, IPV6 = "iptables", "ip6tables"
-SECONDS = 10.0
+SECONDS = 10.0  # for one call of a program
+LONGEST = 256 * 1024  # characters of its output
 PORTS = f"{CONTAINER_PORTS.start}:{CONTAINER_PORTS.stop - 1}"
 
 
@@ -176,6 +177,3 @@ async def _run(argv: Sequence[str]) -> tuple[int, str]:
 
 def _find(program: str) -> str | None:
     return shutil.which(program, path=SYSTEM_PATH)
-
-
-LONGEST = 256 * 1024  # characters of output
