@@ -43,6 +43,11 @@ LARGE_PROTOCOLS = {
     "SessionStatus": "read-only counters of a gateway session",
 }
 
+# Objects of `run/` are complete after their constructor: none gets attributes from another module.
+FOREIGN_ATTRIBUTES = {
+    "builds/docker_supply.py: failure.after": "an error that the function has just made by another one",
+}
+
 
 class ClassFacts(NamedTuple):
     name: str
@@ -155,6 +160,44 @@ def test_protocols_are_small(house: HouseFacts) -> None:
     assert {found.name for found in house.classes if found.is_protocol and found.methods > 5} == set(
         LARGE_PROTOCOLS
     )
+
+
+def test_no_module_of_run_sets_attributes_of_objects_of_another() -> None:
+    found = {name for path in (SOURCE / "run").rglob("*.py") for name in find_foreign_attributes(path)}
+
+    assert found == set(FOREIGN_ATTRIBUTES)
+
+
+def find_foreign_attributes(path: Path) -> Iterator[str]:
+    """Find assignments to attributes of objects that are not `self`, of an own class, or just made."""
+    tree = ast.parse(path.read_text())
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    own = {name for node in classes for name in list_attributes(node)}
+    for function in (node for node in ast.walk(tree) if isinstance(node, Function)):
+        known = {"self", *list_new_objects(function)}
+        for target in ast.walk(function):
+            if not isinstance(target, ast.Attribute) or not isinstance(target.ctx, ast.Store):
+                continue
+            owner = getattr(target.value, "id", "")
+            if owner not in known and (target.attr not in own or not owner):
+                yield f"{path.relative_to(SOURCE / 'run')}: {ast.unparse(target)}"
+
+
+def list_attributes(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the attributes that a class declares, or sets on `self`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            yield part.target.id
+        elif isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "self":
+            yield part.attr
+
+
+def list_new_objects(function: Function) -> Iterator[str]:
+    """Yield the names to which a function assigns a call of a class."""
+    for node in ast.walk(function):
+        made = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(made, ast.Call) and getattr(made.func, "id", "_")[0].isupper():
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def test_modules_have_at_most_400_lines() -> None:

@@ -41,12 +41,20 @@ BUILT_REPOSITORY = f"{NAMESPACE}/built"
 class ImageKeeper(Janitor):
     """A janitor that evicts the least recently used image first, and adopts an earlier conductor's images."""
 
-    def __init__(self, client: DockerClient, state: Path, run: str, cache: int, note: Note) -> None:
+    def __init__(
+        self,
+        client: DockerClient,
+        state: Path,
+        run: str,
+        cache: int,
+        note: Note,
+        wanted_soon: Callable[[], Collection[str]],
+    ) -> None:
         super().__init__(client, state, run, cache, note)
         self._spared.add(slug(run) + SUFFIX)  # a resumed run continues its own journal
         self._removal_lock = asyncio.Lock()  # no tag is set on an image during its removal
         # names of images that attempts will need soon: evicted last
-        self.wanted_soon: Callable[[], Collection[str]] = lambda: ()
+        self._wanted_soon = wanted_soon
 
     def record_disk_use(self, used: int) -> int:
         """Return the used bytes that do not belong to this run; a resumed run already has images there."""
@@ -104,7 +112,7 @@ class ImageKeeper(Janitor):
             await self._run_locked("images", partial(self._evict, enough))
 
     async def _evict(self, enough: Callable[[], bool]) -> None:
-        soon, bases = self.wanted_soon(), self._contents.bases
+        soon, bases = self._wanted_soon(), self._contents.bases
         for name in sorted(bases, key=lambda one: (one in soon, bases[one].used, one)):
             if enough():
                 return

@@ -77,7 +77,7 @@ class Janitor:
         records: BuildCache | None = None,
         quiet: float = QUIET_SECONDS,
     ) -> None:
-        self.disk: DaemonDisk | None = None  # None: not accessible
+        self._disk: DaemonDisk | None = None  # None: not accessible
         self._client = client
         self._state = state
         self._retained = state / RETAINED_JOURNAL
@@ -93,11 +93,15 @@ class Janitor:
         self._builds = 0
         self._clean = False  # only retained bases of the run are left on the daemon
 
+    def change_disk(self, disk: DaemonDisk) -> None:
+        """Measure this disk from now on: it is read through the daemon's process, which has restarted."""
+        self._disk = disk
+
     async def __aenter__(self) -> Self:
         make_directory(self._state)
         await self.sweep()
         try:
-            self.disk = await find_daemon_disk(self._client)
+            self._disk = await find_daemon_disk(self._client)
         except RunStopped as error:
             self._note("disk.unseen", error.message)
         self._journal = open_journal(self._state, self._run)
@@ -225,7 +229,7 @@ class Janitor:
     def free_bytes(self) -> int | None:
         """Return the free bytes on the daemon's disk; None if the disk is not accessible."""
         try:
-            return None if self.disk is None else measure_disk(self.disk.path).free
+            return None if self._disk is None else measure_disk(self._disk.path).free
         except OSError:
             return None  # the daemon process that gave access is gone
 

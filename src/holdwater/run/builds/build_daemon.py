@@ -77,7 +77,8 @@ class BuildDaemon:
         async with asyncio.timeout(self._patience):
             while True:
                 try:
-                    self._disk = self._janitor.disk = await find_daemon_disk(self._client)
+                    self._disk = await find_daemon_disk(self._client)
+                    self._janitor.change_disk(self._disk)
                     return
                 except (DockerError, RunStopped):
                     await asyncio.sleep(LOOK_SECONDS)

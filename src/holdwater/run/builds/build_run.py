@@ -66,6 +66,7 @@ class ImageBuildRun:
         self._logs = logs
         self._stack = AsyncExitStack()
         self.note = PendingNotes()  # engines and their clean-up record notes at any time
+        self._ledger: Ledger | None = None  # until `feed`
         self.daemon: BuildDaemon | None = None
         self.engine: ImageEngine
 
@@ -84,7 +85,8 @@ class ImageBuildRun:
         try:
             await self._stack.aclose()
         finally:
-            await self.note.write()
+            if self._ledger is not None:
+                await self.note.write(self._ledger)
 
     async def set_up(self, run: str, space: DiskSpace | None = None) -> None:
         """Prepare the layer and the engine; on a daemon also sweep earlier leftovers and check free disk."""
@@ -104,7 +106,7 @@ class ImageBuildRun:
             space.use_store(self.daemon)
 
     async def feed(self, ledger: Ledger, resumed: bool) -> SampleFeed:
-        self.note.ledger = ledger
+        self._ledger = ledger
         source = ImageSource(self.suite, self._config, self.engine if self.daemon else None)
         await ledger.set_total(source.total)
         return RunFeed(self._config, ledger, source, resumed=resumed)
@@ -113,15 +115,16 @@ class ImageBuildRun:
         return ImageFleet(self.engine, self._logs, token, self._config.limits.acting, emit, self.daemon)
 
     def periodic_tasks(self, leases: AttemptLeases) -> Sequence[PeriodicTask]:
-        daemon = self.daemon
+        assert self._ledger is not None, "there is no feed yet"
+        daemon, notes = self.daemon, self.note.periodic_task(self._ledger)
         if daemon is None:
-            return (self.note.periodic_task(),)
+            return (notes,)
 
         async def relieve() -> None:
             if lacking := leases.lacking:
                 await daemon.make_room(lacking)
 
-        return self.note.periodic_task(), PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
+        return notes, PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
 
     async def foresee_images(self) -> AsyncIterator[ImageForecast | FailedForecast]:
         """Yield a forecast for each image; an image without a forecast comes with its failure."""

@@ -33,12 +33,13 @@ class ContainerProvision(SandboxProvision):
         self._config = site.config
         self._environment = site.environment
         self._logs = site.logs
-        self._note = PendingNotes(site.ledger)
+        self._ledger = site.ledger
+        self._note = PendingNotes()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> ContainerProvision:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._note.write)
+            stack.push_async_callback(self._note.write, self._ledger)
             self._dock = await stack.enter_async_context(
                 SandboxDaemon(self._config, self._environment, self._note)
             )
@@ -91,7 +92,7 @@ class ContainerProvision(SandboxProvision):
         return (
             *self._dock.periodic_tasks(levers),
             *self._supply.periodic_tasks(leases),
-            self._note.periodic_task(),
+            self._note.periodic_task(self._ledger),
         )
 
     def _name_image(self, wanted: ImageRequest) -> ImageRequest:

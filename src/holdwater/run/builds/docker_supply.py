@@ -181,11 +181,9 @@ class DockerSupply:
         bases = RegistryLookup(registries, credentials)
         self._disk: DaemonDisk = await find_daemon_disk(self._client)
         warm = recipe.cache if recipe else min(WARM, self._disk.total // WARM_PART)
-        keeper = ImageKeeper(
-            self._client, find_state_directory(environment), self._config.id, warm, self._note
-        )
+        state, run = find_state_directory(environment), self._config.id
+        keeper = ImageKeeper(self._client, state, run, warm, self._note, self._list_expected)
         self._keeper = await enter(keeper)
-        self._keeper.wanted_soon = self._list_expected
         now = measure_disk(self._disk.path)
         # Bytes in use that are not the run's.
         self._before = self._keeper.record_disk_use(now.total - now.free)
@@ -269,9 +267,10 @@ class DockerSupply:
         """Find the disk again: it is read through the daemon's process, and a restart makes a new one."""
         if self._lost:
             try:
-                self._keeper.disk = self._disk = await find_daemon_disk(self._client)
+                self._disk = await find_daemon_disk(self._client)
             except (DockerError, RunStopped):
                 return  # the daemon is not back yet
+            self._keeper.change_disk(self._disk)
             self._lost = False
 
     def _room(self) -> int:

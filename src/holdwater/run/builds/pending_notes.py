@@ -14,16 +14,15 @@ SECONDS = 1.0
 class PendingNotes:
     """Accepts a note at any time: call it with a kind and a message."""
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        self.ledger = ledger
+    def __init__(self) -> None:
         self._waiting: deque[tuple[str, str]] = deque(maxlen=MOST)
 
     def __call__(self, kind: str, message: str) -> None:
         self._waiting.append((kind, message))
 
-    async def write(self) -> None:
-        while self.ledger is not None and self._waiting:
-            await self.ledger.note(*self._waiting.popleft())
+    async def write(self, ledger: Ledger) -> None:
+        while self._waiting:
+            await ledger.note(*self._waiting.popleft())
 
-    def periodic_task(self) -> PeriodicTask:
-        return PeriodicTask("notes", SECONDS, self.write)
+    def periodic_task(self, ledger: Ledger) -> PeriodicTask:
+        return PeriodicTask("notes", SECONDS, lambda: self.write(ledger))

@@ -87,6 +87,12 @@ class OrderBook:
         """Count the rollouts of an order that has been accepted before, also beyond the limit."""
         self.open_rollouts += count
 
+    def take_parked(self) -> list[OrderRow]:
+        """Remove and return the orders of an earlier conductor whose clients have not come back."""
+        rows = list(self.parked.values())
+        self.parked.clear()
+        return rows
+
     def open(self, order: ActiveOrder) -> None:
         """Follow the attempts of every rollout of the order that is not closed."""
         self._by_order[order.id] = order

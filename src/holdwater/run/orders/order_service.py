@@ -342,8 +342,7 @@ class OrderService:
 
     def _abandon_parked(self) -> None:
         """Cancel the orders whose clients did not come back."""
-        parked, self._book.parked = self._book.parked, {}
-        for row in parked.values():
+        for row in self._book.take_parked():
             self._abandon(row, CLIENT_GONE, "its client is gone")
 
     def _abandon(self, row: OrderRow, kind: str, message: str) -> None:
