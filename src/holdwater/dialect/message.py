@@ -54,6 +54,12 @@ class ToolCall(Record, frozen=True):
     arguments: Any = None  # a JSON object, or the text if it is not valid JSON
     id: str = ""
 
+    @property
+    def named_arguments(self) -> dict[str, Any]:
+        """The arguments as an object, for formats that have no other form."""
+        given = self.arguments
+        return given if isinstance(given, dict) else {} if given is None else {"input": given}
+
 
 class CommonMessage(Record, frozen=True):
     role: str  # `system`, `user`, `assistant`, `tool`, or `unknown`

@@ -21,7 +21,7 @@ from blake3 import blake3
 from ..conversation.trajectory import ExchangeThread, ExchangeTree, Turn, read_thread_turns
 from ..core.records import ModelUsage
 from ..dialect import find_dialect
-from ..dialect.message import CommonMessage, MessageMedia, ToolCall
+from ..dialect.message import CommonMessage, MessageMedia
 from ..ledger.blobs import BlobStore
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow
@@ -216,13 +216,11 @@ class AtifSteps:
 
 
 def _render_calls(message: CommonMessage) -> dict[str, Any]:
-    return {"tool_calls": [_render_call(call) for call in message.calls]} if message.calls else {}
-
-
-def _render_call(call: ToolCall) -> dict[str, Any]:
-    given = call.arguments
-    made = given if isinstance(given, dict) else {} if given is None else {"input": given}
-    return {"tool_call_id": call.id, "function_name": call.name, "arguments": made}
+    calls = [
+        {"tool_call_id": call.id, "function_name": call.name, "arguments": call.named_arguments}
+        for call in message.calls
+    ]
+    return {"tool_calls": calls} if calls else {}
 
 
 def _render_metrics(turn: Turn) -> dict[str, Any]:

@@ -199,17 +199,13 @@ class OpenHandsEvents:
             part for part in self._render_parts(message.parts) if part["type"] == "text" and part["text"]
         ]
         for place, call in enumerate(message.calls):
-            given = call.arguments
             event = self._make_event(
                 "ActionEvent",
                 "agent",
                 turn,
                 thought=[] if place else thought,
                 reasoning_content=None if place else message.reasoning or None,
-                action={
-                    "kind": "MCPToolAction",
-                    "data": given if isinstance(given, dict) else {} if given is None else {"input": given},
-                },
+                action={"kind": "MCPToolAction", "data": call.named_arguments},
                 tool_name=call.name,
                 tool_call_id=call.id,
                 tool_call=_render_call(call, turn),
