@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -119,8 +119,8 @@ class RolloutServer:
             request[OWNER] = _hash_key(key) if key is not None and self._settings.separate else ""
             if request.body_exists:
                 check_content(request.headers, (JSON, MSGPACK))
-            found = _route(request)
-            return await found.handler(self, request, speech, found.name)
+            handler, name = _route(request)
+            return await handler(self, request, speech, name)
         except RequestRefused as error:
             problem = problem_of(error)
         except RunStopped as error:
@@ -205,11 +205,6 @@ class RolloutServer:
 RouteHandler = Callable[[RolloutServer, web.BaseRequest, WireFormat, str], Awaitable[web.StreamResponse]]
 
 
-class _RouteMatch(NamedTuple):
-    handler: RouteHandler
-    name: str
-
-
 ROUTES: dict[str, dict[str, RouteHandler]] = {  # pattern of the path -> method -> handler
     "/v1/orders": {"POST": RolloutServer._place_order},
     "/v1/orders/([^/]+)": {"GET": RolloutServer._show_order, "DELETE": RolloutServer._cancel_order},
@@ -224,7 +219,8 @@ ROUTES: dict[str, dict[str, RouteHandler]] = {  # pattern of the path -> method 
 _patterns = [(re.compile(pattern), methods) for pattern, methods in ROUTES.items()]
 
 
-def _route(request: web.BaseRequest) -> _RouteMatch:
+def _route(request: web.BaseRequest) -> tuple[RouteHandler, str]:
+    """Return the handler of a request, and the variable part of its path."""
     path = request.rel_url.raw_path
     for pattern, methods in _patterns:
         if match := pattern.fullmatch(path):
@@ -237,7 +233,7 @@ def _route(request: web.BaseRequest) -> _RouteMatch:
             name = unquote(match[1]) if match.groups() else ""
             if len(name) > LONGEST_KEY:
                 raise RequestRefused("unknown", f"no such order: {name[:80]!r}...")
-            return _RouteMatch(handler, name)
+            return handler, name
     raise RequestRefused("unknown", f"unknown path: {path[:200]!r}", "see `holdwater help serving`")
 
 

@@ -2,7 +2,7 @@
 
 It does no I/O: `bodies.py` reads from connections and writes to them. A request with an impossible value, or
 with a value that only the server may set, is refused: an instance that a client sends gets no access to the
-server's machine. `run/orders/order_admission.py` decides whether there is capacity.
+server's machine. `run/orders/order_book.py` decides whether there is capacity.
 """
 
 from __future__ import annotations

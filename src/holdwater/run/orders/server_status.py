@@ -1,6 +1,6 @@
 """Reports a server's health and statistics, and passes the demand for workers to the fleet.
 
-`stats.py` counts, `run/fleet/scaling.py` decides the number of workers; this module connects both to a run.
+`stats.py` counts, `core/worker_scaling.py` decides the number of workers; this module connects both to a run.
 """
 
 from __future__ import annotations
