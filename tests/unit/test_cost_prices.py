@@ -98,7 +98,7 @@ def test_a_table_is_read_and_its_mistakes_are_named(tmp_path):
     )
     for text, words in (
         ("[x]\ninput = 1\n", "`x`: object missing required field `output`"),
-        ("[x]\ninput = 1\noutput = 1\ninputs = 1\n", "`x`: object contains unknown field `inputs`"),
+        ("[x]\ninput = 1\noutput = 1\ninputs = 1\n", "`x`: unknown field: `inputs`"),
         ("[x]\ninput = -1\noutput = 1\n", "`x`: a price must be a number of US dollars"),
         ("x = ", "not TOML"),
     ):
