@@ -20,7 +20,7 @@ from tests.wait_bounds import stretch
 from holdwater.api.runs import resume
 from holdwater.api.serving import prepare_server
 from holdwater.cli import call_verb
-from holdwater.cli.flags import merge_flags
+from holdwater.cli.run_flags import merge_flags
 from holdwater.cli.serve import ServerFlags
 from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.errors import BadInput

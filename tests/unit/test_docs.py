@@ -12,7 +12,7 @@ import pytest
 import holdwater
 from holdwater.api.runs import ResumeOptions, RunOptions
 from holdwater.cli import VERBS
-from holdwater.cli.flags import ResumeFlags, RunFlags
+from holdwater.cli.run_flags import ResumeFlags, RunFlags
 from holdwater.cli.serve import ServerFlags as ServeFlags
 from holdwater.core.config import RunConfig
 from holdwater.core.failures import RULES, RetryRule

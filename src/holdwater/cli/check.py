@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import BadInput
 from .console import CommandConsole
-from .flags import Flag, RunFlags, merge_flags
+from .flags import Flag
+from .run_flags import RunFlags, merge_flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,7 +12,8 @@ from .flags import Flag
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..api.machine import DoctorFinding, PluginEntry
+    from ..api.machine import DoctorFinding
+    from ..api.plugins import PluginEntry
 
 
 def suites(*, json: Flag = False) -> int:
@@ -28,7 +29,7 @@ def suites(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..api.machine import OTHER_SUITES, list_suites
+    from ..api.plugins import OTHER_SUITES, list_suites
 
     known = list_suites()
     CommandConsole().write_result(
@@ -50,7 +51,7 @@ def agents(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..api.machine import OTHER_AGENTS, list_agents
+    from ..api.plugins import OTHER_AGENTS, list_agents
 
     known = list_agents()
     CommandConsole().write_result(

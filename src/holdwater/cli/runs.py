@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import BadInput
 from .console import CommandConsole
-from .flags import Flag, Patterns, ResumeFlags, RunFlags, merge_flags
+from .flags import Flag, Patterns
+from .run_flags import ResumeFlags, RunFlags, merge_flags
 
 if TYPE_CHECKING:
     from ..api.runs import RunSetup

@@ -1,6 +1,6 @@
 """`holdwater serve`: serves a suite and an agent to clients, which order rollouts over HTTP."""
 
-# No `from __future__ import annotations`: the annotations are read in `flags.py`.
+# No `from __future__ import annotations`: the annotations are read in `run_flags.py`.
 import dataclasses
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,8 @@ from typing import Annotated
 from ..core.config import RunConfig, ServingConfig
 from ..core.options import OptionGroup, list_options
 from .console import CommandConsole
-from .flags import AgentFlags, Flag, add_flags, make_option, merge_flags
+from .flags import Flag
+from .run_flags import AgentFlags, add_flags, make_option, merge_flags
 from .runs import choose_agent
 
 SERVER = OptionGroup.SERVER

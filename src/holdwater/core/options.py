@@ -1,7 +1,7 @@
 """The metadata that makes a field of a configuration an option: a flag, a setting of a TOML file, a keyword.
 
 A field says all of it once, as `Annotated[int, ConfigOption(...)]`. `run/setup/options.py` parses the values,
-`cli/flags.py` makes the flags.
+`cli/run_flags.py` makes the flags.
 """
 
 from __future__ import annotations
