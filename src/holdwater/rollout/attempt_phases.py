@@ -369,8 +369,8 @@ class AttemptRunner:
             children = await scope.open(
                 "children", ChildSpawner(self, LentResources(state.instance, self.session))
             )
-            reach = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt))
-            member = WaitingMember(reach, self.view, self.model, self.limits.grading)
+            access = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt))
+            member = WaitingMember(access, self.view, self.model, self.limits.grading)
             await scope.open("group", services.groups.join_group(member))
             return await member.wait_scored()
 

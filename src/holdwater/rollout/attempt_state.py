@@ -54,9 +54,9 @@ class ChildTracker:
         self.started += 1
         return self.started
 
-    def end(self, name: str, born: ChildResult, exchanges: int, seconds: float) -> None:
+    def end(self, name: str, result: ChildResult, exchanges: int, seconds: float) -> None:
         self.living -= 1
-        failure, usage = born.failure, born.usage
+        failure, usage = result.failure, result.usage
         child = ChildAttempt(name=name, failure=failure, usage=usage, exchanges=exchanges, seconds=seconds)
         self.ended.append(child)
 
@@ -171,8 +171,10 @@ class AttemptState:
     def found_full(self) -> bool:
         """Whether a write of the attempt failed on a full disk: its own result is then not valid."""
         failures = (self.failure, self.session.failure if self.session else None)
-        told = any(f is not None and f.where is FailureOrigin.RUN and f.kind == DISK for f in failures)
-        return told or self.disk_faults.occurred
+        record_failed = any(
+            f is not None and f.where is FailureOrigin.RUN and f.kind == DISK for f in failures
+        )
+        return record_failed or self.disk_faults.occurred
 
     def interrupt(self, failure: AttemptFailure) -> None:
         """End the attempt soon with this failure. A scored failure ends only the acting: grading follows."""

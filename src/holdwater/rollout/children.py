@@ -57,9 +57,9 @@ class LentResources(NamedTuple):
 class ChildSpawner(AttemptView):
     """Implements `core.authoring.AttemptHandle` for one owner. Leaving `async with` ends the children."""
 
-    def __init__(self, lender: ResourceLender, means: LentResources) -> None:
+    def __init__(self, lender: ResourceLender, loan: LentResources) -> None:
         super().__init__()
-        self._owner: tuple[ResourceLender, LentResources] | None = lender, means
+        self._owner: tuple[ResourceLender, LentResources] | None = lender, loan
         self._tasks: set[asyncio.Task[ChildResult]] = set()  # bound: MOST_CHILDREN, and refused ones
 
     async def __aenter__(self) -> ChildSpawner:
@@ -86,12 +86,12 @@ class ChildSpawner(AttemptView):
         timeout: float | None = None,
     ) -> ChildResult:
         """See `core.authoring.AttemptHandle`."""
-        made = await self._load_agent(agent)
+        loaded = await self._load_agent(agent)
         lender, has = self._require_owner()
-        instance, name = has.instance, name or made.name
+        instance, name = has.instance, name or loaded.name
         if instruction is not None:
             instance = msgspec.structs.replace(instance, instruction=instruction)
-        means = LentResources(
+        loan = LentResources(
             instance=instance,
             session=has.session,
             sandbox=sandbox and has.sandbox,
@@ -99,7 +99,7 @@ class ChildSpawner(AttemptView):
             name=clean_text(f"{has.name}/{name}" if has.name else name)[:LONGEST_NAME],
             depth=has.depth + 1,
         )
-        return await self._await_child(self._run_child(made, lender, means, timeout))
+        return await self._await_child(self._run_child(loaded, lender, loan, timeout))
 
     def as_blocking(self, loop: asyncio.AbstractEventLoop) -> BlockingHandle:
         return BlockingHandle(self, loop)
@@ -128,48 +128,48 @@ class ChildSpawner(AttemptView):
             raise
 
     async def _run_child(
-        self, agent: Agent, lender: ResourceLender, means: LentResources, timeout: float | None
+        self, agent: Agent, lender: ResourceLender, loan: LentResources, timeout: float | None
     ) -> ChildResult:
         """Run a child from start to end. Its result is recorded however it ends."""
         state, loop = lender.state, asyncio.get_running_loop()
         phase, begun = state.phase, loop.time()
-        if (refusal := _find_refusal(state, means)) is not None:
+        if (refusal := _find_refusal(state, loan)) is not None:
             return ChildResult(failure=refusal)
         number, answer, session = state.child_tracker.begin(), None, None
         failure: AttemptFailure | None = make_cancel_failure("parent", "its parent stopped waiting for it")
         try:
             async with AsyncExitStack() as stack:
-                if means.model and means.session is not None:
-                    session = await stack.enter_async_context(lender.services.lend(means.session, means.name))
-                means = means._replace(session=session)
+                if loan.model and loan.session is not None:
+                    session = await stack.enter_async_context(lender.services.lend(loan.session, loan.name))
+                loan = loan._replace(session=session)
                 async with PhaseLimit(lambda: timeout, phase) if timeout is not None else nullcontext():
-                    answer = await self._act(agent, lender, means, number, stack)
+                    answer = await self._act(agent, lender, loan, number, stack)
             failure = prefer_model_failure(None, session)
         except Exception as error:  # boundary: the parent decides about a child's failure  # noqa: BLE001
             failure = prefer_model_failure(as_failure(error, AgentFailed, phase), session)
             drop_tracebacks(error)
         finally:
-            born = ChildResult(answer=answer, failure=failure, usage=session.usage if session else NO_USAGE)
+            result = ChildResult(answer=answer, failure=failure, usage=session.usage if session else NO_USAGE)
             count = session.exchanges if session else 0
-            state.child_tracker.end(means.name, born, count, loop.time() - begun)
-        return born
+            state.child_tracker.end(loan.name, result, count, loop.time() - begun)
+        return result
 
     async def _act(
-        self, agent: Agent, lender: ResourceLender, means: LentResources, number: int, stack: AsyncExitStack
+        self, agent: Agent, lender: ResourceLender, loan: LentResources, number: int, stack: AsyncExitStack
     ) -> Any:
         """Call the agent with views that end with the child; using a resource that was not lent raises."""
-        sandbox, model = lender.view_sandbox(), lender.view_model(means.session, means.instance, number)
-        if not means.sandbox:
+        sandbox, model = lender.view_sandbox(), lender.view_model(loan.session, loan.instance, number)
+        if not loan.sandbox:
             none: Any = _WithheldResource("sandbox")
             sandbox = SandboxView(none, none, lender.state.disk_faults, none)
-        if not means.model:
+        if not loan.model:
             model = ModelView(_WithheldResource("model"), model.seed)
         for view in (sandbox, model):
             stack.callback(view.end)
         own = None
         if takes_attempt(agent.act):
-            own = await stack.enter_async_context(ChildSpawner(lender, means))
-        return await call_agent(lender.state, agent, means.instance, (sandbox, model), own)
+            own = await stack.enter_async_context(ChildSpawner(lender, loan))
+        return await call_agent(lender.state, agent, loan.instance, (sandbox, model), own)
 
     def _require_owner(self) -> tuple[ResourceLender, LentResources]:
         if self._over or self._owner is None:
@@ -217,8 +217,8 @@ class _WithheldResource:
         raise AgentFailed(f"no {self._what} was lent to this child", kind="withheld")
 
 
-def _find_refusal(state: AttemptState, means: LentResources) -> AttemptFailure | None:
-    if means.depth > DEEPEST:
+def _find_refusal(state: AttemptState, loan: LentResources) -> AttemptFailure | None:
+    if loan.depth > DEEPEST:
         error = LimitReached(f"children can be nested at most {DEEPEST} levels deep", kind="depth")
     elif state.child_tracker.living >= MOST_CHILDREN:
         error = LimitReached(f"an attempt can have at most {MOST_CHILDREN} children at once", kind="children")

@@ -39,10 +39,10 @@ class UserCritic(msgspec.Struct, frozen=True):
         """Run the critic and return its result; `call` calls foreign code."""
         if self.function is None:
             return await _ends_well(sandbox, self.command)
-        said = await call(self.function, instance, tried)
-        if not isinstance(said, bool):
-            raise TypeError(f"the critic returned {type(said).__name__}: expected bool")
-        return said
+        answer = await call(self.function, instance, tried)
+        if not isinstance(answer, bool):
+            raise TypeError(f"the critic returned {type(answer).__name__}: expected bool")
+        return answer
 
 
 def load_critic(critic: CriticFunction | str) -> UserCritic | None:

@@ -154,9 +154,9 @@ class WaitingMember(AttemptView):
 
     number = 0
 
-    def __init__(self, reach: MemberAccess, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
+    def __init__(self, access: MemberAccess, sandbox: SandboxView, model: ModelView, seconds: float) -> None:
         super().__init__()
-        state = reach.state
+        state = access.state
         attempt = state.job.attempt
         assert attempt.group is not None
         self.group = attempt.group
@@ -169,7 +169,7 @@ class WaitingMember(AttemptView):
         self.sandbox = sandbox
         self.model = model
         self.seconds = seconds  # time limit of the hook
-        self._access: MemberAccess | None = reach
+        self._access: MemberAccess | None = access
         self._scoring: GroupScoring | None = None
         self._scoring_begun = asyncio.Event()
 

@@ -140,8 +140,8 @@ class WorkerModels:
 
     @contextmanager
     def _hold_calls(self, attempt: int, executor: Executor) -> Iterator[HeldUpstream]:
-        told, earlier = _ConductorListener(attempt, self._emit), _SegmentHistory(self._directory, attempt)
-        held = self._held[attempt] = HeldUpstream(told, earlier, executor)
+        listener, earlier = _ConductorListener(attempt, self._emit), _SegmentHistory(self._directory, attempt)
+        held = self._held[attempt] = HeldUpstream(listener, earlier, executor)
         try:
             yield held
         finally:

@@ -177,9 +177,10 @@ async def wait_healthy(sandbox: Sandbox, health: Health) -> None:
             return
         failures += asyncio.get_running_loop().time() - begun >= health.start_period
         if failures >= max(1, health.retries):
-            said = "no answer in time" if result.timed_out else f"status {result.exit_code}"
+            problem = "no answer in time" if result.timed_out else f"status {result.exit_code}"
             raise SandboxFailed(
-                f"not healthy after {failures} checks: {said}: {result.output.strip()[-500:]}", kind="health"
+                f"not healthy after {failures} checks: {problem}: {result.output.strip()[-500:]}",
+                kind="health",
             )
         await asyncio.sleep(health.interval)
 
