@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -39,7 +39,7 @@ def _commit(
 
     @wraps(work)
     async def method(self: Ledger, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._writer.do(partial(work, self._statements, *args, **kwargs))
+        return await self._writer.do(work, self._statements, *args, **kwargs)
 
     return method
 
@@ -51,7 +51,7 @@ def _query(
 
     @wraps(work)
     async def method(self: Ledger, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._writer.do(partial(work, self._statements.connection, *args, **kwargs))
+        return await self._writer.do(work, self._statements.connection, *args, **kwargs)
 
     return method
 

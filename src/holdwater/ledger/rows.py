@@ -89,13 +89,9 @@ class SettledColumns(NamedTuple):
     def of(cls, verdict: Verdict) -> SettledColumns:
         failure, grade = verdict.failure, verdict.grade
         passed = grade.passed if grade else None
-        return cls(
-            kind=verdict_kind(failure, passed),
-            place=failure.where.value if failure else None,
-            passed=passed,
-            score=finite_score(grade.score) if grade else None,
-            exchanges=verdict.exchanges,
-        )
+        place = failure.where.value if failure else None
+        score = finite_score(grade.score) if grade else None
+        return cls(verdict_kind(failure, passed), place, passed, score, verdict.exchanges)
 
 
 class EventRow(Record, frozen=True):

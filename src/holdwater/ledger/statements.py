@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from ..core.config import KeepRule
 from ..core.errors import BadInput, DuplicateInstance, LedgerFailed
 from ..core.masking import clean_text
@@ -216,9 +214,12 @@ class LedgerStatements:
         """Write an attempt before it starts."""
         self.connection.execute(
             "INSERT INTO attempt"
-            " (id, instance, sample, number, round, scale, alone, regrades, token, started) VALUES"
-            " (:id, :instance, :sample, :number, :round, :scale, :alone, :regrades, :token, :started)",
-            {**msgspec.structs.asdict(attempt), "token": self.token, "started": self._now()},
+            " (id, instance, sample, number, round, scale, alone, regrades, token, started)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(attempt.id, attempt.instance, attempt.sample, attempt.number, attempt.round),
+                *(attempt.scale, attempt.alone, attempt.regrades, self.token, self._now()),
+            ),
         )
         self._count("attempts")
 

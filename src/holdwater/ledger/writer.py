@@ -10,6 +10,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,8 +71,9 @@ class LedgerWriter:
         if cancelled is not None:
             raise cancelled
 
-    async def do(self, work: Callable[..., T], *args: Any) -> T:
+    async def do(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work` in the next transaction; return its result after the commit."""
+        work = partial(work, **kwargs) if kwargs else work
         await self._room.acquire()
         if self._failure is not None or self._closed:
             self._room.release()
