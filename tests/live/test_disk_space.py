@@ -16,7 +16,7 @@ from tests.wait_bounds import stretch
 from holdwater.core.errors import HoldwaterError, LedgerFailed
 from holdwater.core.failures import make_disk_failure, make_interrupt_failure
 from holdwater.core.records import GiB, MiB, Verdict
-from holdwater.governor.disk_room import DiskLevel
+from holdwater.governor.disks import DiskLevel
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.disk_reserve import PIECES
 from holdwater.run.conductor.run_log import RunLog

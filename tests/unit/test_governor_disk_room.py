@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from holdwater.core.records import GiB, MiB
-from holdwater.governor.disk_room import (
+from holdwater.governor.disks import (
     CALM_READINGS,
+    DEEPEST_LEVEL,
+    FULL_BELOW,
     LONGEST_CALM,
     DiskLevel,
     DiskLevels,
     make_budget_room,
     make_disk_room,
+    measure_usage,
 )
-from holdwater.governor.disks import DEEPEST_LEVEL, FULL_BELOW, measure_usage
 from holdwater.governor.resource_reading import DiskReading
 
 TOTAL = 100 * GiB

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.records import Record
-from .kernel_files import read_number, read_table, read_text
+from ..kernel_files import read_cgroup_paths, read_number, read_table, read_text
 from .resource_reading import ResourceBound
 
 UNLIMITED = 1 << 62  # version 1 writes "no limit" as the largest multiple of the page size
@@ -106,7 +106,7 @@ class OwnCgroups:
     """The memory groups of this process, from its own to the outermost visible one."""
 
     def __init__(self, proc: Path, cgroups: Path) -> None:
-        paths = _read_own_paths(proc)
+        paths = read_cgroup_paths(proc / "self")
         both = not (cgroups / "cgroup.controllers").exists() and (cgroups / "unified").is_dir()
         unified = cgroups / "unified" if both else cgroups
         self.own_unified = next(_walk_up(unified, paths[""])) if "" in paths else None
@@ -167,12 +167,6 @@ class OwnCgroups:
 
 def read_machine_pressure(proc: Path) -> float | None:
     return _read_avg10(proc / "pressure/memory")
-
-
-def _read_own_paths(proc: Path) -> dict[str, str]:
-    """Return controller -> path of this process's group; version 2 has the empty name."""
-    rows = [line.split(":", 2) for line in read_text(proc / "self/cgroup").splitlines()]
-    return {name: row[2] for row in rows if len(row) == 3 for name in row[1].split(",")}
 
 
 def _walk_up(root: Path, path: str) -> Iterator[Path]:

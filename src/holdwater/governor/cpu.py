@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ..core.records import Record
+from ..kernel_files import read_number, read_text
 from .cgroups import OwnCgroups
-from .kernel_files import read_number, read_text
 from .resource_reading import FleetCensus
 
 TICKS = os.sysconf("SC_CLK_TCK")

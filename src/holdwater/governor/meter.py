@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..kernel_files import read_table
 from .cgroups import OwnCgroups, read_machine_pressure
 from .disks import read_disks
-from .kernel_files import read_table
 from .processes import PAGE
 from .resource_reading import ResourceBound, ResourceReading
 

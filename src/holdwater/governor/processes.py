@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from .kernel_files import read_table, read_text
+from ..kernel_files import read_table, read_text
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PROC = Path("/proc")

@@ -10,13 +10,14 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import blake3
 
 from ..core.errors import SandboxFailed
 from ..core.records import Record
+from ..kernel_files import read_cgroup_paths, read_number, read_table, read_text
 from . import process_marks
 
 ROOT = Path("/sys/fs/cgroup")
@@ -93,33 +94,35 @@ class ControlGroup:
     def processes(self) -> set[int]:
         found: set[int] = set()
         for entrance in self.procs_files:
-            found |= {int(pid) for pid in _read(entrance).split()}
+            found |= {int(pid) for pid in read_text(entrance).split()}
         return found - {0, os.getpid()}
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed at this group's memory limit so far."""
-        return _read_field(self._memory / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill")
+        events = self._memory / ("memory.events" if self._v2 else "memory.oom_control")
+        return read_table(events).get("oom_kill", 0)
 
     def pids_hits(self) -> int:
         """Return how often a fork failed because the group was at its limit of processes."""
-        return _read_field(self._pids / "pids.events", "max") if self._pids else 0
+        return read_table(self._pids / "pids.events").get("max", 0) if self._pids else 0
 
     def population(self) -> int:
         """Return the number of processes and threads in the group."""
-        return _read_number(self._pids / "pids.current") if self._pids else len(self.processes())
+        return (read_number(self._pids / "pids.current") or 0) if self._pids else len(self.processes())
 
     def cpu_seconds(self) -> float:
         """Return the CPU time used so far."""
         if self._cpuacct is None:
             return 0.0
         if self._v2:
-            return _read_field(self._cpuacct / "cpu.stat", "usage_usec") / 1e6
-        return _read_number(self._cpuacct / "cpuacct.usage") / 1e9
+            return read_table(self._cpuacct / "cpu.stat").get("usage_usec", 0) / 1e6
+        return (read_number(self._cpuacct / "cpuacct.usage") or 0) / 1e9
 
     def memory_in_use(self) -> int:
         """Return the bytes of memory in use, without the page cache."""
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
-        return sum(_read_fields(self._memory / "memory.stat", names))
+        stat = read_table(self._memory / "memory.stat")
+        return sum(stat.get(name, 0) for name in names)
 
     def charged_memory(self) -> int:
         """Return the bytes in use with the page cache: a single number, which is cheap to read."""
@@ -134,7 +137,7 @@ class ControlGroup:
 
     def memory_limit(self) -> int | None:
         """Return the memory limit that the kernel enforces now."""
-        limit = _read_number(self._memory / ("memory.max" if self._v2 else "memory.limit_in_bytes"))
+        limit = read_number(self._memory / ("memory.max" if self._v2 else "memory.limit_in_bytes")) or 0
         return limit if 0 < limit < UNLIMITED else None
 
     def allow(self, memory: int) -> None:
@@ -152,7 +155,7 @@ class ControlGroup:
 
     def peak(self) -> int:
         """Return the peak memory, page cache included."""
-        return _read_number(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes"))
+        return read_number(self._memory / ("memory.peak" if self._v2 else "memory.max_usage_in_bytes")) or 0
 
     def kill(self) -> int:
         """Send one kill to all processes and forbid new ones; return how many processes there were."""
@@ -250,18 +253,12 @@ def forbid_forks(directory: Path) -> None:
 
 def locate_home(root: Path = ROOT, proc: Path = PROC) -> CgroupHome:
     """Find where this process may create groups below its own, so that its own limits still apply to them."""
-    groups = read_groups(proc / "self")
+    groups = read_cgroup_paths(proc / "self")
     if "memory" in groups:
         return _locate_v1(root, groups)
     if "" in groups and (root / "cgroup.controllers").exists():
         return _locate_v2(root, groups[""])
     return CgroupHome(kind="none", why="no memory controller is mounted")
-
-
-def read_groups(process: Path) -> dict[str, str]:
-    """Return controller -> path of a process's group; version 2 has the empty name."""
-    rows = [line.split(":", 2) for line in _read(process / "cgroup").splitlines()]
-    return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
 
 
 def _locate_v1(root: Path, groups: dict[str, str]) -> CgroupHome:
@@ -292,7 +289,7 @@ def _locate_v2(root: Path, own: str) -> CgroupHome:
             pids = "" if _why_not(group, "pids.max") else place
             cpu = "" if _why_not(group, "cpu.max") else place
             return CgroupHome(kind="v2", memory=place, pids=pids, cpu=cpu, cpuacct=place)
-        if _read(group / "memory.max").strip() not in ("", "max"):
+        if read_text(group / "memory.max").strip() not in ("", "max"):
             break
     return CgroupHome(kind="v2", why=why)
 
@@ -333,31 +330,3 @@ def _why_not(parent: Path, needed: str) -> str:
     finally:
         trial.rmdir()
     return ""
-
-
-def _read(path: Path) -> str:
-    """Read a file with as few system calls as possible: some are read five times a second."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""  # gone, or not accessible: treated as empty
-    try:
-        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode()
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-
-
-def _read_number(path: Path) -> int:
-    text = _read(path).strip()
-    return int(text) if text.isdigit() else 0
-
-
-def _read_field(path: Path, name: str) -> int:
-    return sum(_read_fields(path, (name,)))
-
-
-def _read_fields(path: Path, names: Collection[str]) -> list[int]:
-    rows = (line.partition(" ") for line in _read(path).splitlines())
-    return [int(value) for name, _, value in rows if name in names]

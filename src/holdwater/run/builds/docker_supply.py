@@ -25,7 +25,7 @@ from ...core.errors import AttemptError, BadInput, ImageFailed, RunStopped
 from ...core.image import EngineKind, ImagePlatform, ImageRecipe, Note
 from ...core.records import AttemptFailure, GiB, SandboxSpec
 from ...docker.client import DaemonGone, DockerClient, DockerError
-from ...governor.disk_room import EASE_FACTOR, make_budget_room, make_disk_room
+from ...governor.disks import EASE_FACTOR, make_budget_room, make_disk_room
 from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import DiskReading
 from ...image.docker import failure_causes

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...core.errors import HoldwaterError
 from ...core.summary import RunGauge
-from ...governor.disk_room import DiskLevel
+from ...governor.disks import DiskLevel
 from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import FleetCensus
 from ...governor.run_usage import RunUsage

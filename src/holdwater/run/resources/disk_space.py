@@ -1,6 +1,6 @@
 """Watches the disks of a run: holds admission when room is low, keeps the reserve, stops a stuck run.
 
-`governor/disk_room.py` makes the decisions. Any process may take from the reserve at once; this module
+`governor/disks.py` makes the decisions. Any process may take from the reserve at once; this module
 notices it afterwards. The directories' total use is measured only if it has a budget.
 """
 
@@ -21,8 +21,15 @@ from ...core.errors import HoldwaterError, RunStopped
 from ...core.failures import DISK
 from ...core.records import FailureOrigin, MiB, Verdict
 from ...core.sizes import compute_headroom
-from ...governor.disk_room import EASE_FACTOR, DiskLevel, DiskLevels, make_budget_room, make_disk_room
-from ...governor.disks import measure_usage, read_disks
+from ...governor.disks import (
+    EASE_FACTOR,
+    DiskLevel,
+    DiskLevels,
+    make_budget_room,
+    make_disk_room,
+    measure_usage,
+    read_disks,
+)
 from ...governor.resource_reading import DiskReading, ResourceBound
 from ...ledger.directory import RunDirectory
 from ...ledger.disk_reserve import PIECES, DiskReserve

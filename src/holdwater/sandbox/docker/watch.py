@@ -15,8 +15,9 @@ from typing import Any
 from ...core.errors import LimitReached, ResourceExhausted
 from ...core.records import Limits
 from ...docker.client import DockerError
+from ...kernel_files import read_cgroup_paths
 from .. import resource_usage
-from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup, read_groups
+from ..cgroup import PROC, ROOT, CgroupHome, ControlGroup
 from ..watch import OWN_PROCESSES, KernelCounts, LimitWatch, format_size, make_cpu_error
 from .container import REQUEST_TIMEOUT, AttemptContainer
 
@@ -118,7 +119,7 @@ class ContainerWatch(LimitWatch):
 
 def find_group(pid: int, container: str, proc: Path = PROC, root: Path = ROOT) -> ControlGroup | None:
     """Return the control group of a container, if this process can read it."""
-    groups = read_groups(proc / str(pid))
+    groups = read_cgroup_paths(proc / str(pid))
     paths = {controller: path for controller, path in groups.items() if container in path}
     if not container or not paths:
         return None  # pid of an unrelated process: the daemon is on another machine
