@@ -112,6 +112,7 @@ def test_the_smallest_base_of_each_shared_chain_is_kept() -> None:
     assert choose_kept_bases([a, b, c, d], [], planned, 15) == {"c"}
     assert choose_kept_bases([a, c], [b], planned, 100) == set()
     assert choose_kept_bases([a, b, c, d], [], planned, 0) == set()
+    assert choose_kept_bases([holding("e", "root", "e", size=0, warm=True)], [], planned, 0) == set()
 
 
 def test_bases_of_an_earlier_run_stay_while_there_is_room_newest_first() -> None:

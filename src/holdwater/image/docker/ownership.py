@@ -34,7 +34,7 @@ class OwnedBase(Record, frozen=True):
 
     reference: str  # `repository@sha256:...`
     chain: tuple[str, ...] = ()  # a short hash for each layer together with all layers below it
-    size: int = 0  # bytes, unpacked
+    size: int = 0  # bytes, unpacked; 0: not measured yet
     used: float = 0.0  # time of the last use, in seconds since the epoch
     warm: bool = False  # an earlier run retained it
 
@@ -54,18 +54,18 @@ def choose_kept_bases(
     """Return the idle bases to keep: one for each chain that several planned images share, within the cap.
 
     A busy base holds its chain already. Of two bases that hold the same chain, the smaller one stays. Bases
-    that an earlier run retained stay as far as the cap allows.
+    that an earlier run retained stay as far as the cap allows. A base of unknown size is not kept.
     """
     held = {link for base in busy for link in base.chain}
     kept: set[str] = set()
     worth = [(base, shared) for base in idle if (shared := [x for x in base.chain if planned[x] > 1])]
     for base, shared in sorted(worth, key=lambda one: (-len(one[1]), one[0].size, one[0].reference)):
-        if shared[-1] not in held and base.size <= cap:
+        if shared[-1] not in held and 0 < base.size <= cap:
             kept.add(base.reference)
             held.update(base.chain)
             cap -= base.size
     for base in sorted(idle, key=lambda one: -one.used):
-        if base.warm and base.reference not in kept and base.size <= cap:
+        if base.warm and base.reference not in kept and 0 < base.size <= cap:
             kept.add(base.reference)
             cap -= base.size
     return kept
