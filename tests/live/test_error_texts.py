@@ -796,6 +796,10 @@ $ holdwater audit place
 $ holdwater regrade no/such/run
 2 error: no such directory: `no/such/run`
 
+$ holdwater regrade DONE --only nosuch
+2 error: no instance with an outcome matches `--only`: `nosuch`
+hint: `holdwater show` lists them
+
 $ holdwater replay no/such/run
 2 error: no such directory: `no/such/run`
 
@@ -866,6 +870,9 @@ hint: did you mean `--policy`? `holdwater serve --help` lists its arguments
 
 $ holdwater serve demo --agent nop --listen somewhere
 2 error: `--listen` must look like `127.0.0.1:8400` or `unix:/run/holdwater.sock`: `somewhere`
+
+$ holdwater serve demo --agent nop --listen unix:/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+2 error: the socket path is too long, at most 107 bytes are allowed: `/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa`
 
 $ holdwater serve demo --agent nop --listen 0.0.0.0:0
 2 error: `0.0.0.0:0` can be reached from other machines, but no API key is set
@@ -996,6 +1003,14 @@ CALLS = """
 >>> hw.run("demo", "nop", wokers=3)
 BadInput: unknown option: `wokers`
 hint: did you mean `workers`?
+
+>>> hw.run("demo", 3)
+BadInput: not an agent: an object of type `int`
+hint: it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`
+
+>>> hw.run(3, "nop")
+BadInput: not a suite: an object of type `int`
+hint: it must be a `holdwater.Suite` or a name
 
 >>> hw.run("demo", "nop", shard="1 of 4")
 BadInput: `--shard` must look like `1/4`: `1 of 4`

@@ -31,6 +31,7 @@ COMMAND = "command"
 PREDICTIONS = "predictions"
 ATTACK = "attack"  # for `holdwater check --attack`; not listed, because it does no work
 OTHER_SPECS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
+OBJECT_HINT = "it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`"
 # Attributes of a model; a run without a model has none of them.
 MODEL_ATTRIBUTES = frozenset(("name", "url", "sandbox_url", "key", "chat"))
 
@@ -106,14 +107,15 @@ def _as_agent(found: object, spec: str) -> Agent:
     if isinstance(found, Agent):
         return found
     if not callable(found):
-        hint = "it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`"
-        raise BadInput(f"not an agent: `{spec}` is of type `{type(found).__name__}`", hint=hint)
+        raise BadInput(f"not an agent: `{spec}` is of type `{type(found).__name__}`", hint=OBJECT_HINT)
     left, _, name = spec.rpartition(":")
     return python(found, f"{Path(left).name}:{name}" if left else spec)
 
 
 def python(function: AgentFunction, name: str = "") -> Agent:
     """Return an agent that runs `function`; by default its name is the function's qualified name."""
+    if not callable(function):
+        raise BadInput(f"not an agent: an object of type `{type(function).__name__}`", hint=OBJECT_HINT)
     name = name or f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
     own = {"attempt": None} if takes_attempt(function) else {}
     try:

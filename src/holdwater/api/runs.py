@@ -180,6 +180,11 @@ def prepare(
 ) -> RunSetup:
     """Check everything that can be checked before a run, and create nothing."""
     found = load_suite(suite) if isinstance(suite, str) else suite
+    if not isinstance(found, Suite):
+        raise BadInput(
+            f"not a suite: an object of type `{type(found).__name__}`",
+            "it must be a `holdwater.Suite` or a name",
+        )
     chosen = agent if agent is not None else found.defaults.agent
     if chosen is None:
         raise BadInput(

@@ -24,7 +24,6 @@ from aiohttp import web
 from ..core.errors import BadInput, LedgerCorrupt, RequestRefused, RunStopped
 from ..core.masking import clean_text
 from ..core.serving_protocol import LONGEST_KEY, ProblemDetails, SteerRequest
-from ..gateway.server import LONGEST_SOCKET_PATH
 from ..ledger.blobs import BlobStore, is_hash
 from ..rollout.periodic_task import PeriodicTask
 from ..run.orders.metrics import render_metrics
@@ -250,10 +249,6 @@ def _bind_unix_socket(place: ListenAddress) -> sockets.socket:
     """Bind a socket that only this user can reach; replace one that a killed server left behind."""
     path = place.path
     assert path is not None
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise BadInput(
-            f"the socket path is too long, at most {LONGEST_SOCKET_PATH} bytes are allowed: `{path}`"
-        )
     listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
         _clear_socket(path)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from ..core.errors import BadInput
 from ..core.records import MiB
+from ..gateway.server import LONGEST_SOCKET_PATH
 from ..web.request_rules import RequestRules
 
 UNIX = "unix:"
@@ -97,7 +99,12 @@ def _no_password() -> str:
 
 def _parse_listen(listen: str) -> ListenAddress:
     if listen.startswith(UNIX):
-        return ListenAddress(path=Path(listen.removeprefix(UNIX)))
+        path = Path(listen.removeprefix(UNIX))
+        if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+            raise BadInput(
+                f"the socket path is too long, at most {LONGEST_SOCKET_PATH} bytes are allowed: `{path}`"
+            )
+        return ListenAddress(path=path)
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -71,11 +71,16 @@ class RegradeFeed:
 def request_regrade(directory: RunDirectory, suite: Suite, only: tuple[str, ...]) -> RegradeRequest:
     """Return the request for a new regrade; raise BadInput if there is nothing to grade."""
     with LedgerReader(directory) as reader:
-        why = ""
+        why, row = "", None
         for row in select_outcomes(reader, only):
             why = explain_unkept(reader, find_work_verdict(reader, row))
             if not why:
                 break
+    if only and row is None:
+        patterns = ", ".join(f"`{pattern}`" for pattern in only)
+        raise BadInput(
+            f"no instance with an outcome matches `--only`: {patterns}", "`holdwater show` lists them"
+        )
     if why:
         raise BadInput(f"there is nothing to grade: the work of the attempts is {why}")
     return RegradeRequest(grader=describe_grader(suite), only=only)
