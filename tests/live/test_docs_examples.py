@@ -151,7 +151,7 @@ def read_toml(example: Example, desk: Desk) -> None:
         assert isinstance(read_recipe(path), ImageRecipe)
     elif "project" in values:
         for group, names in values["project"]["entry-points"].items():
-            assert group in ("holdwater.agents", "holdwater.suites")
+            assert group in ("holdwater.agents", "holdwater.suites", "holdwater.sandboxes")
             assert all(re.fullmatch(r"[\w.]+:\w+", target) for target in names.values())
     elif "agent" in values:
         desk.type("holdwater run tasks.jsonl --config example.toml --limit 10 --dry-run")

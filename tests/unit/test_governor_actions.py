@@ -14,7 +14,7 @@ from holdwater.governor.leases import FLOOR, AttemptLeases
 from holdwater.governor.memory_control import PATIENCE, MemoryControl
 from holdwater.governor.meter import ResourceMeter
 from holdwater.governor.resource_reading import AttemptUse, FleetCensus, ResourceBound
-from holdwater.governor.run_usage import RunUsage
+from holdwater.governor.run_usage import MemoryFootprint, RunUsage
 
 BASE = 100  # MiB of conductor and workers
 
@@ -69,6 +69,14 @@ class Fleet:
         return "recycled"
 
 
+class Footprint(MemoryFootprint):
+    """A conductor of a fixed size: the process of these tests has the size that other tests left it."""
+
+    def read(self, census: FleetCensus) -> int:
+        self.base = BASE * MiB
+        return self.base + census.sandboxes
+
+
 class Scene:
     def __init__(self, place: Path, limit: int = 500, **config: object) -> None:
         self.kernel = Kernel(place, limit)
@@ -84,7 +92,7 @@ class Scene:
             version="",
             **{"concurrency": 64, **config},  # type: ignore[arg-type]
         )
-        self.usage = RunUsage(self.kernel.meter)
+        self.usage = RunUsage(self.kernel.meter, Footprint())
         self.leases = AttemptLeases(settings, self.usage, lambda: ResourceBound("disk", 1 << 40, 0, ""))
         self.control = MemoryControl(
             settings,

@@ -48,9 +48,9 @@ class MemoryFootprint:
 class RunUsage:
     """The latest reading of one run. `AttemptLeases` grants by it, `MemoryControl` renews it."""
 
-    def __init__(self, meter: ResourceMeter) -> None:
+    def __init__(self, meter: ResourceMeter, footprint: MemoryFootprint | None = None) -> None:
         self._meter = meter
-        self._footprint = MemoryFootprint()
+        self._footprint = footprint or MemoryFootprint()
         self._lag = 0.0
         self.census = FleetCensus(workers=0)
         self.own_memory = self._footprint.read(self.census)
