@@ -27,8 +27,8 @@ from daemons import DOCKER, Missing, daemon, docker
 from gauge import Watch
 from table import Row, at_most, say
 
-from holdwater.core.containers import Containers
 from holdwater.core.records import Limits, MiB, Network, SandboxSpec
+from holdwater.core.sandbox_kind import Containers
 from holdwater.docker.client import DockerClient
 from holdwater.sandbox.docker import network
 from holdwater.sandbox.docker.sandboxes import DockerSandboxes

@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.docker_daemon import Daemon, needed
 
-from holdwater.core.containers import RUN_LABEL, Containers
 from holdwater.core.records import Network, SandboxSpec
+from holdwater.core.sandbox_kind import RUN_LABEL, Containers
 from holdwater.docker.client import DockerClient
 from holdwater.sandbox.docker.sandboxes import DockerSandboxes
 

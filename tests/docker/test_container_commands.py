@@ -15,9 +15,9 @@ from tests.docker_daemon import Daemon
 from tests.wait_bounds import stretch
 
 from holdwater.core.authoring import ManagedSandbox
-from holdwater.core.containers import ATTEMPT_LABEL, HOME_LABEL, RUN_LABEL
 from holdwater.core.errors import AttemptOver, ImageFailed, LimitReached, SandboxFailed
 from holdwater.core.records import Limits, MiB, SandboxSpec
+from holdwater.core.sandbox_kind import ATTEMPT_LABEL, HOME_LABEL, RUN_LABEL
 from holdwater.sandbox.docker.sandbox import DockerSandbox
 from holdwater.sandbox.docker.sandboxes import DockerSandboxes
 

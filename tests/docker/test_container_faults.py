@@ -13,9 +13,9 @@ from tests.container_image import START, import_image, sandboxes
 from tests.docker_daemon import Daemon
 from tests.wait_bounds import stretch
 
-from holdwater.core.containers import Containers
 from holdwater.core.errors import SandboxFailed
 from holdwater.core.records import Limits
+from holdwater.core.sandbox_kind import Containers
 from holdwater.docker.client import DockerClient
 from holdwater.sandbox.docker.sandbox import DockerSandbox
 from holdwater.sandbox.docker.sweep import reap, sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.docker_daemon import MB, WAY, Daemon, Notes, Registry, RegistryBases, Watched, layer, noise, tar
 
 from holdwater.core.image import BuildSteps, ImageBlueprint, ImageTarget, PublishedImage
-from holdwater.docker.cache import CacheRecord, DaemonCache
+from holdwater.docker.build import CacheRecord, DaemonCache
 from holdwater.docker.client import DockerClient
 from holdwater.image.docker.engine import DockerEngine
 from holdwater.image.docker.janitor import Janitor

@@ -16,7 +16,7 @@ from holdwater.sandbox.probe import probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 from holdwater.serve.wire_format import check_order
 from holdwater.suite.harbor.task_file import read_task
-from holdwater.suite.swebench.options import parse_options
+from holdwater.suite.swebench.rows import parse_options
 
 BAD = {"up": "/../oldroot{place}", "inner": "/app/../../oldroot{place}", "relative": "app", "nul": "/a\0b"}
 SUITE = """

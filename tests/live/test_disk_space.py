@@ -19,7 +19,7 @@ from holdwater.core.records import GiB, MiB, Verdict
 from holdwater.governor.disks import DiskLevel
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.disk_reserve import PIECES
-from holdwater.run.conductor.run_log import RunLog
+from holdwater.rollout.logs import RunLog
 from holdwater.run.resources.disk_space import PAUSE, DiskControls, DiskSpace
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdwater.core.records import MiB
 from holdwater.governor.meter import ResourceMeter
-from holdwater.governor.processes import read_pss, read_resident, read_tree_memory
+from holdwater.kernel_files import read_pss, read_resident, read_tree_memory
 from holdwater.sandbox.cgroup import ControlGroup
 from holdwater.sandbox.probe import probe
 

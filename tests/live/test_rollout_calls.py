@@ -9,8 +9,8 @@ import threading
 import pytest
 from tests.wait_bounds import stretch
 
+from holdwater.governor.disks import DiskFaults
 from holdwater.rollout import user_calls as rollout_calls
-from holdwater.rollout.disks import DiskFaults
 from holdwater.rollout.user_calls import UserCalls
 from holdwater.rollout.views import BlockingSandbox, SandboxView, adapt_arguments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdwater.docker.cache import CacheRecord
+from holdwater.docker.build import CacheRecord
 from holdwater.image.docker.ownership import (
     BuildTrace,
     find_own_records,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdwater.core.records import GiB, MiB
+from holdwater.governor.leases import KEPT_PEAKS, TRUSTED_PEAKS, PeakHistory, sandbox_memory, worker_memory
 from holdwater.governor.memory_control import (
     HASTY_READINGS,
     STEP_READINGS,
     ReclaimAction,
     ReclaimSteps,
 )
-from holdwater.governor.peaks import KEPT_PEAKS, TRUSTED_PEAKS, PeakHistory, sandbox_memory, worker_memory
 
 
 def test_before_anything_is_known_the_prior_counts_and_its_word_fades():

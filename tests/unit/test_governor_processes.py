@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdwater.governor.processes import PAGE, list_children, read_pss, read_resident, read_tree_memory
+from holdwater.kernel_files import PAGE, list_children, read_pss, read_resident, read_tree_memory
 
 
 class Proc:

@@ -16,9 +16,8 @@ from holdwater.core.errors import BadInput
 from holdwater.core.records import Instance
 from holdwater.suite import loader
 from holdwater.suite.swebench import reference
-from holdwater.suite.swebench.options import make_absolute, parse_options
 from holdwater.suite.swebench.patches import files_of
-from holdwater.suite.swebench.rows import read_rows, recognised
+from holdwater.suite.swebench.rows import make_absolute, parse_options, read_rows, recognised
 from holdwater.suite.swebench.script import make_evaluation, replace_tests
 
 needs_swebench = pytest.mark.skipif(

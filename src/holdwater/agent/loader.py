@@ -30,7 +30,7 @@ ENTRY_POINT_GROUP = "holdwater.agents"
 COMMAND = "command"
 PREDICTIONS = "predictions"
 ATTACK = "attack"  # for `holdwater check --attack`; not listed, because it does no work
-OTHER_SPECS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
+OTHER_AGENTS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
 OBJECT_HINT = "it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`"
 # Attributes of a model; a run without a model has none of them.
 MODEL_ATTRIBUTES = frozenset(("name", "url", "sandbox_url", "key", "chat"))
@@ -72,7 +72,7 @@ def load(spec: str) -> Agent:
         raise BadInput(f"missing agent name: `{spec}`", hint=f"name it: `{spec}:solve`")
     found = plugin.load_entry(ENTRY_POINT_GROUP, spec)
     if found is None:
-        raise plugin.make_unknown_error("agent", spec, list_agents(), OTHER_SPECS)
+        raise plugin.make_unknown_error("agent", spec, list_agents(), OTHER_AGENTS)
     return _as_agent(found, spec)
 
 

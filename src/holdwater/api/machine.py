@@ -1,4 +1,4 @@
-"""Reports what this machine offers a run, and what limits it.
+"""Reports what this machine offers a run, what limits it, and which suites and agents have a name here.
 
 It changes nothing. `governor/` and `sandbox/probe.py` take the readings.
 """
@@ -12,14 +12,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ..agent.loader import OTHER_AGENTS as OTHER_AGENTS
+from ..agent.loader import list_agents as list_agents
 from ..core.config import SLOTS_A_WORKER
 from ..core.errors import HoldwaterError
 from ..governor.cgroups import OwnCgroups
 from ..governor.cpu import CpuLimit, count_cores
 from ..governor.gate import Gate
+from ..governor.leases import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.meter import ResourceMeter
-from ..governor.peaks import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.resource_reading import DiskReading, ResourceBound, ResourceReading
+from ..plugin import PluginEntry as PluginEntry
 from ..rollout.allocator import choose_settings, measure_effect, name_allocator
 from ..run.builds.build_daemon import inspect_daemon, list_protections
 from ..run.setup.config import read_environment
@@ -27,6 +30,8 @@ from ..sandbox.docker.network import why_unavailable
 from ..sandbox.isolation import describe_isolation, try_isolation
 from ..sandbox.probe import DoctorFinding as DoctorFinding
 from ..sandbox.probe import list_findings, probe
+from ..suite.loader import OTHER_SUITES as OTHER_SUITES
+from ..suite.loader import list_suites as list_suites
 from ..version import __version__
 from ..view.formatting import size
 from .process import complete

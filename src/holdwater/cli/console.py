@@ -1,6 +1,8 @@
 """Writes a command's output: data to stdout, everything else to stderr. Other code's prints go to neither.
 
-It renders no pages: they come from `view/`. `run`, `resume` and `regrade` claim the console first.
+It renders no pages: they come from `view/`. `run`, `resume` and `regrade` claim the console first. Long text
+goes through a pager if stdout is a terminal. `PAGER` names the pager; the default is `less`. With
+`PAGER=cat`, or without a pager, all text is printed at once.
 """
 
 from __future__ import annotations
@@ -9,20 +11,28 @@ import io
 import math
 import os
 import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+from ..api.process import disregard, read_variables
 
 if TYPE_CHECKING:
+    import subprocess
+
     from rich.console import RenderableType
 
 PLAIN_WIDTH = 100  # columns of pages that are not written to a terminal
 PROGRESS_SECONDS = 2.0
 MOST_WAITING = 256 * 1024  # characters that wait for a slow reader of stderr; further lines are dropped
+STDOUT = 1
+PAGER = "less"
+LESS = "FRX"  # quit if the text fits the screen, pass colours through, leave the text on the screen
 
 
 class CommandConsole:
@@ -305,3 +315,47 @@ def expand_defaults(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [expand_defaults(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def open_pager() -> Iterator[BinaryIO | IO[bytes]]:
+    """Yield the file to write to; the block ends when the user quits the pager."""
+    pager = start_pager() if is_terminal(STDOUT) else None
+    if pager is None:
+        with CommandConsole().stream() as out:
+            yield out
+        return
+    assert pager.stdin is not None
+    try:
+        yield pager.stdin
+    except (BrokenPipeError, KeyboardInterrupt):
+        pass  # the user quit the pager
+    finally:
+        close_pager(pager)
+
+
+def start_pager() -> subprocess.Popen[bytes] | None:
+    import shlex  # `holdwater --help` needs neither
+    import subprocess
+
+    variables = read_variables()
+    words = shlex.split(variables.get("PAGER", PAGER))
+    if not words or words == ["cat"]:
+        return None
+    try:
+        return subprocess.Popen(words, stdin=subprocess.PIPE, env={"LESS": LESS, **variables})
+    except OSError:  # not installed
+        return None
+
+
+def close_pager(pager: subprocess.Popen[bytes]) -> None:
+    """Wait until the user quits the pager, which may take hours. Ctrl-C goes to the pager."""
+    assert pager.stdin is not None
+    before = signal.signal(signal.SIGINT, disregard)
+    try:
+        pager.stdin.close()
+    except BrokenPipeError:
+        pass  # the user quit the pager
+    finally:
+        pager.wait()
+        signal.signal(signal.SIGINT, before)

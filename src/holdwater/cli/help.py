@@ -47,8 +47,7 @@ def find_pages() -> dict[str, Path]:
 
 def print_page(path: Path) -> None:
     """Print a page: rendered on a terminal, as Markdown otherwise."""
-    from .console import is_terminal, terminal_size
-    from .pager import STDOUT, open_pager
+    from .console import STDOUT, is_terminal, open_pager, terminal_size
 
     text = path.read_text("utf-8")
     if is_terminal(STDOUT):

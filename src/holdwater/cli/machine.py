@@ -12,8 +12,7 @@ from .flags import Flag
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..api.machine import DoctorFinding
-    from ..api.plugins import PluginEntry
+    from ..api.machine import DoctorFinding, PluginEntry
 
 
 def suites(*, json: Flag = False) -> int:
@@ -29,7 +28,7 @@ def suites(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..api.plugins import OTHER_SUITES, list_suites
+    from ..api.machine import OTHER_SUITES, list_suites
 
     known = list_suites()
     CommandConsole().write_result(
@@ -51,7 +50,7 @@ def agents(*, json: Flag = False) -> int:
     json
         Print one JSON document.
     """
-    from ..api.plugins import OTHER_AGENTS, list_agents
+    from ..api.machine import OTHER_AGENTS, list_agents
 
     known = list_agents()
     CommandConsole().write_result(

@@ -7,9 +7,8 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
-from .console import CommandConsole, expand_defaults, is_terminal, terminal_size
+from .console import CommandConsole, expand_defaults, is_terminal, open_pager, terminal_size
 from .flags import Flag
-from .pager import open_pager
 
 if TYPE_CHECKING:
     from rich.text import Text

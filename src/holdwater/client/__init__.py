@@ -1,7 +1,7 @@
 """The client of a rollout server: orders rollouts and groups, from async or from blocking code.
 
 `AsyncClient` is in `async_client.py`, the blocking `Client` in `blocking_client.py`, and their exceptions in
-`errors.py`. `core/serving_protocol.py` defines the records; `serve/` is the server.
+`server_connection.py`. `core/serving_protocol.py` defines the records; `serve/` is the server.
 """
 
 from ..core.groups import GroupTerms
@@ -28,8 +28,8 @@ from ..core.serving_protocol import (
 )
 from .async_client import AsyncClient, OrderStream
 from .blocking_client import Client
-from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
 from .policy import Policy, PolicyCall
+from .server_connection import AccessRefused, OrderRefused, ServerBusy, ServerGone
 
 __all__ = [
     "Accepted",

@@ -35,13 +35,14 @@ from ..core.serving_protocol import (
     SteerRequest,
     TrajectoryForm,
 )
-from .errors import ServerBusy, ServerGone
 from .policy import Policy, PolicyRunner
 from .server_connection import (
     ConnectionLost,
     InvalidReply,
     ReconnectBackoff,
+    ServerBusy,
     ServerConnection,
+    ServerGone,
     ServerReply,
     ServerRequest,
     decode_reply,

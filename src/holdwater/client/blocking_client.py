@@ -20,8 +20,8 @@ from ..core.serving_protocol import (
     OrderResult,
 )
 from .async_client import LEAVE_SECONDS, URL, AsyncClient, ClientSettings, OrderStream
-from .errors import ServerGone
 from .policy import Policy
+from .server_connection import ServerGone
 
 P = ParamSpec("P")
 T = TypeVar("T")

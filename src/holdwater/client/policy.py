@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from ..core.errors import ModelFailed, as_failure
 from ..core.records import AttemptPhase
 from ..core.serving_protocol import KEPT_CALLS, AnyOrderEvent, CallAnswer, Called, Dropped, Order, Settled
-from .errors import OrderRefused, ServerGone
-from .server_connection import ConnectionLost, InvalidReply
+from .server_connection import ConnectionLost, InvalidReply, OrderRefused, ServerGone
 
 CALLS_AN_ORDER = 64  # calls that wait or run; at this number the order's stream is not read
 REMEMBERED_CALLS = 1024  # newest calls of an order, which are not started twice

@@ -1,6 +1,7 @@
 """Connects a client to a server: connections, requests, error replies, back-off, and the frames of a stream.
 
-Each request is tried once: `async_client.py` decides about retries.
+Each request is tried once: `async_client.py` decides about retries. An error reply becomes an exception of
+the client. A failed rollout raises none: its failure is data, in its `Rollout`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from ..core.errors import BadInput
+from ..core.errors import BadInput, HoldwaterError
 from ..core.failures import double_delay
 from ..core.serving_protocol import AnyOrderEvent, Finished, ProblemDetails
 from ..web.tokens import find_token, list_link_directories
-from .errors import AccessRefused, OrderRefused, ServerBusy, ServerGone
 
 if TYPE_CHECKING:
     import ssl
@@ -45,6 +45,35 @@ _LENGTH = struct.Struct("!I")
 _EVENT: msgspec.msgpack.Decoder[AnyOrderEvent] = msgspec.msgpack.Decoder(AnyOrderEvent)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # raised by decoding foreign bytes
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class ServerGone(HoldwaterError):
+    """The server did not respond within the client's `patience`. The order can be sent again with its key."""
+
+
+class OrderRefused(HoldwaterError):
+    """The server rejects this request; sending it again does not help."""
+
+    def __init__(self, problem: ProblemDetails) -> None:
+        super().__init__(problem.message, problem.hint)
+        self.problem = problem
+
+    @property
+    def code(self) -> str:
+        return self.problem.code
+
+
+class AccessRefused(OrderRefused):
+    """The server rejects the API key."""
+
+
+class ServerBusy(HoldwaterError):
+    """The server accepts no more work for now; retry after `after` seconds."""
+
+    def __init__(self, problem: ProblemDetails) -> None:
+        super().__init__(problem.message, problem.hint)
+        self.problem = problem
+        self.after = problem.after
 
 
 class ConnectionLost(Exception):

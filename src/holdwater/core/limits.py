@@ -1,16 +1,36 @@
-"""The resources that an attempt may use, and an instance's own limits in place of the run's."""
+"""The resources that an attempt may use, and an instance's own limits in place of the run's.
+
+Sizes are in bytes: `parse_size` reads `512MiB`, `compute_headroom` says how much of a disk is kept free.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 
 from .options import ConfigOption, OptionGroup
 from .record import Record
-from .sizes import MiB
 
 LIMITS, BUDGETS = OptionGroup.LIMITS, OptionGroup.BUDGETS
+MiB = 1024 * 1024
+GiB = 1024 * MiB
+MOST_HEADROOM = 128 * MiB
+LEAST_HEADROOM = 2 * MiB
+HEADROOM_PART = 50  # a small disk or budget keeps one part in this many free
+UNITS = {"": 1, "k": 1024, "m": MiB, "g": GiB, "t": 1024 * GiB}
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of `512MiB`, `8GiB`, `1.5g` or `1000000`; None if `text` is not a size."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    return int(float(match[1]) * UNITS[match[2]]) if match else None
+
+
+def compute_headroom(total: int) -> int:
+    """Return the bytes to keep free on a disk of `total` bytes."""
+    return min(MOST_HEADROOM, max(LEAST_HEADROOM, total // HEADROOM_PART))
 
 
 class Limits(Record, frozen=True):

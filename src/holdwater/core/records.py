@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from .limits import GiB as GiB
 from .limits import LimitOverrides as LimitOverrides
 from .limits import Limits as Limits
+from .limits import MiB as MiB
 from .record import Record as Record
-from .sizes import GiB as GiB
-from .sizes import MiB as MiB
 
 LONGEST_ID = 512
 

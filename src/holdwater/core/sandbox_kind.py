@@ -1,6 +1,8 @@
-"""The interface of a kind of sandbox, which `--sandbox NAME` chooses.
+"""The interface of a kind of sandbox, which `--sandbox NAME` chooses, and the shared names of containers.
 
 A package brings a kind with the entry point group `holdwater.sandboxes`; `rollout/sandbox_kinds.py` finds it.
+A conductor and its workers share the names of a run's containers: `sandbox/docker/` makes the containers, the
+conductor manages networks, images and orphans in `run/`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ import msgspec
 
 from .authoring import Agent, SandboxProvider
 from .config import RunConfig
+from .records import Network, Record
+
+RUN_LABEL = "io.holdwater.run"  # the run's id, on every container and network
+ATTEMPT_LABEL = "io.holdwater.attempt"
+CONTAINER_PORTS = range(41410, 41540)  # gateways listen for containers on these: one port for each worker
+HOME_LABEL = "io.holdwater.home"  # identifies the holdwater home: only orphans of the same home are removed
 
 
 class SandboxSite(NamedTuple):
@@ -73,3 +81,23 @@ class SandboxKind(msgspec.Struct, frozen=True, kw_only=True):
     warn: Callable[[RunConfig], tuple[str, str] | None] = lambda config: None
     takes_images: bool = False  # each sandbox starts from an image
     shows_machine: bool = False  # programs of this machine are there
+
+
+class Containers(Record, frozen=True):
+    """The docker daemon, networks and mounts of a run's containers."""
+
+    host: str  # the daemon's address
+    run: str
+    home: str
+    gateway: str = ""  # the address of this machine in the network `gateway`; empty: there is no such network
+    mounts: tuple[tuple[str, str], ...] = ()  # (here, there), read-only
+    read_only: bool = False
+
+    def network(self, kind: Network) -> str:
+        """Return the name of the run's own network of this kind."""
+        return f"holdwater-{self.run}" if kind is Network.GATEWAY else f"holdwater-{self.run}-{kind}"
+
+    def labels(self, attempt: int | None = None) -> dict[str, str]:
+        """Return the labels of a resource of this run."""
+        of_attempt = {} if attempt is None else {ATTEMPT_LABEL: str(attempt)}
+        return {RUN_LABEL: self.run, HOME_LABEL: self.home, **of_attempt}

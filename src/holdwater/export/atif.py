@@ -23,9 +23,9 @@ from ..core.records import ModelUsage
 from ..dialect import find_dialect
 from ..dialect.message import CommonMessage, MessageMedia
 from ..ledger.blobs import BlobStore
+from ..ledger.durable_files import open_atomic_file
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow
-from .atomic_output import open_atomic_file
 from .samples import ExportOmissions
 
 SCHEMA = "ATIF-v1.8"

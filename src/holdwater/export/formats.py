@@ -21,11 +21,11 @@ from ..core.summary import PassRate
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
+from ..ledger.durable_files import open_atomic_file, write_json
 from ..ledger.exchanges import read_exchanges
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, OutcomeRow
 from .atif import write_trajectories
-from .atomic_output import open_atomic_file, write_json
 from .harbor import write_job
 from .openai import write_conversations
 from .openhands import write_openhands

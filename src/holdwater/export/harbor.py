@@ -18,9 +18,9 @@ import msgspec
 from ..core.errors import BadInput
 from ..core.records import NO_USAGE, AttemptFailure, ModelUsage
 from ..ledger.attempt_files import log_path, taken_out_path
+from ..ledger.durable_files import open_atomic_directory, open_atomic_file, write_json
 from ..ledger.reader import LedgerReader
 from .atif import slug, write_trajectory
-from .atomic_output import open_atomic_directory, open_atomic_file, write_json
 from .samples import ExportedSample, ExportOmissions, find_conversation, patch_file, read_samples
 
 VERIFIER_FILES = ("verifier/reward.json", "verifier/reward.txt", "steps")  # of a Harbor verifier

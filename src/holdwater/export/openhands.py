@@ -21,8 +21,8 @@ from ..core.records import ModelUsage
 from ..dialect.message import MOST_OPEN_CALLS, CommonMessage, MessageMedia, ToolCall
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.blobs import BlobStore
+from ..ledger.durable_files import open_atomic_file, write_json
 from ..ledger.reader import LedgerReader
-from .atomic_output import open_atomic_file, write_json
 from .samples import ExportedSample, ExportOmissions, find_conversation, read_first_samples, read_patch
 from .swebench import make_swebench_report, write_predictions
 

@@ -22,10 +22,10 @@ from typing import Self
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ..core.containers import CONTAINER_PORTS
 from ..core.errors import AttemptOver, BadInput, LimitReached, RunFailed
 from ..core.exchange import ExchangeLog, ReplyRecording
 from ..core.records import Limits, MiB
+from ..core.sandbox_kind import CONTAINER_PORTS
 from ..dialect import CHAT, DIALECTS
 from ..dialect.interface import Dialect
 from .body import ByteAdmission

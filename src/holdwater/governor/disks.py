@@ -1,18 +1,24 @@
 """Reads the file systems that a run writes to, and classifies their free space as ample, low or full.
 
-The levels do not flap. `run/resources/disk_space.py` acts on them.
+The levels do not flap. `run/resources/disk_space.py` acts on them: it pauses and stops runs. A worker
+detects a full disk during an attempt (`DiskWatch`), because a failure at that time may not be the
+attempt's fault.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
+from ..core.limits import HEADROOM_PART, MOST_HEADROOM, compute_headroom
 from ..core.records import MiB, Record
-from ..core.sizes import HEADROOM_PART, MOST_HEADROOM, compute_headroom
 from ..kernel_files import read_text
+from ..ledger.disk_reserve import DiskReserve
+from ..ledger.durable_files import is_disk_full
 from .resource_reading import DiskReading
 
 IN_MEMORY = {"tmpfs", "ramfs"}
@@ -21,6 +27,7 @@ DEEPEST_LEVEL = 100  # nested directories that are measured: each is held open
 EASE_FACTOR = 1.5  # a level is left at this multiple of the room at which it began
 CALM_READINGS = 2  # readings with ample room before the level is ample again
 LONGEST_CALM = 60.0
+FRESH_SECONDS = 0.01  # a result this old is reused: quick attempts would check thousands of times
 
 
 class DiskLevel(IntEnum):
@@ -162,3 +169,47 @@ def _find_memory_devices(proc: Path) -> set[int]:
             major, minor = mount.split(" ", 3)[2].split(":")
             found.add(os.makedev(int(major), int(minor)))
     return found
+
+
+class DiskFaults:
+    """Records whether a write of an attempt failed on a full disk, even if other code caught the error."""
+
+    def __init__(self) -> None:
+        self.occurred = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # boundary: raised again
+            self.occurred = self.occurred or is_disk_full(error)
+            raise
+
+
+class DiskWatch:
+    """Checks the disks of one process, each second and on demand, and whether the reserve was used."""
+
+    def __init__(self, reserve: DiskReserve, places: set[Path]) -> None:
+        self._reserve = reserve
+        self._places = [place for place in places if not places & set(place.parents)]
+        self._full_at = self._looked = 0.0
+        self._first = reserve.oldest_piece
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < FRESH_SECONDS:
+            return
+        self._looked, self._first = now, self._reserve.oldest_piece
+        if any(is_full(place) for place in self._places):
+            self._full_at = now
+
+    def since(self) -> Callable[[], bool]:
+        """Return a check whether one of the disks has been full since this call."""
+        self.look()
+        began, first = time.monotonic(), self._first
+
+        def full() -> bool:
+            self.look()
+            return self._full_at >= began or self._first > first
+
+        return full

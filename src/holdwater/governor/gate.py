@@ -1,7 +1,7 @@
 """Grants leases of memory and disk in the order of the requests, so that running attempts always fit.
 
 This is the only place in a run that waits for resources. A lease is the most that an attempt may use, and
-its sandbox enforces it. `meter.py` measures the use; `peaks.py` predicts the need of an attempt.
+its sandbox enforces it. `meter.py` measures the use; `leases.py` predicts the need of an attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the memory and disk limits of a run from all sources, and the use that counts against them.
 
 It keeps no state and decides nothing. The roots are arguments, so that any tree of files can replace the
-kernel's. `processes.py` reads the use of single processes.
+kernel's. `kernel_files.py` reads the use of single processes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..kernel_files import read_table
+from ..kernel_files import PAGE, read_table
 from .cgroups import OwnCgroups, read_machine_pressure
 from .disks import read_disks
-from .processes import PAGE
 from .resource_reading import ResourceBound, ResourceReading
 
 

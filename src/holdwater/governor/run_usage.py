@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 
+from ..kernel_files import list_children, read_pss, read_resident, read_tree_memory
 from .meter import ResourceMeter
-from .processes import list_children, read_pss, read_resident, read_tree_memory
 from .resource_reading import FleetCensus
 
 CHILDREN_EVERY = 5  # looks: a pass over all processes of the machine, if there are any workers

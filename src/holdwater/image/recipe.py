@@ -22,7 +22,7 @@ from ..core.image import (
     ImageRecipe,
     RegistryOptions,
 )
-from ..core.sizes import parse_size
+from ..core.limits import parse_size
 from .naming import check_template
 
 SOURCES = ("source", "package", "directory", "image")

@@ -32,7 +32,7 @@ from ..core.records import (
     Salvage,
     Verdict,
 )
-from .disks import DiskFaults
+from ..governor.disks import DiskFaults
 from .scope import Note, Scope
 from .user_calls import UserCalls
 from .worker_protocol import AttemptJob

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from ..agent.loader import load as load_agent
 from ..agent.loader import takes_attempt
-from ..conversation.drift import describe_drift
-from ..conversation.earlier_replies import EarlierReplies
+from ..conversation.earlier_replies import EarlierReplies, describe_drift
 from ..core.authoring import (
     Agent,
     CriticFunction,
@@ -37,6 +36,7 @@ from ..core.serving_protocol import ModelSource
 from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..gateway.upstreams.policy import Policy
+from ..governor.disks import DiskWatch
 from ..ledger.directory import RunDirectory
 from ..ledger.disk_reserve import DiskReserve
 from ..ledger.exchanges import AttemptLog, read_exchanges
@@ -47,7 +47,6 @@ from .attempt import run_attempt
 from .attempt_services import AttemptPaths, SegmentLog
 from .attempt_state import AttemptState
 from .critic import load_critic
-from .disks import DiskWatch
 from .group import WaitingGroups
 from .models import ProgressLog, WorkerModels, make_price_error, terms_of
 from .process_health import SuspensionWatch

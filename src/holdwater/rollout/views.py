@@ -17,8 +17,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from ..core.authoring import Model, Sandbox, WholeSandbox
 from ..core.errors import AttemptOver, ModelFailed, SandboxFailed
 from ..core.records import CommandResult, Health, Network, SandboxSpec, SkippedEntry
+from ..governor.disks import DiskFaults
 from .attempt_services import AttemptPaths
-from .disks import DiskFaults
 
 T = TypeVar("T")
 V = TypeVar("V", bound="AttemptView")

@@ -38,7 +38,7 @@ from ..ledger.journal import recover
 from ..ledger.ledger import Ledger
 from ..ledger.reader import LedgerReader
 from ..ledger.regrades import latest_regrade, list_refusals
-from ..rollout.logs import route_output
+from ..rollout.logs import RunLog, route_output
 from ..rollout.periodic_task import PeriodicTask
 from ..rollout.process_health import LoopLag
 from ..rollout.sandbox_kinds import UNISOLATED, find_kind
@@ -47,12 +47,10 @@ from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, sw
 from .conductor.admission import AttemptAdmission
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
 from .conductor.instance_source import InstanceSource
-from .conductor.interruption import convert_cancellation, current_task
 from .conductor.observers import Observer, VerdictObservers
 from .conductor.regrade import RegradeFeed, RegradeRequest
 from .conductor.replay import make_earlier_lookup
-from .conductor.run_log import RunLog
-from .conductor.run_tasks import RunInbox
+from .conductor.run_tasks import RunInbox, convert_cancellation, current_task
 from .conductor.scheduler import AttemptScheduler, RunParts
 from .conductor.signals import CommandSignals
 from .conductor.timeline import TimelineWriter

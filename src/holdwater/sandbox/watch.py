@@ -24,8 +24,8 @@ from ..core.errors import (
     RunFailed,
     SandboxFailed,
 )
+from ..core.limits import compute_headroom
 from ..core.records import Limits, MiB
-from ..core.sizes import compute_headroom
 from . import resource_usage
 from .cgroup import ControlGroup
 from .command import finish_anyway

@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
-from ..core.order_progress import OrderProgress
 from ..core.serving_protocol import (
     CallAnswer,
     Called,
     MessageNode,
     Order,
+    OrderProgress,
     OrderResult,
     ServerHealth,
     ServerStats,

@@ -9,8 +9,17 @@ import asyncio
 from collections.abc import Iterable
 from typing import Generic
 
-from ..core.order_progress import RolloutProgress
-from ..core.serving_protocol import KEPT_CALLS, Accepted, Called, Dropped, Finished, Settled, Started, Turned
+from ..core.serving_protocol import (
+    KEPT_CALLS,
+    Accepted,
+    Called,
+    Dropped,
+    Finished,
+    RolloutProgress,
+    Settled,
+    Started,
+    Turned,
+)
 from .backend import OrderContents, OrderT
 from .bodies import EventWriter
 

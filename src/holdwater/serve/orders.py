@@ -14,8 +14,7 @@ from typing import Generic
 from aiohttp import web
 
 from ..core.errors import RequestRefused
-from ..core.order_progress import OrderProgress
-from ..core.serving_protocol import Accepted, CallAnswer, Order, ProblemDetails
+from ..core.serving_protocol import Accepted, CallAnswer, Order, OrderProgress, ProblemDetails
 from .backend import OrderT, ServerBackend
 from .bodies import SERVER_HEADERS, BoundedBodies, EventWriter, send_body
 from .event_stream import OrderFollower

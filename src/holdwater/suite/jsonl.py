@@ -1,15 +1,18 @@
 """Reads a suite from a JSON Lines file: one instance per line, graded by its own command.
 
-Rows are decoded one at a time. `check` first validates the whole file, with 8 bytes of memory per row.
+Rows are decoded one at a time. `check` first validates the whole file, with 8 bytes of memory per row. Other
+formats use the same checks of values: a suite may come from an untrusted source, and may copy its own files
+into a sandbox, but no other file of this machine.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +23,6 @@ from ..core.errors import BadInput
 from ..core.records import GiB, Instance, LimitOverrides, MiB, Record
 from ..plugin import find_close_name
 from .grading import EXPECTED, command_grade
-from .validation import InvalidField, explain_error, is_inside, leads_out
 
 LONGEST_LINE = 64 * MiB
 BOM = b"\xef\xbb\xbf"
@@ -203,3 +205,38 @@ def _suggest_field(error: Exception) -> str:
     fields = (RowLimits if match[2] else SuiteRow).__struct_fields__
     near = find_close_name(match[1], fields)
     return f"did you mean `{near}`?" if near else f"known fields: {', '.join(f'`{name}`' for name in fields)}"
+
+
+class InvalidField(ValueError):
+    """A field has an invalid value; without a field, the whole file is invalid."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field `{field}`: {problem}" if field else problem)
+
+
+def leads_out(path: Path, root: Path) -> bool:
+    """Return whether `path` (which need not exist) lies outside `root`; a loop of links counts as inside."""
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path is relative and stays below its starting directory."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
+
+
+def explain_error(error: Exception) -> str:
+    """Return msgspec's message in our format: ``field `limits.pids`: expected int, got str``."""
+    if isinstance(error, RecursionError):
+        return "not valid JSON: nested too deeply"
+    text = str(error).removeprefix("JSON is malformed: ")
+    if not isinstance(error, msgspec.ValidationError):
+        return f"not valid JSON: {text}" if isinstance(error, msgspec.DecodeError) else text
+    what, _, place = text.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".").replace("[...]", "").replace("[", ".").replace("]", "")
+    if match := re.fullmatch(r"Object (?:contains )?(missing|unknown)(?: required)? field `(.*)`", what):
+        field = f"{path}.{match[2]}" if path else match[2]
+        return f"field `{field}`: {match[1]}"
+    what = what.replace(" | null`", "`").replace("`", "")
+    what = what[:1].lower() + what[1:]
+    return f"field `{path}`: {what}" if path else what

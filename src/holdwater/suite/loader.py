@@ -20,7 +20,7 @@ __all__ = ["PluginEntry", "check_suite", "list_suites", "load", "make_absolute"]
 
 ENTRY_POINT_GROUP = "holdwater.suites"
 HARBOR = "harbor:"
-OTHER_SPECS = (
+OTHER_SUITES = (
     "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks"
 )
 
@@ -44,7 +44,7 @@ def load(spec: str) -> Suite:
         raise BadInput(f"missing suite name: `{spec}`", hint=f"name it: `{spec}:suite`")
     found = plugin.load_entry(ENTRY_POINT_GROUP, spec)
     if found is None:
-        raise plugin.make_unknown_error("suite", spec, list_suites(), OTHER_SPECS)
+        raise plugin.make_unknown_error("suite", spec, list_suites(), OTHER_SUITES)
     return _as_suite(found, spec)
 
 

@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ..core.errors import RequestRefused
-from ..core.order_progress import OrderProgress, RolloutProgress
 from ..core.serving_protocol import (
     CallAnswer,
     Called,
     MessageNode,
     Order,
+    OrderProgress,
     OrderResult,
     Rollout,
+    RolloutProgress,
     ServerHealth,
     ServerStats,
     SteerRequest,

@@ -15,9 +15,9 @@ from pathlib import Path
 from ...core.errors import RunStopped
 from ...core.image import Note
 from ...core.records import MiB, Record
-from ...docker.cache import BuildCache, CacheRecord
+from ...docker.build import BuildCache, CacheRecord
 from ...docker.client import DockerClient, DockerError
-from ..file_locks import hold_lock
+from ...ledger.durable_files import hold_lock
 from .ownership import SOURCE_KIND, BuildTrace, find_own_records, find_unfinished
 
 NAMESPACE = "holdwater.local"  # no registry has this name, so these tags are never pushed or pulled

@@ -34,13 +34,13 @@ from ...core.image import (
 from ...core.records import Record
 from ...docker.build import BuildFailed, BuildRequest, DockerCommand, find_docker
 from ...docker.client import DaemonGone, DockerClient, DockerError
+from ...shielded_wait import run_uncancellable
 from . import failure_causes
 from .bases import BaseImage, BaseLookup, ImagePuller, measure_missing, pin_reference
 from .daemon import read_image_size, tag_image
 from .dockerfile import RenderedDockerfile, render_assembly, render_base
 from .janitor import Janitor
 from .ownership import BuildTrace, parse_commands
-from .tasks import run_uncancellable
 
 CLEANUP_SECONDS = 120.0  # time limit of the clean-up after an image
 

@@ -24,6 +24,7 @@ from ...core.image import ImagePlatform, Note
 from ...core.records import MiB, Record
 from ...docker.build import BuildFailed, BuildRequest, DockerCommand, find_docker
 from ...docker.client import DockerClient, DockerError
+from ...shielded_wait import SingleFlight
 from . import failure_causes
 from .bases import BaseImage, BaseLookup, ImagePuller, measure_missing, pin_reference
 from .daemon import NAMESPACE, has_image, read_image_size, tag_image
@@ -32,7 +33,6 @@ from .engine import BuildOptions
 from .janitor import Janitor
 from .journal import SUFFIX, BasePulled, DiskBaseline, slug
 from .ownership import OwnedBase
-from .tasks import SingleFlight
 
 # Shared by all runs, since the same context gives the same image. No run has this name.
 BUILT_REPOSITORY = f"{NAMESPACE}/built"

@@ -21,10 +21,10 @@ import msgspec
 
 from ...core.errors import RunStopped
 from ...core.image import Note
-from ...docker.cache import BuildCache, DaemonCache, read_daemon_time
+from ...docker.build import BuildCache, DaemonCache, read_daemon_time
 from ...docker.client import DockerClient
-from ...ledger.durable_files import make_directory
-from ..file_locks import hold_lock
+from ...ledger.durable_files import hold_lock, make_directory
+from ...shielded_wait import run_uncancellable
 from .daemon import (
     NAMESPACE,
     CachePruner,
@@ -52,7 +52,6 @@ from .journal import (
     write_retained,
 )
 from .ownership import BuildTrace, OwnedBase, chain_of, choose_kept_bases, find_own_records
-from .tasks import run_uncancellable
 
 BUILD_END_SECONDS = 10.0  # time limit to record a build's end
 CLOSE_SECONDS = 120.0  # time limit of the clean-up at the end of a run

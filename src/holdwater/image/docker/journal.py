@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...core.records import Record
-from ...ledger.durable_files import replace_file, write_all
-from ..file_locks import lock_file
+from ...ledger.durable_files import lock_file, replace_file, write_all
 from .ownership import BuildTrace, OwnedBase, merge_traces
 
 SUFFIX = ".jsonl"

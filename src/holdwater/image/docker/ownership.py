@@ -19,7 +19,7 @@ from hashlib import sha256
 import msgspec
 
 from ...core.records import Record
-from ...docker.cache import CacheRecord
+from ...docker.build import CacheRecord
 
 SLACK = 10.0  # seconds in which a daemon may still make records for an interrupted build
 UNFINISHED = 3600.0  # seconds in which a build without a recorded end may have made records

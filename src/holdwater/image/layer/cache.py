@@ -19,8 +19,16 @@ import msgspec
 from ...core.environment import build_environment
 from ...core.image import ImageLayer, Note
 from ...core.records import Record
-from ...ledger.durable_files import make_directory, sync_directory, sync_path, write_private
-from ..file_locks import hold_if_free, hold_lock, lock_file, wait_lock
+from ...ledger.durable_files import (
+    hold_if_free,
+    hold_lock,
+    lock_file,
+    make_directory,
+    sync_directory,
+    sync_path,
+    wait_lock,
+    write_private,
+)
 from .program import CancelCheck, run_in_thread, run_to_end
 
 REMOVE_SECONDS = 600.0  # seconds

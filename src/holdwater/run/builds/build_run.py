@@ -38,13 +38,13 @@ from ...rollout.periodic_task import PeriodicTask
 from ...suite.loader import load as load_suite
 from ..conductor.feed import RunFeed, SampleFeed
 from ..conductor.instance_source import InstanceSource
+from ..conductor.run_tasks import PendingNotes
 from ..fleet.interface import Emit
 from ..resources.disk_space import DiskSpace
 from ..setup.config import ProcessEnvironment
 from .build_daemon import BuildDaemon
 from .image_fleet import ImageFleet, image_to_instance, instance_to_image
 from .image_maker import open_blueprint
-from .pending_notes import PendingNotes
 
 MEMORY = 8 * MiB  # buffers for the data that passes through while an image is made
 AT_ONCE = 16  # images looked up at once for a plan

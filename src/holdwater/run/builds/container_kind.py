@@ -10,8 +10,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
-from ...core.containers import Containers
-from ...core.sandbox_kind import OpenedSandboxes, ProvisionSite, SandboxKind, SandboxProvision, SandboxSite
+from ...core.sandbox_kind import (
+    Containers,
+    OpenedSandboxes,
+    ProvisionSite,
+    SandboxKind,
+    SandboxProvision,
+    SandboxSite,
+)
 from ...docker.client import DaemonWatch, DockerClient
 from ...sandbox.docker.sandboxes import DockerSandboxes
 

@@ -20,9 +20,9 @@ from ...docker.client import DockerError
 from ...governor.leases import AttemptLeases
 from ...rollout.periodic_task import PeriodicTask
 from ..conductor.admission import ImageRequest
+from ..conductor.run_tasks import PendingNotes
 from ..conductor.scheduler import AttemptScheduler
 from .docker_supply import DockerSupply
-from .pending_notes import PendingNotes
 from .sandbox_daemon import DaemonControls, SandboxDaemon
 
 

@@ -20,11 +20,11 @@ from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe
 from ...core.records import GiB, Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
-from ...image.docker.tasks import SingleFlight
 from ...image.layer.agent_layer import prepare_agent
 from ...image.layer.cache import LayerCache
 from ...image.registry.client import RegistryClients
 from ...image.registry.path_extraction import extract_path
+from ...shielded_wait import SingleFlight
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
 

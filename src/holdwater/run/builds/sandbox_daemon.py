@@ -18,14 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from ...core.config import RunConfig
-from ...core.containers import Containers
 from ...core.errors import HoldwaterError, RunFailed, RunStopped
 from ...core.failures import DAEMON
 from ...core.image import Note
 from ...core.records import Network, SandboxSpec
+from ...core.sandbox_kind import Containers
 from ...docker.client import DaemonWatch, DockerClient, DockerError
-from ...image.file_locks import try_lock
-from ...ledger.durable_files import make_directory, write_private
+from ...ledger.durable_files import make_directory, try_lock, write_private
 from ...rollout.periodic_task import PeriodicTask
 from ...sandbox.docker import network
 from ...sandbox.docker.sweep import DockerSweepReport, reap, sweep

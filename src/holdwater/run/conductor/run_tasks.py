@@ -1,18 +1,28 @@
 """The tasks that a scheduler starts, and the inbox in which it finds the reports of the run's other parts.
 
 A fleet reports to the inbox and never calls the scheduler, so that each can be complete when it is made.
+`PendingNotes` holds the notes of a run's helpers until there is a ledger. A signal before the scheduler runs
+cancels the conductor's task (`signals.py` receives it): that becomes the end `interrupted`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from ...core.errors import RunInterrupted
+from ...ledger.ledger import Ledger
+from ...rollout.periodic_task import PeriodicTask
 from ...rollout.worker_protocol import EventNoted, LineLogged
 from ..fleet.interface import FleetUpdate
+from .signals import CommandSignals
+
+MOST_NOTES = 1000  # notes waiting to be written; beyond it the oldest are dropped
+NOTE_SECONDS = 1.0
 
 
 class RunInbox:
@@ -89,3 +99,42 @@ class RunTasks:
         """Cancel the tasks that are to be cancelled at the end of the run."""
         for task in tuple(self._cancellable):
             task.cancel()
+
+
+class PendingNotes:
+    """Accepts a note at any time: call it with a kind and a message."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, str]] = deque(maxlen=MOST_NOTES)
+
+    def __call__(self, kind: str, message: str) -> None:
+        self._waiting.append((kind, message))
+
+    async def write(self, ledger: Ledger) -> None:
+        while self._waiting:
+            await ledger.note(*self._waiting.popleft())
+
+    def periodic_task(self, ledger: Ledger) -> PeriodicTask:
+        return PeriodicTask("notes", NOTE_SECONDS, lambda: self.write(ledger))
+
+
+@contextmanager
+def convert_cancellation(signals: CommandSignals) -> Iterator[None]:
+    """Turn the cancellation by an early signal into the end `interrupted`."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not signals.count:
+            raise
+        current_task().uncancel()
+        raise make_interruption() from None
+
+
+def make_interruption() -> RunInterrupted:
+    return RunInterrupted("interrupted", "`holdwater resume` continues the run")
+
+
+def current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

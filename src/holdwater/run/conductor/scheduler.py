@@ -55,13 +55,12 @@ from ...rollout.worker_protocol import (
 )
 from ..fleet.interface import Fleet, FleetUpdate, WorkerGone
 from ..orders.order_book import OrderBook, confine_failure
+from ..resources.budget import AttemptDeadlines
 from ..resources.disk_space import DiskSpace
 from .admission import AttemptAdmission
-from .deadlines import AttemptDeadlines
 from .feed import SampleFeed
-from .interruption import make_interruption
 from .observers import VerdictObservers
-from .run_tasks import RunInbox, RunTasks
+from .run_tasks import RunInbox, RunTasks, make_interruption
 
 WATCH_SECONDS = 1.0
 ABORT_SECONDS = 20.0  # for interrupted attempts to settle, before the run ends without them

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...core.events import GroupMembership
-from ...core.order_progress import OrderProgress, RolloutProgress
 from ...core.records import Outcome
-from ...core.serving_protocol import Order
+from ...core.serving_protocol import Order, OrderProgress, RolloutProgress
 from ...ledger.orders import ClosedRollout, OrderRow
 from ...rollout.worker_protocol import OrderTerms
 

@@ -16,9 +16,8 @@ from ...core.config import RunConfig, ServingConfig
 from ...core.errors import RequestRefused
 from ...core.events import SampleOpened
 from ...core.failures import DISK
-from ...core.order_progress import RolloutProgress
 from ...core.records import Attempt, FailureOrigin, Outcome, Verdict
-from ...core.serving_protocol import CallAnswer, Called
+from ...core.serving_protocol import CallAnswer, Called, RolloutProgress
 from ...ledger.ledger import Ledger
 from ...ledger.orders import OrderRow
 from ...rollout.worker_protocol import (

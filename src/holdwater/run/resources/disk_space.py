@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 from ...core.config import RunConfig
 from ...core.errors import HoldwaterError, RunStopped
 from ...core.failures import DISK
+from ...core.limits import compute_headroom
 from ...core.records import FailureOrigin, MiB, Verdict
-from ...core.sizes import compute_headroom
 from ...governor.disks import (
     EASE_FACTOR,
     DiskLevel,

@@ -22,10 +22,10 @@ from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
 from ...core.environment import KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.input_checks import find_url_problem
+from ...core.limits import parse_size
 from ...core.options import list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits, MiB, Record
-from ...core.sizes import parse_size
 from ...dialect import CHAT, DIALECTS, list_key_variables, list_providers
 from ...dialect.interface import ProviderVariables
 from ...gateway.prices import price_of

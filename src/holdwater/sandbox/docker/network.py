@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.containers import CONTAINER_PORTS, Containers
 from ...core.environment import SYSTEM_PATH, build_environment
 from ...core.errors import RunFailed
 from ...core.records import Network
+from ...core.sandbox_kind import CONTAINER_PORTS, Containers
 from ...docker.client import DockerClient, DockerError
 
 BRIDGE = "com.docker.network.bridge."

@@ -9,9 +9,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...core.containers import Containers
 from ...core.errors import ImageFailed
 from ...core.records import Limits, Network, Record, SandboxSpec
+from ...core.sandbox_kind import Containers
 from ...docker.client import DockerClient, DockerError
 from .container import translate_errors
 from .sandbox import DockerSandbox

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from ...core.containers import ATTEMPT_LABEL, HOME_LABEL, RUN_LABEL, Containers
 from ...core.records import Record
+from ...core.sandbox_kind import ATTEMPT_LABEL, HOME_LABEL, RUN_LABEL, Containers
 from ...docker.client import DockerClient, DockerError
 from .container import remove_container
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.environment import list_required
 from ...core.errors import BadInput
 from ...core.records import Network
-from ..validation import leads_out
+from ..jsonl import leads_out
 from .records import SCHEMA, EnvironmentSection, NetworkMode, OperatingSystem, TaskToml
 from .stages import TaskStage, network_mode_of, read_instruction, stages
 from .task_file import HarborTask

@@ -20,9 +20,9 @@ from msgspec import inspect
 
 from ...core.errors import BadInput
 from ...core.input_checks import explain_path
+from ...core.limits import parse_size
 from ...core.records import MiB, Record
-from ...core.sizes import parse_size
-from ..validation import InvalidField, explain_error
+from ..jsonl import InvalidField, explain_error
 from .records import (
     AgentSection,
     ArtifactSection,

@@ -16,14 +16,13 @@ import msgspec
 from ...core.authoring import Suite, SuiteDefaults
 from ...core.errors import BadInput
 from ...core.records import Instance, LimitOverrides, SandboxSpec
-from ..validation import is_inside
+from ..jsonl import is_inside
 from . import reference
 from .grading import PatchGrader
-from .options import KINDS as KINDS
-from .options import BenchmarkKind, SwebenchOptions, parse_options
-from .options import make_absolute as make_absolute
 from .patches import as_command, record_base, take_patch
-from .rows import SwebenchRow, check_rows
+from .rows import KINDS as KINDS
+from .rows import BenchmarkKind, SwebenchOptions, SwebenchRow, check_rows, parse_options
+from .rows import make_absolute as make_absolute
 from .rows import read_rows as read
 from .rows import recognised as recognised
 

@@ -18,8 +18,8 @@ from ...core.errors import GradeFailed
 from ...core.records import Grade, Instance
 from ...ledger.durable_files import make_directory, write_private
 from . import reference
-from .options import BenchmarkKind, SwebenchOptions
 from .patches import apply_patch, files_of, restore_files, summarize_output
+from .rows import BenchmarkKind, SwebenchOptions
 from .script import is_test, make_evaluation, replace_tests
 
 SCRIPT = ".git/holdwater-eval.sh"
