@@ -45,7 +45,7 @@ class ForkedCommand:
         variables = dict(os.environ if env is None else env)
         request = json.dumps([list(words), variables, str(cwd or Path.cwd())]).encode()
         with ASKING, Path(os.devnull).open("rb") as nothing:
-            server, _ = _start_server()
+            server, _ = start_server()
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, theirs]
             socket.send_fds(server, [request], fds)
             self.pid = int(server.recv(100))
@@ -91,7 +91,8 @@ def run_forked(
 
 
 @cache
-def _start_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def start_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the server, if this process has none yet: one socket and one child, which stay."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST_REQUEST)
     with theirs:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.command_runner import Scene
+from tests.forked_command import start_server
 from tests.in_process_run import (
     COUNT,
     all_passed,
@@ -41,6 +42,7 @@ BOTH = (FaultMode.RAISE, FaultMode.HANG)
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
+    start_server()  # its socket stays, and is no leak of the first test that runs a command
     with no_leaks(stretch(PATIENCE)):
         yield
 
