@@ -130,7 +130,7 @@ async def hosting(
     directory = RunDirectory.create(place / "run")
     hosted = Hosted(directory)
     config = RunConfig(
-        id=place.name[-20:],
+        id=f"{os.getpid()}-{place.name[-20:]}",  # its control groups are no other process's
         suite="s",
         agent="a",
         created=0.0,

@@ -133,7 +133,7 @@ async def working(
     """A worker that has loaded `suite`, and the end of a pipe with a byte for each time it gave back."""
     directory = RunDirectory.create(place)
     config = RunConfig(
-        id=place.name,
+        id=f"{os.getpid()}-{place.name}",  # its control groups are no other process's
         suite=f"{suite}:suite",
         agent=f"{suite}:solve",
         created=0.0,

@@ -169,7 +169,7 @@ async def test_work_is_salvaged_and_put_back_in_either_kind(boxes: DockerSandbox
         told = await other.run("cat changed new/file; ls; ls -l new")
         assert told.stdout.startswith("2\nn\nchanged\nhere\nnew\n"), told
         assert "agent" in told.stdout
-    processes = ProcessSandboxes(tmp_path / "scratch", "r", Network.OPEN)
+    processes = ProcessSandboxes(tmp_path / "scratch", f"files-{os.getpid()}", Network.OPEN)
     async with processes.open(1, Limits(), None) as third:
         await third.write("deep/gone", "x")
         await third.restore(kept)

@@ -144,7 +144,7 @@ async def test_a_link_that_is_taken_replaces_no_file_beside_it(tmp_path: Path) -
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "result.json").write_text("of the host")
-    boxes = ProcessSandboxes(tmp_path / "scratch", "taken", Network.NONE)
+    boxes = ProcessSandboxes(tmp_path / "scratch", f"taken-{os.getpid()}", Network.NONE)
 
     async with boxes.open(1, Limits(), None) as box:
         await box.run("echo agent > result.json; ln -s result.json out.txt")

@@ -145,7 +145,7 @@ def test_the_doctor_says_what_a_process_inside_can_do(user: int, kind: str) -> N
 async def test_a_process_that_changed_the_first_one_ends_with_its_command(tmp_path: Path) -> None:
     """Given a machine without control groups, and a sandbox without the filter that refuses the attack."""
     machine = msgspec.structs.replace(probe(), cgroup=CgroupHome(kind="none"), filter=b"")
-    boxes = ProcessSandboxes(tmp_path / "scratch", "outlive", Network.NONE, machine=machine)
+    boxes = ProcessSandboxes(tmp_path / "scratch", f"outlive-{os.getpid()}", Network.NONE, machine=machine)
 
     async with boxes.open(1, Limits(), None) as box:
         ran = await box.run(["python3", "-c", OUTLIVE], timeout=3.0)
@@ -159,7 +159,7 @@ async def test_a_process_that_changed_the_first_one_ends_with_its_command(tmp_pa
 
 
 async def test_a_sandbox_cannot_close_the_gateway_of_others(tmp_path: Path) -> None:
-    boxes = ProcessSandboxes(tmp_path / "scratch", "closed", Network.GATEWAY)
+    boxes = ProcessSandboxes(tmp_path / "scratch", f"closed-{os.getpid()}", Network.GATEWAY)
     gateway = tmp_path / "gateway.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(gateway))

@@ -91,7 +91,7 @@ async def staged(
     directory = RunDirectory.create(place)
     Ledger.create(directory)
     config = RunConfig(
-        id=place.name,
+        id=f"{os.getpid()}-{place.name}",  # its control groups are no other process's
         suite="s",
         agent="a",
         created=0.0,
