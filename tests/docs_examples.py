@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tests import harbor_tasks
 from tests.command_runner import SOURCE, serving, until
+from tests.forked_command import run_forked
 from tests.image_builds import ImageScene, real_registry
 from tests.registry_server import free_port
 from tests.wait_bounds import stretch
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("mytool", "claude", "codex", "mini", "opencode", "gemini", "aider")
 PATIENCE = 180.0  # seconds for one command
+SHELL_SYNTAX = frozenset("|&;<>$`*\n\\")  # a line without these needs no shell: the command is forked
 # Placeholders of the pages, and values that stand here.
 VALUES = {"SUITE": "tasks.jsonl", "AGENT": "bash", "MODEL": "gpt-5", "DIR": "runs/first"}
 ROW = {"instruction": "Write 2 to out.txt", "grade": "grep -qx 2 out.txt", "solution": "echo 2 > out.txt"}
@@ -135,17 +137,22 @@ class Desk:
         self.type(f"{words} --out runs/mine --quiet")
 
     def type(self, command: str, status: int = 0) -> str:
-        """Run a line in a shell of this place; what it prints on stdout."""
-        done = subprocess.run(
-            ["bash", "-c", self.here(command)],
-            cwd=self.place,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=stretch(PATIENCE),
-            check=False,
-        )
+        """Run a line in this place; what it prints on stdout."""
+        line = self.here(command)
+        words = shlex.split(line, comments=True)
+        if words[0] == "holdwater" and not SHELL_SYNTAX & set(line):
+            done = run_forked(*words[1:], seconds=PATIENCE, env=self.env, cwd=self.place)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", line],
+                cwd=self.place,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=stretch(PATIENCE),
+                check=False,
+            )
         assert done.returncode == status, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
