@@ -29,8 +29,9 @@ async def solve(instance, sandbox, model):
         reply = await model.chat(messages)
         messages += [reply["choices"][0]["message"], {"role": "user", "content": "go on"}]
         with open(TRACE, "a") as trace:
-            trace.write(f"{instance.id}\\n")
-        await asyncio.sleep(0.1)
+            trace.write(f"{instance.id} {os.getpid()}\\n")
+        while turn == 2 and not os.path.exists(KILLED):
+            await asyncio.sleep(0.05)
 
 
 suite = hw.Suite(name="spending", instances=instances, grade=lambda instance, sandbox, answer: True)
@@ -52,17 +53,19 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("killed", ["conductor", "worker"])
 def test_the_cost_is_exact_after_a_kill_of_conductor_or_worker(scene: Scene, model: str, killed: str) -> None:
-    trace, prices = scene.place / "trace", scene.place / "prices.toml"
+    trace, over, prices = scene.place / "trace", scene.place / "killed", scene.place / "prices.toml"
     prices.write_text('["mo*"]\ninput = 3.0\noutput = 15.0\n')
-    scene.suite(SUITE, TRACE=str(trace))
+    scene.suite(SUITE, TRACE=str(trace), KILLED=str(over))
     options = ("--model", "model", "--base-url", model, "--prices", str(prices), "--workers", "2")
     command = scene.run(*scene.agent(), *options, "--concurrency", "4")
-    until("calls are being made", lambda: len(lines(trace)) >= 7)
+    until("four attempts have made three calls", lambda: len(lines(trace)) >= 12)
     if killed == "conductor":
         command.kill()
+        over.touch()
         command = scene.resume()
     else:
-        os.kill(scene.workers()[0].pid, signal.SIGKILL)
+        os.kill(int(lines(trace)[0].split()[1]), signal.SIGKILL)
+        over.touch()
     assert command.wait(90) == 0, command
 
     summary = command.document()
