@@ -37,6 +37,7 @@ story stock survey told together traces wanted warmth whole written
 """
 RIDDLES = re.compile(r"\b(what is|whoever|nobody|told)\b", re.IGNORECASE)
 MOST_RIDDLES = 5.0  # for each 10,000 words
+LEAST_MODULE_LINES = 185  # on average
 # More than five methods: each is one object that users or workers see whole.
 LARGE_PROTOCOLS = {
     "ManagedSandbox": "a sandbox as an attempt manages it; agents and suites see its smaller bases",
@@ -200,8 +201,11 @@ def list_new_objects(function: Function) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def test_the_house_has_at_most_340_modules() -> None:
-    assert len(MODULES) <= 340
+def test_modules_are_large_enough_to_be_worth_opening() -> None:
+    """A tree that is cut finer than this is searched rather than read. `__init__` modules without code do not count."""
+    sizes = [size for path in MODULES if (size := len(path.read_text().splitlines())) > 1]
+
+    assert sum(sizes) / len(sizes) >= LEAST_MODULE_LINES
 
 
 def test_modules_have_at_most_400_lines() -> None:
