@@ -141,6 +141,19 @@ async def test_what_an_agent_used_up_does_not_keep_it_from_being_graded(boxes, t
         assert graded.ok
 
 
+async def test_files_that_no_check_has_seen_are_not_charged_to_the_grader(boxes, tmp_path):
+    """The agent is stopped for its output before the disk is measured."""
+    async with boxes.open(1, Limits(disk=8 * MiB, output=MiB), None) as box:
+        await box.run("true")
+        await box.mark()
+        with pytest.raises(LimitReached, match="sandbox output"):
+            await box.run("head -c 12M /dev/zero | split -b 1M; yes")
+        await box.salvage(tmp_path / "kept")
+
+        graded = await box.run("sleep 1; head -c 900000 /dev/zero > report")
+        assert graded.ok
+
+
 # Processes
 
 

@@ -133,8 +133,10 @@ class LimitWatch:
         """Count output and CPU time from here: usage by an agent must not prevent its grading."""
         self._printed = 0
         self._cpu_before = self.group.cpu_seconds() if self.group else 0.0
+        if self.limits.disk is None:
+            return
+        await self.measure_disk()  # the last one may be older than the files of a command that ended early
         if self.check_disk():
-            await self.measure_disk()
             self._disk_before, self._too_deep_before = self.disk, self._too_deep
 
     def count_output(self, more: int) -> LimitReached | None:
