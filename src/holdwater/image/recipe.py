@@ -6,7 +6,6 @@ This module contacts no registry and builds nothing. Its errors name the file, t
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,75 +13,55 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.image import (
-    AgentSource,
     BuildSteps,
-    ConfigEdits,
     EngineKind,
     ImagePlatform,
     ImageRecipe,
     RegistryOptions,
 )
 from ..core.limits import parse_size
+from .agent_table import AgentReader, AgentTable
 from .naming import check_template
+from .recipe_text import RecipeTable, RecipeText
 
-SOURCES = ("source", "package", "directory", "image")
-LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
 INSTRUCTION = re.compile(r"[A-Za-z]+\s")
 MOST_CONCURRENT = 1000
 
 
-class _RecipeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A table of the TOML file."""
-
-
-class _NamedBase(_RecipeTable):
+class _NamedBase(RecipeTable):
     name: str
     image: str
 
 
-class _BasesTable(_RecipeTable):
-    images: list[str | _NamedBase] = []
+class _BasesTable(RecipeTable):
+    images: list[str | _NamedBase] = msgspec.field(default_factory=list)
     file: str | None = None
     suite: str | None = None
     template: str | None = None
 
 
-class _TargetTable(_RecipeTable):
+class _TargetTable(RecipeTable):
     repository: str
     alias: str | None = None
 
 
-class _AgentTable(_RecipeTable):
-    source: str | None = None
-    package: str | None = None
-    directory: str | None = None
-    image: str | None = None
-    prefix: str = "/opt/agent"
-    env: dict[str, str] = {}
-    user: str | None = None
-    workdir: str | None = None
-    entrypoint: list[str] | None = None
-    cmd: list[str] | None = None
-    labels: dict[str, str] = {}
-
-
-class _BuildTable(_RecipeTable):
+class _BuildTable(RecipeTable):
     engine: EngineKind = EngineKind.AUTO
     concurrency: int = 16
     disk: str | int | None = None
     cache: str | int = "1GiB"
     platform: str | list[str] = "linux/amd64"
     network: str = ""
-    before: list[str] = []
-    after: list[str] = []
+    before: list[str] = msgspec.field(default_factory=list)
+    after: list[str] = msgspec.field(default_factory=list)
 
 
-class _RecipeFile(_RecipeTable):
+class _RecipeFile(RecipeTable):
     bases: _BasesTable
     target: _TargetTable
-    agent: _AgentTable = msgspec.field(default_factory=_AgentTable)
+    agent: AgentTable = msgspec.field(default_factory=AgentTable)
     build: _BuildTable = msgspec.field(default_factory=_BuildTable)
-    registries: dict[str, RegistryOptions] = {}
+    registries: dict[str, RegistryOptions] = msgspec.field(default_factory=dict)
 
 
 def read_recipe(path: Path) -> ImageRecipe:
@@ -91,22 +70,15 @@ def read_recipe(path: Path) -> ImageRecipe:
 
 
 class _RecipeReader:
-    """Reads one file and keeps its text, so that error messages can name the line."""
+    """Checks the tables of one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._text = path.read_text("utf-8")
-            self._content = tomllib.loads(self._text)
-        except OSError as error:
-            hint = "`holdwater images plan --help` shows an example"
-            raise BadInput(f"cannot read `{path}`: {error.strerror}", hint) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path}: not TOML: {error}") from None
+        self._text = RecipeText(path)
 
     def make_recipe(self) -> ImageRecipe:
-        file = self._convert()
-        agent, build = file.agent, file.build
+        file = self._text.convert(_RecipeFile)
+        agent, build = AgentReader(file.agent, self._text), file.build
         self._check_bases(file.bases)
         self._check_template("target.repository", file.target.repository)
         self._check_template("target.alias", file.target.alias)
@@ -116,15 +88,8 @@ class _RecipeReader:
             bases=tuple(self._read_bases(file.bases)),
             suite=self._resolve_suite(file.bases.suite),
             template=file.bases.template,
-            agent=self._read_source(agent),
-            edits=ConfigEdits(
-                env=self._check_env(agent.env),
-                user=agent.user,
-                workdir=self._check_absolute("agent.workdir", agent.workdir),
-                entrypoint=None if agent.entrypoint is None else tuple(agent.entrypoint),
-                cmd=None if agent.cmd is None else tuple(agent.cmd),
-                labels=agent.labels,
-            ),
+            agent=agent.read_source(),
+            edits=agent.read_edits(),
             steps=BuildSteps(
                 before=self._check_steps("before", build.before),
                 after=self._check_steps("after", build.after),
@@ -139,43 +104,19 @@ class _RecipeReader:
             registries=file.registries,
         )
 
-    def _convert(self) -> _RecipeFile:
-        try:
-            return msgspec.convert(self._content, _RecipeFile)
-        except msgspec.ValidationError as error:
-            said, _, place = str(error).partition(" - at `$")
-            field = place.rstrip("`").lstrip(".")
-            if unknown := re.search(r"unknown field `([^`]*)`", said):
-                raise self._field_error(
-                    ".".join(filter(None, (field, unknown[1]))), "no such field"
-                ) from None
-            if missing := re.search(r"missing required field `([^`]*)`", said):
-                raise self._field_error(".".join(filter(None, (field, missing[1]))), "missing") from None
-            hint = (
-                f"one of {', '.join(f'`{engine}`' for engine in EngineKind)}"
-                if field == "build.engine"
-                else ""
-            )
-            raise self._field_error(field, said[0].lower() + said[1:], hint) from None
-
-    def _field_error(self, field: str, what: str, hint: str = "") -> BadInput:
-        line = find_line(self._text, field)
-        place = f"{self._path}:{line}" if line else str(self._path)
-        return BadInput(f"{place}: `{field}`: {what}" if field else f"{place}: {what}", hint)
-
     def _check_bases(self, bases: _BasesTable) -> None:
         given = [name for name in ("images", "file", "suite") if getattr(bases, name)]
         if len(given) != 1:
-            raise self._field_error("bases", "needs one of `images`, `file` and `suite`")
+            raise self._text.field_error("bases", "needs one of `images`, `file` and `suite`")
         if bases.template is not None and not bases.suite:
-            raise self._field_error("bases.template", "needs `suite`, whose instances it names")
+            raise self._text.field_error("bases.template", "needs `suite`, whose instances it names")
         self._check_template("bases.template", bases.template)
 
     def _check_template(self, field: str, template: str | None) -> None:
         try:
             check_template(template or "")
         except ValueError as error:
-            raise self._field_error(field, str(error)) from None
+            raise self._text.field_error(field, str(error)) from None
 
     def _read_bases(self, bases: _BasesTable) -> Iterator[tuple[str, str]]:
         seen: set[str] = set()  # bound: the bases of the file
@@ -197,7 +138,7 @@ class _RecipeReader:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise self._field_error("bases.file", f"cannot read `{path}`: {reason}") from None
+            raise self._text.field_error("bases.file", f"cannot read `{path}`: {reason}") from None
         for number, text in enumerate(lines, 1):
             words = text.split("#")[0].split()
             if len(words) > 2:
@@ -215,67 +156,10 @@ class _RecipeReader:
         beside = self._path.parent / file
         return f"{beside.absolute()}{colon}{name}" if beside.is_file() else suite
 
-    def _read_source(self, agent: _AgentTable) -> AgentSource | None:
-        given = [name for name in SOURCES if getattr(agent, name)]
-        if len(given) > 1:
-            raise self._field_error(
-                f"agent.{given[1]}", f"only one of {', '.join(f'`{name}`' for name in SOURCES)} may be set"
-            )
-        if not given:
-            return None
-        prefix = self._check_absolute("agent.prefix", agent.prefix) or ""
-        if len(Path(prefix).parts) < 2 or ".." in Path(prefix).parts:
-            raise self._field_error(
-                "agent.prefix", f"must be a directory of its own, such as `/opt/agent`: `{prefix}`"
-            )
-        return AgentSource(
-            source=self._check_project(self._resolve_directory("source", agent.source)),
-            package=agent.package,
-            directory=self._resolve_directory("directory", agent.directory),
-            image=agent.image,
-            prefix=str(Path(prefix)),
-        )
-
-    def _check_project(self, project: str | None) -> str | None:
-        """Return the project's path; raise BadInput for a project with a lock file or a uv workspace.
-
-        Packaging resolves the dependencies anew, so the versions would differ from the locked ones.
-        """
-        if project is None:
-            return None
-        hint = "give `package` with exact versions, or `directory` with the agent installed"
-        for name in LOCK_FILES:
-            if (Path(project) / name).exists():
-                raise self._field_error(
-                    "agent.source", f"lock files are not supported yet: `{project}/{name}`", hint
-                )
-        if _is_workspace(Path(project) / "pyproject.toml"):
-            raise self._field_error("agent.source", f"workspaces are not supported yet: `{project}`", hint)
-        return project
-
-    def _resolve_directory(self, name: str, given: str | None) -> str | None:
-        if given is None:
-            return None
-        path = (self._path.parent / given).absolute()
-        if not path.is_dir():
-            raise self._field_error(f"agent.{name}", f"no such directory: `{path}`")
-        return str(path)
-
-    def _check_absolute(self, field: str, path: str | None) -> str | None:
-        if path is not None and not path.startswith("/"):
-            raise self._field_error(field, f"must be absolute: `{path}`")
-        return path
-
-    def _check_env(self, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise self._field_error(f"agent.env.{name}", "invalid variable name")
-        return env
-
     def _check_steps(self, name: str, lines: list[str]) -> tuple[str, ...]:
         for text in lines:
             if not INSTRUCTION.match(text) or text.split()[0].upper() == "FROM":
-                raise self._field_error(
+                raise self._text.field_error(
                     f"build.{name}", f"not a Dockerfile instruction that is allowed here: `{text[:100]}`"
                 )
         return tuple(lines)
@@ -285,54 +169,35 @@ class _RecipeReader:
         for text in [given] if isinstance(given, str) else given:
             parts = text.split("/")
             if not 2 <= len(parts) <= 3 or not all(parts):
-                raise self._field_error("build.platform", f"must look like `linux/amd64`: `{text}`")
+                raise self._text.field_error("build.platform", f"must look like `linux/amd64`: `{text}`")
             found.append(ImagePlatform(*parts))
         if not found or len(set(found)) < len(found):
-            raise self._field_error("build.platform", "no platform, or a duplicate platform")
+            raise self._text.field_error("build.platform", "no platform, or a duplicate platform")
         return tuple(found)
 
     def _check_engine(self, build: _BuildTable) -> EngineKind:
         steps = build.before or build.after
         if build.engine is EngineKind.REGISTRY and steps:
-            raise self._field_error(
+            raise self._text.field_error(
                 "build.engine", "the registry engine cannot run `before` and `after`", "use `docker`"
             )
         docker = build.engine is EngineKind.DOCKER or bool(steps)
         if docker and not isinstance(build.platform, str) and len(build.platform) > 1:
-            raise self._field_error("build.platform", "the docker engine builds for one platform at a time")
+            raise self._text.field_error(
+                "build.platform", "the docker engine builds for one platform at a time"
+            )
         return build.engine
 
     def _check_concurrency(self, number: int) -> int:
         if not 1 <= number <= MOST_CONCURRENT:
-            raise self._field_error("build.concurrency", f"must be from 1 to {MOST_CONCURRENT}: {number}")
+            raise self._text.field_error(
+                "build.concurrency", f"must be from 1 to {MOST_CONCURRENT}: {number}"
+            )
         return number
 
     def _parse_size(self, name: str, given: str | int | None) -> int | None:
         if given is None or isinstance(given, int):
             return given
         if (found := parse_size(given)) is None:
-            raise self._field_error(f"build.{name}", f"invalid size: `{given}`", "for example `80GiB`")
+            raise self._text.field_error(f"build.{name}", f"invalid size: `{given}`", "for example `80GiB`")
         return found
-
-
-def _is_workspace(pyproject: Path) -> bool:
-    """Return whether a project is a uv workspace, or takes a dependency from one."""
-    try:
-        uv = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["uv"]
-        sources = [source for source in uv.get("sources", {}).values() if isinstance(source, dict)]
-        return "workspace" in uv or any(source.get("workspace") for source in sources)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # packaging the project reports the error
-
-
-def find_line(text: str, field: str) -> int:
-    """Return the line that sets a field of a TOML text, or that begins its table; 0: not found."""
-    *tables, key = re.sub(r"\[[^\]]*\]", "", field).split(".")
-    inside, found = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+([^\]]+)\]", line):
-            inside = header[1].strip()
-            found = found or (number if inside in (".".join((*tables, key)), ".".join(tables)) else 0)
-        elif inside == ".".join(tables) and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
-            return number
-    return found
