@@ -202,7 +202,7 @@ def list_new_objects(function: Function) -> Iterator[str]:
 
 
 def test_modules_are_large_enough_to_be_worth_opening() -> None:
-    """A tree that is cut finer than this is searched rather than read. `__init__` modules without code do not count."""
+    """A tree that is cut finer is searched rather than read. Empty `__init__` modules do not count."""
     sizes = [size for path in MODULES if (size := len(path.read_text().splitlines())) > 1]
 
     assert sum(sizes) / len(sizes) >= LEAST_MODULE_LINES
