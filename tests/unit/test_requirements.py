@@ -11,7 +11,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = {"aider": "aider_packages", "mini": "mini_packages", "readers": "reader_packages"}
+CLIENTS = {
+    "aider": "aider_packages",
+    "mini": "mini_packages",
+    "readers": "reader_packages",
+    "verifiers": "verifiers_packages",
+}
 RENEW = "`scripts/lock` writes the files anew"
 
 
