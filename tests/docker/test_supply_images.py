@@ -191,7 +191,7 @@ async def test_the_plan_makes_a_missing_image_and_pulls_it(
             repository=f"{registry.host}/plan/{name}/{{id}}",
             agent=AgentSource(directory=str(tmp_path / "agent")),
             steps=steps,
-            alias="{id}",
+            aliases=("{id}",),
             network="none",
             cache=0,
         )

@@ -611,7 +611,30 @@ $ holdwater images plan images.toml
 > images.toml bases.images = ["a"]
 > images.toml target.repository = "r/{name}"
 $ holdwater images plan images.toml
-2 error: images.toml: `target.repository`: unknown field: `{name}`; known fields: `{id}`, `{swebench_id}`, `{data.KEY}`
+2 error: images.toml: `target.repository`: unknown field: `{name}`; known fields: `{id}`, `{swebench_id}`, `{data.KEY}`, `{git.sha}`, `{git.short}`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "${NO_SUCH_HOST}/a"
+$ holdwater images plan images.toml
+2 error: images.toml: `target.repository`: the variable `NO_SUCH_HOST` is not set
+hint: set it, or give a default: `${NO_SUCH_HOST:-default}`
+
+> images.toml [bases]
+> images.toml images = ["a", "b"]
+> images.toml [target]
+> images.toml repository = "r/${A?x}"
+$ holdwater images plan images.toml
+2 error: images.toml:4: `target.repository`: not a variable: `${A?x}`
+hint: `${NAME}` or `${NAME:-default}`; `$${` stands for `${`
+
+> images.toml [bases]
+> images.toml images = ["a", "b"]
+> images.toml [target]
+> images.toml repository = "r/a"
+> images.toml alias = "latest"
+$ holdwater images plan images.toml
+2 error: images.toml:5: `target.alias`: every image would get this tag: `latest`
+hint: add `{id}` to it
 
 > images.toml bases.images = ["a"]
 > images.toml target.repository = "r/a"

@@ -73,7 +73,7 @@ def test_all_that_a_recipe_says_arrives(place: Path) -> None:
     recipe = read_recipe(written(place, WHOLE))
 
     assert recipe.bases == (("debian:12", "debian:12"), ("old", "registry.example/debian@sha256:abc"))
-    assert (recipe.repository, recipe.alias) == ("localhost:5000/agents", "{id}-tip")
+    assert (recipe.repository, recipe.aliases) == ("localhost:5000/agents", ("{id}-tip",))
     assert recipe.agent is not None
     assert (recipe.agent.directory, recipe.agent.prefix) == (str(place / "agent"), "/opt/tool")
     assert recipe.edits == ConfigEdits(

@@ -139,6 +139,7 @@ class ImagesPlan(Record, frozen=True):
     """The output of `images plan --json`."""
 
     recipe: str
+    revision: str  # the commit that `{git.sha}` stands for; empty: the recipe does not name it
     engine: str
     why: str  # why this engine was chosen
     layers: tuple[str, ...]  # digests
@@ -218,7 +219,10 @@ class ImageRecipe(Record, frozen=True):
     steps: BuildSteps = BuildSteps()
     platforms: tuple[ImagePlatform, ...] = (ImagePlatform(),)
     engine: EngineKind = EngineKind.AUTO
-    alias: str | None = None  # the template of a readable tag: `{id}`
+    aliases: tuple[str, ...] = ()  # the templates of readable tags: `{id}`
+    revision: str = (
+        ""  # the commit that `{git.sha}` stood for, with `-dirty` for changed files; empty: unused
+    )
     concurrency: int = 16
     disk: int | None = None  # bytes that the daemon may use beyond those in use already; None: all free space
     cache: int = 1 * GiB  # bytes of build cache and shared layers that stay on the daemon

@@ -17,6 +17,7 @@ from ..core.records import Instance
 
 FIELD = re.compile(r"\{([^{}]*)\}")
 KNOWN_FIELDS = ("id", "swebench_id")
+GIT_FIELDS = ("git.sha", "git.short")  # filled when the recipe is read: see `recipe_variables.py`
 LONGEST_TAG = 128
 DATA_PREFIX = "data."
 IMAGE_KEYS = ("image", "docker_image", "image_name")
@@ -26,10 +27,15 @@ def check_template(template: str) -> None:
     """Raise ValueError for a template that no instance can fill."""
     for field in FIELD.findall(template):
         if field not in KNOWN_FIELDS and not field.startswith(DATA_PREFIX):
-            known = ", ".join(f"`{{{name}}}`" for name in (*KNOWN_FIELDS, "data.KEY"))
+            known = ", ".join(f"`{{{name}}}`" for name in (*KNOWN_FIELDS, "data.KEY", *GIT_FIELDS))
             raise ValueError(f"unknown field: `{{{field}}}`; known fields: {known}")
     if "{" in FIELD.sub("", template) or "}" in FIELD.sub("", template):
         raise ValueError(f"unbalanced brace: `{template}`")
+
+
+def is_shared(template: str) -> bool:
+    """Return whether the template has the same value for every instance."""
+    return FIELD.search(template) is None
 
 
 def base_of(instance: Instance, template: str | None, place: str) -> str:
@@ -88,7 +94,7 @@ def image_of(recipe: ImageRecipe, instance: Instance, base: str, place: str) -> 
         name=instance.id,
         base=base,
         repository=_fill_repository(recipe.repository, instance, place),
-        aliases=(as_tag(fill_template(recipe.alias, instance, place)),) if recipe.alias else (),
+        aliases=tuple(dict.fromkeys(as_tag(fill_template(x, instance, place)) for x in recipe.aliases)),
     )
 
 

@@ -6,7 +6,7 @@ This module contacts no registry and builds nothing. Its errors name the file, t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from ..core.image import (
 )
 from ..core.limits import parse_size
 from .agent_table import AgentReader, AgentTable
-from .naming import check_template
+from .naming import check_template, is_shared
 from .recipe_text import RecipeTable, RecipeText
 
 INSTRUCTION = re.compile(r"[A-Za-z]+\s")
@@ -42,7 +42,7 @@ class _BasesTable(RecipeTable):
 
 class _TargetTable(RecipeTable):
     repository: str
-    alias: str | None = None
+    alias: str | list[str] = msgspec.field(default_factory=list)
 
 
 class _BuildTable(RecipeTable):
@@ -64,28 +64,29 @@ class _RecipeFile(RecipeTable):
     registries: dict[str, RegistryOptions] = msgspec.field(default_factory=dict)
 
 
-def read_recipe(path: Path) -> ImageRecipe:
-    """Return the recipe in `path`; raise BadInput with the location of an error."""
-    return _RecipeReader(path).make_recipe()
+def read_recipe(path: Path, variables: Mapping[str, str] | None = None) -> ImageRecipe:
+    """Return the recipe in `path` with its variables filled; raise BadInput with the location of an error."""
+    return _RecipeReader(path, variables or {}).make_recipe()
 
 
 class _RecipeReader:
     """Checks the tables of one file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, variables: Mapping[str, str]) -> None:
         self._path = path
-        self._text = RecipeText(path)
+        self._text = RecipeText(path, variables)
 
     def make_recipe(self) -> ImageRecipe:
         file = self._text.convert(_RecipeFile)
         agent, build = AgentReader(file.agent, self._text), file.build
         self._check_bases(file.bases)
         self._check_template("target.repository", file.target.repository)
-        self._check_template("target.alias", file.target.alias)
+        bases = tuple(self._read_bases(file.bases))
         return ImageRecipe(
             path=str(self._path.absolute()),
             repository=file.target.repository,
-            bases=tuple(self._read_bases(file.bases)),
+            revision=self._text.revision,
+            bases=bases,
             suite=self._resolve_suite(file.bases.suite),
             template=file.bases.template,
             agent=agent.read_source(),
@@ -96,7 +97,7 @@ class _RecipeReader:
             ),
             platforms=self._parse_platforms(build.platform),
             engine=self._check_engine(build),
-            alias=file.target.alias,
+            aliases=self._check_aliases(file.target, several=len(bases) != 1),
             concurrency=self._check_concurrency(build.concurrency),
             disk=self._parse_size("disk", build.disk),
             cache=self._parse_size("cache", build.cache) or 0,
@@ -117,6 +118,17 @@ class _RecipeReader:
             check_template(template or "")
         except ValueError as error:
             raise self._text.field_error(field, str(error)) from None
+
+    def _check_aliases(self, target: _TargetTable, *, several: bool) -> tuple[str, ...]:
+        """Return the templates of the aliases; refuse one that several images of the recipe would share."""
+        aliases = [target.alias] if isinstance(target.alias, str) else target.alias
+        for alias in aliases:
+            self._check_template("target.alias", alias)
+            if several and is_shared(target.repository) and is_shared(alias):
+                raise self._text.field_error(
+                    "target.alias", f"every image would get this tag: `{alias}`", "add `{id}` to it"
+                )
+        return tuple(dict.fromkeys(aliases))
 
     def _read_bases(self, bases: _BasesTable) -> Iterator[tuple[str, str]]:
         seen: set[str] = set()  # bound: the bases of the file
@@ -140,7 +152,7 @@ class _RecipeReader:
             reason = getattr(error, "strerror", None) or error
             raise self._text.field_error("bases.file", f"cannot read `{path}`: {reason}") from None
         for number, text in enumerate(lines, 1):
-            words = text.split("#")[0].split()
+            words = self._text.fill_line(text.split("#")[0], f"{path}:{number}").split()
             if len(words) > 2:
                 raise BadInput(
                     f"{path}:{number}: expected at most a name and a reference: `{text.strip()[:200]}`"

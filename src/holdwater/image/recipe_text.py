@@ -1,4 +1,4 @@
-"""The text of an `images.toml`, parsed as TOML; its errors name file, line and field.
+"""The text of an `images.toml`: TOML with its variables filled. Errors name file, line and field.
 
 `recipe.py` and `agent_table.py` give the tables a meaning.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ import msgspec
 
 from ..core.errors import BadInput
 from ..core.image import EngineKind
+from .checkout import GitCheckout, read_checkout
+from .recipe_variables import RecipeVariables, fill_tables
 
 T = TypeVar("T")
 
@@ -25,8 +28,10 @@ class RecipeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class RecipeText:
     """One file and its text, which error messages need to name the line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
         self.path = path
+        self._environment = environment
+        self._variables = RecipeVariables(environment, self._find_checkout)
         try:
             self._text = path.read_text("utf-8")
             self._content = tomllib.loads(self._text)
@@ -36,10 +41,16 @@ class RecipeText:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{path}: not TOML: {error}") from None
 
+    @property
+    def revision(self) -> str:
+        """The commit that the texts named; empty: none."""
+        return self._variables.revision
+
     def convert(self, table: type[T]) -> T:
         """Return the whole file as a record of this type."""
+        content = fill_tables(self._content, self._fill_field)
         try:
-            return msgspec.convert(self._content, table)
+            return msgspec.convert(content, table)
         except msgspec.ValidationError as error:
             said, _, place = str(error).partition(" - at `$")
             field = place.rstrip("`").lstrip(".")
@@ -51,6 +62,13 @@ class RecipeText:
             hint = f"one of {engines}" if field == "build.engine" else ""
             raise self.field_error(field, said[0].lower() + said[1:], hint) from None
 
+    def fill_line(self, line: str, place: str) -> str:
+        """Fill the variables of a line in another file; `place` begins the message of an error."""
+        try:
+            return self._variables.fill_text(line)
+        except BadInput as error:
+            raise BadInput(f"{place}: {error.message}", error.hint) from None
+
     def find_place(self, field: str) -> str:
         """Return the file, and the line that sets the field."""
         line = find_line(self._text, field)
@@ -59,6 +77,23 @@ class RecipeText:
     def field_error(self, field: str, what: str, hint: str = "") -> BadInput:
         place = self.find_place(field)
         return BadInput(f"{place}: `{field}`: {what}" if field else f"{place}: {what}", hint)
+
+    def _fill_field(self, text: str, field: str) -> str:
+        try:
+            return self._variables.fill_text(text)
+        except BadInput as error:
+            raise self.field_error(field, error.message, error.hint) from None
+
+    def _find_checkout(self) -> GitCheckout:
+        """Return the checkout of the agent's files; of the recipe, if the agent has none on this machine."""
+        agent = self._content.get("agent")
+        for name in ("source", "directory"):
+            given = agent.get(name) if isinstance(agent, dict) else None
+            if isinstance(given, str):
+                place = self.path.parent / self._variables.fill_text(given)
+                if place.is_dir():
+                    return read_checkout(place.absolute(), self._environment, packed=True)
+        return read_checkout(self.path.parent.absolute(), self._environment, packed=False)
 
 
 def find_line(text: str, field: str) -> int:

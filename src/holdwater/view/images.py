@@ -41,6 +41,8 @@ def render_plan(plan: ImagesPlan) -> RenderableType:
     if len(plan.images) > MOST_ROWS:
         table.add_row(Text(f"... and {len(plan.images) - MOST_ROWS} more", "dim"))
     facts = make_facts()
+    if plan.revision:
+        facts.add_row("commit", line(plan.revision))
     facts.add_row("engine", f"{plan.engine}: {plan.why}")
     facts.add_row(
         "layer", f"{size(plan.layer_bytes)}: {', '.join(plan.layers)[:26]}" if plan.layers else "none"

@@ -42,7 +42,7 @@ from .build_run import ImageBuildRun, make_image_suite
 
 def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> RunSetup:
     """Check everything that can be checked without a registry; make nothing."""
-    found = read_recipe(recipe)
+    found = read_recipe(recipe, read_environment().inherited)
     changes = {
         name: said.pop(name) for name in ("engine", "concurrency", "disk") if said.get(name) is not None
     }
@@ -152,6 +152,7 @@ def _make_plan(
     layers = works.blueprint.layers
     return ImagesPlan(
         recipe=recipe.path,
+        revision=recipe.revision,
         engine=str(recipe.chosen_engine),
         why=_explain_engine(recipe),
         layers=tuple(layer.digest for layer in layers),

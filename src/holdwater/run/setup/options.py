@@ -34,7 +34,7 @@ from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
 from ...rollout.sandbox_kinds import find_kind
-from .config import check_config, parse_bytes
+from .config import check_config, parse_bytes, read_environment
 
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
 
@@ -241,7 +241,7 @@ def _parse_critic(said: CriticFunction | str) -> str:
 MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "critic": _parse_critic,
     "prices": lambda path: read_prices(Path(path)),
-    "images": lambda path: read_recipe(Path(path)),
+    "images": lambda path: read_recipe(Path(path), read_environment().inherited),
     "mount": lambda texts: tuple(_parse_mount(text) for text in texts),
     "pass_env": _parse_pass_env,
     "sandbox": _parse_sandbox,
