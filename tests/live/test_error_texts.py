@@ -377,6 +377,18 @@ hint: for example `--agent bash`
 """
 
 SUITE_IN_PYTHON = """
+> suite.py import holdwater as hw
+> suite.py suite = hw.Suite(name="pairs", instances=list, group=lambda instance, members: None)
+$ holdwater run suite.py:suite --agent nop --samples 3 --concurrency 2
+2 error: suite `pairs` scores the samples of an instance together, and 3 of them do not fit 2 slots
+hint: they run at once: `--concurrency 3`, or fewer `--samples`
+
+> suite.py import holdwater as hw
+> suite.py suite = hw.Suite(name="pairs", instances=list, group=lambda instance, members: None)
+$ holdwater run suite.py:suite --agent nop --samples 3 --attempts 2
+2 error: suite `pairs` scores the samples of an instance together, so that each has one round: `--attempts 2`
+hint: leave `--attempts` out; `--retries` still repeats attempts that failed by no fault of the agent
+
 > suite.py raise RuntimeError("at import")
 $ holdwater run suite.py:suite --agent nop
 2 error: cannot load `HERE/suite.py`: HERE/suite.py:1: RuntimeError: at import

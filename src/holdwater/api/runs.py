@@ -39,7 +39,7 @@ from ..run.setup.config import (
     POLICY_URL,
     SCRIPTED,
     build_config,
-    check_variables,
+    check_requirements,
     default_directory,
     find_upstream,
     make_replay_config,
@@ -197,7 +197,7 @@ def prepare(
     )
     config = build_config(found, actor, names, parse_settings(options))
     _check_inputs(found, actor, config)
-    check_variables(found, config, read_environment())
+    check_requirements(found, config, read_environment())
     critic = options.get("critic")
     return RunSetup(
         path=Path(out) if out is not None else default_directory(found.name),
@@ -232,7 +232,7 @@ def prepare_resume(
             again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` continues it"
             raise BadInput(f"the directory belongs to a server: `{path}`", again)
         setup = _setup_again(directory.path, config, objects)
-        check_variables(setup.suite, config, setup.environment)
+        check_requirements(setup.suite, config, setup.environment)
         return msgspec.structs.replace(setup, resumed=True, retry=retry, accept_changes=accept_changes)
 
     if (begun := find_open_regrade(directory)) is None:

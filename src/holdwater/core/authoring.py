@@ -26,6 +26,7 @@ from .records import (
     SandboxSpec,
     SkippedEntry,
 )
+from .serving_protocol import MessageNode
 
 
 @runtime_checkable
@@ -244,9 +245,11 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     instances: Callable[[], Instances]
-    grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None  # (instance, sandbox, answer)
+    # (instance, sandbox, answer); a function with a parameter `attempt` receives a `GradedAttempt`.
+    grade: Callable[..., GradeResult | Awaitable[GradeResult]] | None = None
     setup: Callable[..., Awaitable[None] | None] | None = None  # (instance, sandbox)
     check: Callable[[], None] | None = None  # raises BadInput before anything is started
+    check_agent: Callable[[Agent], None] | None = None  # the same, about an agent
     image: Callable[[Instance], str] | None = None  # overrides an instance's own `start.image`
     # (instance, sandbox, answer) -> the agent's work as a patch. It is taken when acting is over, however
     # that ended, kept as an artifact, and graded in place of the answer.
@@ -263,6 +266,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # The environment variables that its instances need.
     needs: Callable[[], Iterable[RequiredVariable]] | None = None
     hidden: tuple[str, ...] = ()  # paths of this machine that must be invisible in a sandbox
+    paths: tuple[str, ...] = ()  # paths of this machine that a sandbox has to show, as for an agent
     # True: before grading, everything but the working directory is restored to its state after set-up, and
     # the agent's processes are ended. False: a container is left unchanged, because `grade` renews it or
     # judges its other content.
@@ -305,7 +309,28 @@ class AttemptHandle(Protocol):
         """
 
 
-class MemberResult(Protocol):
+class AgentRecord(Protocol):
+    """How an agent ended, and the record of its conversation on disk."""
+
+    @property
+    def failure(self) -> AttemptFailure | None: ...
+
+    @property
+    def usage(self) -> ModelUsage: ...
+
+    async def nodes(self) -> Sequence[MessageNode]:
+        """Return the messages of the agent and its children, each after its parent, with media inline."""
+
+
+class GradedAttempt(AgentRecord, Protocol):
+    """The attempt that a `grade` function with a parameter `attempt` receives, until it returns."""
+
+    @property
+    def model(self) -> Model:
+        """The run's model for a judge. Its calls are recorded as the grader's, beyond the agent's limits."""
+
+
+class MemberResult(AgentRecord, Protocol):
     """The result of a graded attempt and its record on disk."""
 
     @property
@@ -314,12 +339,6 @@ class MemberResult(Protocol):
     @property
     def grade(self) -> Grade | None:
         """The member's own grade, by the suite's `grade`."""
-
-    @property
-    def failure(self) -> AttemptFailure | None: ...
-
-    @property
-    def usage(self) -> ModelUsage: ...
 
     def exchanges(self) -> Iterable[Exchange]:
         """Yield its recorded exchanges from disk, one at a time."""

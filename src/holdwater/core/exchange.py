@@ -12,6 +12,9 @@ import msgspec
 
 from .records import NO_USAGE, ModelUsage, Record
 
+# The names under which the model calls of a grader and of a group's hook are recorded: no agent made them.
+GRADER_BORROWER, GROUP_BORROWER = SCORING_BORROWERS = ("grader", "group")
+
 
 class Exchange(Record, frozen=True):
     """One model request and its reply.

@@ -188,9 +188,9 @@ class Gateway:
             self._attempt_refusals.pop(attempt).close()
 
     @asynccontextmanager
-    async def lend(self, session: Session, by: str) -> AsyncIterator[Session]:
+    async def lend(self, session: Session, by: str, *, limited: bool = True) -> AsyncIterator[Session]:
         """Open a session with its own key for the borrower `by`: see `Session.lend`."""
-        with session.lend(by) as borrower:
+        with session.lend(by, limited=limited) as borrower:
             async with self._register_session(borrower):
                 yield borrower
 

@@ -71,6 +71,7 @@ class Session:
         self.uncounted: set[str] = set()  # dialects whose tokens the upstream cannot count
         self._lender: Session | None = None
         self._by = ""
+        self._limited = True  # whether the budget binds its calls
         self._borrowers: set[Session] = set()  # bound: the open borrowers
         self._recorders: dict[str, ConversationRecorder] = {}  # bound: one for each dialect
         self._log = log
@@ -90,8 +91,8 @@ class Session:
         self._waiting_since = 0.0
 
     @contextmanager
-    def lend(self, by: str) -> Iterator[Session]:
-        """Open a session for the borrower `by`, with the same record and the same budget.
+    def lend(self, by: str, *, limited: bool = True) -> Iterator[Session]:
+        """Open a session for the borrower `by`, with the same record and, if `limited`, the same budget.
 
         Its usage counts here too. The caller or `close` closes it before this session.
         """
@@ -104,7 +105,7 @@ class Session:
             self._recording,
             self.model_route,
         )
-        borrower._lender, borrower._by = self, by
+        borrower._lender, borrower._by, borrower._limited = self, by, limited and self._limited
         borrower.admission = self.admission
         borrower._recorders, borrower._unrecorded = self._recorders, self._unrecorded
         borrower.closed = self.closed
@@ -213,6 +214,8 @@ class Session:
         return self._recording is not None
 
     def _check_budget(self, but: int = 0) -> None:
+        if not self._limited:
+            return
         owner = self._owner
         over = find_used_up(
             owner._limits, owner.usage.plus(owner.replayed_usage), len(self._unrecorded) - but

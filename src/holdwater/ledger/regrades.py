@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .reader import LedgerReader
 
 NOT_REGRADED = "not regraded: "  # the prefix of the reason in the row of an outcome that stays
+SHORT_GROUP = "another sample of its group cannot be graded"
 
 
 def begin_regrade(connection: sqlite3.Connection, grader: str, only: tuple[str, ...], now: float) -> int:
@@ -33,8 +34,10 @@ def begin_regrade(connection: sqlite3.Connection, grader: str, only: tuple[str, 
     return cursor.lastrowid or 0
 
 
-def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, verdict: Verdict) -> None:
-    """Store the new outcome of a sample; the outcome of a sample without a grade stays."""
+def put_grade(
+    connection: sqlite3.Connection, regrade: int, outcome: Outcome, verdict: Verdict, before: Verdict | None
+) -> None:
+    """Store the new outcome of a sample in place of `before`; without a grade, the outcome stays."""
     failure = verdict.failure
     if verdict.grade is None:
         why = f"{failure.where}: {failure.message}" if failure else "there is no grade"
@@ -42,6 +45,9 @@ def put_grade(connection: sqlite3.Connection, regrade: int, outcome: Outcome, ve
         return
     if why := refuse_grade(verdict):
         keep_outcome(connection, regrade, (outcome.instance, outcome.sample), why, None)
+        return
+    if before is not None and before.group_scored and not verdict.group_scored:
+        keep_outcome(connection, regrade, (outcome.instance, outcome.sample), SHORT_GROUP, None)
         return
     connection.execute(
         "INSERT OR REPLACE INTO regraded (regrade, instance, sample, attempt, kind, score, place)"

@@ -71,6 +71,9 @@ class OpenSample(Record, frozen=True):
     # The last verdict about the sample itself, if neither another attempt nor an outcome has followed it.
     last: VerdictSummary | None = None
     regrades: int | None = None  # the attempt whose kept work the next attempt grades
+    # About all samples of its instance.
+    open_count: int = 1  # samples without an outcome, this one included
+    scored: bool = False  # whether another one has a score
 
     @property
     def spent(self) -> TryCounts:
@@ -129,10 +132,11 @@ def read_open_page(connection: sqlite3.Connection, samples: int, after: int, unt
     ]
     found = []
     for instance in instances:
-        closed = {
-            s for (s,) in connection.execute("SELECT sample FROM outcome WHERE instance = ?", (instance,))
-        }
-        found += [read_open_sample(connection, instance, s) for s in range(samples) if s not in closed]
+        query = "SELECT sample, score IS NOT NULL FROM outcome WHERE instance = ?"
+        closed = dict(connection.execute(query, (instance,)).fetchall())
+        left = [read_open_sample(connection, instance, s) for s in range(samples) if s not in closed]
+        scored = any(closed.values())
+        found += [msgspec.structs.replace(one, open_count=len(left), scored=scored) for one in left]
     return OpenSamplePage(samples=tuple(found), after=instances[-1] if len(instances) == limit else None)
 
 
@@ -177,6 +181,16 @@ def read_open_sample(connection: sqlite3.Connection, instance: int, sample: int)
         last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,
         regrades=work,
     )
+
+
+def find_chosen_verdict(connection: sqlite3.Connection, instance: int, sample: int) -> Verdict | None:
+    """Return the verdict behind the outcome of a sample, if it has one."""
+    row = connection.execute(
+        "SELECT a.verdict FROM outcome o JOIN attempt a ON a.id = o.attempt"
+        " WHERE o.instance = ? AND o.sample = ?",
+        (instance, sample),
+    ).fetchone()
+    return None if row is None or row[0] is None else decode_verdict(row[0])
 
 
 def _find_kept_work(last: VerdictSummary | None, regrades: int | None) -> int | None:

@@ -253,7 +253,9 @@ class LedgerStatements:
         In a regrade, the outcome is stored separately.
         """
         if self.regrade is not None:
-            regrades.put_grade(self.connection, self.regrade, outcome, self.verdict(outcome.attempt))
+            before = resume_state.find_chosen_verdict(self.connection, outcome.instance, outcome.sample)
+            regraded = self.verdict(outcome.attempt)
+            regrades.put_grade(self.connection, self.regrade, outcome, regraded, before)
             return
         key = (outcome.instance, outcome.sample)
         old = self.connection.execute(

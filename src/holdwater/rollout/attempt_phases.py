@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from ..agent.loader import takes_attempt
 from ..core.authoring import CriticInput, ManagedSandbox, SessionStatus
 from ..core.environment import GRADING_VARIABLES, fill_templates
 from ..core.errors import AgentFailed, DiskFull, GradeFailed, SandboxFailed
+from ..core.exchange import GROUP_BORROWER
 from ..core.failures import RULES, ScoreRule
 from ..core.records import (
     AttemptFailure,
@@ -37,13 +39,13 @@ from .attempt_rules import (
 from .attempt_services import AttemptPaths, AttemptServices, SegmentLog
 from .attempt_state import AttemptState
 from .children import ChildSpawner, LentResources, call_agent
+from .graded_attempt import open_graded_attempt
 from .group import MemberAccess, ScoringResult, WaitingMember
 from .user_calls import as_grade, as_patch
 from .views import ModelView, SandboxView, adapt_arguments, wait_healthy
 from .work_files import check_kept, keep_answer, read_answer, write_kept
 
 SEED_STRIDE = 1_000_000  # between the seeds of an attempt and of its children
-GROUP_BORROWER = "group"  # the name under which a group hook's own model calls are recorded
 
 
 class AttemptRunner:
@@ -341,7 +343,12 @@ class AttemptRunner:
         if self.services.suite.patch is not None and self.patch is None:
             raise GradeFailed("the agent's work could not be taken as a patch", kind="patch")
         work = self.state.answer if self.patch is None else self.patch
-        result = await self._call(grade, self.state.instance, self.view, work)
+        if takes_attempt(grade):
+            async with open_graded_attempt(self, self.session) as attempt:
+                *arguments, own = adapt_arguments(grade, self.state.instance, self.view, work, attempt)
+                result = await self.state.calls.call(grade, *arguments, attempt=own)
+        else:
+            result = await self._call(grade, self.state.instance, self.view, work)
         self.state.grade = as_grade(result)
 
     async def score(self) -> None:
@@ -369,7 +376,8 @@ class AttemptRunner:
             children = await scope.open(
                 "children", ChildSpawner(self, LentResources(state.instance, self.session))
             )
-            access = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt))
+            nodes = partial(state.calls.call, services.read_nodes, state.acting_attempt)
+            access = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt), nodes)
             member = WaitingMember(access, self.view, self.model, self.limits.grading)
             await scope.open("group", services.groups.join_group(member))
             return await member.wait_scored()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..core.authoring import Agent, Model, ResourceWrapper, SandboxProvider, SessionStatus, Suite
 from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
 from ..core.records import AttemptFailure, Limits, Network
+from ..core.serving_protocol import MessageNode
 from ..ledger.attempt_files import (
     answer_path,
     log_path,
@@ -62,8 +63,13 @@ class ModelAccess(Protocol):
         self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None
     ) -> AbstractAsyncContextManager[SessionStatus | None]: ...
 
-    def lend(self, session: SessionStatus, by: str) -> AbstractAsyncContextManager[SessionStatus]:
-        """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
+    def lend(
+        self, session: SessionStatus, by: str, *, limited: bool = True
+    ) -> AbstractAsyncContextManager[SessionStatus]:
+        """Open a session for the borrower `by`; it writes to the same log and is closed before its lender.
+
+        The limits of the attempt bind its calls only if it is `limited`.
+        """
 
     def model(self, session: SessionStatus | None, network: Network | None) -> Model | None:
         """Return the model for an agent whose sandbox has `network`; None: the run's network."""
@@ -86,6 +92,9 @@ class AttemptServices(AttemptStorage, ModelAccess, Protocol):
 
     @property
     def sandboxes(self) -> SandboxProvider: ...
+
+    def read_nodes(self, attempt: int) -> list[MessageNode]:
+        """Read the messages of an attempt's agent from disk, media inline: call it in a thread."""
 
     def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
         """Return a check that returns the failure since this call: a full disk, or a dead docker daemon."""

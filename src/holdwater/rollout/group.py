@@ -7,7 +7,7 @@ state of a group remains here after its scoring.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ..core.authoring import Agent, AgentFunction, ChildResult
 from ..core.errors import AttemptOver, GradeFailed, as_failure, drop_tracebacks
 from ..core.exchange import Exchange
 from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, ModelUsage
+from ..core.serving_protocol import MessageNode
 from .attempt_state import AttemptState, PhaseLimit
 from .children import ChildSpawner
 from .user_calls import UserCalls, as_grades
@@ -147,6 +148,7 @@ class MemberAccess(NamedTuple):
     state: AttemptState
     children: ChildSpawner
     exchanges: Callable[[], Iterable[Exchange]]
+    nodes: Callable[[], Awaitable[list[MessageNode]]]
 
 
 class WaitingMember(AttemptView):
@@ -180,6 +182,10 @@ class WaitingMember(AttemptView):
     def exchanges(self) -> Iterable[Exchange]:
         """Yield the recorded exchanges from disk, one at a time."""
         return self._require_access().exchanges()
+
+    async def nodes(self) -> list[MessageNode]:
+        """See `core.authoring.AgentRecord`."""
+        return await self._require_access().nodes()
 
     async def spawn(
         self, /, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any
@@ -218,6 +224,7 @@ class BlockingMember(BlockingView[WaitingMember]):
     """A `WaitingMember` for a thread."""
 
     spawn = mirror(WaitingMember.spawn)
+    nodes = mirror(WaitingMember.nodes)
 
     @property
     def sandbox(self) -> BlockingSandbox:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ..agent.loader import load as load_agent
 from ..agent.loader import takes_attempt
 from ..conversation.earlier_replies import EarlierReplies, describe_drift
+from ..conversation.nodes import read_nodes
 from ..core.authoring import (
     Agent,
     CriticFunction,
@@ -28,11 +29,11 @@ from ..core.authoring import (
     Suite,
 )
 from ..core.errors import AttemptOver, DiskFull, HoldwaterError
-from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
+from ..core.exchange import SCORING_BORROWERS, DriftedCall, Exchange, ExchangeLog, ReplyRecording
 from ..core.failures import make_daemon_failure, make_disk_failure, make_interrupt_failure, make_loss_failure
 from ..core.records import AttemptFailure, Limits, Network, Verdict
 from ..core.sandbox_kind import SandboxSite
-from ..core.serving_protocol import ModelSource
+from ..core.serving_protocol import MessageNode, ModelSource
 from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..gateway.upstreams.policy import Policy
@@ -164,7 +165,7 @@ class AttemptHost:
             directory=self._directory.path,
             scratch=self._scratch,
             path=self._welcome.path,
-            programs=tuple(self.agent.paths),
+            programs=(*self.agent.paths, *self.suite.paths),
             hidden=tuple(self.suite.hidden),
             provided=self._welcome.provided,
         )
@@ -302,6 +303,10 @@ class AttemptHost:
     def trajectory(self, attempt: int) -> Iterator[Exchange]:
         return read_exchanges(self._directory, attempt)
 
+    def read_nodes(self, attempt: int) -> list[MessageNode]:
+        nodes = read_nodes(self._directory, attempt, "inline")
+        return [node for node in nodes if node.by not in SCORING_BORROWERS]
+
     def recording(self, earlier: tuple[int, ...]) -> ReplyRecording | None:
         return EarlierReplies(self._recorded, earlier) if self.gateway is not None else None
 
@@ -337,11 +342,13 @@ class AttemptHost:
         ):
             yield session
 
-    def lend(self, session: SessionStatus, by: str) -> AbstractAsyncContextManager[SessionStatus]:
+    def lend(
+        self, session: SessionStatus, by: str, *, limited: bool = True
+    ) -> AbstractAsyncContextManager[SessionStatus]:
         """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
         if (lender := self._server.sessions.get(session.key)) is None:
             raise AttemptOver("the attempt is over")
-        return self._server.lend(lender, by)
+        return self._server.lend(lender, by, limited=limited)
 
     def model(self, session: SessionStatus | None, network: Network | None) -> Model | None:
         if session is None:

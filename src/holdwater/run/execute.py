@@ -64,7 +64,7 @@ from .orders.server_status import ServerStatus
 from .resources.budget import BudgetWatch
 from .resources.disk_space import DiskControls, DiskSpace
 from .resources.retention import FileRetention
-from .setup.config import ProcessEnvironment, select_passed_variables
+from .setup.config import ProcessEnvironment, forms_groups, select_passed_variables
 from .setup.resumption import change_settings, reopen_samples
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ async def _make_feed(
         await reopen_samples(ledger, given.retry)
         return await given.build_run.feed(ledger, given.resumed)
     if given.regrade is not None:
-        return RegradeFeed(ledger, given.regrade.only)
+        return RegradeFeed(ledger, given.regrade.only, grouped=forms_groups(given.suite, config))
     if config.serving is not None:
         return EmptyFeed()
     if given.resumed:
@@ -307,7 +307,8 @@ async def _make_feed(
         await reopen_samples(ledger, given.retry)
     source = InstanceSource(given.suite, config)
     await ledger.set_total(None if source.total is None else source.total * config.samples)
-    return RunFeed(config, ledger, source, resumed=given.resumed, say=say)
+    grouped = forms_groups(given.suite, config)
+    return RunFeed(config, ledger, source, resumed=given.resumed, grouped=grouped, say=say)
 
 
 @asynccontextmanager

@@ -24,7 +24,10 @@ OTHER_SUITES = (
     "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks"
 )
 
-FUNCTIONS = ("instances", "grade", "setup", "check", "image", "patch", "step", "solve", "group", "needs")
+FUNCTIONS = (
+    *("instances", "grade", "setup", "check", "check_agent", "image", "patch", "step", "solve", "group"),
+    "needs",
+)
 BUILT_IN: dict[str, Callable[[], Suite]] = {"demo": demo.suite}
 
 

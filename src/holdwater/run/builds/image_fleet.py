@@ -99,6 +99,9 @@ class ImageFleet:
         living.task.cancel()
         return f"in {living.doing} for {living.seconds:.0f} s"
 
+    def score_group(self, group: int, together: bool) -> None:
+        raise AssertionError("image builds form no groups")
+
     def take_census(self) -> FleetCensus:
         phases = Counter(living.doing for living in self._living.values())
         uses = {attempt: AttemptUse(disk=living.bytes) for attempt, living in self._living.items()}

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from ...core.config import RunConfig
 from ...core.errors import BadInput, DuplicateInstance, HoldwaterError
-from ...core.events import SampleOpened
+from ...core.events import GroupMembership, SampleOpened
 from ...core.records import Instance
 from ...ledger.ledger import Ledger, OpenSample, PlannedInstance, SuitePass
 from .instance_source import InstanceSource
@@ -47,6 +47,7 @@ class RunFeed:
         source: InstanceSource,
         *,
         resumed: bool,
+        grouped: bool = False,  # the samples of an instance are scored together
         say: Callable[[str], None] = lambda line: None,  # for the user
     ) -> None:
         self._shard = config.shard
@@ -55,6 +56,7 @@ class RunFeed:
         self._ledger = ledger
         self._source = source
         self._resumed = resumed
+        self._grouped = grouped
         self._open_samples: AsyncIterator[OpenSample] | None = (
             ledger.open_samples(config.samples) if resumed else None
         )
@@ -74,7 +76,10 @@ class RunFeed:
                 await self._end()
                 break
             for row in await self._plan(self._encode_items(items)):
-                opened += [SampleOpened(instance=row, sample=sample) for sample in range(self._samples)]
+                group = self._find_membership(row, self._samples)
+                opened += [
+                    SampleOpened(instance=row, sample=sample, group=group) for sample in range(self._samples)
+                ]
         self._any_taken = self._any_taken or bool(opened)
         return opened
 
@@ -96,10 +101,17 @@ class RunFeed:
         opened: list[SampleOpened] = []
         while self._open_samples is not None and len(opened) < count:
             try:
-                opened.append(make_opened_event(await anext(self._open_samples)))
+                standing = await anext(self._open_samples)
             except StopAsyncIteration:
                 self._open_samples = None
+                break
+            group = self._find_membership(standing.instance, standing.open_count, scored=standing.scored)
+            opened.append(msgspec.structs.replace(make_opened_event(standing), group=group))
         return opened
+
+    def _find_membership(self, instance: int, size: int, *, scored: bool = False) -> GroupMembership | None:
+        """Return the group of an instance's open samples: its id is the instance's row."""
+        return GroupMembership(group=instance, size=size, scored=scored) if self._grouped else None
 
     def _encode_items(self, items: list[tuple[Instance, str]]) -> list[PlannedInstance]:
         """Encode the items for the ledger; an invalid one ends the pulling, earlier ones stay."""

@@ -10,20 +10,23 @@ import fnmatch
 import functools
 import inspect
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
+import msgspec
 from blake3 import blake3
 
 from ...core.authoring import Suite
 from ...core.errors import BadInput, HoldwaterError
-from ...core.events import SampleOpened
+from ...core.events import GroupMembership, SampleOpened
+from ...core.groups import GroupTerms
 from ...core.policy import explain_not_kept, find_kept_work, list_kept_files, refuse_grading
 from ...core.records import Record, Verdict
 from ...core.summary import RegradeState
 from ...ledger.directory import RunDirectory
 from ...ledger.ledger import Ledger
 from ...ledger.reader import LedgerReader
-from ...ledger.regrades import is_graded, latest_regrade
+from ...ledger.regrades import SHORT_GROUP, is_graded, latest_regrade
 from ...ledger.rows import OutcomeRow
 
 DIGEST = 12  # characters
@@ -42,27 +45,50 @@ class RegradeFeed:
 
     error: HoldwaterError | None = None
 
-    def __init__(self, ledger: Ledger, only: tuple[str, ...]) -> None:
+    def __init__(self, ledger: Ledger, only: tuple[str, ...], *, grouped: bool = False) -> None:
+        """`grouped`: the samples of an instance are scored together."""
         assert ledger.regrade is not None, "no regrade has begun"
         self._ledger = ledger
         self._regrade = ledger.regrade
         self._reader = LedgerReader(ledger.directory)
-        self._rows = select_outcomes(self._reader, only)
+        self._grouped = grouped
+        # The samples that are graded together; bound: the samples of one instance at a time.
+        self._groups = (
+            list(rows)
+            for _, rows in groupby(
+                select_outcomes(self._reader, only), lambda row: (row.row, 0 if grouped else row.sample)
+            )
+        )
 
     async def take(self, count: int) -> list[SampleOpened]:
         opened: list[SampleOpened] = []
-        while len(opened) < count and (row := next(self._rows, None)) is not None:
-            if is_graded(self._reader, self._regrade, row.row, row.sample):
-                continue
-            verdict = find_work_verdict(self._reader, row)
-            if why := explain_unkept(self._reader, verdict) or refuse_grading(verdict):
-                await self._ledger.refuse_regrade(row.row, row.sample, why)
+        while len(opened) < count and (rows := next(self._groups, None)) is not None:
+            if not all(is_graded(self._reader, self._regrade, row.row, row.sample) for row in rows):
+                opened += await self._open_samples(rows)
+        return opened
+
+    async def _open_samples(self, rows: list[OutcomeRow]) -> list[SampleOpened]:
+        """Open the samples whose work can be graded. A group is graded as a whole, or not at all."""
+        works = [find_work_verdict(self._reader, row) for row in rows]
+        refusals = [explain_unkept(self._reader, work) or refuse_grading(work) for work in works]
+        short = self._grouped and any(
+            why and row.score is not None for row, why in zip(rows, refusals, strict=True)
+        )
+        opened: list[SampleOpened] = []
+        for row, work, why in zip(rows, works, refusals, strict=True):
+            if why or short:
+                await self._ledger.refuse_regrade(row.row, row.sample, why or SHORT_GROUP)
                 continue
             number = max(a.number for a in self._reader.attempts(row.row) if a.sample == row.sample)
             opened.append(
-                SampleOpened(instance=row.row, sample=row.sample, number=number, regrades=verdict.attempt)
+                SampleOpened(instance=row.row, sample=row.sample, number=number, regrades=work.attempt)
             )
-        return opened
+        if not self._grouped:
+            return opened
+        # All or none: a member whose work turns out to be altered leaves the outcomes of all.
+        terms = GroupTerms(least=len(opened))
+        group = GroupMembership(group=rows[0].row, size=len(opened), terms=terms)
+        return [msgspec.structs.replace(event, group=group) for event in opened]
 
     def close(self) -> None:
         self._reader.close()

@@ -63,6 +63,7 @@ from .observers import VerdictObservers
 from .run_tasks import RunInbox, RunTasks, make_interruption
 
 WATCH_SECONDS = 1.0
+APART = "group.apart"  # an event: a member of a group is not scored with the others
 ABORT_SECONDS = 20.0  # for interrupted attempts to settle, before the run ends without them
 
 
@@ -320,11 +321,13 @@ class AttemptScheduler:
             self._fleet.interrupt(attempt, failure)
 
     def _score_group(self, group: int, together: bool) -> None:
-        if self._orders is not None:
-            self._orders.score_group(group, together)
+        self._fleet.score_group(group, together)
         for attempt in self._attempts.values():
             if attempt.group == group:
                 self._deadlines.begin_scoring(attempt.id)
+                if not together:
+                    message = "the attempt keeps its own grade: it is not scored with its group"
+                    self._tasks.spawn(self._ledger.note(APART, message, attempt.id))
 
     async def _replace_member(self, orders: OrderBook, group: int, instance: int) -> None:
         """Open another sample in place of a member that failed for good."""

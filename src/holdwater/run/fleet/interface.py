@@ -67,6 +67,9 @@ class Fleet(CountedWorkers, Protocol):
     def give_up(self, attempt: int) -> str:
         """Give up an attempt that overran its limits; return where it hangs. Its worker takes no more."""
 
+    def score_group(self, group: int, together: bool) -> None:
+        """Score the group, because no further member will arrive: see `ScoreMembers`."""
+
 
 class GovernedFleet(Fleet, GovernedWorkers, Protocol):
     """A fleet whose memory can be governed."""
@@ -77,9 +80,6 @@ class ServingFleet(GovernedFleet, Protocol):
 
     def send(self, attempt: int, message: ToAttempt) -> bool:
         """Send a message to the worker that hosts the attempt; return False if none does."""
-
-    def score_group(self, group: int, together: bool) -> None:
-        """Score the group, because no further member will arrive: see `ScoreMembers`."""
 
     def steer(self, message: SteerWorker) -> None:
         """Change the run's model on all workers, also on workers that start later."""

@@ -146,10 +146,6 @@ class OrderBook:
         if order.finished and not order.followers:
             self.forget(order)
 
-    def score_group(self, group: int, together: bool) -> None:
-        """Score the members of the group that have arrived."""
-        self._fleet.score_group(group, together)
-
     def expect_replacement(self, group: int) -> None:
         """Announce that a member failed for good and `replace_member` follows."""
         self._by_order[group].expect_replacement()

@@ -151,7 +151,31 @@ def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: di
         **said,
     )
     check_config(config)
+    if suite.check_agent is not None:
+        suite.check_agent(agent)
     return config
+
+
+def forms_groups(suite: Suite, config: RunConfig) -> bool:
+    """Whether the samples of an instance are scored together. A single sample keeps its own grade."""
+    return suite.group is not None and config.samples > 1 and config.serving is None
+
+
+def check_groups(suite: Suite, config: RunConfig) -> None:
+    """Raise BadInput if the samples of an instance form a group that cannot run."""
+    if not forms_groups(suite, config):
+        return
+    scores = f"suite `{suite.name}` scores the samples of an instance together"
+    if config.samples > config.slots:
+        raise BadInput(
+            f"{scores}, and {config.samples} of them do not fit {config.slots} slots",
+            f"they run at once: `--concurrency {config.samples}`, or fewer `--samples`",
+        )
+    if config.attempts > 1:
+        raise BadInput(
+            f"{scores}, so that each has one round: `--attempts {config.attempts}`",
+            "leave `--attempts` out; `--retries` still repeats attempts that failed by no fault of the agent",
+        )
 
 
 def make_replay_config(config: RunConfig, run: Path, only: Sequence[str]) -> RunConfig:
@@ -223,7 +247,13 @@ def check_containers(config: RunConfig) -> None:
         )
 
 
-def check_variables(suite: Suite, config: RunConfig, env: ProcessEnvironment) -> None:
+def check_requirements(suite: Suite, config: RunConfig, env: ProcessEnvironment) -> None:
+    """Raise BadInput if the suite needs variables or slots that the run does not have."""
+    check_groups(suite, config)
+    _check_variables(suite, config, env)
+
+
+def _check_variables(suite: Suite, config: RunConfig, env: ProcessEnvironment) -> None:
     """Refuse a suite with a chosen instance that requires a variable which is not passed on, or not set."""
     for need in suite.needs() if suite.needs is not None else ():
         name = need.variable
