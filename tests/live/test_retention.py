@@ -22,6 +22,7 @@ from holdwater.core.errors import BadInput
 from holdwater.ledger.blobs import BlobStore
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.reader import LedgerReader
+from holdwater.ledger.rows import SettledFigures
 
 SHARED = random.Random(1).randbytes(20_000)
 
@@ -353,6 +354,8 @@ async def test_the_ledger_of_an_older_version_can_be_read_and_pruned(
     for table in ("rollout", "orders", "dropped", "reopened", "regraded", "regrade"):
         query(directory, f"DROP TABLE {table}")
     query(directory, "ALTER TABLE conductor DROP COLUMN regrade")
+    for column in SettledFigures._fields:
+        query(directory, f"ALTER TABLE attempt DROP COLUMN {column}")
     query(directory, "PRAGMA user_version = 1")
 
     assert hw.audit(directory.path).ok

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.masking import clean_text
 from ..core.policy import verdict_kind
 from ..core.prices import LARGEST_COST
 from ..core.records import FailureOrigin, ModelUsage, PhaseTimes, Record, Verdict
 
+LONGEST_MESSAGE = 500  # characters of a message that a list shows
 LARGEST_USAGE = 1 << 40  # a larger number from an upstream is not trusted
 TALLY_QUERY = "SELECT key, value FROM tally"  # one row per count
 # Key prefix in `meta`, followed by a conductor's token: its run time in seconds by a monotonic clock.
@@ -92,6 +94,36 @@ class SettledColumns(NamedTuple):
         place = failure.where.value if failure else None
         score = finite_score(grade.score) if grade else None
         return cls(verdict_kind(failure, passed), place, passed, score, verdict.exchanges)
+
+
+class SettledFigures(NamedTuple):
+    """Figures of a verdict in columns of their own, so that rows can be sorted and found by them."""
+
+    input_tokens: int
+    output_tokens: int
+    nanodollars: int | None  # None: the cost of some calls is unknown
+    seconds: float
+    peak_memory: int
+    message: str  # of the failure, or the end of a failed grade's detail
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> SettledFigures:
+        usage, times = bound_usage(verdict.usage), verdict.times
+        return cls(
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.nanodollars if usage.cost is not None else None,
+            times.setup + times.acting + times.grading,
+            verdict.peak_memory,
+            clean_text(_explain_end(verdict))[:LONGEST_MESSAGE],
+        )
+
+
+def _explain_end(verdict: Verdict) -> str:
+    if verdict.failure is not None:
+        return verdict.failure.message
+    detail = verdict.grade.detail.strip() if verdict.grade is not None and not verdict.grade.passed else ""
+    return detail[-4 * LONGEST_MESSAGE :].rpartition("\n")[2]
 
 
 class EventRow(Record, frozen=True):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
 from .durable_files import cannot_write, open_private
+from .resume_state import decode_verdict
+from .rows import SettledFigures
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -138,7 +140,20 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE orders ADD COLUMN owner TEXT NOT NULL DEFAULT '';  -- whose key it came with; empty: no one's
     """,
+    """
+    ALTER TABLE attempt ADD COLUMN input_tokens INTEGER;   -- figures of the verdict, see `SettledFigures`
+    ALTER TABLE attempt ADD COLUMN output_tokens INTEGER;
+    ALTER TABLE attempt ADD COLUMN nanodollars INTEGER;
+    ALTER TABLE attempt ADD COLUMN seconds REAL;
+    ALTER TABLE attempt ADD COLUMN peak_memory INTEGER;
+    ALTER TABLE attempt ADD COLUMN message TEXT;
+    UPDATE attempt SET input_tokens = verdict_figure(verdict, 0), output_tokens = verdict_figure(verdict, 1),
+        nanodollars = verdict_figure(verdict, 2), seconds = verdict_figure(verdict, 3),
+        peak_memory = verdict_figure(verdict, 4), message = verdict_figure(verdict, 5)
+    WHERE verdict IS NOT NULL;
+    """,
 )
+FIGURES_VERSION = 7  # of a ledger whose attempts have the columns of `SettledFigures`
 BUSY_TIMEOUT = 10.0  # seconds that a writer waits for another process, for example for its checkpoint
 
 
@@ -186,6 +201,7 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
     """Apply the missing migrations, each in one transaction."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     check_version(version, len(migrations))
+    connection.create_function("verdict_figure", 2, _read_figure, deterministic=True)
     for number in range(version, len(migrations)):
         script = f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
         try:
@@ -194,6 +210,14 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
             if connection.in_transaction:
                 connection.rollback()
             raise
+
+
+def _read_figure(verdict: bytes, place: int) -> float | str | None:
+    """Return one of the `SettledFigures` of a packed verdict; None if it is damaged."""
+    try:
+        return SettledFigures.of(decode_verdict(verdict))[place]
+    except Exception:  # boundary: damaged bytes can make the decoders raise anything  # noqa: BLE001
+        return None
 
 
 def check_version(version: int, known: int = len(MIGRATIONS)) -> None:

@@ -22,7 +22,7 @@ from .attempt_files import drop_sample
 from .orders import OrderRow
 from .record_encoding import encode_record, pack, unpack
 from .resume_state import KnownInstance, PlannedInstance, SuitePass, decode_verdict, find_known, pass_number
-from .rows import CONDUCTED_SECONDS, RAN_PREFIX, SettledColumns, bound_usage, finite_score
+from .rows import CONDUCTED_SECONDS, RAN_PREFIX, SettledColumns, SettledFigures, bound_usage, finite_score
 from .schema import connect, migrate, to_ledger_error
 
 LONGEST_TIMELINE = 20_000  # rows; above it, every second row is deleted
@@ -232,13 +232,14 @@ class LedgerStatements:
 
     def settle(self, verdict: Verdict) -> bool:
         """Write a verdict; return False if the attempt has one already or has another fencing token."""
-        columns = SettledColumns.of(verdict)
+        columns, figures = SettledColumns.of(verdict), SettledFigures.of(verdict)
         failure = clean_text(verdict.failure.kind) if verdict.failure else None
         content = pack(encode_record(verdict))
         cursor = self.connection.execute(
             "UPDATE attempt SET settled = ?, kind = ?, place = ?, passed = ?, score = ?, exchanges = ?,"
-            " failure = ?, verdict = ? WHERE id = ? AND token = ? AND settled IS NULL",
-            (self._now(), *columns, failure, content, verdict.attempt, verdict.token),
+            " failure = ?, verdict = ?, input_tokens = ?, output_tokens = ?, nanodollars = ?, seconds = ?,"
+            " peak_memory = ?, message = ? WHERE id = ? AND token = ? AND settled IS NULL",
+            (self._now(), *columns, failure, content, *figures, verdict.attempt, verdict.token),
         )
         if cursor.rowcount != 1:
             return False
