@@ -18,6 +18,7 @@ VERBS = {
     "serve": "Serve rollouts to trainers, which order them over HTTP",
     "resume": "Resume a run that was stopped or killed",
     "show": "Show the results of a run, or of one instance",
+    "view": "Show runs in a browser",
     "transcript": "Print the conversation of an attempt",
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",

@@ -71,6 +71,12 @@ class CommandConsole:
 
         self._put(msgspec.json.format(msgspec.json.encode(expand_defaults(value)), indent=2) + b"\n")
 
+    def write_line(self, value: Any) -> None:
+        """Write `value` to the real stdout as one line of JSON."""
+        import msgspec
+
+        self._put(msgspec.json.encode(expand_defaults(value)) + b"\n")
+
     def write_page(self, renderable: RenderableType) -> None:
         """Write a page that the user requested to the real stdout."""
         self._put(render_text(renderable, self._out).encode(errors="replace"))

@@ -46,7 +46,7 @@ class LedgerReader:
         self.directory = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
         self.config = self.directory.read_config()
         self._mutex = threading.Lock()
-        self._connection = _open_database(self.directory.database)
+        self._connection, self.version = _open_database(self.directory.database)
         self.dropped_clause = self._make_dropped_clause()
         self._regraded = has_regrades(self)
 
@@ -124,6 +124,11 @@ class LedgerReader:
         given = () if instance is None else (instance,)
         for row in self.paged(f"{_ATTEMPTS} WHERE {where} LIMIT ?", given=given):
             yield self._make_attempt(row)
+
+    def attempt(self, attempt: int) -> AttemptRow | None:
+        """Return one attempt."""
+        rows = self.rows(f"{_ATTEMPTS} WHERE a.id = ?", (attempt,))
+        return self._make_attempt(rows[0]) if rows else None
 
     def failures(self) -> list[tuple[str, FailureOrigin]]:
         """Return the distinct kinds of outcomes with a failure, each with the failure's origin."""
@@ -323,7 +328,8 @@ _ATTEMPTS = """
 """
 
 
-def _open_database(path: Path) -> sqlite3.Connection:
+def _open_database(path: Path) -> tuple[sqlite3.Connection, int]:
+    """Return a connection and the version of the ledger."""
     if not path.exists():
         raise LedgerCorrupt(f"the ledger is missing: `{path}`")
     log = path.with_name(path.name + "-wal")
@@ -332,7 +338,7 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         check_version(version)
-        return connection
+        return connection, version
     except sqlite3.Error as e:
         connection.close()
         raise to_ledger_error(path, e) from e

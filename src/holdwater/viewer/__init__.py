@@ -1,0 +1,1 @@
+"""Pages about runs for a browser. They only read; `server.py` serves them."""

@@ -1,0 +1,125 @@
+"""A page: a request for it, its response, and the templates that render it.
+
+Templates escape every value. `run_pages.py` and its neighbours have the pages, `routes.py` their addresses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from ..core.errors import BadInput
+from ..view import formatting
+from .run_pool import RunPool
+
+JSON = "application/json"
+HTML = "text/html"
+OCTETS = "application/octet-stream"
+LONGEST_TEXT = 64 * 1024  # characters of a message that are shown at once
+
+
+class PageRequest(NamedTuple):
+    """A request that has been admitted."""
+
+    pool: RunPool
+    parts: Mapping[str, str]  # of the address
+    query: Mapping[str, str]
+    fragment: bool = False  # htmx asks for a part of the page
+
+    @property
+    def run(self) -> str:
+        return self.parts["run"]
+
+    def read_part(self, name: str) -> int:
+        """Return a whole number of the address."""
+        text = self.parts[name]
+        if not text.isdecimal() or len(text) > 18:
+            raise BadInput(f"no such {name}: `{text[:100]}`")
+        return int(text)
+
+    def read_number(self, name: str, default: int = 0) -> int:
+        """Return a whole number of the query."""
+        text = self.query.get(name, "")
+        if not text:
+            return default
+        if not text.removeprefix("-").isdecimal() or len(text) > 18:
+            raise BadInput(f"`{name}` must be a whole number: `{text[:100]}`")
+        return int(text)
+
+    def change(self, **parameters: object) -> str:
+        """Return the query with some parameters replaced, or removed by None."""
+        changed = {**self.query, **parameters}
+        kept = {name: str(value) for name, value in changed.items() if value is not None and value != ""}
+        return "?" + urlencode(kept)
+
+
+class PageResponse(NamedTuple):
+    """A rendered page."""
+
+    body: bytes
+    kind: str = HTML
+    status: int = 200
+    charset: str | None = "utf-8"
+    file: Path | None = None  # sent in place of the body, as a download
+
+
+def render_page(template: str, **values: Any) -> PageResponse:
+    return PageResponse(load_templates().get_template(template).render(values).encode("utf-8", "replace"))
+
+
+def render_data(value: Any) -> PageResponse:
+    return PageResponse(msgspec.json.encode(value), JSON)
+
+
+def render_error(status: int, message: str, hint: str = "") -> PageResponse:
+    page = render_page("error.html", message=message, hint=hint, status=status)
+    return page._replace(status=status)
+
+
+@cache
+def load_templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("holdwater.viewer"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.filters.update(
+        size=formatting.size,
+        count=formatting.count,
+        duration=formatting.duration,
+        outcome=formatting.outcome_name,
+        spec=formatting.short_spec,
+        cost=formatting.cost,
+        tokens=formatting.token_counts,
+        clean=clean_text,
+        moment=format_moment,
+        part=quote_part,
+    )
+    return templates
+
+
+def clean_text(text: str) -> str:
+    """Return text of an agent without control characters and marks that reorder the text around them."""
+    bare = formatting.COLOURS.sub("", text)
+    if bare.isprintable():
+        return bare
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in bare)
+
+
+def format_moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def quote_part(text: str) -> str:
+    """Quote a name as one part of an address."""
+    return quote(text, safe="")

@@ -1,0 +1,25 @@
+"""The addresses of the pages: each has one function, which renders it in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .instance_pages import send_file, show_instance, show_instances, show_log
+from .page import PageRequest, PageResponse
+from .run_pages import read_timeline, show_moment, show_run, show_runs
+from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
+
+PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
+    "/": show_runs,
+    "/runs/{run}": show_run,
+    "/runs/{run}/timeline": read_timeline,
+    "/runs/{run}/moment": show_moment,
+    "/runs/{run}/instances": show_instances,
+    "/runs/{run}/instances/{instance}": show_instance,
+    "/runs/{run}/attempts/{attempt}/log": show_log,
+    "/runs/{run}/attempts/{attempt}/file": send_file,
+    "/runs/{run}/attempts/{attempt}/transcript": show_transcript,
+    "/runs/{run}/attempts/{attempt}/turns": show_turns,
+    "/runs/{run}/attempts/{attempt}/raw": show_raw_turn,
+    "/runs/{run}/blobs/{blob}": send_blob,
+}

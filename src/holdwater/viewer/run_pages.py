@@ -1,0 +1,154 @@
+"""The pages about whole runs: the list of runs, and one run over time with its outcomes and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..core.errors import HoldwaterError
+from ..core.summary import RunGauge, RunSummary, wilson_interval
+from ..ledger.listing import (
+    FIGURE_SORTS,
+    SampleFilter,
+    SampleList,
+    count_failures,
+    list_kinds,
+    list_marks,
+    list_running,
+)
+from ..ledger.reader import LedgerReader
+from .page import PageRequest, PageResponse, render_data, render_page
+from .run_pool import FoundRun, RunPool
+
+MOST_CELLS = 4000  # of a waffle; the rest is counted
+MOST_POINTS = 2000  # of a chart
+HIGHEST = 5  # rows of the slowest and most expensive samples
+SCORED = ("passed", "failed")
+MARKS = {  # kind of an event -> its label on the time axis
+    "worker.lost": "worker lost",
+    "worker.recycled": "recycled",
+    "memory.oom": "OOM",
+    "governor.preempted": "preempted",
+    "resume.changed": "resumed",
+    "serve.steered": "steered",
+    "control.pause": "paused",
+    "control.unpause": "resumed",
+}
+COLUMNS = ("at", "memory", "leased", "memory_limit", "sandboxes", "disk_used", "running", "workers", "lag")
+RUN_SORTS = ("started", "score", "cost", "seconds", "state")
+
+
+class ListedRun(NamedTuple):
+    """A run in the list of runs; without a summary it cannot be read, and `problem` says why."""
+
+    found: FoundRun
+    summary: RunSummary | None
+    problem: str = ""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the share of passed samples."""
+        return compute_interval(self.summary) if self.summary is not None else None
+
+
+def show_runs(asked: PageRequest) -> PageResponse:
+    wanted = asked.query.get("find", "").lower()
+    runs = [run for run in read_runs(asked.pool) if wanted in _describe(run).lower()]
+    sort = asked.query.get("sort", "started")
+    runs.sort(key=lambda run: _rank(run, sort), reverse=sort != "state")
+    groups: dict[str, list[ListedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.summary.suite if run.summary else "", []).append(run)
+    return render_page("runs.html", asked=asked, groups=groups, sort=sort, sorts=RUN_SORTS)
+
+
+def read_runs(pool: RunPool) -> Iterator[ListedRun]:
+    """Read the summary of every run; a damaged one does not hide the others."""
+    for found in pool.list_runs():
+        try:
+            with pool.open(found.id) as reader:
+                yield ListedRun(found, reader.summary())
+        except (HoldwaterError, OSError) as error:
+            yield ListedRun(found, None, str(error))
+
+
+def show_run(asked: PageRequest) -> PageResponse:
+    with asked.pool.open(asked.run) as reader:
+        summary = reader.summary()
+        cells = list_kinds(reader, MOST_CELLS)
+        values: dict[str, Any] = {
+            "cells": cells,
+            "hidden": max(0, summary.planned - len(cells)),
+            "failures": count_failures(reader),
+            "highest": _list_highest(reader),
+            "events": reader.events(last=30),
+        }
+    interval = compute_interval(summary)
+    return render_page("run.html", asked=asked, run=asked.run, summary=summary, interval=interval, **values)
+
+
+def read_timeline(asked: PageRequest) -> PageResponse:
+    """Return the readings of a run as columns for the chart, and the marks on its axis."""
+    with asked.pool.open(asked.run) as reader:
+        gauges = list(_thin(reader.gauges()))
+        marks = list_marks(reader, MARKS)
+    reasons = sorted({reason for gauge in gauges for reason in gauge.waiting})
+    return render_data(
+        {
+            **{name: [getattr(gauge, name) for gauge in gauges] for name in COLUMNS},
+            "waiting": {reason: [gauge.waiting.get(reason, 0) for gauge in gauges] for reason in reasons},
+            "binds": [gauge.binds for gauge in gauges],
+            "marks": [{"at": at, "label": label, "message": message[:300]} for at, label, message in marks],
+        }
+    )
+
+
+def show_moment(asked: PageRequest) -> PageResponse:
+    at = float(asked.read_number("at"))
+    with asked.pool.open(asked.run) as reader:
+        running = list_running(reader, at)
+    return render_page("moment.html", run=asked.run, at=at, running=running)
+
+
+def compute_interval(summary: RunSummary) -> tuple[float, float] | None:
+    scored = sum(summary.outcomes.get(kind, 0) for kind in SCORED)
+    if not scored:
+        return None
+    if summary.pass_at:
+        return summary.pass_at[0].low, summary.pass_at[0].high
+    return wilson_interval(summary.outcomes.get("passed", 0) / scored, scored)
+
+
+def _list_highest(reader: LedgerReader) -> dict[str, Sequence[Any]]:
+    names = ("time", "cost", "tries", "memory", "tokens")
+    lists = {name: SampleFilter(sort=name, descending=True) for name in names}
+    if not SampleList(reader, SampleFilter()).has_figures:
+        lists = {name: wanted for name, wanted in lists.items() if name not in FIGURE_SORTS}
+    return {name: SampleList(reader, wanted).read_page(HIGHEST) for name, wanted in lists.items()}
+
+
+def _thin(gauges: Iterator[RunGauge]) -> Sequence[RunGauge]:
+    """Return at most `MOST_POINTS` readings, evenly chosen, in bounded memory."""
+    kept: list[RunGauge] = []
+    step = 1
+    for number, gauge in enumerate(gauges):
+        if number % step == 0:
+            kept.append(gauge)
+            if len(kept) >= 2 * MOST_POINTS:
+                kept, step = kept[::2], 2 * step
+    return kept
+
+
+def _describe(run: ListedRun) -> str:
+    summary = run.summary
+    if summary is None:
+        return run.found.name
+    return " ".join((run.found.name, summary.suite, summary.agent, summary.model or "", summary.state))
+
+
+def _rank(run: ListedRun, sort: str) -> Any:
+    summary = run.summary
+    if sort == "state":
+        return summary.state if summary else ""
+    value = getattr(summary, sort if sort in RUN_SORTS else "started") if summary else None
+    return -1.0 if value is None else value

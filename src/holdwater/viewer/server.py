@@ -1,0 +1,170 @@
+"""The server of the browser view: checks every request, then renders its page in a thread.
+
+It listens on loopback unless it is asked otherwise, and wants a token, which the printed address carries once
+and a cookie afterwards. Pages load nothing from elsewhere and contain no script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Self
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from ..core.errors import BadInput, HoldwaterError, LedgerCorrupt, RequestRefused
+from ..serve.settings import ServerSettings, make_rules, make_tls_context, resolve_address
+from .live import follow_run
+from .page import PageRequest, PageResponse, render_error
+from .routes import PAGES
+from .run_pool import RunPool
+from .static import STATIC
+
+RENDERING = 4  # pages at once
+CLOSING = 0.5  # seconds to finish sending when the server closes
+TOKEN = "token"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+STATUS = {"misdirected": 421, "unauthorized": 401, "foreign": 403}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ViewServer:
+    """`async with ViewServer(pool, settings) as server` serves `server.address`."""
+
+    def __init__(self, pool: RunPool, settings: ServerSettings) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.address = ""
+        self._pool = pool
+        self._place = resolve_address(settings._replace(keys=(self.token,)))
+        self._rules = make_rules(settings._replace(keys=(self.token,)), self._place)
+        self._tls = make_tls_context(settings)
+        self._threads = ThreadPoolExecutor(RENDERING, thread_name_prefix="holdwater-page")
+        self._stack = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        """The address with the token: opening it once sets the cookie."""
+        return f"{self.address}/?{urlencode({TOKEN: self.token})}"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[self._check], logger=_silent)
+        app.router.add_get("/static/{name}", self._send_static)
+        app.router.add_get("/runs/{run}/live", self._follow)
+        for path in PAGES:
+            app.router.add_get(path, self._send_page)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSING, handler_cancellation=True)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            self.address = await self._listen(runner)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def _listen(self, runner: web.AppRunner) -> str:
+        if self._place.path is not None:
+            raise BadInput("a browser cannot open a unix socket: `--listen` must be HOST:PORT")
+        site = web.TCPSite(runner, self._place.host, self._place.port, ssl_context=self._tls)
+        try:
+            await site.start()
+        except OSError as error:
+            place = f"{self._place.host}:{self._place.port}"
+            raise BadInput(f"cannot listen on `{place}`: {error.strerror or error}") from None
+        host = f"[{self._place.host}]" if ":" in self._place.host else self._place.host
+        return f"{'http' if self._tls is None else 'https'}://{host}:{runner.addresses[0][1]}"
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Admit a request by its headers, cookie or token; turn every error into a page."""
+        try:
+            self._rules.admit(self._with_key(request))
+            if TOKEN in request.query:
+                response: web.StreamResponse = self._keep_token(request)
+            else:
+                response = await handler(request)
+        except RequestRefused as refused:
+            response = _respond(render_error(STATUS.get(refused.code, 400), refused.message, refused.hint))
+        except web.HTTPException as error:
+            response = _respond(render_error(error.status, error.reason))
+        except HoldwaterError as error:
+            status = 500 if isinstance(error, LedgerCorrupt) else 404
+            response = _respond(render_error(status, error.message, error.hint))
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+        return response
+
+    def _with_key(self, request: web.Request) -> CIMultiDictProxy[str]:
+        """Return the request's headers, with the key from its address or cookie if no header has one."""
+        headers = CIMultiDict(request.headers)
+        key = request.query.get(TOKEN) or request.cookies.get(self._cookie)
+        if key and "Authorization" not in headers:
+            headers["X-Api-Key"] = key
+        return CIMultiDictProxy(headers)
+
+    def _keep_token(self, request: web.Request) -> web.Response:
+        """Move the token from the address to a cookie, so that no copied address has it."""
+        rest = {name: value for name, value in request.query.items() if name != TOKEN}
+        response = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(rest))})
+        response.set_cookie(
+            self._cookie, self.token, httponly=True, samesite="Strict", secure=self._tls is not None
+        )
+        return response
+
+    @property
+    def _cookie(self) -> str:
+        """The cookie's name; cookies of one host are shared by all its ports."""
+        return f"holdwater-{self.address.rpartition(':')[2]}"
+
+    async def _send_page(self, request: web.Request) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        assert resource is not None
+        render = PAGES[resource.canonical]
+        asked = PageRequest(
+            self._pool,
+            dict(request.match_info),
+            request.query,
+            request.headers.get("HX-Request-Type") == "partial",
+        )
+        loop = asyncio.get_running_loop()
+        return _respond(await loop.run_in_executor(self._threads, render, asked))
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        return await follow_run(self._pool, request.match_info["run"], request)
+
+    async def _send_static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            raise web.HTTPNotFound
+        headers = {"Cache-Control": "max-age=3600"}
+        return web.FileResponse(STATIC[name], headers=headers)
+
+
+def _respond(page: PageResponse) -> web.StreamResponse:
+    if page.file is not None:
+        name = quote(page.file.name)
+        return web.FileResponse(
+            page.file, headers={"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+        )
+    return web.Response(status=page.status, body=page.body, content_type=page.kind, charset=page.charset)
+
+
+_silent = logging.Logger("holdwater.view")  # discards aiohttp's error logs: errors are pages
+_silent.addHandler(logging.NullHandler())

@@ -1,0 +1,127 @@
+// Keys, charts, toggles and live updates. Pages work without this script; they only load less by themselves.
+"use strict";
+
+const rows = () => [...document.querySelectorAll("main .rows tbody tr, main .turn")];
+
+function select(step) {
+  const all = rows();
+  if (!all.length) return;
+  const at = all.findIndex((row) => row.classList.contains("selected"));
+  const next = all[Math.min(all.length - 1, Math.max(0, at + step))];
+  if (at >= 0) all[at].classList.remove("selected");
+  next.classList.add("selected");
+  next.scrollIntoView({ block: "nearest" });
+}
+
+function follow(selector) {
+  const link = document.querySelector(selector);
+  if (link) link.click();
+}
+
+const KEYS = {
+  j: () => select(1),
+  k: () => select(-1),
+  Enter: () => follow(".selected a"),
+  n: () => follow("[data-next]"),
+  p: () => follow("[data-previous]"),
+  "/": () => document.querySelector("[data-find]")?.focus(),
+  "?": () => document.getElementById("keys").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, select, textarea");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
+  const toggled = event.target.dataset.toggle;
+  if (toggled) document.body.classList.toggle(`hide-${toggled}`, !event.target.checked);
+});
+
+// The charts of a run share one time axis. A click asks for the attempts that ran at that moment.
+const MiB = 1048576;
+const CHARTS = [
+  ["memory, MiB", { used: "memory", leased: "leased", limit: "memory_limit", sandboxes: "sandboxes", disk: "disk_used" }, MiB],
+  ["attempts", { running: "running", workers: "workers" }, 1],
+  ["loop lag, s", { lag: "lag" }, 1],
+];
+const COLOURS = ["#2a7ab0", "#2e8b57", "#c43d3d", "#8a5bc4", "#d49a1f", "#5b8a8a", "#b0567a", "#777"];
+
+function drawMarks(marks) {
+  return (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.fillStyle = ctx.strokeStyle = "#c43d3d";
+    for (const mark of marks) {
+      const x = Math.round(plot.valToPos(mark.at, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.fillRect(x, bbox.top, 1, bbox.height);
+    }
+    ctx.restore();
+  };
+}
+
+async function drawCharts(place) {
+  const reply = await fetch(place.dataset.timeline);
+  if (!reply.ok) return;
+  const data = await reply.json();
+  place.replaceChildren();
+  if (data.at.length < 2) return;
+  for (const [title, series, unit] of CHARTS) {
+    const named = { ...series };
+    const columns = Object.values(series).map((name) => data[name].map((value) => value / unit));
+    if (title === "attempts") {
+      for (const [reason, values] of Object.entries(data.waiting)) {
+        named[`waiting: ${reason}`] = reason;
+        columns.push(values);
+      }
+    }
+    const box = place.appendChild(document.createElement("div"));
+    box.className = "chart";
+    new uPlot(
+      {
+        title,
+        width: place.clientWidth,
+        height: 170,
+        cursor: { sync: { key: "run" } },
+        hooks: {
+          draw: [drawMarks(data.marks)],
+          ready: [(plot) => plot.over.addEventListener("click", () => showMoment(place, plot.posToVal(plot.cursor.left, "x")))],
+        },
+        series: [{}, ...Object.keys(named).map((label, at) => ({ label, stroke: COLOURS[at % COLOURS.length], width: 1.5 }))],
+        axes: [{ stroke: "#888", grid: { stroke: "#8883" } }, { stroke: "#888", grid: { stroke: "#8883" }, size: 60 }],
+      },
+      [data.at, ...columns],
+      box,
+    );
+  }
+  const marks = place.appendChild(document.createElement("p"));
+  marks.className = "dim";
+  marks.textContent = data.marks.map((mark) => `${new Date(mark.at * 1000).toLocaleTimeString()} ${mark.label}`).slice(-8).join(" · ");
+}
+
+function showMoment(place, at) {
+  htmx.ajax("GET", `${place.dataset.moment}?at=${Math.round(at)}`, { target: "#moment", swap: "innerHTML" });
+}
+
+// One stream for each page: the server says that something changed, the page asks for its new state.
+function listen(place) {
+  const stream = new EventSource(place.dataset.live);
+  stream.addEventListener("changed", () => {
+    htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerMorph" });
+    const charts = document.getElementById("charts");
+    if (charts) drawCharts(charts);
+  });
+  stream.addEventListener("over", () => stream.close());
+  addEventListener("pagehide", () => stream.close());
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  const charts = document.getElementById("charts");
+  if (charts) drawCharts(charts);
+  const live = document.querySelector("[data-live]");
+  if (live) listen(live);
+});

@@ -1,0 +1,119 @@
+"""The conversation of an attempt, a window of turns at a time.
+
+The tree of an attempt holds a few numbers for each exchange; only the turns of the window are read from disk.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from ..conversation.trajectory import (
+    ExchangeThread,
+    ExchangeTree,
+    Turn,
+    open_conversation,
+    read_thread_turns,
+    render_raw_turn,
+)
+from ..core.errors import BadInput
+from ..ledger.blobs import BlobStore, is_hash
+from ..ledger.reader import LedgerReader
+from .instance_pages import find_attempt_row
+from .page import JSON, LONGEST_TEXT, OCTETS, PageRequest, PageResponse, render_page
+
+WINDOW = 20  # turns
+IMAGES = (
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+)  # types without scripts
+
+
+def show_transcript(asked: PageRequest) -> PageResponse:
+    attempt = asked.read_part("attempt")
+    with asked.pool.open(asked.run) as reader:
+        tree = open_tree(reader, attempt)
+        threads = tree.threads()
+        thread = _choose_thread(threads, asked)
+        start = _find_start(thread, asked)
+        turns = read_window(tree, thread, start)
+        row = find_attempt_row(reader, attempt)
+    values = _describe_window(asked, thread, start, turns)
+    return render_page("transcript.html", threads=threads, row=row, **values)
+
+
+def show_turns(asked: PageRequest) -> PageResponse:
+    """Return the next window: the page loads it when it is scrolled to."""
+    attempt = asked.read_part("attempt")
+    with asked.pool.open(asked.run) as reader:
+        tree = open_tree(reader, attempt)
+        thread = _choose_thread(tree.threads(), asked)
+        start = _find_start(thread, asked)
+        turns = read_window(tree, thread, start)
+    return render_page("turns.html", **_describe_window(asked, thread, start, turns))
+
+
+def _describe_window(
+    asked: PageRequest, thread: ExchangeThread, start: int, turns: list[Turn]
+) -> dict[str, Any]:
+    return {
+        "asked": asked,
+        "run": asked.run,
+        "attempt": asked.read_part("attempt"),
+        "thread": thread,
+        "start": start,
+        "turns": turns,
+        "following": start + WINDOW < len(thread.numbers),
+        "window": WINDOW,
+        "longest": LONGEST_TEXT,
+        "images": IMAGES,
+    }
+
+
+def show_raw_turn(asked: PageRequest) -> PageResponse:
+    """Return request and reply of a turn as they were sent and received."""
+    with asked.pool.open(asked.run) as reader:
+        tree = open_tree(reader, asked.read_part("attempt"))
+        body = b"".join(render_raw_turn(tree, asked.read_number("turn")))
+    return PageResponse(body, JSON)
+
+
+def send_blob(asked: PageRequest) -> PageResponse:
+    """Send an image of a conversation; anything else is a download."""
+    with asked.pool.open(asked.run) as reader:
+        name = asked.parts["blob"]
+        if not is_hash(name):
+            raise BadInput("no such medium")
+        body = BlobStore(reader.directory.blobs).get(name)
+    kind = asked.query.get("type", "")
+    return PageResponse(body, kind if kind in IMAGES else OCTETS, charset=None)
+
+
+def read_window(tree: ExchangeTree, thread: ExchangeThread, start: int) -> list[Turn]:
+    """Return the turns of a window; the exchange before it is read for its reply alone."""
+    numbers = thread.numbers[max(0, start - 1) : start + WINDOW]
+    turns = read_thread_turns(tree, ExchangeThread(thread.place, numbers))
+    return list(islice(turns, 1 if start else 0, None))
+
+
+def open_tree(reader: LedgerReader, attempt: int) -> ExchangeTree:
+    return open_conversation(reader, attempt)
+
+
+def _choose_thread(threads: list[ExchangeThread], asked: PageRequest) -> ExchangeThread:
+    place = asked.read_number("thread")
+    if not threads:
+        return ExchangeThread(0, ())
+    if not 0 <= place < len(threads):
+        raise BadInput(f"the attempt has no thread {place}", f"it has threads 0 to {len(threads) - 1}")
+    return threads[place]
+
+
+def _find_start(thread: ExchangeThread, asked: PageRequest) -> int:
+    """Return the place in the thread at which the window begins."""
+    turn = asked.read_number("turn")
+    if turn and turn in thread.numbers:
+        return thread.numbers.index(turn)
+    return max(0, min(asked.read_number("from"), len(thread.numbers)))
