@@ -14,6 +14,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api.checking import Attacked, Checked, aattack, acheck, attack, check
+    from .api.comparison import compare
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
     from .api.reading import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Suite,
         SuiteDefaults,
     )
+    from .core.comparison import ComparisonReport, RunComparison
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -74,6 +76,7 @@ __all__ = [
     "Checked",
     "ChildResult",
     "CommandResult",
+    "ComparisonReport",
     "CriticInput",
     "Grade",
     "GradeFailed",
@@ -91,6 +94,7 @@ __all__ = [
     "Network",
     "OpenedSandboxes",
     "ResourceExhausted",
+    "RunComparison",
     "RunFailed",
     "RunOptions",
     "RunSummary",
@@ -117,6 +121,7 @@ __all__ = [
     "audit_images",
     "build_images",
     "check",
+    "compare",
     "export",
     "grade",
     "plan_images",
@@ -142,6 +147,8 @@ _HOMES = (
     ".api.grading",
     ".api.images",
     ".api.checking",
+    ".api.comparison",
+    ".core.comparison",
 )
 
 

@@ -20,6 +20,7 @@ VERBS = {
     "show": "Show the results of a run, or of one instance",
     "view": "Show runs in a browser",
     "transcript": "Print the conversation of an attempt",
+    "compare": "Compare runs of one suite, with intervals",
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
     "replay": "Run a run again with its recorded replies, without a model",
