@@ -63,6 +63,7 @@ class ViewServer:
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._check], logger=_silent)
         app.router.add_get("/static/{name}", self._send_static)
+        app.router.add_get("/{name:favicon.ico}", self._send_static)
         app.router.add_get("/runs/{run}/live", self._follow)
         for path in PAGES:
             app.router.add_get(path, self._send_page)

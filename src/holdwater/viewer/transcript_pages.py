@@ -99,6 +99,7 @@ def read_window(tree: ExchangeTree, thread: ExchangeThread, start: int) -> list[
 
 
 def open_tree(reader: LedgerReader, attempt: int) -> ExchangeTree:
+    find_attempt_row(reader, attempt)
     return open_conversation(reader, attempt)
 
 

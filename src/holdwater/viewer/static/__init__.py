@@ -6,3 +6,4 @@ from pathlib import Path
 
 NAMES = ("htmx.min.js", "uplot.min.js", "uplot.min.css", "view.css", "view.js", "icon.svg")
 STATIC = {name: Path(__file__).parent / name for name in NAMES}
+STATIC["favicon.ico"] = STATIC["icon.svg"]  # browsers ask for it where a page names none, as beside raw JSON

@@ -1,0 +1,350 @@
+"""The browser view in Chromium and over HTTP: pages, keys, hostile text, live, old and broken runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from tests.command_runner import Command, Scene, until
+from tests.ledger_runs import failed, new_run, passed, planned
+from tests.recorded_conversations import CONVERSATIONS, Recording, chat, recorded, says
+from tests.wait_bounds import stretch
+
+from holdwater.core.records import Attempt, FailureOrigin, Outcome
+from holdwater.ledger.directory import RunDirectory
+from holdwater.ledger.ledger import Ledger
+from holdwater.ledger.rows import SettledFigures
+
+pytestmark = pytest.mark.xdist_group("view pages")
+
+SCRIPT = "<script>document.title = 'owned'</script>"
+HOSTILE = f"{SCRIPT}<img src=x onerror=\"document.title = 'owned'\">\u202edesrever \x1b[31m"
+TURNS = 60
+MOST_MEMORY = 80 << 20
+
+T = TypeVar("T")
+
+
+async def make_hostile_run(path: Path) -> None:
+    """Markup in every field that an agent, a suite or a provider controls, and a long conversation."""
+    directory = new_run(path, model=HOSTILE, agent=HOSTILE)
+    async with Ledger(directory) as ledger:
+        await ledger.note("hostile", HOSTILE)
+        for name in ("<b>bold</b> & co", "plain"):
+            [row] = await ledger.plan([planned(name, place=HOSTILE)])
+            attempt = await ledger.next_attempt()
+            await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
+            recording = Recording(directory, attempt)
+            said: list[str] = []
+            for number in range(TURNS):
+                said.append(f"{HOSTILE} question {number}")
+                recording.add(chat(*said), says(f"answer {number} {HOSTILE}", reasoning_content=HOSTILE))
+                said.append(f"answer {number} {HOSTILE}")
+            recording.log.close()
+            if name == "plain":
+                await ledger.settle(passed(attempt, ledger.token, TURNS))
+                outcome = Outcome(instance=row, sample=0, attempt=attempt, kind="passed", score=1.0)
+            else:
+                await ledger.settle(failed(attempt, ledger.token, FailureOrigin.AGENT, HOSTILE))
+                outcome = Outcome(
+                    instance=row,
+                    sample=0,
+                    attempt=attempt,
+                    kind="agent",
+                    score=None,
+                    where=FailureOrigin.AGENT,
+                )
+            await ledger.close_sample(outcome)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a thread: the browser's driver keeps a loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("view")
+    run_async(recorded(place / "runs/talks", **{name: name != "gemini" for name in sorted(CONVERSATIONS)}))
+    run_async(make_hostile_run(place / "runs/hostile"))
+    return place / "runs"
+
+
+@pytest.fixture(scope="module")
+def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
+    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser: Browser, view: ServedView) -> Iterator[Page]:
+    with open_page(browser, view.url) as opened:
+        opened.set_default_timeout(1000 * stretch(10.0))
+        opened.goto(view.door)
+        yield opened
+
+
+def open_run(page: Page, name: str) -> None:
+    page.get_by_role("link", name=name, exact=False).first.click()
+
+
+def test_a_user_clicks_through_all_pages(page: Page, view: ServedView) -> None:
+    assert "token" not in page.url
+    open_run(page, "talks")
+    expect(page.locator("#charts .chart, #charts:empty").first).to_be_attached()
+    page.get_by_role("link", name="all instances").click()
+    page.get_by_role("link", name="gemini").click()
+    expect(page.get_by_role("heading", name="gemini")).to_be_visible()
+    page.get_by_role("link", name="transcript").click()
+    expect(page.get_by_text("What is here?").first).to_be_visible()
+    expect(page.locator(".message img")).to_be_attached()
+    page.get_by_label("system").uncheck()
+    expect(page.locator(".message.system").first).to_be_hidden()
+    page.get_by_role("link", name="raw").first.click()
+    assert json.loads(page.inner_text("pre"))["turn"] == 1
+
+
+def test_filters_are_in_the_address_and_survive_a_reload(page: Page) -> None:
+    open_run(page, "talks")
+    page.get_by_role("link", name="all instances").click()
+    rows = page.locator("#rows tbody tr")
+    expect(rows).to_have_count(len(CONVERSATIONS))
+    page.select_option("select[name=kind]", "failed")
+    expect(rows).to_have_count(1)
+    assert "kind=failed" in page.url
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.fill("input[name=name]", "nothing like it")
+    expect(rows).to_have_count(0)
+
+
+def test_keys_step_through_rows_and_instances(page: Page) -> None:
+    open_run(page, "talks")
+    page.get_by_role("link", name="all instances").click()
+    names = sorted(CONVERSATIONS)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=names[0])).to_be_visible()
+    for key, name in (("n", names[1]), ("n", names[2]), ("p", names[1])):
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", name=name, exact=False)).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.locator("dialog#keys")).to_be_visible()
+
+
+def test_text_of_agents_is_shown_as_text(page: Page) -> None:
+    open_run(page, "hostile")
+    page.get_by_role("link", name="all instances").click()
+    page.get_by_role("link", name="<b>bold</b> & co").click()
+    expect(page.get_by_role("heading", name="<b>bold</b> & co", exact=False)).to_be_visible()
+    page.get_by_role("link", name="transcript").click()
+    expect(page.get_by_text("<script>document.title").first).to_be_visible()
+    assert "owned" not in page.title()
+    assert page.locator("main script, main img").count() == 0
+    assert "\u202e" not in page.content() and "\x1b" not in page.content()
+
+
+def test_a_long_conversation_loads_as_it_is_scrolled(page: Page) -> None:
+    open_run(page, "hostile")
+    page.get_by_role("link", name="all instances").click()
+    page.get_by_role("link", name="plain").click()
+    page.get_by_role("link", name="transcript").click()
+    turns = page.locator(".turn")
+    expect(turns).to_have_count(20)
+    turns.last.scroll_into_view_if_needed()
+    page.mouse.wheel(0, 100_000)
+    expect(turns).to_have_count(40)
+    page.fill("input[name=turn]", "55")
+    page.keyboard.press("Enter")
+    expect(turns.first).to_have_id("turn-55")
+    expect(page.get_by_text("question 54")).to_be_visible()
+    expect(turns).to_have_count(6)
+
+
+def test_a_page_of_a_running_run_follows_it(browser: Browser, tmp_path: Path) -> None:
+    """A real run goes on while its page is open."""
+    scene = Scene(tmp_path)
+    scene.suite(SLOW_SUITE, GATE=str(tmp_path / "gate"))
+    running = scene.run(*scene.agent(), "--workers", "1", "--concurrency", "2")
+    try:
+        until("the run has begun", lambda: (scene.out / "run.json").exists())
+        with serve_view(tmp_path / "view", scene.out) as served, open_page(browser, served.url) as page:
+            page.set_default_timeout(1000 * stretch(30.0))
+            page.goto(served.door)
+            page.locator("table.rows a").first.click()
+            expect(page.locator(".state.running")).to_be_visible()
+            expect(page.get_by_text("0 of 4")).to_be_visible()
+            (tmp_path / "gate").touch()
+            expect(page.get_by_text("4 of 4")).to_be_visible()
+            expect(page.locator(".state.finished")).to_be_visible()
+        assert running.wait() == 0, running
+    finally:
+        scene.close()
+
+
+SLOW_SUITE = """
+import asyncio
+import pathlib
+
+import holdwater as hw
+
+suite = hw.Suite(
+    name="slow", instances=lambda: (hw.Instance(id=f"i{n}") for n in range(4)), grade=lambda *_: True
+)
+
+async def solve(instance, sandbox, model):
+    while not pathlib.Path(GATE).exists():
+        await asyncio.sleep(0.05)
+"""
+
+
+# Over HTTP
+
+
+def fetch(view: ServedView, path: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(
+        view.url + path, headers={"Authorization": f"Bearer {view.token}", **headers}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=stretch(20.0)) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def find_id(view: ServedView, name: str) -> str:
+    page = fetch(view, "/")[1]
+    before = page[: page.index(f"/{name}</a>")]
+    return before.rpartition('href="/runs/')[2].partition('"')[0]
+
+
+def test_strangers_are_refused(view: ServedView) -> None:
+    nothing = {"Authorization": ""}
+    assert fetch(view, "/", **nothing)[0] == 401
+    assert fetch(view, "/?token=guess", **nothing)[0] == 401
+    assert fetch(view, "/", Host="rebound.example")[0] == 421
+    assert fetch(view, "/", Origin="http://elsewhere.example")[0] == 403
+    assert fetch(view, "/", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert fetch(view, "/static/../server.py")[0] == 404
+    request = urllib.request.Request(view.url, headers={"Authorization": f"Bearer {view.token}"})
+    with urllib.request.urlopen(request) as reply:
+        assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/runs/ffffffffffff", 404, "no such run"),
+        ("/runs/{run}/instances?sort=luck", 404, "unknown sort order: `luck`"),
+        ("/runs/{run}/instances?after=[1", 404, "invalid position in the list"),
+        ("/runs/{run}/instances/nobody", 404, "no such instance in the run: `nobody`"),
+        ("/runs/{run}/attempts/99/transcript", 404, "the run has no attempt 99"),
+        ("/runs/{run}/attempts/1/transcript?thread=7", 404, "the attempt has no thread 7"),
+        ("/runs/{run}/attempts/1/file?name=../run.json", 404, "no such file"),
+        ("/runs/{run}/attempts/1/raw?turn=x", 404, "`turn` must be a whole number: `x`"),
+        ("/runs/{run}/blobs/..%2f..%2frun.json", 404, "no such medium"),
+    ],
+)
+def test_bad_addresses_are_named(view: ServedView, path: str, status: int, message: str) -> None:
+    found, page = fetch(view, path.format(run=find_id(view, "talks")))
+
+    assert found == status
+    assert message in page.replace("&#39;", "'")
+
+
+def test_a_ledger_of_the_previous_version_can_be_read_and_is_migrated(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "talks", tmp_path / "old")
+    with closing(sqlite3.connect(tmp_path / "old/ledger.db")) as connection:
+        for column in SettledFigures._fields:
+            connection.execute(f"ALTER TABLE attempt DROP COLUMN {column}")
+        connection.execute("PRAGMA user_version = 6")
+        connection.commit()
+
+    with serve_view(tmp_path / "view", tmp_path) as view:
+        run = find_id(view, "old")
+        status, page = fetch(view, f"/runs/{run}/instances?name=chat")
+        assert status == 200 and "1 found" in page
+        status, page = fetch(view, f"/runs/{run}/instances?sort=cost")
+        assert status == 404 and "written by an older holdwater" in page
+
+    run_async(open_ledger(tmp_path / "old"))
+    assert read_figures(tmp_path / "old") == read_figures(runs / "talks")
+    assert (10, 4) in read_figures(tmp_path / "old")
+
+
+async def open_ledger(path: Path) -> None:
+    """Open a ledger as a resume does."""
+    async with Ledger(RunDirectory.open(path)):
+        pass
+
+
+def read_figures(path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path / "ledger.db")) as connection:
+        query = "SELECT input_tokens, output_tokens FROM attempt ORDER BY id"
+        return connection.execute(query).fetchall()
+
+
+def test_damaged_and_vanished_runs_do_not_hide_the_others(runs: Path, tmp_path: Path) -> None:
+    for name in ("whole", "damaged", "cut", "vanishing"):
+        shutil.copytree(runs / "talks", tmp_path / "runs" / name)
+    (tmp_path / "runs/damaged/ledger.db").write_bytes(b"no database" * 1000)
+    segments = sorted((tmp_path / "runs/cut/exchanges").rglob("*.seg"))
+    segments[0].write_bytes(segments[0].read_bytes()[:-7])
+
+    with serve_view(tmp_path / "view", tmp_path / "runs") as view:
+        ids = {name: find_id(view, name) for name in ("whole", "damaged", "cut", "vanishing")}
+        shutil.rmtree(tmp_path / "runs/vanishing")
+
+        assert "the ledger is damaged" in fetch(view, "/")[1]
+        assert fetch(view, f"/runs/{ids['damaged']}")[0] == 500
+        assert fetch(view, f"/runs/{ids['vanishing']}")[0] == 404
+        assert fetch(view, f"/runs/{ids['whole']}")[0] == 200
+        attempt = int(segments[0].stem)
+        status, page = fetch(view, f"/runs/{ids['cut']}/attempts/{attempt}/transcript")
+        assert status == 200 and "What is here?" in page
+
+
+def test_the_view_stays_small_and_ends_with_a_signal(runs: Path, tmp_path: Path) -> None:
+    with serve_view(tmp_path, runs) as view:
+        run = find_id(view, "hostile")
+        for _ in range(3):
+            for path in (
+                "",
+                "/instances",
+                "/timeline",
+                "/attempts/1/transcript?turn=30",
+                "/attempts/1/raw?turn=60",
+            ):
+                assert fetch(view, f"/runs/{run}{path}")[0] == 200
+        assert psutil.Process(view.command.pid).memory_info().rss < MOST_MEMORY
+
+        view.command.signal(signal.SIGINT)
+        assert view.command.wait() == 0, view.command
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    refused = Command(tmp_path / "commands", "view", str(tmp_path / "nowhere"))
+
+    assert refused.wait() == 2
+    assert f"no such directory: `{tmp_path / 'nowhere'}`" in refused.stderr
