@@ -38,6 +38,8 @@ OTHER_FLAGS = {
     "format",
     "watch",
     "peers",
+    "by",
+    "fail-if-worse",
     "attempt",
     "sample",
     "turn",
