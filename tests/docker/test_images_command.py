@@ -12,47 +12,11 @@ from typing import Any
 
 import pytest
 from tests import docker_daemon, layer_projects
-from tests.command_runner import Command, Scene, until
+from tests.command_runner import until
 from tests.docker.test_docker_budget import Others
 from tests.docker_daemon import MB, Daemon, Registry, noise
+from tests.docker_images import STEPS, DockerScene, manifest
 from tests.image_builds import settled
-
-STEPS = 'before = ["RUN echo before > /before"]\nafter = ["RUN cat /before > /opt/after"]\nnetwork = "none"'
-
-
-class DockerScene:
-    """Recipes over bases in a registry, and the command with a daemon."""
-
-    def __init__(self, place: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.place = place
-        self.registry = registry
-        self.scene = Scene(place)
-        self.out = place / "run"
-        self.temp = place / "temp"
-        self.temp.mkdir()
-        self.agent = place / "agent"
-        self.agent.mkdir()
-        (self.agent / "tool").write_text("#!/bin/sh\necho hello\n")
-        (self.agent / "tool").chmod(0o755)
-        (self.agent / "data").write_bytes(noise(MB))
-        monkeypatch.setenv("HOLDWATER_CACHE", str(place / "cache"))
-        monkeypatch.setenv("DOCKER_CONFIG", str(place / "docker-config"))
-        monkeypatch.setenv("TMPDIR", str(self.temp))
-
-    def recipe(self, bases: list[str], repository: str, build: str) -> Path:
-        lines = [f"base-{number} {base}\n" for number, base in enumerate(bases)]
-        (self.place / "bases.txt").write_text("".join(lines))
-        path = self.place / f"{repository.replace('/', '-')}.toml"
-        path.write_text(
-            f'[bases]\nfile = "bases.txt"\n[target]\nrepository = "{self.registry.host}/{repository}"\n'
-            'alias = "{id}"\n[agent]\ndirectory = "agent"\nenv = {MODE = "a \\"b\\" $c"}\nuser = "1000"\n'
-            'workdir = "/opt"\nentrypoint = ["/opt/agent/tool"]\nlabels = {team = "evals"}\n'
-            f"[build]\n{build}\n"
-        )
-        return path
-
-    def build(self, recipe: Path, *words: str) -> Command:
-        return self.scene.start("images", "build", str(recipe), "--out", str(self.out), "--json", *words)
 
 
 @pytest.fixture
@@ -85,11 +49,6 @@ def hold_to_the_budget(
         left = [one for one in daemon.images() if not one.startswith("others/")]
         assert len(left) <= 2 and all("/base-" in one for one in left), left
         assert not list(scene.temp.iterdir())
-
-
-def manifest(scene: DockerScene) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((scene.out / "images.json").read_bytes())
-    return found
 
 
 @pytest.mark.proof  # the same without the command: `test_docker_budget.py`

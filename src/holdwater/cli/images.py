@@ -32,6 +32,19 @@ class ImageFlags:
     """The selection of images and the engine; they override the recipe."""
 
     engine: Annotated[str | None, _option("`registry`, `docker` or `auto`")] = None
+    force: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Make present images again too: `all` (the default), `bases` or `agent` alone",
+            show_default=False,
+            negative="",
+            consume_multiple=(0, 1),
+        ),
+    ] = None
+    disk: Annotated[
+        str | None,
+        _option("Disk that the docker daemon may use in addition to its current usage, such as `60GiB`"),
+    ] = None
     only: Annotated[list[str] | None, _option("Only images whose name matches; may be repeated")] = None
     limit: Annotated[int | None, _option("Only the first N images")] = None
     shard: Annotated[str | None, _option("Only part i of n: `1/4`")] = None
@@ -43,9 +56,12 @@ class BuildFlags(ImageFlags):
     """The selection of images, and the limits of a build."""
 
     concurrency: Annotated[int | None, _option("Images at once")] = None
-    disk: Annotated[
+    cache: Annotated[
         str | None,
-        _option("Disk that the docker daemon may use in addition to its current usage, such as `60GiB`"),
+        _option("What may stay: layers here (10GiB), bases on the daemon (1GiB); also HOLDWATER_CACHE_SIZE"),
+    ] = None
+    keep: Annotated[
+        bool | None, _option("Keep all bases on the docker daemon for the next build, within `--cache`")
     ] = None
     retries: Annotated[int | None, _option("Retries after a transient failure (2)")] = None
     timeout: Annotated[float | None, _option("Time limit per image, in seconds (3600)")] = None
@@ -55,7 +71,9 @@ class BuildFlags(ImageFlags):
 def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = False) -> int:  # noqa: B008 - frozen
     """Show which images exist, which would be made, how and at what cost.
 
-    For example: `holdwater images plan images.toml`
+    For example: `holdwater images plan images.toml --json`
+
+    Exit status: 0 all exist or can be made, 1 some cannot, 2 bad input, 4 too little disk.
 
     Parameters
     ----------
@@ -73,7 +91,7 @@ def plan(recipe: Path, /, *, choice: ImageFlags = ImageFlags(), json: Flag = Fal
     found = complete(api.plan_build(prepared, make_progress_printer(console)))
     console.write_result(found, lambda: render_plan(found), json=json)
     console.flush()
-    return 1 if found.unknown else 0
+    return found.exit_status
 
 
 @images.command

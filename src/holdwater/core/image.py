@@ -17,6 +17,8 @@ from .records import GiB, Record
 
 KEY_LABEL = "io.holdwater.key"  # identifies the content of an image: see `compute_image_key`
 BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
+LAYER_CACHE = 10 * GiB
+DAEMON_CACHE = 1 * GiB
 
 
 class EngineKind(StrEnum):
@@ -25,6 +27,14 @@ class EngineKind(StrEnum):
     AUTO = "auto"  # the registry if the recipe allows it, otherwise docker
     REGISTRY = "registry"
     DOCKER = "docker"
+
+
+class ForcedPhase(StrEnum):
+    """The phase of a build that is carried out again, also for images that are present."""
+
+    ALL = "all"
+    BASES = "bases"  # the `before` lines
+    AGENT = "agent"  # the agent's layer, and the image with it
 
 
 class ImagePlatform(Record, frozen=True):
@@ -85,6 +95,7 @@ class ImageTarget(Record, frozen=True):
     base: str  # a reference: `debian:12`, `ghcr.io/a/b@sha256:...`
     repository: str  # the destination: `localhost:5000/agents`
     aliases: tuple[str, ...] = ()  # readable tags beside the tag that is derived from the content
+    bases: str = ""  # the repository of the base with the `before` lines; empty: that base is not published
 
 
 class ImageOutcome(StrEnum):
@@ -111,6 +122,7 @@ class PublishedImage(Record, frozen=True):
     mounted: int = 0  # blobs that were mounted from another repository of the registry
     seconds: float = 0.0
     replaced: str = ""  # the digest of a different image that had the tag before
+    prepared: str = ""  # the published base with the `before` lines, pinned by digest
 
 
 class ImageForecast(Record, frozen=True):
@@ -125,6 +137,8 @@ class ImageForecast(Record, frozen=True):
     download: int = 0
     disk: int = 0  # bytes on the daemon's disk during the build
     replaces: str = ""
+    prepared: str = ""  # the reference of the published base with the `before` lines
+    prepares: bool = False  # that base must be made first, so the reference of the image is not known yet
 
 
 class FailedForecast(Record, frozen=True):
@@ -133,6 +147,7 @@ class FailedForecast(Record, frozen=True):
     name: str
     base: str
     failure: str
+    again: bool = False  # the registry or the daemon did not answer properly: the image may be possible
 
 
 class ImagesPlan(Record, frozen=True):
@@ -147,11 +162,14 @@ class ImagesPlan(Record, frozen=True):
     total: int
     make: int
     present: int
-    unknown: int
+    impossible: int  # images that no build can make: a missing base, a refused login
+    unknown: int  # images whose registry or daemon did not answer properly
+    make_bases: int  # bases with `before` lines that must be made first
     upload: int
     download: int
     disk: int  # the largest need of a single image on the daemon's disk
-    disk_free: int  # free bytes on the daemon's disk; 0: not queried
+    disk_free: int  # bytes that the build may use there; 0: not queried
+    exit_status: int  # of `images plan`: 0, 1 for impossible or unknown images, 4 for too small a disk
     images: list[ImageForecast | FailedForecast]
 
 
@@ -217,6 +235,7 @@ class ImageRecipe(Record, frozen=True):
     agent: AgentSource | None = None
     edits: ConfigEdits = ConfigEdits()
     steps: BuildSteps = BuildSteps()
+    base_repository: str | None = None  # where bases with the `before` lines are published and found
     platforms: tuple[ImagePlatform, ...] = (ImagePlatform(),)
     engine: EngineKind = EngineKind.AUTO
     aliases: tuple[str, ...] = ()  # the templates of readable tags: `{id}`
@@ -225,7 +244,9 @@ class ImageRecipe(Record, frozen=True):
     )
     concurrency: int = 16
     disk: int | None = None  # bytes that the daemon may use beyond those in use already; None: all free space
-    cache: int = 1 * GiB  # bytes of build cache and shared layers that stay on the daemon
+    cache: int | None = None  # bytes that may stay here and on the daemon; None: see the properties
+    keep: bool = False  # bases stay on the daemon for the next build, within `cache`
+    force: ForcedPhase | None = None
     network: str = ""  # network of the steps of a real build: `host`, `none`; empty: the daemon's default
     registries: dict[str, RegistryOptions] = msgspec.field(default_factory=dict)
 
@@ -235,6 +256,24 @@ class ImageRecipe(Record, frozen=True):
         if self.engine is not EngineKind.AUTO:
             return self.engine
         return EngineKind.DOCKER if self.steps else EngineKind.REGISTRY
+
+    @property
+    def layer_cache(self) -> int:
+        """The bytes of agents' layers that stay on this machine."""
+        return LAYER_CACHE if self.cache is None else self.cache
+
+    @property
+    def daemon_cache(self) -> int:
+        """The bytes of bases that stay on the docker daemon."""
+        return DAEMON_CACHE if self.cache is None else self.cache
+
+    @property
+    def forces_bases(self) -> bool:
+        return self.force in (ForcedPhase.ALL, ForcedPhase.BASES)
+
+    @property
+    def forces_agent(self) -> bool:
+        return self.force in (ForcedPhase.ALL, ForcedPhase.AGENT)
 
 
 def compute_image_key(base_digest: str, blueprint: ImageBlueprint) -> str:

@@ -65,6 +65,7 @@ class BuildRequest(Record, frozen=True):
     platform: str = ""
     network: str = ""  # network of its RUN steps; empty: the daemon's default
     seconds: float = 3600.0
+    cached: bool = True  # steps may come from the build cache
 
 
 class BuildFailed(DockerError):
@@ -125,6 +126,7 @@ class DockerCommand:
         command += ["--tag", build.tag]
         command += ["--platform", build.platform] if build.platform else []
         command += ["--network", build.network] if build.network else []
+        command += [] if build.cached else ["--no-cache"]
         for name, value in build.arguments.items():
             command += ["--build-arg", f"{name}={value}"]
         return [*command, build.context]

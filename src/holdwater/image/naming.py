@@ -95,6 +95,7 @@ def image_of(recipe: ImageRecipe, instance: Instance, base: str, place: str) -> 
         base=base,
         repository=_fill_repository(recipe.repository, instance, place),
         aliases=tuple(dict.fromkeys(as_tag(fill_template(x, instance, place)) for x in recipe.aliases)),
+        bases=_fill_repository(recipe.base_repository, instance, place) if recipe.base_repository else "",
     )
 
 

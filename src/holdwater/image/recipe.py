@@ -43,13 +43,15 @@ class _BasesTable(RecipeTable):
 class _TargetTable(RecipeTable):
     repository: str
     alias: str | list[str] = msgspec.field(default_factory=list)
+    bases: str | None = None
 
 
 class _BuildTable(RecipeTable):
     engine: EngineKind = EngineKind.AUTO
     concurrency: int = 16
     disk: str | int | None = None
-    cache: str | int = "1GiB"
+    cache: str | int | None = None
+    keep: bool = False
     platform: str | list[str] = "linux/amd64"
     network: str = ""
     before: list[str] = msgspec.field(default_factory=list)
@@ -95,12 +97,14 @@ class _RecipeReader:
                 before=self._check_steps("before", build.before),
                 after=self._check_steps("after", build.after),
             ),
+            base_repository=self._check_base_repository(file),
             platforms=self._parse_platforms(build.platform),
-            engine=self._check_engine(build),
+            engine=self._check_engine(file),
             aliases=self._check_aliases(file.target, several=len(bases) != 1),
             concurrency=self._check_concurrency(build.concurrency),
             disk=self._parse_size("disk", build.disk),
-            cache=self._parse_size("cache", build.cache) or 0,
+            cache=self._parse_size("cache", build.cache),
+            keep=build.keep,
             network=build.network,
             registries=file.registries,
         )
@@ -187,9 +191,19 @@ class _RecipeReader:
             raise self._text.field_error("build.platform", "no platform, or a duplicate platform")
         return tuple(found)
 
-    def _check_engine(self, build: _BuildTable) -> EngineKind:
+    def _check_base_repository(self, file: _RecipeFile) -> str | None:
+        bases = file.target.bases
+        if bases and not file.build.before:
+            raise self._text.field_error("target.bases", "needs `build.before`, which is run on the bases")
+        if bases == file.target.repository:
+            raise self._text.field_error("target.bases", f"must differ from `target.repository`: `{bases}`")
+        self._check_template("target.bases", bases)
+        return bases
+
+    def _check_engine(self, file: _RecipeFile) -> EngineKind:
+        build = file.build
         steps = build.before or build.after
-        if build.engine is EngineKind.REGISTRY and steps:
+        if build.engine is EngineKind.REGISTRY and steps and (build.after or not file.target.bases):
             raise self._text.field_error(
                 "build.engine", "the registry engine cannot run `before` and `after`", "use `docker`"
             )

@@ -26,7 +26,8 @@ def render_plan(plan: ImagesPlan) -> RenderableType:
     table = _table("image", "base", "would be", "tag", "up", "down")
     for one in plan.images[:MOST_ROWS]:
         if isinstance(one, FailedForecast):
-            table.add_row(_name(one.name), _name(one.base), Text("unknown", "red"), line(one.failure), "", "")
+            word = Text("unknown" if one.again else "impossible", "red")
+            table.add_row(_name(one.name), _name(one.base), word, line(one.failure), "", "")
             continue
         how = "present" if one.how is ImageOutcome.PRESENT else "made"
         tag = one.reference.rpartition(":")[2][:12]
@@ -47,8 +48,14 @@ def render_plan(plan: ImagesPlan) -> RenderableType:
     facts.add_row(
         "layer", f"{size(plan.layer_bytes)}: {', '.join(plan.layers)[:26]}" if plan.layers else "none"
     )
-    unknown = f", {plan.unknown} unknown" if plan.unknown else ""
-    facts.add_row("images", f"{plan.total}: {plan.make} would be made, {plan.present} exist{unknown}")
+    bad = "".join(
+        f", {number} {word}"
+        for number, word in ((plan.impossible, "impossible"), (plan.unknown, "unknown"))
+        if number
+    )
+    facts.add_row("images", f"{plan.total}: {plan.make} would be made, {plan.present} exist{bad}")
+    if plan.make_bases:
+        facts.add_row("bases", f"{plan.make_bases} with the `before` lines would be made first")
     facts.add_row("traffic", f"{size(plan.upload)} up, {size(plan.download)} down")
     disk = (
         f"{size(plan.disk)} at most for one image, {size(plan.disk_free)} are free" if plan.disk else "none"

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from ...core.image import ImagePlatform
 from ...core.records import Record
@@ -14,6 +17,7 @@ from ...docker.client import DaemonGone, DockerClient, DockerError
 from . import failure_causes
 from .daemon import has_image
 from .janitor import Janitor
+from .journal import BasePulled
 
 NO_AUTH = "e30="  # `{}`: daemons require the header even without credentials
 
@@ -117,6 +121,14 @@ class ImagePuller:
     async def auth_headers(self, name: str) -> dict[str, str]:
         """Return the header for pulls from and pushes to a repository."""
         return {"X-Registry-Auth": await self._bases.auth(host_of(name)) or NO_AUTH}
+
+
+class BaseKeeper(Janitor):
+    """A janitor that keeps the bases it pulled for the next run, as far as its cache allows."""
+
+    def record_pulled(self, reference: str, size: int) -> None:
+        if (base := self._contents.bases.get(reference)) is not None:
+            self._open_journal.write(BasePulled(replace(base, size=size, used=time.time(), warm=True)))
 
 
 def _count_fetched(message: dict[str, Any], before: int, size: int) -> int:

@@ -51,6 +51,7 @@ class BuildOptions(Record, frozen=True):
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # search path for `docker`
     network: str = ""  # network of RUN steps; empty: the daemon's default
     seconds: float = 3600.0  # time limit of one build
+    force: bool = False  # build images that are present too, and without the daemon's build cache
 
 
 class DockerEngine:
@@ -78,6 +79,7 @@ class DockerEngine:
         self.layer_bytes: tuple[int, ...] = ()  # content size of each layer, as the daemon counts it
         self._note = note
         self._docker: DockerCommand | None = None
+        self._forced: set[str] = set()  # keys of images made by this engine; bound: the images of a recipe
         self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> DockerEngine:
@@ -107,7 +109,7 @@ class DockerEngine:
         base = await self.bases.find_base(image.base, self.platform)
         key = compute_image_key(base.digest, self.blueprint)
         found = await self.bases.find_tag(f"{image.repository}:{key}")
-        present = found is not None and found[1] == key
+        present = self._is_present(found, key)
         upload, download, disk = 0, 0, 0
         if not present:
             self.janitor.expect_base(base.digest, base.diff_ids)
@@ -124,7 +126,7 @@ class DockerEngine:
             upload=upload,
             download=download,
             disk=disk,
-            replaces=found[0] if found is not None and not present else "",
+            replaces=found[0] if found is not None and found[1] != key else "",
         )
 
     async def make(self, image: ImageTarget, log: Path, progress: BuildProgress) -> PublishedImage:
@@ -135,10 +137,11 @@ class DockerEngine:
         # Two images with the same content are one image: the second request finds it in the registry.
         async with self._keys.setdefault(key, asyncio.Lock()):
             found = await self.bases.find_tag(f"{image.repository}:{key}")
-            if found is not None and found[1] == key:
+            if found is not None and self._is_present(found, key):
                 made = make_result(image, base, key, ImageOutcome.PRESENT, digest=found[0])
             else:
                 made = await self._make_cleanly(ImageBuild(self, image, base, key, log, progress))
+                self._forced.add(key)
                 made = replace(made, replaced=found[0] if found is not None else "")
         for alias in image.aliases:
             await self.bases.alias(made.reference, alias)
@@ -155,6 +158,11 @@ class DockerEngine:
         finally:
             work = self.janitor.settle(making.tags)
             await run_uncancellable(work, CLEANUP_SECONDS, self._note, f"after `{making.image.name}`")
+
+    def _is_present(self, found: tuple[str, str] | None, key: str) -> bool:
+        """Return whether the tag that was found is this image, and need not be made again."""
+        forced = self.options.force and key not in self._forced
+        return found is not None and found[1] == key and not forced
 
     def _link_layers(self) -> None:
         """Put the layers' files into the context directory. Blocks."""
@@ -237,6 +245,7 @@ class ImageBuild:
             platform=str(self._engine.platform),
             network=self._engine.options.network,
             seconds=self._engine.options.seconds,
+            cached=not self._engine.options.force,
         )
         try:
             async with self._janitor.track_build(self._make_trace):

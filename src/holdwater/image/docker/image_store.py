@@ -26,11 +26,10 @@ from ...docker.build import BuildFailed, BuildRequest, DockerCommand, find_docke
 from ...docker.client import DockerClient, DockerError
 from ...shielded_wait import SingleFlight
 from . import failure_causes
-from .bases import BaseImage, BaseLookup, ImagePuller, measure_missing, pin_reference
+from .bases import BaseImage, BaseKeeper, BaseLookup, ImagePuller, measure_missing, pin_reference
 from .daemon import NAMESPACE, has_image, read_image_size, tag_image
 from .dockerfile import DockerfileContext
 from .engine import BuildOptions
-from .janitor import Janitor
 from .journal import SUFFIX, BasePulled, DiskBaseline, slug
 from .ownership import OwnedBase
 
@@ -38,7 +37,7 @@ from .ownership import OwnedBase
 BUILT_REPOSITORY = f"{NAMESPACE}/built"
 
 
-class ImageKeeper(Janitor):
+class ImageKeeper(BaseKeeper):
     """A janitor that evicts the least recently used image first, and adopts an earlier conductor's images."""
 
     def __init__(
@@ -91,11 +90,6 @@ class ImageKeeper(Janitor):
         """Record an image name as owned; the name must be absent from the daemon, or be a tag of the run."""
         if name not in self._contents.bases:
             self._open_journal.write(BasePulled(OwnedBase(reference=name, used=time.time())))
-
-    def record_pulled(self, reference: str, size: int) -> None:
-        """Record the size of a pulled or built image, which may stay after the run."""
-        if (base := self._contents.bases.get(reference)) is not None:
-            self._open_journal.write(BasePulled(replace(base, size=size, used=time.time(), warm=True)))
 
     async def settle(self, tags: Sequence[str] = ()) -> None:
         """Clean up after an image of the plan; bases stay until space is needed."""

@@ -50,13 +50,16 @@ LayerBuilder = Callable[[ScratchDirectory], Awaitable[ImageLayer]]
 class LayerCache:
     """A directory of layers, used with `async with`. Layers from `get` stay until the cache is closed."""
 
-    def __init__(self, directory: Path, cap: int, note: Note = lambda kind, message: None) -> None:
+    def __init__(
+        self, directory: Path, cap: int, note: Note = lambda kind, message: None, *, rebuild: bool = False
+    ) -> None:
         self._layers = directory / "layers"
         self._locks = directory / "locks"
         self._scratch = directory / "scratch"
         self.directory = directory
         self._cap = cap
         self._note = note
+        self._rebuild = rebuild  # layers of earlier builds are built again
         self._held: dict[str, int] = {}  # key -> lock; bound: the requested layers
         self._verified: set[str] = set()  # bound: the requested layers
 
@@ -105,6 +108,8 @@ class LayerCache:
                 os.close(lock)
 
     async def _find_layer(self, key: str) -> ImageLayer | None:
+        if self._rebuild and key not in self._verified:
+            return None
         entry = self._layers / key
         try:
             layer = msgspec.json.decode((entry / RECORD).read_bytes(), type=ImageLayer)

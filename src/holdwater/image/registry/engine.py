@@ -52,15 +52,20 @@ class ImageDraft(NamedTuple):
     parts: tuple[AssembledImage, ...]  # one image per platform
     current_digest: str  # the digest that the tag refers to now; empty: no such tag
     damage: str = ""  # a description of the damage of the tagged image; empty: none
+    forced: bool = False  # the image is made also if it is present
 
     @property
     def how(self) -> ImageOutcome:
-        present = self.current_digest == self.top.digest and not self.damage
-        return ImageOutcome.PRESENT if present else ImageOutcome.MADE
+        return ImageOutcome.PRESENT if self.is_whole and not self.forced else ImageOutcome.MADE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tag refers to this image, and nothing of it is damaged."""
+        return self.current_digest == self.top.digest and not self.damage
 
     @property
     def replaces(self) -> str:
-        return "" if self.how is ImageOutcome.PRESENT else self.current_digest
+        return "" if self.is_whole else self.current_digest
 
     @property
     def config_bytes(self) -> int:
@@ -71,7 +76,9 @@ class ImageDraft(NamedTuple):
 class RegistryEngine:
     """Makes images by appending; used with `async with`, while its registry clients are open."""
 
-    def __init__(self, blueprint: ImageBlueprint, registries: RegistryClients, note: Note) -> None:
+    def __init__(
+        self, blueprint: ImageBlueprint, registries: RegistryClients, note: Note, *, force: bool = False
+    ) -> None:
         if blueprint.steps:
             raise BadInput("the registry engine cannot run the recipe's `steps`", "use engine `docker`")
         if not blueprint.platforms:
@@ -79,6 +86,8 @@ class RegistryEngine:
         self._blueprint = blueprint
         self._registries = registries
         self._note = note
+        self._force = force
+        self._forced: set[str] = set()  # references that were made in any case; bound: the images of a recipe
 
     async def __aenter__(self) -> Self:
         self._transfers = BlobTransfers(self._registries, self._note)
@@ -114,6 +123,8 @@ class RegistryEngine:
                 await self._make_image(drawn, account, progress)
                 if drawn.damage:
                     await self._check_repaired(drawn)
+                if self._force:
+                    self._forced.add(f"{image.repository}:{drawn.tag}")
             await run_concurrently(*(self._put_alias(drawn, alias) for alias in image.aliases))
         return PublishedImage(
             name=image.name,
@@ -150,7 +161,8 @@ class RegistryEngine:
         top = assemble_index(base.several, base.children, written) if base.several else written[0]
         same = held == top.digest
         damage = await find_damage(self._client(place), place, top.digest) if same else ""
-        return ImageDraft(base, place, tag, top, parts, held, damage)
+        forced = self._force and f"{image.repository}:{tag}" not in self._forced
+        return ImageDraft(base, place, tag, top, parts, held, damage, forced)
 
     async def _read_tag(self, place: ImageReference, tag: str) -> str:
         """Return the digest that a tag refers to; empty: the registry has no such tag."""

@@ -16,10 +16,11 @@ import msgspec
 
 from ...core.authoring import Agent
 from ...core.config import RunConfig
-from ...core.errors import BadInput
+from ...core.errors import BadInput, RunStopped
 from ...core.image import (
     EngineKind,
     FailedForecast,
+    ForcedPhase,
     ImageForecast,
     ImageOutcome,
     ImageRecipe,
@@ -27,7 +28,6 @@ from ...core.image import (
     ImagesPlan,
 )
 from ...core.records import Limits
-from ...image.recipe import read_recipe
 from ...image.registry.lookup import check_image
 from ...ledger.audit import audit_run as audit_ledger
 from ...ledger.directory import RunDirectory
@@ -36,19 +36,23 @@ from ...ledger.reader import LedgerReader
 from ...version import __version__
 from ..execute import RunSetup
 from ..setup.config import check_config, default_directory, read_environment
+from ..setup.options import load_recipe
 from ..setup.resumption import check_trust
 from .build_run import ImageBuildRun, make_image_suite
+from .engine_choice import can_assemble
+
+OVERRIDES = ("engine", "concurrency", "disk", "cache", "keep", "force")  # options that replace the recipe's
 
 
 def prepare_build(recipe: Path, out: Path | None, said: dict[str, Any]) -> RunSetup:
     """Check everything that can be checked without a registry; make nothing."""
-    found = read_recipe(recipe, read_environment().inherited)
-    changes = {
-        name: said.pop(name) for name in ("engine", "concurrency", "disk") if said.get(name) is not None
-    }
+    found = load_recipe(recipe)
+    changes = {name: said.pop(name) for name in OVERRIDES if said.get(name) is not None}
     found = msgspec.structs.replace(found, **changes)
-    if found.steps and found.chosen_engine is EngineKind.REGISTRY:
+    if found.chosen_engine is EngineKind.REGISTRY and not can_assemble(found):
         raise BadInput("`--engine registry` cannot carry out the recipe's `before` and `after`")
+    if found.force is ForcedPhase.BASES and found.base_repository is None:
+        raise BadInput("`--force bases` requires `target.bases` in the recipe")
     if len(found.platforms) > 1 and found.chosen_engine is EngineKind.DOCKER:
         raise BadInput("`--engine docker` makes one platform at a time, and the recipe names several")
     suite = make_image_suite(found)
@@ -103,7 +107,7 @@ async def plan_build(prepared: RunSetup, tell: Callable[[str], None] = lambda te
             async for row in works.foresee_images():
                 rows.append(row)
                 tell(f"looked at {len(rows)} images")
-            free = works.daemon.disk().free if works.daemon else 0
+            free = works.daemon.allowance() if works.daemon else 0
             return _make_plan(recipe, works, rows, free)
 
 
@@ -150,6 +154,8 @@ def _make_plan(
     known = [row for row in rows if isinstance(row, ImageForecast)]
     make = [row for row in known if row.how is ImageOutcome.MADE]
     layers = works.blueprint.layers
+    failed = [row for row in rows if isinstance(row, FailedForecast)]
+    disk = max((row.disk for row in make), default=0)
     return ImagesPlan(
         recipe=recipe.path,
         revision=recipe.revision,
@@ -160,11 +166,14 @@ def _make_plan(
         total=len(rows),
         make=len(make),
         present=len(known) - len(make),
-        unknown=len(rows) - len(known),
+        impossible=sum(not row.again for row in failed),
+        unknown=sum(row.again for row in failed),
+        make_bases=len({row.prepared for row in make if row.prepares}),
         upload=sum(row.upload for row in make),
         download=sum(row.download for row in make),
-        disk=max((row.disk for row in make), default=0),
+        disk=disk,
         disk_free=free,
+        exit_status=RunStopped.exit_status if disk > free else int(bool(failed)),
         images=rows,
     )
 
@@ -172,6 +181,8 @@ def _make_plan(
 def _explain_engine(recipe: ImageRecipe) -> str:
     if recipe.engine is recipe.chosen_engine:
         return "set by the recipe"
+    if recipe.base_repository is not None and not recipe.steps.after:
+        return "`before` needs it; the agent is added in the registry"
     if recipe.steps:
         return "the recipe has `before` or `after`, which no registry can carry out"
     return "nothing has to be run, so nothing is pulled"

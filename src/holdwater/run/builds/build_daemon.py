@@ -16,6 +16,7 @@ from ...core.image import FailedForecast, ImageBlueprint, ImageEngine, ImageFore
 from ...docker.build import find_docker
 from ...docker.client import DaemonWatch, DockerClient, DockerError
 from ...governor.resource_reading import DiskReading
+from ...image.docker.bases import BaseKeeper
 from ...image.docker.daemon import DaemonDisk, DaemonLeftover, find_daemon_disk, measure_disk, preflight
 from ...image.docker.engine import BuildOptions, DockerEngine
 from ...image.docker.janitor import Janitor
@@ -49,11 +50,12 @@ class BuildDaemon:
             self.watch = await self._stack.enter_async_context(DaemonWatch(self._client))
             self._disk: DaemonDisk = await find_daemon_disk(self._client)
             self._before = self._disk.total - self._disk.free
-            janitor = Janitor(
+            keeper = BaseKeeper if self._recipe.keep else Janitor
+            janitor = keeper(
                 self._client,
                 find_state_directory(self._environment),
                 self._run,
-                self._recipe.cache,
+                self._recipe.daemon_cache,
                 self._note,
             )
             self._janitor = await self._stack.enter_async_context(janitor)
@@ -67,8 +69,8 @@ class BuildDaemon:
     ) -> None:
         await self._stack.aclose()
 
-    async def open_engine(self, blueprint: ImageBlueprint) -> ImageEngine:
-        way = BuildOptions(path=self._environment.path, network=self._recipe.network)
+    async def open_engine(self, blueprint: ImageBlueprint, force: bool) -> ImageEngine:
+        way = BuildOptions(path=self._environment.path, network=self._recipe.network, force=force)
         engine = DockerEngine(blueprint, self._client, self._bases, self._janitor, self._note, way)
         return await self._stack.enter_async_context(engine)
 
@@ -90,6 +92,11 @@ class BuildDaemon:
         disk = measure_disk(self._disk.path)
         preflight(need, disk if self._budget is None else _cap_disk(disk, self._budget))
         self._before = disk.total - disk.free
+
+    def allowance(self) -> int:
+        """Return the bytes on the disk that a build may use now."""
+        free = self.disk().free
+        return free if self._budget is None else min(free, self._budget)
 
     async def make_room(self, lacking: int) -> None:
         await self._janitor.make_room(self.disk().free + lacking)

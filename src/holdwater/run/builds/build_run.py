@@ -43,6 +43,7 @@ from ..fleet.interface import Emit
 from ..resources.disk_space import DiskSpace
 from ..setup.config import ProcessEnvironment
 from .build_daemon import BuildDaemon
+from .engine_choice import open_engine
 from .image_fleet import ImageFleet, image_to_instance, instance_to_image
 from .image_maker import open_blueprint
 
@@ -93,17 +94,19 @@ class ImageBuildRun:
         log = self._logs / "layer.log"
         found = open_blueprint(self.recipe, self.registries, self._environment, log)
         self.blueprint = await self._stack.enter_async_context(found)
-        if self.recipe.chosen_engine is EngineKind.REGISTRY:
-            engine = RegistryEngine(self.blueprint, self.registries, self.note)
-            self.engine = await self._stack.enter_async_context(engine)
-            return
         bases = RegistryLookup(self.registries, self._credentials)
-        daemon = BuildDaemon(run, self._config, self._environment, bases, self.note)
-        self.daemon = await self._stack.enter_async_context(daemon)
-        self.engine = await self.daemon.open_engine(self.blueprint)
-        if space is not None:
+        if self.recipe.chosen_engine is EngineKind.DOCKER:
+            daemon = BuildDaemon(run, self._config, self._environment, bases, self.note)
+            self.daemon = await self._stack.enter_async_context(daemon)
+        open_docker = self.daemon.open_engine if self.daemon is not None else None
+        self.engine = await open_engine(self.recipe, self.blueprint, bases, self._open_assembly, open_docker)
+        if space is not None and self.daemon is not None:
             self.daemon.begin([one async for one in self.foresee_images()])
             space.use_store(self.daemon)
+
+    async def _open_assembly(self, blueprint: ImageBlueprint, force: bool) -> ImageEngine:
+        engine = RegistryEngine(blueprint, self.registries, self.note, force=force)
+        return await self._stack.enter_async_context(engine)
 
     async def feed(self, ledger: Ledger, resumed: bool) -> SampleFeed:
         self._ledger = ledger
@@ -216,7 +219,7 @@ async def _foresee_image(engine: ImageEngine, image: ImageTarget) -> ImageForeca
     try:
         return await engine.foresee(image)
     except AttemptError as error:
-        return FailedForecast(name=image.name, base=image.base, failure=error.message)
+        return FailedForecast(name=image.name, base=image.base, failure=error.message, again=error.again)
 
 
 def _set_disk_limit(instance: Instance, foreseen: ImageForecast | FailedForecast) -> Instance:

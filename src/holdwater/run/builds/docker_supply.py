@@ -22,7 +22,7 @@ import msgspec
 
 from ...core.config import RunConfig
 from ...core.errors import AttemptError, BadInput, ImageFailed, RunStopped
-from ...core.image import EngineKind, ImagePlatform, ImageRecipe, Note
+from ...core.image import EngineKind, ImageBlueprint, ImageEngine, ImagePlatform, ImageRecipe, Note
 from ...core.records import AttemptFailure, GiB, SandboxSpec
 from ...docker.client import DaemonGone, DockerClient, DockerError
 from ...governor.disks import EASE_FACTOR, make_budget_room, make_disk_room
@@ -42,6 +42,7 @@ from ...rollout.periodic_task import PeriodicTask
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
 from .build_daemon import STORE, find_state_directory
+from .engine_choice import open_engine
 from .image_maker import ImageMaker, open_blueprint
 
 PREFETCHES = 2  # at once
@@ -180,7 +181,9 @@ class DockerSupply:
         )
         bases = RegistryLookup(registries, credentials)
         self._disk: DaemonDisk = await find_daemon_disk(self._client)
-        warm = recipe.cache if recipe else min(WARM, self._disk.total // WARM_PART)
+        warm = recipe.daemon_cache if recipe else environment.cache_size
+        if warm is None:
+            warm = min(WARM, self._disk.total // WARM_PART)
         state, run = find_state_directory(environment), self._config.id
         keeper = ImageKeeper(self._client, state, run, warm, self._note, self._list_expected)
         self._keeper = await enter(keeper)
@@ -200,12 +203,17 @@ class DockerSupply:
     ) -> ImageMaker:
         enter, log = self._stack.enter_async_context, self._logs / "layer.log"
         blueprint = await enter(open_blueprint(recipe, registries, self._environment, log))
-        engine: RegistryEngine | DockerEngine
-        if recipe.chosen_engine is EngineKind.REGISTRY:
-            engine = await enter(RegistryEngine(blueprint, registries, self._note))
-        else:
-            docker = DockerEngine(blueprint, self._client, bases, self._keeper, self._note, way)
-            engine = await enter(docker)
+
+        async def open_assembly(part: ImageBlueprint, force: bool) -> ImageEngine:
+            return await enter(RegistryEngine(part, registries, self._note, force=force))
+
+        async def open_docker(part: ImageBlueprint, force: bool) -> ImageEngine:
+            return await enter(DockerEngine(part, self._client, bases, self._keeper, self._note, way))
+
+        needs_docker = recipe.chosen_engine is EngineKind.DOCKER
+        engine = await open_engine(
+            recipe, blueprint, bases, open_assembly, open_docker if needs_docker else None
+        )
         return ImageMaker(recipe, blueprint, engine, bases, self._logs)
 
     async def _read_platform(self) -> ImagePlatform:

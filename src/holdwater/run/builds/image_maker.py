@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe, ImageTarget
-from ...core.records import GiB, Instance
+from ...core.records import Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
 from ...image.layer.agent_layer import prepare_agent
@@ -28,7 +28,6 @@ from ...shielded_wait import SingleFlight
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
 
-LAYER_CACHE = 10 * GiB
 KNOWN = 4096  # images remembered as made; for others the registry is queried again
 
 
@@ -46,7 +45,8 @@ async def open_blueprint(
         image, _, path = place.rpartition(":")
         return await extract_path(registries, image, path, into, platforms[0])
 
-    async with LayerCache(environment.cache / "layers", LAYER_CACHE) as cache:
+    directory, rebuild = environment.cache / "layers", recipe.forces_agent
+    async with LayerCache(directory, recipe.layer_cache, rebuild=rebuild) as cache:
         packaged = await prepare_agent(recipe.agent, cache, log, fetch)
         edits = msgspec.structs.replace(edits, env={**packaged.env, **edits.env})
         yield ImageBlueprint(layers=(packaged.layer,), edits=edits, steps=steps, platforms=platforms)

@@ -39,6 +39,7 @@ from .keys import read_taken_keys
 SCRIPTED = "scripted"
 POLICY_URL = "policy:"  # the base URL of a run whose model is a function
 MEMORY_REQUEST = "HOLDWATER_MEMORY_REQUEST"  # from a pod's downward API
+CACHE_SIZE = "HOLDWATER_CACHE_SIZE"
 PROCESS_MEMORY = 64 * MiB  # the least memory of a conductor or a worker
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
 
@@ -52,6 +53,7 @@ class ProcessEnvironment(Record, frozen=True):
     docker_config: Path | None = None  # docker's own `config.json`, with the credentials of registries
     docker_host: str = DOCKER_SOCKET
     cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and the state of builds on daemons
+    cache_size: int | None = None  # bytes of layers, and of images on a daemon, that may stay
     serve_keys: tuple[str, ...] = ()
     token_links: tuple[Path, ...] = ()  # directories in which clients look for the token of a server
     # The environment of workers: everything but keys.
@@ -64,10 +66,11 @@ def read_environment() -> ProcessEnvironment:
     return ProcessEnvironment(
         providers={names.url: found for names in list_providers() if (found := _find_provider(names, env))},
         path=env.get("PATH") or SYSTEM_PATH,
-        memory_request=_parse_memory_request(env.get(MEMORY_REQUEST)),
+        memory_request=_parse_variable(env, MEMORY_REQUEST),
         docker_config=_find_docker_config(env),
         docker_host=env.get("DOCKER_HOST") or DOCKER_SOCKET,
         cache=find_cache(env),
+        cache_size=_parse_variable(env, CACHE_SIZE),
         serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
         token_links=tuple(list_link_directories(env)),
         inherited={name: value for name, value in env.items() if name not in keys},
@@ -114,8 +117,8 @@ def _find_docker_config(env: Mapping[str, str]) -> Path | None:
     return Path(place, "config.json") if place else None
 
 
-def _parse_memory_request(said: str | None) -> int | None:
-    return parse_bytes(said, MEMORY_REQUEST) if said else None
+def _parse_variable(env: Mapping[str, str], name: str) -> int | None:
+    return parse_bytes(env[name], name) if env.get(name) else None
 
 
 def _find_provider(names: ProviderVariables, env: Mapping[str, str]) -> ModelProvider | None:

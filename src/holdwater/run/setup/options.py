@@ -24,7 +24,7 @@ from ...core.config import (
 )
 from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
-from ...core.image import EngineKind
+from ...core.image import EngineKind, ForcedPhase, ImageRecipe
 from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits
@@ -136,6 +136,9 @@ class ImageBuildOptions(TypedDict, total=False):
     engine: EngineKind | str | None
     concurrency: int | None
     disk: int | str | None
+    cache: int | str | None
+    keep: bool | None
+    force: bool | ForcedPhase | str | Sequence[str] | None
     only: Sequence[str] | None
     limit: int | None
     shard: str | None
@@ -143,13 +146,24 @@ class ImageBuildOptions(TypedDict, total=False):
     timeout: float | None
 
 
+def load_recipe(path: Path) -> ImageRecipe:
+    """Return a recipe, filled and changed by the variables of this process."""
+    environment = read_environment()
+    recipe = read_recipe(path, environment.inherited)
+    size = environment.cache_size
+    return recipe if size is None else msgspec.structs.replace(recipe, cache=size)
+
+
 def parse_build_settings(options: ImageBuildOptions) -> dict[str, Any]:
     """Return the options as fields of a `RunConfig` and of its recipe."""
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if "engine" in said:
         said["engine"] = _parse_choice(EngineKind, said["engine"], "--engine")
-    if "disk" in said:
-        said["disk"] = _parse_size(said["disk"], "--disk")
+    for name in ("disk", "cache"):
+        if name in said:
+            said[name] = _parse_size(said[name], f"--{name}")
+    if "force" in said:
+        said["force"] = _parse_force(said["force"])
     if "shard" in said:
         said["shard"] = parse_shard(said["shard"])
     if "only" in said:
@@ -207,6 +221,14 @@ def _parse_choice(kind: type[StrEnum], value: str, flag: str) -> StrEnum:
         raise BadInput(f"`{flag}` must be one of {choices}: `{value}`") from None
 
 
+def _parse_force(chosen: bool | str | Sequence[str]) -> ForcedPhase | None:
+    """Return the phase to force; `--force` without a phase (`[]`) and `force=True` mean all."""
+    if isinstance(chosen, bool):
+        return ForcedPhase.ALL if chosen else None
+    phases = [chosen] if isinstance(chosen, str) else chosen or [ForcedPhase.ALL]
+    return ForcedPhase(_parse_choice(ForcedPhase, phases[0], "--force"))
+
+
 def _parse_mount(text: str) -> tuple[str, str]:
     """Parse `HERE:THERE`: a path of this machine, and its path in a sandbox."""
     here, colon, there = text.rpartition(":")
@@ -241,7 +263,7 @@ def _parse_critic(said: CriticFunction | str) -> str:
 MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "critic": _parse_critic,
     "prices": lambda path: read_prices(Path(path)),
-    "images": lambda path: read_recipe(Path(path), read_environment().inherited),
+    "images": lambda path: load_recipe(Path(path)),
     "mount": lambda texts: tuple(_parse_mount(text) for text in texts),
     "pass_env": _parse_pass_env,
     "sandbox": _parse_sandbox,
