@@ -152,9 +152,10 @@ def test_the_cache_bounds_the_bases_that_stay(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     images = daemon.images()
-    bases = [scene.registry.put(f"bounded/base-{n}", [root, noise(20 * MB)]) for n in range(3)]
+    layers = [[noise(MB), root, noise(20 * MB)] for _ in range(3)]  # they share none
+    bases = [scene.registry.put(f"bounded/base-{n}", layers[n]) for n in range(3)]
     recipe = scene.recipe(bases, "bounded/agent", 'before = ["RUN true"]\nnetwork = "none"\nconcurrency = 1')
-    one = 20 * MB + len(root)
+    one = 21 * MB + len(root)
 
     monkeypatch.setenv("HOLDWATER_CACHE_SIZE", str(one + one // 2))
     scene.built("first", recipe, "--keep")

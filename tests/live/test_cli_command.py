@@ -92,6 +92,18 @@ def test_json_is_exactly_one_document(verb: str) -> None:
     assert done.stderr == ""
 
 
+def test_the_doctor_sees_a_cache_and_scratch_in_memory(tmp_path: Path) -> None:
+    variables = {**environment(), "HOLDWATER_CACHE": "/dev/shm/holdwater-none", "TMPDIR": str(tmp_path)}
+
+    done = run_forked("doctor", "--scratch", "/dev/shm", "--json", env=variables, cwd=tmp_path)
+
+    findings = json.loads(done.stdout)["findings"]
+    (memory,) = [one for one in findings if one["what"] == "disk" and one.get("filesystem") == "tmpfs"]
+    assert "for cache, scratch at `/dev/shm` (tmpfs)" in memory["value"]
+    assert memory["note"].startswith("files there use memory, and are gone after a restart. hint: set ")
+    assert "`HOLDWATER_CACHE` and `--scratch` to a directory on a disk" in memory["note"]
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -45,9 +45,17 @@ def test_this_machine_has_one_bound_that_binds_first():
     [
         (PLENTY, ""),
         (changed(free=0, total=0), ""),
-        (changed(free=MiB), "set `--out` to a directory with more"),
-        (changed(memory=True), "files there use memory. hint: set `--out` to a directory on a disk"),
+        (changed(free=MiB), "set `--out` and `TMPDIR` to a directory with more"),
+        (
+            changed(memory=True),
+            "files there use memory, and are gone after a restart. "
+            "hint: set `--out` and `TMPDIR` to a directory on a disk",
+        ),
         (changed(memory=True, names=("temp",)), "hint: set `TMPDIR` to a directory on a disk"),
+        (changed(memory=True, names=("cache",)), "hint: set `HOLDWATER_CACHE` to a directory on a disk"),
+        (changed(memory=True, names=("scratch",)), "hint: set `--scratch` to a directory on a disk"),
+        (changed(filesystem="overlay"), "files there are gone with it, and count as its storage"),
+        (changed(filesystem="ext4"), ""),
     ],
 )
 def test_a_disk_that_is_small_or_memory_is_worth_a_note(disk: DiskReading, note: str):

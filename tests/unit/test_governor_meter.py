@@ -287,6 +287,27 @@ def test_places_on_one_file_system_are_one_disk_and_tmpfs_is_memory(kernel, tmp_
     assert (other.free, other.total) == (0, 0), "it has no size"
 
 
+@pytest.mark.parametrize(
+    ("mounted", "filesystem", "memory"),
+    [
+        ("ext4 /dev/vda rw", "ext4", False),
+        ("overlay overlay rw,lowerdir=/a,upperdir=/b", "overlay", False),
+        ("ramfs none rw", "ramfs", True),
+        ("ext4 /dev/ram0 rw", "ext4", True),
+        ("xfs /dev/zram1 rw", "xfs", True),
+    ],
+)
+def test_the_type_of_a_file_system_is_read_and_whether_it_is_memory(
+    kernel, tmp_path, mounted, filesystem, memory
+):
+    device = tmp_path.stat().st_dev
+    kernel.put("proc/self/mountinfo", f"27 1 {os.major(device)}:{os.minor(device)} / /x rw - {mounted}")
+
+    (disk,) = ResourceMeter({"cache": tmp_path}, proc=kernel.proc, cgroups=kernel.cgroups).read(0).disks
+
+    assert (disk.filesystem, disk.memory) == (filesystem, memory)
+
+
 def test_the_real_kernel_agrees_with_itself():
     meter = ResourceMeter({"run": Path("/"), "temp": Path("/dev/shm")})
 

@@ -18,6 +18,7 @@ from ..core.config import SLOTS_A_WORKER
 from ..core.errors import HoldwaterError
 from ..governor.cgroups import OwnCgroups
 from ..governor.cpu import CpuLimit, count_cores
+from ..governor.disks import read_disks
 from ..governor.gate import Gate
 from ..governor.leases import sandbox_disk, sandbox_memory, worker_memory
 from ..governor.meter import ResourceMeter
@@ -38,13 +39,18 @@ from .process import complete
 
 FEW_FILES = 4096  # open files; with fewer, hundreds of concurrent attempts can run out
 LITTLE_DISK = 1 << 30
+SETTINGS = {"run": "--out", "scratch": "--scratch", "temp": "TMPDIR", "cache": "HOLDWATER_CACHE"}
+LAYERED = {"overlay", "aufs", "fuse-overlayfs"}
+IN_MEMORY_NOTE = "files there use memory, and are gone after a restart"
+LAYERED_NOTE = "the file system of a container: files there are gone with it, and count as its storage"
 
 
-def examine_machine() -> list[DoctorFinding]:
+def examine_machine(scratch: Path | None = None) -> list[DoctorFinding]:
+    """Return the findings for a run from the current directory, with its sandboxes in `scratch`."""
     return [
         report_python(),
         report_cpu(),
-        *report_memory_disk(),
+        *report_memory_disk(scratch),
         report_allocator(),
         report_files(),
         *list_findings(),
@@ -69,10 +75,13 @@ def report_cpu() -> DoctorFinding:
     return DoctorFinding(what="cpu", value=value)
 
 
-def report_memory_disk() -> list[DoctorFinding]:
+def report_memory_disk(scratch: Path | None = None) -> list[DoctorFinding]:
     """Report what the meter of a run in this directory would read, and from where."""
-    request = read_environment().memory_request
-    meter = ResourceMeter({"run": Path.cwd(), "temp": Path(tempfile.gettempdir())}, request=request)
+    environment = read_environment()
+    places = {"run": Path.cwd(), "temp": Path(tempfile.gettempdir()), "cache": environment.cache}
+    if scratch is not None:
+        places["scratch"] = scratch
+    meter = ResourceMeter(places, request=environment.memory_request)
     reading = meter.read(own=0)
     return [
         *(report_bound(bound, first=bound is reading.bound) for bound in reading.bounds),
@@ -131,14 +140,18 @@ def report_group(groups: OwnCgroups, kills: int) -> DoctorFinding:
 
 def report_disk(disk: DiskReading) -> DoctorFinding:
     room = f"{size(disk.free)} free of {size(disk.total)}" if disk.total else "of unknown size"
-    hint = "hint: set `--out` to a directory" if "run" in disk.names else "hint: set `TMPDIR` to a directory"
+    hint = f"hint: set {' and '.join(f'`{SETTINGS[name]}`' for name in disk.names)} to a directory"
     if disk.memory:
-        note = f"a tmpfs: files there use memory. {hint} on a disk"
+        note = f"{IN_MEMORY_NOTE}. {hint} on a disk"
+    elif disk.filesystem in LAYERED:
+        note = f"{LAYERED_NOTE}. {hint} on a volume"
     elif disk.total and disk.free < LITTLE_DISK:
         note = f"a run will soon stop for lack of space. {hint} with more"
     else:
         note = ""
-    return DoctorFinding(what="disk", value=f"{room} for {', '.join(disk.names)} at `{disk.path}`", note=note)
+    shown = f" ({disk.filesystem})" if disk.filesystem else ""
+    value = f"{room} for {', '.join(disk.names)} at `{disk.path}`{shown}"
+    return DoctorFinding(what="disk", value=value, note=note, filesystem=disk.filesystem)
 
 
 def report_allocator() -> DoctorFinding:
@@ -200,8 +213,19 @@ def report_docker() -> DoctorFinding:
     except HoldwaterError as error:
         note = "container sandboxes and images with build steps are not available. "
         return DoctorFinding(what="docker", value=error.message, note=f"{note}hint: start a docker daemon")
-    free = f"{size(disk.free)} free of {size(disk.total)} at `{disk.path}`"
-    return DoctorFinding(what="docker", value=f"builds go through `{command}`; {free}")
+    (store,) = read_disks({"daemon": Path(disk.path)}, Path("/proc"))
+    shown = f" ({store.filesystem})" if store.filesystem else ""
+    free = f"{size(disk.free)} free of {size(disk.total)} at `{disk.path}`{shown}"
+    note = "images and containers use memory" if store.memory else ""
+    if store.filesystem in LAYERED:
+        note = "docker copies each layer in full on such a file system"
+    hint = "hint: put the daemon's `data-root` on a disk"
+    return DoctorFinding(
+        what="docker",
+        value=f"builds go through `{command}`; {free}",
+        note=f"{note}. {hint}" if note else "",
+        filesystem=store.filesystem,
+    )
 
 
 def report_fence() -> DoctorFinding:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from ..version import __version__
 from .console import CommandConsole
@@ -93,7 +96,9 @@ def version(*, json: Flag = False) -> int:
     return 0
 
 
-def doctor(*, json: Flag = False) -> int:
+def doctor(
+    *, scratch: Annotated[Path | None, Parameter(show_default=False)] = None, json: Flag = False
+) -> int:
     """Check this machine and report what limits a run, for example without root or bubblewrap.
 
     Each feature is tested, and nothing is changed. The exit status is always 0.
@@ -102,12 +107,14 @@ def doctor(*, json: Flag = False) -> int:
 
     Parameters
     ----------
+    scratch
+        Check this directory too: the `--scratch` of a run.
     json
         Print one JSON document.
     """
     from ..api.machine import examine_machine
 
-    found = examine_machine()
+    found = examine_machine(scratch)
     CommandConsole().write_result(
         {"findings": found, "notes": sum(1 for finding in found if finding.note)},
         lambda: render_findings(found),

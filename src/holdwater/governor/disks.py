@@ -21,7 +21,8 @@ from ..ledger.disk_reserve import DiskReserve
 from ..ledger.durable_files import is_disk_full
 from .resource_reading import DiskReading
 
-IN_MEMORY = {"tmpfs", "ramfs"}
+IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+MEMORY_DEVICES = ("/dev/ram", "/dev/zram")  # disks in memory, whatever their file system
 FULL_BELOW = 1 * MiB  # a file system with less free space counts as full
 DEEPEST_LEVEL = 100  # nested directories that are measured: each is held open
 EASE_FACTOR = 1.5  # a level is left at this multiple of the room at which it began
@@ -108,8 +109,8 @@ def read_disks(places: Mapping[str, Path], proc: Path) -> tuple[DiskReading, ...
     for name, place in places.items():
         there = find_existing(place)
         devices.setdefault(there.stat().st_dev, []).append((name, there))
-    in_memory = _find_memory_devices(proc)
-    return tuple(_read_disk(here, device in in_memory) for device, here in devices.items())
+    types = _read_types(proc)
+    return tuple(_read_disk(here, *types.get(device, ("", False))) for device, here in devices.items())
 
 
 def is_full(place: Path) -> bool:
@@ -141,7 +142,7 @@ def _measure_entry(entry: os.DirEntry[str], stopped: Callable[[], bool], depth: 
     return own + (measure_usage(entry.path, stopped, depth + 1) if below else 0)
 
 
-def _read_disk(here: list[tuple[str, Path]], memory: bool) -> DiskReading:
+def _read_disk(here: list[tuple[str, Path]], filesystem: str, memory: bool) -> DiskReading:
     path = here[0][1]
     told = os.statvfs(path)
     return DiskReading(
@@ -150,6 +151,7 @@ def _read_disk(here: list[tuple[str, Path]], memory: bool) -> DiskReading:
         total=told.f_blocks * told.f_frsize,
         memory=memory,
         names=tuple(name for name, _ in here),
+        filesystem=filesystem,
     )
 
 
@@ -161,13 +163,15 @@ def find_existing(place: Path) -> Path:
     return place
 
 
-def _find_memory_devices(proc: Path) -> set[int]:
-    found = set()
+def _read_types(proc: Path) -> dict[int, tuple[str, bool]]:
+    """Return the type of each mounted file system by its device, and whether its bytes are memory."""
+    found = {}
     for line in read_text(proc / "self/mountinfo").splitlines():
-        mount, _, kind = line.partition(" - ")
-        if kind.split(" ", 1)[0] in IN_MEMORY:
-            major, minor = mount.split(" ", 3)[2].split(":")
-            found.add(os.makedev(int(major), int(minor)))
+        mount, _, rest = line.partition(" - ")
+        kind, source, *_ = f"{rest}  ".split(" ")
+        major, minor = mount.split(" ", 3)[2].split(":")
+        memory = kind in IN_MEMORY or source.startswith(MEMORY_DEVICES)
+        found[os.makedev(int(major), int(minor))] = kind, memory
     return found
 
 

@@ -33,6 +33,7 @@ class DiskReading(Record, frozen=True):
     total: int  # 0: unknown, and `free` is meaningless
     memory: bool  # a tmpfs: its bytes are memory
     names: tuple[str, ...]  # our places on it: `run`, `scratch`, `temp`
+    filesystem: str = ""  # its type, such as `ext4`; empty: unknown
 
 
 class ResourceReading(Record, frozen=True):

@@ -49,6 +49,7 @@ class DoctorFinding(Record, frozen=True):
     what: str
     value: str
     note: str = ""  # the weakness, and a hint
+    filesystem: str = ""  # of a disk: its type, such as `tmpfs` or `overlay`
 
 
 @functools.cache
