@@ -726,6 +726,28 @@ hint: use `docker`
 
 > images.toml bases.images = ["a"]
 > images.toml target.repository = "r/a"
+> images.toml target.bases = "r/b"
+$ holdwater images plan images.toml
+2 error: images.toml: `target.bases`: needs `build.before`, which is run on the bases
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+$ holdwater images build images.toml --force bases
+2 error: `--force bases` requires `target.bases` in the recipe
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+$ holdwater images build images.toml --force layers
+2 error: `--force` must be one of `all`, `bases`, `agent`: `layers`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+$ HOLDWATER_CACHE_SIZE=much holdwater images plan images.toml
+2 error: invalid size for `HOLDWATER_CACHE_SIZE`: `much`
+hint: for example `512MiB` or `8GiB`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
 > images.toml build.before = ["RUN x"]
 $ holdwater images plan images.toml --engine registry
 2 error: `--engine registry` cannot carry out the recipe's `before` and `after`

@@ -52,6 +52,9 @@ OTHER_FLAGS = {
     "yes",
     "engine",
     "deep",
+    "force",
+    "cache",
+    "keep",
 }
 # Flags of programs that the docs mention, and of benchmarks.
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm", "against"}

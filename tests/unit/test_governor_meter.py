@@ -297,9 +297,7 @@ def test_places_on_one_file_system_are_one_disk_and_tmpfs_is_memory(kernel, tmp_
         ("xfs /dev/zram1 rw", "xfs", True),
     ],
 )
-def test_the_type_of_a_file_system_is_read_and_whether_it_is_memory(
-    kernel, tmp_path, mounted, filesystem, memory
-):
+def test_the_type_of_a_file_system_tells_whether_it_is_memory(kernel, tmp_path, mounted, filesystem, memory):
     device = tmp_path.stat().st_dev
     kernel.put("proc/self/mountinfo", f"27 1 {os.major(device)}:{os.minor(device)} / /x rw - {mounted}")
 
