@@ -223,7 +223,9 @@ async def test_what_lies_beside_the_rows_is_about_the_same_instances(
     report = json.loads((tmp_path / "output.report.json").read_text())
     assert (report["total_instances"], report["resolved_ids"]) == (5, ["good"])
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "cost_report.jsonl",
         "metadata.json",
+        "output.critic_attempt_2.jsonl",
         "output.jsonl",
         "output.report.json",
         "output.swebench.jsonl",
@@ -234,7 +236,7 @@ async def test_what_lies_beside_the_rows_is_about_the_same_instances(
 async def test_an_export_that_fails_leaves_what_was_there(told: RunDirectory, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hw.export(told.path, out, format="openhands")
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     segment = segment_path(told, 5)
     content = bytearray(segment.read_bytes())
     content[40] ^= 0xFF
@@ -243,7 +245,7 @@ async def test_an_export_that_fails_leaves_what_was_there(told: RunDirectory, tm
     with pytest.raises(hw.HoldwaterError):
         hw.export(told.path, out, format="openhands")
 
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 # Harbor.

@@ -1,116 +1,253 @@
-"""Exports a run in the format of the OpenHands benchmarks: `output.jsonl`, one row per instance, and reports.
+"""Exports a run in the format of the OpenHands benchmarks: rows of all rounds, conversations, costs, logs.
 
 A row with a grade or a patch is in `output.jsonl`, also after a failure, so that it is scored; other rows are
-in `output_errors.jsonl`. Rows are written event by event. The tools belong to an arbitrary agent: every call
-and result therefore uses the action and observation kind that the SDK has for unknown tools.
+in `output_errors.jsonl`. Each round of `--attempts` has a file of its own, whose rows have the cost of all
+attempts of the round. Rows are written event by event: see `openhands_events.py`.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from ..conversation.trajectory import Turn, read_thread_turns
+from ..conversation.trajectory import ExchangeTree, read_thread_turns
 from ..core.config import CriticKind
-from ..core.records import ModelUsage
-from ..dialect.message import MOST_OPEN_CALLS, CommonMessage, MessageMedia, ToolCall
+from ..core.policy import verdict_kind
+from ..core.records import NO_USAGE, ModelUsage, Verdict
+from ..dialect import find_dialect
 from ..ledger.attempt_files import read_answer_json
-from ..ledger.blobs import BlobStore
-from ..ledger.durable_files import open_atomic_file, write_json
+from ..ledger.durable_files import open_atomic_directory, open_atomic_file, write_json
 from ..ledger.reader import LedgerReader
+from ..ledger.rows import AttemptRow
+from .openhands_archive import ConversationArchive, copy_logs
+from .openhands_events import OpenHandsEvents, encode_json
+from .openhands_tools import find_sdk_tools
 from .samples import ExportedSample, ExportOmissions, find_conversation, read_first_samples, read_patch
 from .swebench import make_swebench_report, write_predictions
 
 OUTPUT_NAME = "output.jsonl"
+ERRORS_NAME = "output_errors.jsonl"
+ROUND_NAME = "output.critic_attempt_{}.jsonl"
 CRITIC_NAMES: dict[str, str] = {
     CriticKind.FINISHED_WITH_PATCH: "AgentFinishedCritic",
     CriticKind.PATCH: "EmptyPatchCritic",
 }
+EVALUATION = "openhands:"  # the beginning of the suite's spec if the suite is one of their evaluations
+_answers = msgspec.json.Decoder(dict[str, Any])
 
 
 def write_openhands(reader: LedgerReader, into: Path, omitted: ExportOmissions) -> None:
-    """Write the files to `into`; each replaces an earlier file once it is complete."""
-    with (
-        open_atomic_file(into / OUTPUT_NAME) as rows,
-        open_atomic_file(into / "output_errors.jsonl") as errors,
-    ):
-        for one in read_first_samples(reader, omitted):
-            patch = read_patch(reader, one.verdict)
-            _write_row(reader, one, patch, omitted, rows if one.scored or patch else errors)
-    with open_atomic_file(into / "output.swebench.jsonl") as predictions:
+    """Write the files to `into`. Rows and archives replace earlier ones once all of them are complete."""
+    with ExitStack() as files:
+        export = BenchmarkExport(reader, into, omitted, files)
+        for sample in read_first_samples(reader, omitted):
+            export.write_sample(sample)
+        predictions = files.enter_context(open_atomic_file(into / "output.swebench.jsonl"))
         omitted.patches = write_predictions(reader, predictions)
+    for path in into.glob(ROUND_NAME.format("*")):
+        if path.name not in export.costs:  # of an earlier export
+            path.unlink()
     for name, content in (
         ("output.report.json", make_swebench_report(reader)),
-        ("metadata.json", _render_metadata(reader, into)),
+        ("metadata.json", _render_metadata(reader, into, export.critic)),
+        ("cost_report.jsonl", _render_costs(reader, into, export)),
     ):
         write_json(into / name, content)
 
 
-def _write_row(
-    reader: LedgerReader, one: ExportedSample, patch: str | None, omitted: ExportOmissions, out: BinaryIO
-) -> None:
-    """Write one line, event by event."""
-    failure = one.verdict.failure
-    start = {
-        "instance_id": one.outcome.instance,
-        "attempt": one.row.round,
-        "test_result": _test_result(reader, one, patch),
-        "instruction": one.instance.instruction,
-        "metadata": None,  # equal for all rows: see `metadata.json`
-        "metrics": _render_metrics(reader.config.model or "", one.usage),
-        "error": f"{failure.where}: {failure.message}" if failure else None,
-        "instance": one.instance.data,
-    }
-    out.write(_encode(start)[:-1] + b',"history":[')
-    _write_history(reader, one.row.attempt, omitted, out)
-    out.write(b'],"runtime_runs":[')
-    _write_runs(reader, one, out)
-    out.write(b"]}\n")
+class RoundResult(NamedTuple):
+    """A round of a sample: the attempt that stands for it, and the usage of all its attempts."""
+
+    sample: ExportedSample
+    spent: ModelUsage
+    is_chosen: bool  # whether the sample's outcome comes from this round
+    answer: dict[str, Any]  # the result of their evaluation, empty for any other suite
 
 
-def _write_history(reader: LedgerReader, attempt: int, omitted: ExportOmissions, out: BinaryIO) -> None:
-    tree = find_conversation(reader, attempt, omitted)
-    if tree is None:
-        return
-    events = OpenHandsEvents(f"{reader.config.id}-{tree.attempt}", tree.blobs)
-    for place, event in enumerate(events.render_turns(read_thread_turns(tree, tree.threads()[0]))):
-        out.write((b"," if place else b"") + _encode(event))
+class FileCost(msgspec.Struct):
+    """The sums over the rows of one file."""
 
+    lines: int = 0
+    nanodollars: int = 0
+    timed_lines: int = 0  # rows with at least two events
+    seconds: float = 0.0
 
-def _write_runs(reader: LedgerReader, one: ExportedSample, out: BinaryIO) -> None:
-    """Write every attempt at the sample, with its resource factor, round and retry number."""
-    separator, tries = b"", 0
-    before = 0
-    for row in reader.attempts(one.row.row):
-        if row.sample != one.row.sample or row.regrades is not None:
-            continue
-        tries, before = (tries + 1 if row.round == before else 1), row.round
-        run = {
-            "runtime_id": f"{reader.config.id}-{row.attempt}",
-            "resource_factor": row.scale,
-            "critic_attempt": row.round,
-            "retry": tries,
-            "started_at": datetime.fromtimestamp(row.started, UTC),
+    def render(self, name: str) -> dict[str, Any]:
+        average = self.seconds / self.timed_lines if self.timed_lines else 0.0
+        times = {
+            "average_duration": average,
+            "total_duration": self.seconds,
+            "total_lines": self.lines,
+            "lines_with_duration": self.timed_lines,
         }
-        out.write(separator + _encode(run))
-        separator = b","
+        cost = self.nanodollars / 1e9
+        return {"filename": name, "lines": self.lines, "cost": cost, "time_statistics": times}
 
 
-def _test_result(reader: LedgerReader, one: ExportedSample, patch: str | None) -> dict[str, Any]:
-    grade = one.verdict.grade
-    result: dict[str, Any] = {"git_patch": patch or ""}
-    if patch is not None and one.verdict.failure is not None:
-        result["git_patch_captured_on_error"] = True
-    if grade is not None:
-        result |= msgspec.structs.asdict(grade)
-    if (answer := read_answer_json(reader.directory, one.verdict)) is not None:
-        result["answer"] = msgspec.Raw(answer.encode())
-    return {**result, "outcome": one.outcome.kind}
+class BenchmarkExport:
+    """The rows of an export, in the files of their rounds and in the files of the results."""
+
+    def __init__(self, reader: LedgerReader, into: Path, omitted: ExportOmissions, files: ExitStack) -> None:
+        self._reader = reader
+        self._into = into
+        self._omitted = omitted
+        self._files = files
+        self._outs: dict[str, BinaryIO] = {}  # bound: two, and one for each round
+        self._conversations = files.enter_context(open_atomic_directory(into / "conversations"))
+        self._logs = files.enter_context(open_atomic_directory(into / "logs"))
+        self.costs: dict[str, FileCost] = {}  # by the name of the file
+        self.critic: dict[str, Any] | None = None  # of their evaluation
+        for name in (OUTPUT_NAME, ERRORS_NAME):
+            self._find_out(name)
+
+    def write_sample(self, sample: ExportedSample) -> None:
+        """Write a row for each round of the sample; its conversation is that of the chosen row."""
+        rows = [row for row in self._reader.attempts(sample.row.row) if row.sample == sample.row.sample]
+        for result in self._list_rounds(sample, rows):
+            self._write_row(result, rows)
+        copy_logs(self._reader, rows, self._logs)
+
+    def _list_rounds(self, sample: ExportedSample, rows: Sequence[AttemptRow]) -> Iterator[RoundResult]:
+        for number in sorted({row.round for row in rows}):
+            settled = [row for row in rows if row.round == number and row.verdict is not None]
+            if not settled:
+                continue
+            is_chosen = number == sample.row.round
+            row = sample.row if is_chosen else max(settled, key=_rank)
+            verdict = sample.verdict if is_chosen else self._reader.whole_verdict(row.attempt)
+            spent = NO_USAGE
+            for one in settled:
+                spent = spent.plus(one.verdict.usage if one.verdict else NO_USAGE)
+            round_sample = sample._replace(row=row, verdict=verdict)
+            yield RoundResult(round_sample, spent, is_chosen, self._read_answer(verdict))
+
+    def _read_answer(self, verdict: Verdict) -> dict[str, Any]:
+        if not self._reader.config.suite.startswith(EVALUATION):
+            return {}
+        text = read_answer_json(self._reader.directory, verdict)
+        answer = {} if text is None or text == "null" else _answers.decode(text)
+        self.critic = self.critic or answer.get("critic")
+        return answer
+
+    def _write_row(self, result: RoundResult, rows: Sequence[AttemptRow]) -> None:
+        """Write one line, event by event, to every file that has it."""
+        sample, number = result.sample, result.sample.row.round
+        patch = read_patch(self._reader, sample.verdict)
+        names = [ROUND_NAME.format(number)]
+        if result.is_chosen:
+            names.append(OUTPUT_NAME if sample.scored or patch else ERRORS_NAME)
+        outs = [self._find_out(name) for name in names]
+        _write(outs, encode_json(self._render_start(result, patch))[:-1] + b',"history":[')
+        seconds = self._write_history(result, outs)
+        _write(outs, b'],"runtime_runs":[' + b",".join(self._render_runs(number, rows)) + b"]}\n")
+        for name in names:
+            self._add_cost(name, result.spent, seconds)
+
+    def _find_out(self, name: str) -> BinaryIO:
+        if name not in self._outs:
+            self._outs[name] = self._files.enter_context(open_atomic_file(self._into / name))
+            self.costs[name] = FileCost()
+        return self._outs[name]
+
+    def _add_cost(self, name: str, spent: ModelUsage, seconds: float | None) -> None:
+        cost = self.costs[name]
+        cost.lines += 1
+        cost.nanodollars += spent.nanodollars
+        if seconds is not None:
+            cost.timed_lines += 1
+            cost.seconds += seconds
+
+    def _render_start(self, result: RoundResult, patch: str | None) -> dict[str, Any]:
+        sample, answer = result.sample, result.answer
+        failure = sample.verdict.failure
+        return {
+            "instance_id": sample.outcome.instance,
+            "attempt": sample.row.round,
+            "test_result": self._render_result(result, patch),
+            "instruction": answer.get("instruction") or sample.instance.instruction,
+            "metadata": None,  # equal for all rows: see `metadata.json`
+            "metrics": _render_metrics(self._reader.config.model or "", result.spent),
+            "error": f"{failure.where}: {failure.message}" if failure else None,
+            "instance": sample.instance.data,
+        }
+
+    def _render_result(self, result: RoundResult, patch: str | None) -> dict[str, Any]:
+        verdict, grade = result.sample.verdict, result.sample.verdict.grade
+        own: dict[str, Any] = {"git_patch": patch or "", **result.answer.get("test_result", {})}
+        if patch is not None and verdict.failure is not None:
+            own["git_patch_captured_on_error"] = True
+        if grade is not None:
+            own |= msgspec.structs.asdict(grade)
+        text = None if result.answer else read_answer_json(self._reader.directory, verdict)
+        if text is not None:
+            own["answer"] = msgspec.Raw(text.encode())
+        kind = verdict_kind(verdict.failure, grade.passed if grade else None)
+        return {**own, "outcome": result.sample.outcome.kind if result.is_chosen else kind}
+
+    def _write_history(self, result: RoundResult, outs: list[BinaryIO]) -> float | None:
+        """Write the events; return the seconds from the first to the last, None without two of them."""
+        config, sample = self._reader.config, result.sample
+        tree = find_conversation(self._reader, sample.row.attempt, self._omitted)
+        if tree is None:
+            return None
+        thread = tree.threads()[0]
+        tools = _find_tools(tree, thread.numbers[0])
+        events = OpenHandsEvents(f"{config.id}-{tree.attempt}", tree.blobs, tools)
+        turns = read_thread_turns(tree, thread)
+        times: list[datetime] = []  # of the first and the last event
+        with ExitStack() as stack:
+            archive = ConversationArchive(self._conversations, sample, config) if result.is_chosen else None
+            if archive is not None:
+                stack.enter_context(archive)
+            for place, event in enumerate(events.render_turns(turns)):
+                content = encode_json(event)
+                _write(outs, (b"," if place else b"") + content)
+                at = datetime.fromisoformat(event["timestamp"])
+                times = [min([at, *times]), max([at, *times])]
+                if archive is not None:
+                    archive.add_event(event["id"], content)
+            if archive is not None:
+                metrics = _render_metrics(config.model or "", sample.usage)
+                archive.add_state(metrics, sorted(tools), is_finished=events.is_finished)
+        return (times[1] - times[0]).total_seconds() if events.count > 1 else None
+
+    def _render_runs(self, number: int, rows: Sequence[AttemptRow]) -> Iterator[bytes]:
+        """Yield every attempt up to this round, with its resource factor, round and number of the retry."""
+        tries: dict[int, int] = {}
+        for row in rows:
+            if row.regrades is not None or row.round > number:
+                continue
+            tries[row.round] = tries.get(row.round, 0) + 1
+            run = {
+                "runtime_id": f"{self._reader.config.id}-{row.attempt}",
+                "resource_factor": row.scale,
+                "critic_attempt": row.round,
+                "retry": tries[row.round],
+                "started_at": datetime.fromtimestamp(row.started, UTC),
+            }
+            yield encode_json(run)
+
+
+def _find_tools(tree: ExchangeTree, number: int) -> frozenset[str]:
+    """Return the tools of a request of the SDK's agent; none for another agent."""
+    dialect = find_dialect(tree.exchange(number).dialect)
+    return find_sdk_tools(dialect.parse_tools(tree.head(number)))
+
+
+def _write(outs: Sequence[BinaryIO], content: bytes) -> None:
+    for out in outs:
+        out.write(content)
+
+
+def _rank(row: AttemptRow) -> tuple[bool, int]:
+    """Return the sort key of an attempt in a round without the sample's outcome: graded ones are highest."""
+    return row.verdict is not None and row.verdict.grade is not None, row.attempt
 
 
 def _render_metrics(model: str, usage: ModelUsage) -> dict[str, Any]:
@@ -128,7 +265,28 @@ def _render_metrics(model: str, usage: ModelUsage) -> dict[str, Any]:
     }
 
 
-def _render_metadata(reader: LedgerReader, into: Path) -> dict[str, Any]:
+def _render_costs(reader: LedgerReader, into: Path, export: BenchmarkExport) -> dict[str, Any]:
+    """Return the report of their cost script, and the cost of the whole run with all samples."""
+    rounds = {name: cost for name, cost in sorted(export.costs.items()) if re.match(r"output\.critic_", name)}
+    main = export.costs[OUTPUT_NAME]
+    total = sum(cost.nanodollars for cost in rounds.values()) / 1e9
+    return {
+        "directory": str(into),
+        "timestamp": datetime.fromtimestamp(reader.summary().ended or reader.config.created, UTC),
+        "main_output": main.render(OUTPUT_NAME),
+        "critic_files": [cost.render(name) for name, cost in rounds.items()],
+        "summary": {
+            "total_cost": total,
+            "total_duration": sum(cost.seconds for cost in rounds.values()),
+            "only_main_output_cost": main.nanodollars / 1e9,
+            "sum_critic_files": total,
+            "whole_run_cost": reader.counts().usage.nanodollars / 1e9,
+        },
+        "proxy_cost_summary": {"total_proxy_cost": 0.0, "zero_proxy_cost_instances": 0},
+    }
+
+
+def _render_metadata(reader: LedgerReader, into: Path, critic: dict[str, Any] | None) -> dict[str, Any]:
     config = reader.config
     return {
         "llm": {"model": config.model or "none", "usage_id": "agent"},
@@ -138,7 +296,7 @@ def _render_metadata(reader: LedgerReader, into: Path) -> dict[str, Any]:
         "eval_output_dir": str(into),
         "eval_limit": config.limit or 0,
         "n_critic_runs": config.attempts,
-        "critic": {"kind": CRITIC_NAMES.get(config.critic, "PassCritic")},
+        "critic": critic or {"kind": CRITIC_NAMES.get(config.critic, "PassCritic")},
         "max_retries": config.retries,
         "details": {
             "run": config.id,
@@ -148,122 +306,3 @@ def _render_metadata(reader: LedgerReader, into: Path) -> dict[str, Any]:
             "holdwater": config.version,
         },
     }
-
-
-class OpenHandsEvents:
-    """The events of one attempt. Their ids are the same in every export."""
-
-    def __init__(self, session: str, blobs: BlobStore) -> None:
-        self._session = session
-        self._blobs = blobs
-        self._count = 0
-        self._calls: dict[str, str] = {}  # call -> its event; bound: MOST_OPEN_CALLS, oldest out
-
-    def render_turns(self, turns: Iterator[Turn]) -> Iterator[dict[str, Any]]:
-        for turn in turns:
-            for message in turn.new:
-                yield from self._render_message(message, turn)
-            if turn.reply is not None:
-                yield from self._render_message(turn.reply, turn)
-            else:
-                word = turn.error or f"no reply, status {turn.status}"
-                yield self._make_event(
-                    "ConversationErrorEvent", "environment", turn, code="model", detail=word
-                )
-
-    def _render_message(self, message: CommonMessage, turn: Turn) -> Iterator[dict[str, Any]]:
-        if message.role == "system":
-            prompt = {"type": "text", "text": message.text}
-            yield self._make_event("SystemPromptEvent", "agent", turn, system_prompt=prompt, tools=[])
-        elif message.role == "tool" and message.answers in self._calls:
-            yield self._make_observation(message, turn)
-        elif message.calls:
-            yield from self._make_actions(message, turn)
-        else:
-            yield self._make_message(message, turn)
-
-    def _make_message(self, message: CommonMessage, turn: Turn) -> dict[str, Any]:
-        role = message.role if message.role in ("assistant", "tool") else "user"
-        source = {"assistant": "agent", "tool": "environment"}.get(role, "user")
-        said: dict[str, Any] = {"role": role, "content": self._render_parts(message.parts)}
-        if role == "assistant":
-            said["reasoning_content"] = message.reasoning or None
-        elif role == "tool":
-            said |= {"tool_call_id": message.answers or None, "name": message.tool or None}
-        response = self._response_id(turn) if role == "assistant" else None
-        return self._make_event("MessageEvent", source, turn, llm_message=said, llm_response_id=response)
-
-    def _make_actions(self, message: CommonMessage, turn: Turn) -> Iterator[dict[str, Any]]:
-        """Yield an event for each call; the first one carries the text and reasoning before the calls."""
-        thought = [
-            part for part in self._render_parts(message.parts) if part["type"] == "text" and part["text"]
-        ]
-        for place, call in enumerate(message.calls):
-            event = self._make_event(
-                "ActionEvent",
-                "agent",
-                turn,
-                thought=[] if place else thought,
-                reasoning_content=None if place else message.reasoning or None,
-                action={"kind": "MCPToolAction", "data": call.named_arguments},
-                tool_name=call.name,
-                tool_call_id=call.id,
-                tool_call=_render_call(call, turn),
-                llm_response_id=self._response_id(turn),
-            )
-            self._calls[call.id] = event["id"]
-            if len(self._calls) > MOST_OPEN_CALLS:
-                del self._calls[next(iter(self._calls))]
-            yield event
-
-    def _make_observation(self, message: CommonMessage, turn: Turn) -> dict[str, Any]:
-        observation = {
-            "kind": "MCPToolObservation",
-            "content": self._render_parts(message.parts),
-            "is_error": message.failed,
-            "tool_name": message.tool,
-        }
-        return self._make_event(
-            "ObservationEvent",
-            "environment",
-            turn,
-            observation=observation,
-            tool_name=message.tool,
-            tool_call_id=message.answers,
-            action_id=self._calls.pop(message.answers),
-        )
-
-    def _make_event(self, kind: str, source: str, turn: Turn, **rest: Any) -> dict[str, Any]:
-        self._count += 1
-        at = datetime.fromtimestamp(turn.started, UTC).isoformat()
-        return {
-            "kind": kind,
-            "id": f"{self._session}-{self._count}",
-            "timestamp": at,
-            "source": source,
-            **rest,
-        }
-
-    def _response_id(self, turn: Turn) -> str:
-        return f"{self._session}-reply-{turn.number}"
-
-    def _render_parts(self, parts: tuple[str | MessageMedia, ...]) -> list[dict[str, Any]]:
-        return [{"type": "text", "text": p} if isinstance(p, str) else self._render_media(p) for p in parts]
-
-    def _render_media(self, media: MessageMedia) -> dict[str, Any]:
-        if media.type.partition("/")[0] != "image":
-            return {"type": "text", "text": f"[{media.type or 'media'}: {media.url or media.blob}]"}
-        if media.url:
-            return {"type": "image", "image_urls": [media.url]}
-        data = media.data or base64.b64encode(self._blobs.get(media.blob)).decode()
-        return {"type": "image", "image_urls": [f"data:{media.type};base64,{data}"]}
-
-
-def _render_call(call: ToolCall, turn: Turn) -> dict[str, Any]:
-    given = call.arguments
-    text = given if isinstance(given, str) else _encode({} if given is None else given).decode()
-    origin = "responses" if turn.dialect == "responses" else "completion"
-    return {"id": call.id, "name": call.name, "arguments": text, "origin": origin}
-
-
-_encode = msgspec.json.Encoder().encode
