@@ -122,6 +122,8 @@ TOOLS: dict[str, type[ToolAction]] = {
     "glob": GlobAction,
     "grep": GrepAction,
 }
+# Made at import: msgspec crashes when two threads make one at once.
+_DECODERS = {name: msgspec.json.Decoder(kind, strict=False) for name, kind in TOOLS.items()}
 # Names that models use for tools; the SDK takes the tool if it has none of that name.
 ALIASES = {
     "bash": "terminal",
@@ -150,13 +152,12 @@ def find_sdk_tools(definitions: Iterable[dict[str, Any]]) -> frozenset[str]:
 
 def parse_action(tool: str, arguments: Any) -> ToolAction | None:
     """Return the action of a call; None if the SDK's own tools include no such tool, or it refuses."""
-    kind = TOOLS.get(tool)
-    if kind is None or not isinstance(arguments, dict):
+    if tool not in TOOLS or not isinstance(arguments, dict):
         return None
     own = {name: value for name, value in arguments.items() if name not in EVENT_ARGUMENTS}
     own = {name: _decode_nested(name, value) for name, value in own.items() if value is not None}
     try:
-        return msgspec.convert(own, kind, strict=False)
+        return _DECODERS[tool].decode(msgspec.json.encode(own))
     except msgspec.ValidationError:
         return None
 
