@@ -113,6 +113,7 @@ class Desk:
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": "none",
             "PAGER": "cat",
+            "SEARCH_TOKEN": "token-of-the-pages",
         }
 
     def furnish(self) -> None:
@@ -120,7 +121,12 @@ class Desk:
             next(e.text for e in examples(ROOT / "README.md") if e.language == "python" and word in e.text)
             for word in ("suite = hw.Suite", "def solve(")
         )
-        files = {"tasks.jsonl": TASKS, "suite.py": f"{suite}\n{solve}", "mine.py": MINE}
+        files = {
+            "tasks.jsonl": TASKS,
+            "ids.txt": "# of `tasks.jsonl`\ndjango-1\n",
+            "suite.py": f"{suite}\n{solve}",
+            "mine.py": MINE,
+        }
         for name, text in files.items():
             (self.place / name).write_text(text)
         scripts = dict.fromkeys(PROGRAMS, "exit 0")

@@ -76,11 +76,15 @@ class ForkedCommand:
 
 
 def run_forked(
-    *words: str, seconds: float = 60.0, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *words: str,
+    seconds: float = 60.0,
+    stdin: int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; `seconds` are those of a quiet machine."""
     with TemporaryFile() as out, TemporaryFile() as err:
-        command = ForkedCommand(words, out.fileno(), err.fileno(), env=env, cwd=cwd)
+        command = ForkedCommand(words, out.fileno(), err.fileno(), stdin=stdin, env=env, cwd=cwd)
         try:
             status = command.wait(stretch(seconds))
         finally:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .api.runs import RunOptions, aregrade, areplay, aresume, arun, regrade, replay, resume, run
     from .core.authoring import (
         Agent,
+        AgentSandbox,
         AttemptHandle,
         ChildResult,
         CriticInput,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentFailed",
+    "AgentSandbox",
     "Attacked",
     "AttemptHandle",
     "BadInput",

@@ -198,6 +198,50 @@ $ holdwater run demo --agent nop --pass-env OPENAI_API_KEY
 2 error: invalid name for `--pass-env`: `OPENAI_API_KEY`
 hint: keys of model providers never enter a sandbox
 
+$ holdwater run demo --agent nop --env A.B=secret
+2 error: invalid name for `--env`: `A.B`
+hint: for example `--env NAME` or `NAME=VALUE`
+
+$ holdwater run demo --agent nop --env PATH=/opt/bin
+2 error: invalid name for `--env`: `PATH`
+hint: each sandbox sets it: `--mount tools:/opt/tools` puts `/opt/tools/bin` on it
+
+$ holdwater run demo --agent nop --env ANTHROPIC_API_KEY
+2 error: invalid name for `--env`: `ANTHROPIC_API_KEY`
+hint: keys of model providers never enter a sandbox: the agent has a key of its own
+
+$ holdwater run demo --agent nop --env OPENAI_BASE_URL=http://127.0.0.1:1/v1
+2 error: invalid name for `--env`: `OPENAI_BASE_URL`
+hint: the agent gets the gateway's URL; `--base-url` sets the model's server
+
+$ holdwater run demo --agent nop --env HOLDWATER_RUN=1
+2 error: invalid name for `--env`: `HOLDWATER_RUN`
+hint: names that begin with `HOLDWATER_` belong to holdwater
+
+$ holdwater run demo --agent nop --env SEARCH_TOKEN
+2 error: `--env SEARCH_TOKEN`: the variable is not set
+hint: set it, or give its value: `--env SEARCH_TOKEN=VALUE`; a run keeps no values
+
+$ holdwater run demo --agent nop --select ids.txt
+2 error: cannot read `ids.txt`: No such file or directory
+
+> ids.txt # none yet
+$ holdwater run demo --agent nop --select ids.txt
+2 error: no instance id in `ids.txt`
+hint: write one id per line
+
+> ids.txt # mine
+> ids.txt cli-flags
+> ids.txt cli-flogs
+> ids.txt backup
+$ holdwater run demo --agent nop --select ids.txt
+2 error: ids.txt:3: no such instance in suite `demo`: `cli-flogs`, and others
+
+> ids.txt cli-flags
+$ holdwater run demo --agent nop --select ids.txt --only b*
+2 error: no instance of suite `demo` matches `--only` and is in `--select`: `b*`
+hint: it has, for example, `cli-flags`
+
 $ holdwater run demo --agent nop --critic nosuch
 2 error: unknown critic: `nosuch`; known are ...
 hint: use one of these or `command:LINE`, `path.py:name` or `module:name`

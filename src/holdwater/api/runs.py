@@ -17,7 +17,7 @@ from ..agent.loader import make_absolute as absolute_agent
 from ..agent.loader import python as python_agent
 from ..core.authoring import Agent, AgentFunction, CriticFunction, Suite
 from ..core.config import RunConfig
-from ..core.errors import AGENT_MISSING, BadInput, RunFailed
+from ..core.errors import BadInput
 from ..core.records import Verdict
 from ..core.summary import RunSummary
 from ..gateway.upstreams.policy import Policy
@@ -30,11 +30,12 @@ from ..rollout.process_health import allow_files
 from ..rollout.sandbox_kinds import find_kind
 from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
 from ..run.builds.build import make_setup
-from ..run.conductor.instance_source import InstanceSource, first_instances
+from ..run.conductor.instance_selection import read_selection, reopen_selection
 from ..run.conductor.regrade import RegradeRequest, continue_regrade, find_open_regrade, request_regrade
 from ..run.conductor.replay import replay_suite
 from ..run.execute import RunSetup as RunSetup
 from ..run.execute import conduct_run, create_run
+from ..run.setup.agent_variables import AgentVariables, read_values
 from ..run.setup.config import (
     POLICY_URL,
     SCRIPTED,
@@ -52,8 +53,7 @@ from ..run.setup.resumption import check_trust, read_choices
 from ..suite.loader import load as load_suite
 from ..suite.loader import make_absolute as absolute_suite
 from .process import wait
-
-MOST_EXAMPLES = 3  # maximum number of instances that an error names as examples
+from .start_checks import check_inputs, check_start
 
 
 def run(
@@ -195,16 +195,20 @@ def prepare(
         absolute_suite(suite) if isinstance(suite, str) else found.name,
         absolute_agent(chosen) if isinstance(chosen, str) else actor.name,
     )
-    config = build_config(found, actor, names, parse_settings(options))
-    _check_inputs(found, actor, config)
-    check_requirements(found, config, read_environment())
+    selection = read_selection(options.get("select"))
+    config = build_config(found, actor, names, parse_settings({**options, "select": selection}))
+    check_inputs(found, actor, config)
+    environment = read_environment()
+    check_requirements(found, config, environment)
     critic = options.get("critic")
     return RunSetup(
         path=Path(out) if out is not None else default_directory(found.name),
         config=config,
         suite=found,
         agent=actor,
-        environment=read_environment(),
+        environment=environment,
+        agent_env=read_values(config.env, options.get("env"), environment.inherited),
+        selection=selection,
         importable=isinstance(suite, str) and isinstance(chosen, str),
         critic=critic if critic is not None and not isinstance(critic, str) else None,
     )
@@ -231,9 +235,12 @@ def prepare_resume(
         if config.serving is not None:
             again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` continues it"
             raise BadInput(f"the directory belongs to a server: `{path}`", again)
-        setup = _setup_again(directory.path, config, objects)
+        setup = _setup_again(directory.path, config, objects, options.get("env"))
         check_requirements(setup.suite, config, setup.environment)
-        return msgspec.structs.replace(setup, resumed=True, retry=retry, accept_changes=accept_changes)
+        selection = reopen_selection(directory, config.select)
+        return msgspec.structs.replace(
+            setup, resumed=True, retry=retry, accept_changes=accept_changes, selection=selection
+        )
 
     if (begun := find_open_regrade(directory)) is None:
         return prepare_run()
@@ -270,8 +277,11 @@ def prepare_replay(
     return msgspec.structs.replace(setup, path=where)
 
 
-def _setup_again(path: Path, config: RunConfig, objects: CallerObjects) -> RunSetup:
+def _setup_again(
+    path: Path, config: RunConfig, objects: CallerObjects, env: AgentVariables | None = None
+) -> RunSetup:
     """Return the setup of a run that has a configuration, with the caller's objects."""
+    environment = read_environment()
     load_critic(objects.critic or config.critic)  # raises for an invalid critic before anything starts
     suite = objects.suite or load_suite(config.suite)
     return RunSetup(
@@ -279,7 +289,8 @@ def _setup_again(path: Path, config: RunConfig, objects: CallerObjects) -> RunSe
         config=config,
         suite=suite if config.replays is None else replay_suite(suite, Path(config.replays)),
         agent=_as_agent(objects.agent or config.agent),
-        environment=read_environment(),
+        environment=environment,
+        agent_env=read_values(config.env, env, environment.inherited),
         importable=objects.suite is None and objects.agent is None,
         critic=objects.critic,
         policy=objects.policy,
@@ -314,7 +325,11 @@ async def start(setup: RunSetup, **hooks: Any) -> RunSummary:
         await check()
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(_open_upstream(setup)) if runs_agents else None
-        directory = RunDirectory.open(setup.path) if setup.resumed else create_run(setup.path, config)
+        directory = (
+            RunDirectory.open(setup.path)
+            if setup.resumed
+            else create_run(setup.path, config, setup.selection)
+        )
         if serves:
             directory.make_private()
         setup.begun(directory)
@@ -329,52 +344,6 @@ async def start(setup: RunSetup, **hooks: Any) -> RunSummary:
         return summary
     names = ("observers", "say", "signals", "periodic_tasks", "enclose")  # `begun` has been called
     return await start(setup.afterwards(), **{name: getattr(setup, name) for name in names})
-
-
-def _check_inputs(suite: Suite, agent: Agent, config: RunConfig) -> None:
-    """Run the checks of suite and agent; a missing program may still be in containers or mounts."""
-    kind = find_kind(config.sandbox)
-    if suite.check is not None:
-        suite.check()
-    try:
-        if agent.check is not None:
-            agent.check()
-    except RunFailed as error:
-        if error.kind != AGENT_MISSING or (kind.shows_machine and not config.mounts):
-            raise BadInput(error.message, error.hint) from None  # nothing has been created yet
-    kind.check(config, agent)
-
-
-async def check_start(prepared: RunSetup) -> None:
-    """Raise BadInput if no instance could run: none is selected, or the agent needs a model and has none."""
-    config, suite = prepared.config, prepared.suite
-    if config.model is None and config.replays is None and prepared.agent.needs_model:
-        name = prepared.agent.name.rpartition("/")[2]  # without the directory of its file
-        raise BadInput(f"agent `{name}` calls the model, and the run has none", "give one with `--model`")
-    if suite.size == 0:
-        raise BadInput(f"suite `{suite.name}` has no instances")
-    if config.only and not await first_instances(suite, config, 1):
-        patterns = ", ".join(f"`{pattern}`" for pattern in config.only)
-        there = await first_instances(suite, msgspec.structs.replace(config, only=()), MOST_EXAMPLES)
-        raise BadInput(
-            f"no instance of suite `{suite.name}` matches `--only`: {patterns}",
-            f"it has, for example, {', '.join(f'`{name}`' for name in there)}" if there else "",
-        )
-
-
-async def preview(prepared: RunSetup, count: int) -> tuple[list[str], int | None]:
-    """Return the ids of the first instances that the run would try, and their total, if it is known."""
-    await check_start(prepared)
-    source = InstanceSource(prepared.suite, prepared.config)
-    first: list[str] = []
-    try:
-        while len(first) < count and (items := await source.take(count - len(first))):
-            first += [instance.id for instance, _ in items]
-        return first, source.total
-    finally:
-        source.close()
-        if source.error is not None:
-            raise source.error
 
 
 def _as_agent(agent: Agent | AgentFunction | str) -> Agent:

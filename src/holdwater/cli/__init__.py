@@ -107,12 +107,28 @@ def call_verb(verb: str, words: list[str]) -> int:
     app = App(name="holdwater", help_format="markdown", version_flags=(), suppress_keyboard_interrupt=False)
     app.command(f"holdwater.cli.{HOMES.get(verb, verb)}:{verb}", name=verb)
     try:
-        status = app([verb, *words], exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(
+            [verb, *attach_hyphens(words)],
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
     except CycloptsError as error:
         message, near = explain_usage(error)
         hint = f"`holdwater {verb} --help` lists its arguments"
         raise BadInput(message, f"did you mean `{near}`? {hint}" if near else hint) from None
     return status if isinstance(status, int) else 0
+
+
+def attach_hyphens(words: list[str]) -> list[str]:
+    """Write `--flag -` as `--flag=-`: a lone hyphen, for standard input, is no flag."""
+    attached: list[str] = []
+    for word in words:
+        if word == "-" and attached and attached[-1].startswith("--") and "=" not in attached[-1]:
+            attached[-1] += "=-"
+        else:
+            attached.append(word)
+    return attached
 
 
 def overview() -> str:

@@ -243,7 +243,7 @@ def choose_agent(agent: str | None, command: str | None) -> str | None:
 def _print_dry_run(prepared: RunSetup, console: CommandConsole, json: bool) -> int:
     """Print the plan of the run."""
     from ..api.process import complete
-    from ..api.runs import preview
+    from ..api.start_checks import preview
 
     first, total = complete(preview(prepared, FIRST))
     if json:

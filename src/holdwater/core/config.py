@@ -17,11 +17,12 @@ from .image import ImageRecipe
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
+from .serving_config import ServingConfig
 
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
-SERVER, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
+_, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
-__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot"]
+__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot", "ServingConfig"]
 
 
 class SandboxRoot(StrEnum):
@@ -81,38 +82,12 @@ def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
     return found
 
 
-class ServingConfig(Record, frozen=True):
-    """The settings of a server."""
+class SelectionRecord(Record, frozen=True):
+    """A list of instance ids that a run directory has as `select.txt`."""
 
-    listen: Annotated[
-        str, ConfigOption(SERVER, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
-    ] = "127.0.0.1:8400"
-    # Open rollouts at once, including waiting and undelivered ones.
-    queue: Annotated[
-        int,
-        ConfigOption(SERVER, "Maximum number of open rollouts; more are rejected as `busy` (4096)", least=1),
-    ] = 4096
-    largest_order: int = 64 * MiB  # bytes of a request body
-    policy: Annotated[
-        str | None,
-        ConfigOption(
-            SERVER, "`path.py:name` of a function that answers model calls, for orders that request it"
-        ),
-    ] = None
-    grace: Annotated[
-        float,
-        ConfigOption(
-            SERVER, "Seconds that a client has to reconnect before its work is cancelled (3)", least=0
-        ),
-    ] = 3.0
-    return_grace: Annotated[
-        float, ConfigOption(SERVER, "The same, after a restart of the server (60)", least=0)
-    ] = 60.0
-    least_workers: Annotated[
-        int, ConfigOption(SERVER, "Workers that stay while there is no work (1)", least=1)
-    ] = 1
-    quiet: float = 30.0  # seconds that a worker must be idle before it is removed
-    starting: float = 60.0  # seconds in which a worker must become ready
+    file: str  # its source
+    ids: int
+    digest: str  # blake3 of its content
 
 
 class RunConfig(Record, frozen=True):
@@ -154,6 +129,15 @@ class RunConfig(Record, frozen=True):
         tuple[str, ...],
         ConfigOption(CHOICE, "Only instances whose id matches this pattern; may be repeated", serve=False),
     ] = ()
+    select: Annotated[
+        SelectionRecord | None,
+        ConfigOption(
+            CHOICE,
+            "A file with the ids of the instances, one per line; `-` is standard input",
+            accepts=str,
+            serve=False,
+        ),
+    ] = None
     replays: str | None = None  # directory of the run whose recorded replies are replayed
     limit: Annotated[int | None, ConfigOption(CHOICE, "Only the first N instances", least=1, serve=False)] = (
         None
@@ -313,6 +297,15 @@ class RunConfig(Record, frozen=True):
         Network,
         ConfigOption(MACHINE, "The network of a sandbox: `gateway` (default), `none` or `open`"),
     ] = Network.GATEWAY
+    # Names of variables that the agent gets. Their values are in no file.
+    env: Annotated[
+        tuple[str, ...],
+        ConfigOption(
+            MACHINE,
+            "`NAME` or `NAME=VALUE`: a variable for the agent, whose value is in no file; may be repeated",
+            resume="A variable for the agent: `NAME=VALUE`, or `NAME` for its value here; may be repeated",
+        ),
+    ] = ()
     # Variables of the operator's environment that `${NAME}` may refer to.
     pass_env: Annotated[
         tuple[str, ...],

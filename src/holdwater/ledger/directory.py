@@ -38,7 +38,14 @@ RUNS = Path("runs")
 LATEST = "latest"
 FOLDERS = ("exchanges", "blobs", "artifacts", "logs", "scratch", "reserve")
 DATABASE_FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal")
-SKELETON = {*FOLDERS, *DATABASE_FILES, "lock", "lock" + NEW_SUFFIX, "run.json" + NEW_SUFFIX, "run.log"}
+SELECTION = "select.txt"
+REPLACED_FILES = ("lock", "run.json", SELECTION)  # written under another name first
+SKELETON = {
+    *FOLDERS,
+    *DATABASE_FILES,
+    *("lock", SELECTION, "run.log"),
+    *(name + NEW_SUFFIX for name in REPLACED_FILES),
+}
 LOCK_PATIENCE = 0.5  # seconds: a reader that looks up the lock's holder takes the lock for an instant
 
 
@@ -75,6 +82,7 @@ class RunDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config = self.path / "run.json"
+        self.selection = self.path / SELECTION  # the instances that `--select` chose
         self.database = self.path / "ledger.db"
         self.exchanges = self.path / "exchanges"
         self.blobs = self.path / "blobs"
@@ -231,7 +239,7 @@ class RunDirectory:
 
     def _reset(self) -> None:
         try:
-            for name in (*DATABASE_FILES, self.config.name + NEW_SUFFIX):
+            for name in (*DATABASE_FILES, SELECTION, self.config.name + NEW_SUFFIX):
                 (self.path / name).unlink(missing_ok=True)
             for name in FOLDERS:
                 make_directory(self.path / name)

@@ -25,13 +25,19 @@ RAW, ZSTD = b"\0", b"\1"  # the first byte of a packed value
 
 
 def encode_record(record: Record) -> bytes:
+    """Encode a record that is stored: secrets in it are masked."""
+    return mask_bytes(encode_unmasked(record))
+
+
+def encode_unmasked(record: Record) -> bytes:
+    """Encode a record for another process of the run."""
     try:
         content = _encode(record)
     except UnicodeEncodeError:
         content = None
     if content is not None and len(content) <= LARGEST_RECORD:
-        return mask_bytes(content)
-    return mask_bytes(_encode(_clean_value(msgspec.to_builtins(record, builtin_types=(bytes,)))))
+        return content
+    return _encode(_clean_value(msgspec.to_builtins(record, builtin_types=(bytes,))))
 
 
 def _clean_value(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class AttemptRunner:
         self.sandbox: ManagedSandbox | None = None
         self.view: SandboxView | None = None
         self.model: ModelView | None = None
+        self.agent_view: SandboxView | None = None  # of the sandbox, while the agent acts
         self.dismissed: list[SandboxView | ModelView] = []
         self.patch: str | None = None
         self.over = False  # the agent's time is over
@@ -107,9 +108,10 @@ class AttemptRunner:
             await self._put_back(state.kept)
         state.ready = True
 
-    def view_sandbox(self) -> SandboxView:
+    def view_sandbox(self, env: Mapping[str, str] | None = None) -> SandboxView:
+        """Return a view of the sandbox; until acting is over, its commands have the variables `env`."""
         faults, health = self.state.disk_faults, self.state.instance.start.health
-        variables, env = self.services.variables, GRADING_VARIABLES if self.over else {}
+        variables, env = self.services.variables, GRADING_VARIABLES if self.over else env or {}
         return SandboxView(self.open_sandbox, self.paths, faults, self._renew, variables, env, health)
 
     def view_model(self, session: SessionStatus | None, instance: Instance, child: int = 0) -> ModelView:
@@ -184,7 +186,8 @@ class AttemptRunner:
         if solve is not None:
             self.state.answer = await self._call(solve, instance, self.view)
             return
-        agent, views = self.services.agent, (self.view, self.model)
+        self.agent_view = self.view_sandbox(self.services.agent_env)
+        agent, views = self.services.agent, (self.agent_view, self.model)
         if not self.services.spawns_children:
             self.state.answer = await call_agent(self.state, agent, instance, views, None)
             return
@@ -231,8 +234,8 @@ class AttemptRunner:
     def dismiss(self) -> None:
         """End the agent's views: code that it left running reaches neither the sandbox nor the model."""
         self.end()
-        self.dismissed = [view for view in (self.view, self.model) if view is not None]
-        self.view = self.view_sandbox()
+        self.dismissed = [view for view in (self.view, self.agent_view, self.model) if view is not None]
+        self.view, self.agent_view = self.view_sandbox(), None
 
     async def keep(self) -> None:
         """Keep the agent's work; a failure becomes an event and changes no verdict."""
@@ -392,7 +395,7 @@ class AttemptRunner:
             pass  # `disk_faults` has recorded it
 
     def end(self) -> None:
-        for view in (self.view, self.model):
+        for view in (self.view, self.agent_view, self.model):
             if view is not None:
                 view.end()
 

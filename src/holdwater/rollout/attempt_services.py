@@ -87,6 +87,7 @@ class AttemptServices(AttemptStorage, ModelAccess, Protocol):
     token: int
     gateway: Path | None
     variables: Mapping[str, str]
+    agent_env: Mapping[str, str]  # variables of the agent's commands
     groups: WaitingGroups
     spawns_children: bool  # the agent takes an `attempt` argument, by which it spawns children
 

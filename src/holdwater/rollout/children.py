@@ -7,6 +7,7 @@ each other. `gateway/sessions.py` lends the model session; the parent's verdict 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -36,8 +37,8 @@ class ResourceLender(Protocol):
     state: AttemptState
     services: AttemptServices
 
-    def view_sandbox(self) -> SandboxView:
-        """Return another view of its sandbox."""
+    def view_sandbox(self, env: Mapping[str, str]) -> SandboxView:
+        """Return another view of its sandbox, with variables of the agent's commands."""
 
     def view_model(self, session: SessionStatus | None, instance: Instance, child: int) -> ModelView:
         """Return a view of its model through a session; each child gets a different seed."""
@@ -158,7 +159,8 @@ class ChildSpawner(AttemptView):
         self, agent: Agent, lender: ResourceLender, loan: LentResources, number: int, stack: AsyncExitStack
     ) -> Any:
         """Call the agent with views that end with the child; using a resource that was not lent raises."""
-        sandbox, model = lender.view_sandbox(), lender.view_model(loan.session, loan.instance, number)
+        sandbox = lender.view_sandbox(lender.services.agent_env)
+        model = lender.view_model(loan.session, loan.instance, number)
         if not loan.sandbox:
             none: Any = _WithheldResource("sandbox")
             sandbox = SandboxView(none, none, lender.state.disk_faults, none)

@@ -113,6 +113,7 @@ class AttemptHost:
         self.on_end: Callable[[], None] = lambda: None  # called when an attempt has ended
         self.gateway: Path | None = None
         self.variables: Mapping[str, str] = welcome.variables
+        self.agent_env: Mapping[str, str] = welcome.agent_env
         self._scratch = self._directory.sandbox_root(config)
         self._disks = DiskWatch(self._reserve, {self._directory.path, self._scratch})
         self._make_death_check: Callable[[], Callable[[], bool]] | None = None

@@ -81,7 +81,7 @@ class SandboxView(AttemptView):
     ) -> None:
         super().__init__()
         self._sandbox: WholeSandbox | None = sandbox
-        self._env = env
+        self.env = env
         self._health = health
         self.variables = variables
         self._paths = paths
@@ -106,7 +106,7 @@ class SandboxView(AttemptView):
         workdir: str | None = None,
         log: Path | None = None,
     ) -> CommandResult:
-        env, log = {**self._env, **(env or {})}, log or self._paths.output()
+        env, log = {**self.env, **(env or {})}, log or self._paths.output()
         with self._disk_faults.watch():
             return await self._require_sandbox().run(
                 command, env=env, timeout=timeout, user=user, workdir=workdir, log=log

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import uvloop
 
 from ..core.errors import HoldwaterError
+from ..core.masking import hide_values, mask_bytes
 from ..core.records import MiB
 from ..sandbox.kernel_protection import protect_devices
 from .allocator import detect_allocator, give_back, measure_resident
@@ -82,14 +83,14 @@ async def _serve(connection: socket.socket, give_back: GiveBack | None) -> None:
         protect_devices()  # before any thread starts: each thread has a view of its own
 
     def emit(message: ToConductor) -> None:
-        writer.write(encode_frame(message))
+        writer.write(mask_bytes(encode_frame(message)))
 
     loop = asyncio.get_running_loop()
 
     def say(line: str) -> None:
         loop.call_soon_threadsafe(emit, LineLogged(line=line))  # called from any thread
 
-    with route_output(say):
+    with hide_values(welcome.agent_env), route_output(say):
         async with AsyncExitStack() as stack:
             try:
                 host = await stack.enter_async_context(AttemptHost(welcome, emit, None, None).open())

@@ -15,7 +15,7 @@ import msgspec
 from ..core.config import RunConfig
 from ..core.records import Attempt, AttemptFailure, AttemptPhase, LimitOverrides, ModelUsage, Record, Verdict
 from ..core.serving_protocol import CallAnswer, ModelChoice, SteerRequest
-from ..ledger.record_encoding import encode_record
+from ..ledger.record_encoding import encode_unmasked
 
 LARGEST_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
@@ -60,6 +60,7 @@ class WorkerSetup(WorkerMessage, frozen=True):
     upstream: UpstreamConfig | None = None
     path: str = ""
     variables: dict[str, str] = msgspec.field(default_factory=dict)  # variables that instances may use
+    agent_env: dict[str, str] = msgspec.field(default_factory=dict)  # variables of the agent's commands
     provided: Any = None  # from the provision of the sandboxes' kind
     # Variables for the worker's own allocator -> their values before, which processes that it starts get.
     lent: dict[str, str | None] = msgspec.field(default_factory=dict)
@@ -262,7 +263,7 @@ ToConductor = (
 
 
 def encode_frame(message: WorkerMessage) -> bytes:
-    body = encode_record(message)
+    body = encode_unmasked(message)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -25,6 +25,7 @@ import msgspec
 from ..core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
 from ..core.config import CriticKind, RunConfig
 from ..core.errors import HoldwaterError
+from ..core.masking import hide_values
 from ..core.policy import exit_status
 from ..core.sandbox_kind import ProvisionSite, SandboxProvision
 from ..core.summary import RunSummary
@@ -34,6 +35,7 @@ from ..governor.memory_control import LOOK_SECONDS, MemoryControl
 from ..governor.meter import ResourceMeter
 from ..governor.run_usage import RunUsage
 from ..ledger.directory import RunDirectory
+from ..ledger.durable_files import replace_file
 from ..ledger.journal import recover
 from ..ledger.ledger import Ledger
 from ..ledger.reader import LedgerReader
@@ -46,6 +48,7 @@ from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
 from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, sweep, temporary_prefix
 from .conductor.admission import AttemptAdmission
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
+from .conductor.instance_selection import InstanceSelection
 from .conductor.instance_source import InstanceSource
 from .conductor.observers import Observer, VerdictObservers
 from .conductor.regrade import RegradeFeed, RegradeRequest
@@ -81,6 +84,8 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     suite: Suite
     agent: Agent
     environment: ProcessEnvironment
+    selection: InstanceSelection | None = None  # the chosen instances; None: all
+    agent_env: dict[str, str] = {}  # variables of the agent's commands; their values are in no file
     importable: bool = True  # workers can load the suite and the agent by their names
     upstream: UpstreamConfig | None = None  # where model calls go
     # Functions of this process, which workers cannot load.
@@ -106,11 +111,13 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     periodic_tasks: Sequence[PeriodicTask] = ()
 
 
-def create_run(path: Path, config: RunConfig) -> RunDirectory:
+def create_run(path: Path, config: RunConfig, selection: InstanceSelection | None = None) -> RunDirectory:
     """Create a run directory that can be conducted. After a kill on the way it can be created again."""
     directory = RunDirectory.create(path)
     with directory.lock():
         Ledger.create(directory)
+        if selection is not None:
+            replace_file(directory.selection, selection.content)
         directory.write_config(config)
     return directory
 
@@ -123,6 +130,7 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
         config = msgspec.structs.replace(config, critic=CriticKind.GRADE)
     signals = given.signals or CommandSignals()
     with ExitStack() as stack:
+        stack.enter_context(hide_values(given.agent_env))
         stack.enter_context(directory.lock())
         config = msgspec.structs.replace(config, id=directory.identify(config.id))
         stack.enter_context(signals.attach_loop(asyncio.get_running_loop()))
@@ -262,6 +270,7 @@ def _make_worker_setup(
         upstream=given.upstream,
         path=given.environment.path,
         variables=select_passed_variables(config, given.environment),
+        agent_env=given.agent_env,
         provided=provision.provided,
     )
 
@@ -303,9 +312,10 @@ async def _make_feed(
     if config.serving is not None:
         return EmptyFeed()
     if given.resumed:
-        await compare_suite(ledger, InstanceSource(given.suite, config), accept=given.accept_changes)
+        planned = InstanceSource(given.suite, config, given.selection)
+        await compare_suite(ledger, planned, accept=given.accept_changes)
         await reopen_samples(ledger, given.retry)
-    source = InstanceSource(given.suite, config)
+    source = InstanceSource(given.suite, config, given.selection)
     await ledger.set_total(None if source.total is None else source.total * config.samples)
     grouped = forms_groups(given.suite, config)
     return RunFeed(config, ledger, source, resumed=given.resumed, grouped=grouped, say=say)

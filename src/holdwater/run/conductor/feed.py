@@ -17,12 +17,9 @@ from ...core.errors import BadInput, DuplicateInstance, HoldwaterError
 from ...core.events import GroupMembership, SampleOpened
 from ...core.records import Instance
 from ...ledger.ledger import Ledger, OpenSample, PlannedInstance, SuitePass
-from .instance_source import InstanceSource
+from .instance_source import BATCH, READ_LEAST, READ_MORE, InstanceSource
 
-BATCH = 256
 NAMED = 10  # changed or missing instances that a message names
-READ_MORE = 10  # a comparison reads 10 times the planned instances,
-READ_LEAST = 100_000  # and this many more, before the rest count as missing: a suite may have no end
 
 
 class SampleFeed(Protocol):

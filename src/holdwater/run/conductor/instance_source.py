@@ -11,6 +11,7 @@ import fnmatch
 import threading
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,14 +23,23 @@ from ...core.input_checks import find_bad_paths
 from ...core.records import Instance, Network
 from ...image.naming import assign_image
 from ...rollout.sandbox_kinds import find_kind
+from .instance_selection import InstanceSelection, SelectionMarks
+
+BATCH = 256
+READ_MORE = 10  # a search for known instances reads 10 times their number,
+READ_LEAST = 100_000  # and this many more, before the rest count as missing: a suite may have no end
 
 
 class InstanceSource:
     """The chosen instances of one pass over a suite."""
 
-    def __init__(self, suite: Suite, config: RunConfig) -> None:
+    def __init__(self, suite: Suite, config: RunConfig, selection: InstanceSelection | None = None) -> None:
         self._suite = suite
         self._config = config
+        # Of the selection; a suite may have no end: ids are missing that do not come among `most` instances.
+        self._selection = selection
+        self._marks = None if selection is None else SelectionMarks(selection)
+        self.most = None if selection is None else READ_LEAST + READ_MORE * len(selection)
         self._position = 0  # instances that the suite has yielded
         self._chosen = 0
         self.matched = 0  # instances that `--only` lets through, of every shard
@@ -40,10 +50,12 @@ class InstanceSource:
     @property
     def total(self) -> int | None:
         """The number of instances that will be chosen, or None if it is unknown before pulling them."""
-        if self._suite.size is None or self._config.only:
+        total = self._suite.size if self._selection is None else len(self._selection)
+        if total is None or self._config.only:
             return None
-        total = self._suite.size
         if self._config.shard is not None:
+            if self._selection is not None:
+                return None
             part, parts = self._config.shard
             total = len(range(part - 1, total, parts))
         return total if self._config.limit is None else min(total, self._config.limit)
@@ -57,6 +69,14 @@ class InstanceSource:
                 if chosen is not None:
                     taken.append(chosen)
         return taken
+
+    @property
+    def reached_most(self) -> bool:
+        return self._position == self.most
+
+    def list_missing(self) -> Iterator[tuple[str, str]]:
+        """Yield the selected ids that have not come so far, with their places in the list."""
+        return iter(()) if self._marks is None else self._marks.list_missing()
 
     def close(self) -> None:
         if self._thread is not None:
@@ -92,6 +112,11 @@ class InstanceSource:
             self._fail(f"yielded {type(item).__name__} as instance {self._position}: expected `Instance`")
             return None
         config = self._config
+        if self._marks is not None:
+            selected = self._marks.mark(item.id)
+            self._over = self._marks.complete or self.reached_most
+            if not selected:
+                return None
         if config.only and not any(fnmatch.fnmatchcase(item.id, pattern) for pattern in config.only):
             return None
         self.matched += 1
@@ -150,9 +175,11 @@ class InstanceSource:
         )
 
 
-async def first_instances(suite: Suite, config: RunConfig, count: int) -> list[str]:
+async def first_instances(
+    suite: Suite, config: RunConfig, count: int, selection: InstanceSelection | None = None
+) -> list[str]:
     """Return the ids of the first instances that `--only` selects, in any shard; raise the suite's error."""
-    source = InstanceSource(suite, msgspec.structs.replace(config, shard=None, limit=count))
+    source = InstanceSource(suite, msgspec.structs.replace(config, shard=None, limit=count), selection)
     names: list[str] = []
     try:
         while items := await source.take(count):
@@ -162,6 +189,24 @@ async def first_instances(suite: Suite, config: RunConfig, count: int) -> list[s
     if source.error is not None and not names:
         raise source.error
     return names
+
+
+async def check_selected(suite: Suite, config: RunConfig, selection: InstanceSelection) -> None:
+    """Raise BadInput, which names the line of the list, if the suite lacks a selected instance."""
+    whole = msgspec.structs.replace(config, only=(), shard=None, limit=None)
+    source = InstanceSource(suite, whole, selection)
+    try:
+        while await source.take(BATCH):
+            pass
+    finally:
+        source.close()
+    if source.error is not None:
+        raise source.error
+    if missing := list(islice(source.list_missing(), 2)):
+        place, name = missing[0]
+        more = ", and others" if len(missing) > 1 else ""
+        hint = f"only its first {source.most} instances were read" if source.reached_most else ""
+        raise BadInput(f"{place}: no such instance in suite `{suite.name}`: `{name[:200]}`{more}", hint)
 
 
 class _SuiteThread:

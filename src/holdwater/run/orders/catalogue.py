@@ -16,8 +16,8 @@ from ...core.config import RunConfig
 from ...core.errors import BadInput, HoldwaterError
 from ...core.records import Instance
 from ...ledger.ledger import Ledger, PlannedInstance, SuitePass
-from ..conductor.feed import BATCH, encode_instance
-from ..conductor.instance_source import InstanceSource
+from ..conductor.feed import encode_instance
+from ..conductor.instance_source import BATCH, InstanceSource
 
 DIGITS = 32  # of the digest in the name of an instance that an order contains
 

@@ -192,6 +192,7 @@ def make_replay_config(config: RunConfig, run: Path, only: Sequence[str]) -> Run
         serving=None,
         base_url=None,
         only=tuple(only),
+        select=None,
         limit=None,
         shard=None,
         budget=RunBudget(),

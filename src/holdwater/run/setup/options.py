@@ -34,6 +34,7 @@ from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
 from ...rollout.sandbox_kinds import find_kind
+from .agent_variables import parse_names
 from .config import check_config, parse_bytes, read_environment
 
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
@@ -55,6 +56,7 @@ class RunOptions(TypedDict, total=False):
     samples: int | None
     critic: CriticKind | CriticFunction | str | None
     only: Sequence[str] | None
+    select: str | Path | Sequence[str] | None
     limit: int | None
     shard: str | None
     timeout: float | None
@@ -73,6 +75,7 @@ class RunOptions(TypedDict, total=False):
     sandbox_root: SandboxRoot | str | None
     sandbox_read_only: bool | None
     network: Network | str | None
+    env: Mapping[str, str | None] | Sequence[str] | None
     pass_env: Sequence[str] | None
     images: str | Path | None
     scratch: str | Path | None
@@ -121,6 +124,7 @@ class ResumeOptions(TypedDict, total=False):
     memory: int | str | None
     disk: int | str | None
     base_url: str | None
+    env: Mapping[str, str | None] | Sequence[str] | None
     pass_env: Sequence[str] | None
     rpm: float | None
     tpm: float | None
@@ -183,6 +187,7 @@ def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig
     fields = _parse(options, {**dict.fromkeys(RETRY_OPTIONS), **known})
     fields["limits"] = msgspec.structs.replace(config.limits, **fields["limits"])
     fields["budget"] = msgspec.structs.replace(config.budget, **fields["budget"])
+    fields["env"] = tuple(dict.fromkeys((*config.env, *fields.get("env", ()))))
     changed = msgspec.structs.replace(config, **fields)
     check_config(changed)
     return changed
@@ -265,6 +270,8 @@ MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "prices": lambda path: read_prices(Path(path)),
     "images": lambda path: load_recipe(Path(path)),
     "mount": lambda texts: tuple(_parse_mount(text) for text in texts),
+    "env": parse_names,
+    "select": lambda selection: selection.record,
     "pass_env": _parse_pass_env,
     "sandbox": _parse_sandbox,
     "scratch": lambda path: str(Path(path).absolute()),
