@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .api.runs import RunOptions, aregrade, areplay, aresume, arun, regrade, replay, resume, run
     from .core.authoring import (
         Agent,
-        AgentSandbox,
         AttemptHandle,
         ChildResult,
         CriticInput,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         SuiteDefaults,
     )
     from .core.comparison import ComparisonReport, RunComparison
+    from .core.environment import AgentSandbox
     from .core.errors import (
         AgentFailed,
         BadInput,
@@ -144,6 +144,7 @@ _HOMES = (
     ".core.errors",
     ".core.authoring",
     ".core.sandbox_kind",
+    ".core.environment",
     ".api.reading",
     ".api.runs",
     ".api.grading",

@@ -63,14 +63,6 @@ class Sandbox(Protocol):
         """Create or replace a file, and the directories above it."""
 
 
-class AgentSandbox(Sandbox, Protocol):
-    """The sandbox that agents receive."""
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The variables of `--env`. Each command has them, unless its own `env` says otherwise."""
-
-
 class WholeSandbox(Sandbox, Protocol):
     """A sandbox with the operations that only holdwater and suites need."""
 

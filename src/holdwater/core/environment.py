@@ -12,7 +12,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
+from .authoring import Sandbox
 from .errors import SandboxFailed
 
 SERVE_KEYS = "HOLDWATER_SERVE_KEYS"  # API keys of a server, separated by commas
@@ -21,6 +23,14 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Set for every grading command: packages in a user's home do not belong to the suite.
 GRADING_VARIABLES: Mapping[str, str] = MappingProxyType({"PYTHONNOUSERSITE": "1"})
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+
+
+class AgentSandbox(Sandbox, Protocol):
+    """The sandbox that agents receive."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The variables of `--env`. Each command has them, unless its own `env` says otherwise."""
 
 
 def build_environment(**variables: str) -> dict[str, str]:

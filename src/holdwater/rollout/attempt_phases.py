@@ -100,8 +100,7 @@ class AttemptRunner:
         self.session = state.session = await state.scope.open(
             "gateway session", services.enclose("session", session)
         )
-        self.view = self.view_sandbox()
-        self.model = self.view_model(self.session, instance)
+        self.view, self.model = self.view_sandbox(), self.view_model(self.session, instance)
         await self._furnish(instance, self.view)
         await self.open_sandbox.mark()
         if state.kept is not None:
@@ -109,7 +108,6 @@ class AttemptRunner:
         state.ready = True
 
     def view_sandbox(self, env: Mapping[str, str] | None = None) -> SandboxView:
-        """Return a view of the sandbox; until acting is over, its commands have the variables `env`."""
         faults, health = self.state.disk_faults, self.state.instance.start.health
         variables, env = self.services.variables, GRADING_VARIABLES if self.over else env or {}
         return SandboxView(self.open_sandbox, self.paths, faults, self._renew, variables, env, health)
@@ -376,9 +374,8 @@ class AttemptRunner:
             if session is not None:  # to distinguish the hook's calls from the agent's
                 session = await scope.open("group session", services.lend(session, GROUP_BORROWER))
             self.model = self.view_model(session, state.instance)
-            children = await scope.open(
-                "children", ChildSpawner(self, LentResources(state.instance, self.session))
-            )
+            loan = LentResources(state.instance, self.session)
+            children = await scope.open("children", ChildSpawner(self, loan))
             nodes = partial(state.calls.call, services.read_nodes, state.acting_attempt)
             access = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt), nodes)
             member = WaitingMember(access, self.view, self.model, self.limits.grading)
