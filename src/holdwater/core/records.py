@@ -51,6 +51,8 @@ class SandboxSpec(Record, frozen=True):
     image: str | None = None  # a reference
     build: str | None = None  # a directory of this machine with a Dockerfile, used if no image is named
     build_timeout: float = 600.0  # seconds
+    build_target: str = ""  # the stage to build; empty: the last one
+    build_args: dict[str, str] = msgspec.field(default_factory=dict)
     workdir: str | None = None  # absolute; None: the image's own
     user: str | None = None  # name or number, the default for every command
     # `${NAME}` and `${NAME:-default}` are expanded when the sandbox starts.
@@ -60,10 +62,17 @@ class SandboxSpec(Record, frozen=True):
     health: Health | None = None
     processes: bool = True  # whether a process sandbox is acceptable
 
+    def __post_init__(self) -> None:
+        if self.build is None and (self.build_target or self.build_args):
+            raise ValueError("`build_target` and `build_args` need `build`")
+
     @property
     def key(self) -> str:
         """Identifies the image before it is available; empty: the spec names no image."""
-        return self.image or self.build or ""
+        if self.image or not (self.build_target or self.build_args):
+            return self.image or self.build or ""
+        arguments = (f"{name}={value}" for name, value in sorted(self.build_args.items()))
+        return " ".join((self.build or "", self.build_target, *arguments))
 
 
 class Instance(Record, frozen=True):

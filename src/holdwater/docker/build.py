@@ -59,10 +59,11 @@ class BuildRequest(Record, frozen=True):
     """One build: its Dockerfile is sent on standard input."""
 
     dockerfile: str
-    tag: str
+    tag: str  # empty with `output`
     context: str
     arguments: dict[str, str] = msgspec.field(default_factory=dict)
     platform: str = ""
+    output: str = ""  # a directory of this machine that receives the files, in place of an image
     network: str = ""  # network of its RUN steps; empty: the daemon's default
     seconds: float = 3600.0
     cached: bool = True  # steps may come from the build cache
@@ -121,9 +122,10 @@ class DockerCommand:
     def _command(self, build: BuildRequest) -> list[str]:
         how = ["build"]
         if self.client.buildx:
-            how = ["buildx", "build", "--builder", self.builder.name, "--load"]
+            how = ["buildx", "build", "--builder", self.builder.name]
+            how += [] if build.output else ["--load"]
         command = [self.client.path, "-H", self._host, *how, "--progress", "plain", "--file", "-"]
-        command += ["--tag", build.tag]
+        command += ["--output", f"type=local,dest={build.output}"] if build.output else ["--tag", build.tag]
         command += ["--platform", build.platform] if build.platform else []
         command += ["--network", build.network] if build.network else []
         command += [] if build.cached else ["--no-cache"]

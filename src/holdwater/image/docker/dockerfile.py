@@ -21,6 +21,7 @@ from ...core.errors import ImageFailed
 from ...core.image import ConfigEdits
 from ...core.records import Record
 from .ownership import BuildTrace, parse_commands
+from .stages import find_unknown_argument, find_wrong_target, list_stages, read_instructions
 
 ARGUMENT_PREFIX = "HOLDWATER_"
 DOCKERFILE = "Dockerfile"
@@ -92,17 +93,23 @@ class DockerfileContext(Record, frozen=True):
 
     directory: str
     dockerfile: str
-    digest: str  # of all names, modes and contents
+    digest: str  # of all names, modes and contents, the stage and the arguments
     size: int  # bytes of the files
     trace: BuildTrace  # without start and end times
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def read_context(directory: Path) -> DockerfileContext:
-    """Return the context in `directory`. Blocks: every file is read, so do not call it on an event loop."""
+def read_context(
+    directory: Path, target: str = "", arguments: dict[str, str] | None = None
+) -> DockerfileContext:
+    """Return the context in `directory`, for its last stage or the stage `target`.
+
+    Blocks: every file is read, so do not call it on an event loop.
+    """
+    digest, size, arguments = hashlib.sha256(), 0, arguments or {}
     try:
         with (directory / DOCKERFILE).open("rb") as file:
             text = file.read(LARGEST_DOCKERFILE).decode()
-        digest, size = hashlib.sha256(), 0
         for path in _entries(directory):
             told, bytes_ = _describe_entry(path)
             digest.update(msgspec.json.encode([os.fsencode(path.relative_to(directory)), told]))
@@ -110,15 +117,38 @@ def read_context(directory: Path) -> DockerfileContext:
     except (OSError, UnicodeDecodeError) as error:
         message = f"`{directory}`: cannot read the build context: {error}"
         raise ImageFailed(message, kind="build", again=False) from None
+    _check_request(directory, text, target, arguments)
+    if target or arguments:
+        digest.update(msgspec.json.encode([target, arguments], order="sorted"))
     key = digest.hexdigest()[:40]
-    dockerfile = f'{text}\nLABEL "{LABEL}"="{key}"\n'
+    stage = f"FROM {target}\n" if target else ""  # a last stage, so that the label is on the image
+    dockerfile = f'{text}\n{stage}LABEL "{LABEL}"="{key}"\n'
     return DockerfileContext(
         directory=str(directory),
         dockerfile=dockerfile,
         digest=key,
         size=size,
         trace=_make_trace(directory, dockerfile, size),
+        arguments=arguments,
     )
+
+
+def read_stage(context: Path, text: str, target: str, path: str) -> DockerfileContext:
+    """Return a context whose build has the content of `path` in one stage, and nothing else. Blocks."""
+    stage = target or str(len(list_stages(text)) - 1)
+    last = "\n".join([text, "FROM scratch", f"COPY --from={stage} {json.dumps([path + '/', '/'])}", ""])
+    size = measure_files(context)
+    return DockerfileContext(
+        directory=str(context), dockerfile=last, digest="", size=size, trace=_make_trace(context, last, size)
+    )
+
+
+def _check_request(directory: Path, text: str, target: str, arguments: dict[str, str]) -> None:
+    wrong = find_wrong_target(text, target)
+    if not wrong and (name := find_unknown_argument(text, arguments)):
+        wrong = f"no `ARG` declares this argument: `{name}`"
+    if wrong:
+        raise ImageFailed(f"`{directory / DOCKERFILE}`: {wrong}", kind="build", again=False)
 
 
 def _entries(directory: Path) -> Iterator[Path]:
@@ -141,7 +171,7 @@ def _describe_entry(path: Path) -> tuple[list[object], int]:
 
 
 def _make_trace(directory: Path, dockerfile: str, size: int) -> BuildTrace:
-    instructions = list(_instructions(dockerfile))
+    instructions = list(read_instructions(dockerfile))
     copied = [bytes_ for one in instructions if (bytes_ := _measure_copy(directory, one)) is not None]
     return BuildTrace(
         begun=0.0,
@@ -149,21 +179,6 @@ def _make_trace(directory: Path, dockerfile: str, size: int) -> BuildTrace:
         sizes=tuple(copied),
         sources=(len(dockerfile.encode()), size, sum(copied), *copied),
     )
-
-
-def _instructions(text: str) -> Iterator[str]:
-    """Yield the instructions of a Dockerfile, each with its continuation lines."""
-    pending = ""
-    for line in text.splitlines():
-        if line.lstrip().startswith("#"):
-            continue
-        pending += line
-        if line.rstrip().endswith("\\"):
-            pending += "\n"
-            continue
-        if pending.strip():
-            yield pending.strip()
-        pending = ""
 
 
 def _measure_copy(directory: Path, instruction: str) -> int | None:
@@ -178,5 +193,9 @@ def _measure_copy(directory: Path, instruction: str) -> int | None:
     named = [directory / word.strip('[],"').lstrip("/") for word in words[:-1]]
     if not named or not all(path.exists() for path in named):
         return None
-    files = [one for path in named for one in ([path] if path.is_file() else _entries(path))]
-    return sum(one.lstat().st_size for one in files if one.is_file() or one.is_symlink())
+    return sum(path.lstat().st_size if path.is_file() else measure_files(path) for path in named)
+
+
+def measure_files(directory: Path) -> int:
+    """Return the bytes of all files and links below a directory, as a daemon counts them."""
+    return sum(path.lstat().st_size for path in _entries(directory) if path.is_file() or path.is_symlink())

@@ -217,6 +217,7 @@ class ImageStore:
             dockerfile=context.dockerfile,
             tag=source,
             context=context.directory,
+            arguments=context.arguments,
             platform=str(self._platform),
             network=self._options.network,
             seconds=seconds,
