@@ -232,6 +232,47 @@ COPY said \
 """
 
 
+STAGES = """
+FROM scratch AS base
+ADD root.tar /
+
+FROM base AS fast
+ARG WORD=nothing
+RUN echo "fast $WORD" > /said
+
+FROM base AS slow
+RUN false
+"""
+
+
+async def test_a_stage_of_a_dockerfile_is_built_with_its_arguments(
+    daemon: Daemon, root: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "root.tar").write_bytes(root)
+    (tmp_path / "Dockerfile").write_text(STAGES)
+    recipe = ImageRecipe(path="images.toml", repository="r/a", network="none", cache=0)
+    start = SandboxSpec(build=str(tmp_path), build_target="fast", build_args={"WORD": "one"})
+    async with supplied(daemon, tmp_path, "stages", images=recipe) as supply:
+        said = []
+        for word in ("one", "two"):
+            wanted = msgspec.structs.replace(start, build_args={"WORD": word})
+            held = await supply.hold(len(said), ImageRequest(id=word, start=wanted))
+            said.append(runs(daemon, held[wanted.key]))
+        assert said == ["fast one\n", "fast two\n"]
+
+        for wrong, problem in (
+            ({"build_target": "fats"}, "no such stage: `fats`; the stages are `base`, `fast`, `slow`"),
+            ({"build_args": {"WRD": "x"}}, "no `ARG` declares this argument: `WRD`"),
+        ):
+            wanted = msgspec.structs.replace(start, **wrong)  # type: ignore[arg-type]
+            with pytest.raises(ImageFailed, match=problem) as raised:
+                await supply.hold(9, ImageRequest(id="wrong", start=wanted))
+            assert not raised.value.again
+        assert len(list((tmp_path / "logs").glob("*.build.log"))) == 2, "nothing else was built"
+        for number in range(2):
+            supply.release(number)
+
+
 async def test_a_dockerfile_is_built_once_and_again_when_it_changes(
     daemon: Daemon, root: bytes, tmp_path: Path
 ) -> None:

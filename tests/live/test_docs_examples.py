@@ -147,7 +147,7 @@ def read_toml(example: Example, desk: Desk) -> None:
     path = desk.place / "example.toml"
     path.write_text(example.text)
     if "target" in values:
-        (desk.place / "pyproject.toml").write_text('[project]\nname = "agent"\nversion = "1"\n')
+        furnish_agent(values.get("agent", {}), desk.place)
         assert isinstance(read_recipe(path), ImageRecipe)
     elif "project" in values:
         for group, names in values["project"]["entry-points"].items():
@@ -157,6 +157,14 @@ def read_toml(example: Example, desk: Desk) -> None:
         desk.type("holdwater run tasks.jsonl --config example.toml --limit 10 --dry-run")
     else:
         assert read_prices(path)
+
+
+def furnish_agent(agent: dict[str, str], place: Path) -> None:
+    """Put the files into the directory that a recipe's agent is made of."""
+    (place / agent.get("source", ".")).mkdir(parents=True, exist_ok=True)
+    if "dockerfile" in agent:
+        (place / agent["dockerfile"]).parent.mkdir(parents=True, exist_ok=True)
+        (place / agent["dockerfile"]).write_text(f"FROM scratch AS {agent['target']}\nARG MODE\n")
 
 
 def check_script(line: str, desk: Desk) -> None:

@@ -720,7 +720,119 @@ $ holdwater images plan images.toml
 > images.toml package = "x"
 > images.toml image = "a:/x"
 $ holdwater images plan images.toml
-2 error: images.toml:5: `agent.image`: only one of `source`, `package`, `directory`, `image` may be set
+2 error: images.toml:5: `agent.image`: only one of `source`, `package`, `directory`, `image`, `dockerfile` may be set
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml package = "x"
+> images.toml python = "py312"
+$ holdwater images plan images.toml
+2 error: images.toml:5: `agent.python`: invalid version: `py312`
+hint: for example `3.12`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml image = "a:/x"
+> images.toml python = "3.12"
+$ holdwater images plan images.toml
+2 error: images.toml:5: `agent.python`: needs `source` or `package`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml image = "a:1"
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.image`: must be a reference and an absolute path: `a:1`
+hint: for example `ghcr.io/o/tools:1:/opt/tools`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml dockerfile = "Dockerfile"
+> images.toml path = "/a"
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.dockerfile`: cannot read `HERE/Dockerfile`: No such file or directory
+
+> Dockerfile FROM a AS builder
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml dockerfile = "Dockerfile"
+> images.toml target = "bilder"
+$ holdwater images plan images.toml
+2 error: images.toml:5: `agent.target`: `HERE/Dockerfile`: no such stage: `bilder`; the stages are `builder`
+
+> Dockerfile FROM a AS builder
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml dockerfile = "Dockerfile"
+> images.toml args = {MODE = "x"}
+$ holdwater images plan images.toml
+2 error: images.toml:5: `agent.args`: `HERE/Dockerfile`: no `ARG` declares this argument: `MODE`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [project]
+> p/pyproject.toml name = "p"
+> p/poetry.lock x
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: this lock cannot be honoured: `HERE/p/poetry.lock`
+hint: only `uv.lock` is understood: give that, or `directory` with the agent installed
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [project]
+> p/pyproject.toml name = "p"
+> p/uv.lock version = 1
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: `HERE/p/pyproject.toml`: `build-system`: missing, so uv would leave out the project itself
+hint: add it, or set `package = true` in `tool.uv`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [tool.uv.sources]
+> p/pyproject.toml lib = {path = "../lib"}
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: `HERE/p/pyproject.toml`: `tool.uv.sources.lib`: no such file or directory: `../lib`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [tool.uv.sources]
+> p/pyproject.toml lib = {path = "/lib"}
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: `HERE/p/pyproject.toml`: `tool.uv.sources.lib`: an absolute path cannot be copied with the project: `/lib`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [tool.uv.sources]
+> p/pyproject.toml lib = "x"
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: `HERE/p/pyproject.toml`: `tool.uv.sources[...]`: expected `object | array`, got `str`
+
+> images.toml bases.images = ["a"]
+> images.toml target.repository = "r/a"
+> images.toml [agent]
+> images.toml source = "p"
+> p/pyproject.toml [tool.uv.sources]
+> p/pyproject.toml lib = {path = "lib"}
+> p/.gitmodules [submodule "lib"]
+> p/.gitmodules path = lib
+$ holdwater images plan images.toml
+2 error: images.toml:4: `agent.source`: `HERE/p/.gitmodules`: the submodule is not checked out: `lib`
+hint: `git -C HERE/p submodule update --init --recursive`
 
 > images.toml bases.images = ["a"]
 > images.toml target.repository = "r/a"

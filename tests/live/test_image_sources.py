@@ -1,12 +1,16 @@
-"""The source of an agent in a recipe: one whose versions would not be those of its checkout is refused."""
+"""The source of an agent in a recipe: a checkout that cannot be honoured is refused at once."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.command_runner import Scene
+from tests.command_runner import SOURCE, Scene
+from tests.wait_bounds import stretch
 
 RECIPE = """
 [bases]
@@ -17,37 +21,56 @@ repository = "127.0.0.1:9/agent"
 source = "project"
 """
 PLAIN = "[project]\nname = 'agent'\nversion = '1'\n"
-ROOT = PLAIN + "[tool.uv.workspace]\nmembers = ['packages/*']\n"
-MEMBER = PLAIN + "[tool.uv.sources]\ntools = {workspace = true}\n"
+PACKAGE = PLAIN + "[build-system]\nrequires = ['setuptools']\n"
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
+    (tmp_path / "images.toml").write_text(RECIPE)
+    (tmp_path / "project").mkdir()
     yield scene
     scene.close()
 
 
-@pytest.mark.parametrize(
-    ("pyproject", "lock", "told"),
-    [
-        (PLAIN, "uv.lock", "lock files are not supported yet"),
-        (PLAIN, "poetry.lock", "lock files are not supported yet"),
-        (ROOT, None, "workspaces are not supported yet"),
-        (MEMBER, None, "workspaces are not supported yet"),
-    ],
-)
-def test_a_source_with_a_lock_or_a_workspace_is_refused(
-    scene: Scene, pyproject: str, lock: str | None, told: str
-) -> None:
-    project, recipe = scene.place / "project", scene.place / "images.toml"
-    project.mkdir()
-    (project / "pyproject.toml").write_text(pyproject)
-    if lock is not None:
-        (project / lock).touch()
-    recipe.write_text(RECIPE)
+@pytest.mark.parametrize("name", ["poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"])
+def test_a_lock_of_another_tool_is_refused(scene: Scene, name: str) -> None:
+    project = scene.place / "project"
+    (project / "pyproject.toml").write_text(PACKAGE)
+    (project / name).touch()
 
-    plan = scene.start("images", "plan", str(recipe))
+    build = scene.start(
+        "images", "build", str(scene.place / "images.toml"), "--out", str(scene.place / "run")
+    )
 
-    assert plan.wait(60) == 2, plan
-    assert f"images.toml:7: `agent.source`: {told}: `{project}" in plan.stderr
+    assert build.wait(60) == 2, build
+    told = f"images.toml:7: `agent.source`: this lock cannot be honoured: `{project / name}`"
+    assert told in build.stderr
+    assert not (scene.place / "run").exists()
+
+
+def test_a_uv_project_needs_uv(scene: Scene, tmp_path: Path) -> None:
+    """Given a Python beside which there is no uv, and no uv on the path."""
+    (tmp_path / "project" / "pyproject.toml").write_text(PACKAGE)
+    (tmp_path / "project" / "uv.lock").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    libraries = next(path for path in sys.path if path.endswith("site-packages"))
+
+    command = subprocess.run(
+        [tmp_path / "bin" / "python", "-m", "holdwater", "images", "plan", tmp_path / "images.toml"],
+        env={
+            "PATH": str(tmp_path / "bin"),
+            "PYTHONPATH": f"{SOURCE}{os.pathsep}{libraries}",
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=stretch(30),
+        check=False,
+    )
+
+    assert command.returncode == 2, command.stderr
+    assert (
+        f"`agent.source`: `{tmp_path / 'project'}` is a uv project, and `uv` was not found" in command.stderr
+    )

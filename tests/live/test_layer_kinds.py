@@ -34,8 +34,8 @@ async def test_a_directory_is_packed_once_for_its_content(tmp_path: Path) -> Non
 
 
 async def test_a_path_of_an_image_becomes_a_layer_with_its_origin(tmp_path: Path) -> None:
-    async def fetch(place: str, into: Path) -> str:
-        (into / "tool").write_text(place)
+    async def fetch(source: AgentSource, into: Path) -> str:
+        (into / "tool").write_text(source.image or "")
         return "sha256:abc"
 
     async with LayerCache(tmp_path / "cache", GiB) as cache:

@@ -18,11 +18,12 @@ from tests.wait_bounds import stretch
 from holdwater.core.errors import BadInput, ImageFailed
 from holdwater.core.image import AgentSource
 from holdwater.core.records import GiB
-from holdwater.image.layer.agent_layer import PackagedAgent, copy_project, prepare_agent
+from holdwater.image.layer.agent_layer import PackagedAgent, prepare_agent
 from holdwater.image.layer.cache import LayerCache
 from holdwater.image.layer.installer import PackageInstaller, PipInstaller, UvInstaller, find_uv
-from holdwater.image.layer.interpreter import find_interpreter
+from holdwater.image.layer.interpreter_search import find_interpreter
 from holdwater.image.layer.program import ProgramRunner
+from holdwater.image.layer.project_copy import copy_project
 
 PACKAGES = f"/opt/agent/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 PROBE = """
@@ -193,7 +194,7 @@ async def test_a_requirement_without_a_version_is_what_it_comes_to_now(
         monkeypatch.setenv(f"{name}_NO_INDEX", "1")
         monkeypatch.setenv(f"{name}_FIND_LINKS", str(tmp_path / "wheels"))
     programs = ProgramRunner(tmp_path / "log", tmp_path, keep=[], env={})
-    python = find_interpreter().executable
+    python = (await find_interpreter(programs)).executable
     installer: PackageInstaller = (
         UvInstaller(programs, find_uv() or "", python) if kind == "uv" else PipInstaller(programs, python)
     )

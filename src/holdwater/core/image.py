@@ -214,14 +214,29 @@ class RegistryOptions(Record, frozen=True):
     requests_a_minute: float | None = None
 
 
+class StageSource(Record, frozen=True):
+    """Files of a stage of a Dockerfile."""
+
+    dockerfile: str
+    context: str  # the directory that the build reads
+    path: str  # in the stage
+    target: str = ""  # the stage; empty: the last one
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class AgentSource(Record, frozen=True):
-    """The source of the agent's files: exactly one of the first four fields."""
+    """The source of the agent's files: exactly one of the first five fields."""
 
     source: str | None = None  # the directory of a Python project, which is made self-contained
     package: str | None = None  # a requirement such as `mini-swe-agent==2.4.6`, which is made self-contained
     directory: str | None = None  # a directory that is copied unchanged
     image: str | None = None  # `reference:/path`: a path in an existing image
+    stage: StageSource | None = None
     prefix: str = "/opt/agent"  # the agent's directory in the image
+    extras: tuple[str, ...] = ()  # optional dependencies of `source`
+    python: str = ""  # the version of a Python package's interpreter; empty: of the one that runs holdwater
+    # Field of the recipe -> file and line, for errors that appear only when the layer is made.
+    places: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ImageRecipe(Record, frozen=True):

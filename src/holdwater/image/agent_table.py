@@ -6,17 +6,27 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from ..core.errors import BadInput
-from ..core.image import AgentSource, ConfigEdits
+from ..core.image import AgentSource, ConfigEdits, StageSource
+from .docker.stages import find_unknown_argument, find_wrong_target
+from .layer.package_parts import find_checkout
 from .recipe_text import RecipeTable, RecipeText
 
-SOURCES = ("source", "package", "directory", "image")
-LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
+SOURCES = ("source", "package", "directory", "image", "dockerfile")
+NEEDED = {  # field -> the sources that it belongs to
+    "python": ("source", "package"),
+    "extras": ("source",),
+    "context": ("dockerfile",),
+    "target": ("dockerfile",),
+    "args": ("dockerfile",),
+    "path": ("dockerfile",),
+}
+IMAGE_PATH = re.compile(r"[^:]\S*:/\S*")
+VERSION = re.compile(r"3\.\d+(\.\d+)?")
 
 
 class AgentTable(RecipeTable):
@@ -26,7 +36,14 @@ class AgentTable(RecipeTable):
     package: str | None = None
     directory: str | None = None
     image: str | None = None
+    dockerfile: str | None = None
+    context: str | None = None
+    target: str | None = None
+    args: dict[str, str] = msgspec.field(default_factory=dict)
+    path: str | None = None
     prefix: str = "/opt/agent"
+    python: str | None = None
+    extras: list[str] = msgspec.field(default_factory=list)
     env: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | None = None
     workdir: str | None = None
@@ -63,14 +80,53 @@ class AgentReader:
             raise self._error(
                 given[1], f"only one of {', '.join(f'`{name}`' for name in SOURCES)} may be set"
             )
+        for name, needs in NEEDED.items():
+            if getattr(table, name) and not set(given) & set(needs):
+                raise self._error(name, f"needs {' or '.join(f'`{need}`' for need in needs)}")
         if not given:
             return None
-        return AgentSource(
-            source=self._check_project(self._resolve_directory("source", table.source)),
+        source = AgentSource(
+            source=self._resolve_directory("source", table.source),
             package=table.package,
             directory=self._resolve_directory("directory", table.directory),
-            image=table.image,
+            image=self._check_image(table.image),
+            stage=self._read_stage(),
             prefix=self._check_prefix(table.prefix),
+            extras=tuple(table.extras),
+            python=self._check_version(table.python),
+            places={name: self._text.find_place(f"agent.{name}") for name in ("source", "python")},
+        )
+        find_checkout(source)  # a checkout that cannot be honoured is an error of the recipe
+        return source
+
+    def _check_image(self, image: str | None) -> str | None:
+        if image is not None and not IMAGE_PATH.fullmatch(image):
+            hint = "for example `ghcr.io/o/tools:1:/opt/tools`"
+            raise self._error("image", f"must be a reference and an absolute path: `{image}`", hint)
+        return image
+
+    def _read_stage(self) -> StageSource | None:
+        table = self._table
+        if table.dockerfile is None:
+            return None
+        file = (self._text.path.parent / table.dockerfile).absolute()
+        try:
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise self._error("dockerfile", f"cannot read `{file}`: {reason}") from None
+        if wrong := find_wrong_target(text, table.target or ""):
+            raise self._error("target", f"`{file}`: {wrong}")
+        if name := find_unknown_argument(text, table.args):
+            raise self._error("args", f"`{file}`: no `ARG` declares this argument: `{name}`")
+        if not table.path:
+            raise self._error("dockerfile", "needs `path`, the agent's directory in the stage")
+        return StageSource(
+            dockerfile=str(file),
+            context=self._resolve_directory("context", table.context) or str(file.parent),
+            path=str(Path(self._check_absolute("path", table.path) or "")),
+            target=table.target or "",
+            arguments=table.args,
         )
 
     def _check_prefix(self, given: str) -> str:
@@ -79,20 +135,10 @@ class AgentReader:
             raise self._error("prefix", f"must be a directory of its own, such as `/opt/agent`: `{given}`")
         return str(prefix)
 
-    def _check_project(self, project: str | None) -> str | None:
-        """Return the project's path; raise BadInput for a project with a lock file or a uv workspace.
-
-        Packaging resolves the dependencies anew, so the versions would differ from the locked ones.
-        """
-        if project is None:
-            return None
-        hint = "give `package` with exact versions, or `directory` with the agent installed"
-        for name in LOCK_FILES:
-            if (Path(project) / name).exists():
-                raise self._error("source", f"lock files are not supported yet: `{project}/{name}`", hint)
-        if _is_workspace(Path(project) / "pyproject.toml"):
-            raise self._error("source", f"workspaces are not supported yet: `{project}`", hint)
-        return project
+    def _check_version(self, version: str | None) -> str:
+        if version is not None and not VERSION.fullmatch(version):
+            raise self._error("python", f"invalid version: `{version}`", "for example `3.12`")
+        return version or ""
 
     def _resolve_directory(self, name: str, given: str | None) -> str | None:
         if given is None:
@@ -109,13 +155,3 @@ class AgentReader:
 
     def _error(self, name: str, what: str, hint: str = "") -> BadInput:
         return self._text.field_error(f"agent.{name}", what, hint)
-
-
-def _is_workspace(pyproject: Path) -> bool:
-    """Return whether a project is a uv workspace, or takes a dependency from one."""
-    try:
-        uv = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["uv"]
-        sources = [source for source in uv.get("sources", {}).values() if isinstance(source, dict)]
-        return "workspace" in uv or any(source.get("workspace") for source in sources)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # packaging the project reports the error

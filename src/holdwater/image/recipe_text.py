@@ -87,7 +87,7 @@ class RecipeText:
     def _find_checkout(self) -> GitCheckout:
         """Return the checkout of the agent's files; of the recipe, if the agent has none on this machine."""
         agent = self._content.get("agent")
-        for name in ("source", "directory"):
+        for name in ("source", "directory", "context"):
             given = agent.get(name) if isinstance(agent, dict) else None
             if isinstance(given, str):
                 place = self.path.parent / self._variables.fill_text(given)

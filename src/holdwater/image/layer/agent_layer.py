@@ -11,9 +11,7 @@ import csv
 import io
 import re
 import shutil
-import stat
 from collections.abc import Awaitable, Callable
-from fnmatch import fnmatch
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -22,22 +20,22 @@ import msgspec
 from ...core.errors import BadInput, ImageFailed
 from ...core.image import AgentSource, ImageLayer
 from ...core.records import Record
-from ...ledger.pruning import is_run
 from .cache import LayerCache, ScratchDirectory
-from .installer import Pins, find_installer
+from .installer import find_installer
 from .interpreter import (
     PythonInterpreter,
     copy_interpreter,
     find_authorities,
-    find_interpreter,
     find_machine_bundle,
     link_tree,
 )
+from .interpreter_search import find_interpreter
+from .package_parts import PackageParts, PartsGathering, find_checkout, locate_errors
 from .program import CancelCheck, ProgramRunner, run_in_thread
 from .tree import MTIME, check_prefix, identify, pack
 
-# Writes the files of `reference:/path` into a directory; returns the digest of the image.
-FetchFiles = Callable[[str, Path], Awaitable[str]]
+# Writes the agent's files into a directory; returns the digest of their image, or an empty text.
+FetchFiles = Callable[[AgentSource, Path], Awaitable[str]]
 FORMAT = 1  # increase it when the same inputs give a different layer
 COMPILING = 1800.0  # seconds
 VERSION = 60.0  # seconds
@@ -50,8 +48,6 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
     "TZ": "UTC",
 }
-SKIPPED = ("__pycache__", ".git", ".hg", ".venv", "*.egg-info", ".tox", ".nox", ".*_cache")
-SKIPPED_AT_THE_TOP = ("build", "dist", "venv")
 PLAIN_PATH = re.compile(r"(/[A-Za-z0-9._+-]+)+")
 INSTALL_TRACES = ("direct_url.json", "uv_cache.json", "uv_build.json")  # where a package came from, and when
 # A script's first line; or, for an interpreter with a long path, the three lines that start it by a shell.
@@ -74,12 +70,10 @@ async def prepare_agent(
     try:
         if source.directory is not None:
             return PackagedAgent(layer=await _pack_directory(Path(source.directory), prefix, cache))
-        if source.image is not None:
-            return await _pack_image(source.image, prefix, cache, fetch)
+        if source.image is not None or source.stage is not None:
+            return await _pack_image(source, prefix, cache, fetch)
         if source.source is None and source.package is None:
-            raise BadInput(
-                "the agent has no files: none of `source`, `package`, `directory`, `image` is given"
-            )
+            raise BadInput("the agent has no files: it names no source")
         env = {"SSL_CERT_FILE": f"{prefix}/{CERTIFICATES}"}
         return PackagedAgent(layer=await _package_agent(source, cache, log), env=env)
     except OSError as e:
@@ -97,77 +91,42 @@ async def _pack_directory(directory: Path, prefix: str, cache: LayerCache) -> Im
     return await cache.get(sha256(f"directory {identity}".encode()).hexdigest(), build)
 
 
-async def _pack_image(place: str, prefix: str, cache: LayerCache, fetch: FetchFiles | None) -> PackagedAgent:
+async def _pack_image(
+    source: AgentSource, prefix: str, cache: LayerCache, fetch: FetchFiles | None
+) -> PackagedAgent:
     if fetch is None:
-        raise BadInput(f"no engine here can extract files from an image: `{place}`")
+        raise BadInput("no engine here can extract files from an image")
     async with cache.scratch() as scratch:
         files = scratch.path / "files"
         files.mkdir()
-        digest = await fetch(place, files)
+        digest = await fetch(source, files)
         return PackagedAgent(layer=await _pack_directory(files, prefix, cache), origin=digest)
 
 
 async def _package_agent(source: AgentSource, cache: LayerCache, log: Path) -> ImageLayer:
     """Return the layer of a project or requirement, from the cache or newly built."""
+    checkout = await run_in_thread(lambda check: find_checkout(source))
     patchelf = shutil.which("patchelf")
     if patchelf is None:
         raise BadInput("program not found: `patchelf`", "install `patchelf`")
     if not PLAIN_PATH.fullmatch(source.prefix) or len(source.prefix) > LONGEST_PREFIX:
         hint = f"letters, digits and `._+-/`, at most {LONGEST_PREFIX} characters: `/opt/agent`, for example"
         raise BadInput(f"invalid prefix for a Python package: `{source.prefix}`", hint)
-    interpreter = find_interpreter()
     async with cache.scratch() as scratch:
         programs = ProgramRunner(log, scratch.path, keep=[scratch.lock], env=ENVIRONMENT)
-        tools = [await programs.run([patchelf, "--version"], VERSION), interpreter.identity]
-        project, identity = None, ""
-        if source.source is not None:
-            project = scratch.path / "project"  # a build may write to the copy
-            identity = await _copy_project(Path(source.source), project, cache.directory)
-        installer = await find_installer(programs, interpreter)
-        pins = await installer.resolve(project or source.package or "", scratch.path)
-        building = _PackageBuild(source.prefix, project, pins, interpreter, patchelf, log)
+        with locate_errors(source, "python"):
+            interpreter = await find_interpreter(programs, source.python)
+        with locate_errors(source, "source"):
+            gathering = PartsGathering(programs, interpreter, scratch.path, cache.directory)
+            parts = await gathering.gather_parts(source, checkout)
+        building = _PackageBuild(source.prefix, parts, interpreter, patchelf, log)
         bundle = find_machine_bundle()
         certificates = sha256(bundle.read_bytes()).hexdigest() if bundle else ""
-        tools.append(installer.name)
-        parts = [FORMAT, identity, source.package or "", pins, source.prefix, tools, certificates]
-        key = sha256(msgspec.json.encode(parts)).hexdigest()
+        tools = [await programs.run([patchelf, "--version"], VERSION), interpreter.identity, parts.installer]
+        files = [parts.identity, source.package or "", parts.pins]
+        inputs = [FORMAT, *files, source.prefix, tools, certificates]
+        key = sha256(msgspec.json.encode(inputs)).hexdigest()
         return await cache.get(key, lambda place: building.run(place, scratch))
-
-
-async def _copy_project(project: Path, copy: Path, cache: Path) -> str:
-    """Copy a project; return the identity of the copy."""
-    await run_in_thread(lambda check: copy_project(project, copy, cache, check))
-    return await run_in_thread(lambda check: identify(copy, "/project", check))
-
-
-def copy_project(project: Path, into: Path, cache: Path, check: CancelCheck) -> None:
-    """Copy a project without build products; links out of the project become copies of targets. Blocks."""
-    project, cache = project.resolve(), cache.resolve()
-
-    def list_skipped(directory: str, names: list[str]) -> list[str]:
-        check()
-        patterns = SKIPPED + (SKIPPED_AT_THE_TOP if Path(directory) == project else ())
-        paths = [Path(directory) / name for name in names]
-        return [p.name for p in paths if _is_skipped(p, patterns) or p == cache or is_run(p)]
-
-    if not project.is_dir():
-        raise BadInput(f"the agent's source is not a directory: `{project}`")
-    shutil.copytree(project, into, symlinks=True, ignore=list_skipped)
-    for path in sorted(into.rglob("*")):
-        if path.is_symlink():
-            _replace_link(path, project / path.relative_to(into), project)
-
-
-def _replace_link(path: Path, original: Path, project: Path) -> None:
-    """Replace a link that leads out of the project with a copy of its target."""
-    target = original.resolve()
-    if target.is_relative_to(project) and not original.readlink().is_absolute():
-        return
-    path.unlink()
-    if target.is_dir() and not project.is_relative_to(target):
-        shutil.copytree(target, path, symlinks=True)
-    elif target.is_file():
-        shutil.copy2(target, path)
 
 
 class _PackageBuild:
@@ -176,15 +135,13 @@ class _PackageBuild:
     def __init__(
         self,
         prefix: str,
-        project: Path | None,
-        pins: Pins,
+        parts: PackageParts,
         interpreter: PythonInterpreter,
         patchelf: str,
         log: Path,
     ) -> None:
         self._prefix = prefix
-        self._project = project
-        self._pins = pins
+        self._parts = parts
         self._interpreter = interpreter
         self._patchelf = patchelf
         self._log = log
@@ -192,9 +149,11 @@ class _PackageBuild:
     async def run(self, scratch: ScratchDirectory, outer: ScratchDirectory) -> ImageLayer:
         tree, prefix = scratch.path / "tree", self._prefix
         library = tree / self._interpreter.folder
-        programs = ProgramRunner(self._log, scratch.path, keep=[scratch.lock, outer.lock], env=ENVIRONMENT)
+        keep = [scratch.lock, outer.lock]
+        programs = ProgramRunner(self._log, scratch.path, keep, ENVIRONMENT)
         await run_in_thread(lambda check: copy_interpreter(self._interpreter, tree, check))
-        await self._install(programs, scratch.path, tree)
+        installing = ProgramRunner(self._log, self._parts.directory or scratch.path, keep, ENVIRONMENT)
+        await self._install(installing, scratch.path, tree)
         await run_in_thread(lambda check: self._finish(tree, library, check))
         await link_tree(programs, self._patchelf, self._interpreter, tree, prefix)
         await run_in_thread(lambda check: write_records(library, check))
@@ -204,12 +163,12 @@ class _PackageBuild:
 
     async def _install(self, programs: ProgramRunner, scratch: Path, tree: Path) -> None:
         installer = await find_installer(programs, self._interpreter)
-        wheels = []
-        if self._project is not None:
-            wheels = [await installer.build_wheel(self._project, scratch / "wheels")]
+        parts, wheels = self._parts, []
+        if parts.project is not None:
+            wheels = [await installer.build_wheel(parts.project, scratch / "wheels")]
         pins = scratch / "pins.txt"
-        pins.write_text("".join(f"{pin}\n" for pin in self._pins))
-        await installer.install(pins, wheels, tree)
+        pins.write_text("".join(f"{pin}\n" for pin in parts.pins))
+        await installer.install(pins, [*parts.options, *wheels], tree)
 
     def _finish(self, tree: Path, library: Path, check: CancelCheck) -> None:
         bundle = tree / CERTIFICATES
@@ -224,17 +183,10 @@ class _PackageBuild:
         """
         options = ["-qq", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash"]
         paths = ["-s", str(tree), "-p", self._prefix, str(library)]
-        python = [str(self._interpreter.executable), "-s", "-S", "-B", "-P", "-m", "compileall"]
+        no_directory = ["-P"] if self._interpreter.version >= (3, 11) else []
+        python = [str(self._interpreter.executable), "-s", "-S", "-B", *no_directory, "-m", "compileall"]
         # Status 1 is fine: a package may hold a `.py` file that is not valid Python, such as a template.
         await programs.run([*python, *options, *paths], COMPILING, statuses=(0, 1))
-
-
-def _is_skipped(path: Path, patterns: tuple[str, ...]) -> bool:
-    if any(fnmatch(path.name, pattern) for pattern in patterns):
-        return True
-    kind = stat.S_IFMT(path.lstat().st_mode)
-    # Pipes, sockets and devices are no part of a project.
-    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 def clean_tree(tree: Path, library: Path, prefix: str, check: CancelCheck) -> None:

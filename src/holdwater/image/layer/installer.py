@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,14 +29,14 @@ class PackageInstaller(Protocol):
 
     name: str  # part of the layer's key: each installer leaves its own traces in the files
 
-    async def resolve(self, asked: str | Path, scratch: Path) -> Pins:
+    async def resolve(self, asked: str | Path, scratch: Path, extras: Sequence[str] = ()) -> Pins:
         """Return the pins of a requirement and its dependencies, or of a project's dependencies alone."""
 
     async def build_wheel(self, project: Path, into: Path) -> Path:
         """Build a wheel of the project; return its path."""
 
-    async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
-        """Install exactly these pins and wheels, without their dependencies."""
+    async def install(self, pins: Path, more: Sequence[str | Path], tree: Path) -> None:
+        """Install exactly these pins, without their dependencies; `more` are wheels, and options."""
 
 
 async def find_installer(programs: ProgramRunner, interpreter: PythonInterpreter) -> PackageInstaller:
@@ -63,9 +64,10 @@ class UvInstaller:
         self._uv = uv
         self._python = ["--python", str(python)]
 
-    async def resolve(self, asked: str | Path, scratch: Path) -> Pins:
+    async def resolve(self, asked: str | Path, scratch: Path, extras: Sequence[str] = ()) -> Pins:
         pins = scratch / "resolved.txt"
         options = ["--quiet", "--upgrade", "--no-header", "--no-annotate", "--output-file", str(pins)]
+        options += [word for extra in extras for word in ("--extra", extra)]
         await self._programs.run(
             [self._uv, "pip", "compile", *options, *self._python, _requirement_file(asked, scratch)],
             RESOLVING,
@@ -77,10 +79,10 @@ class UvInstaller:
         await self._programs.run([self._uv, "build", *options, project], BUILDING)
         return _find_wheel(into)
 
-    async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
+    async def install(self, pins: Path, more: Sequence[str | Path], tree: Path) -> None:
         # Copy mode: links would point into uv's cache, and later steps change the files.
         options = ["--no-deps", "--link-mode", "copy", "--prefix", str(tree), "--requirement", str(pins)]
-        await self._programs.run([self._uv, "pip", "install", *options, *self._python, *wheels], INSTALLING)
+        await self._programs.run([self._uv, "pip", "install", *options, *self._python, *more], INSTALLING)
 
 
 class PipInstaller:
@@ -92,10 +94,11 @@ class PipInstaller:
         self._programs = programs
         self._pip: list[str | Path] = [python, "-m", "pip"]
 
-    async def resolve(self, asked: str | Path, scratch: Path) -> Pins:
+    async def resolve(self, asked: str | Path, scratch: Path, extras: Sequence[str] = ()) -> Pins:
         report = scratch / "resolved.json"
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report)]
-        await self._programs.run([*self._pip, "install", *options, asked], RESOLVING)
+        wanted = f"{asked}[{','.join(extras)}]" if extras else asked
+        await self._programs.run([*self._pip, "install", *options, wanted], RESOLVING)
         items = msgspec.json.decode(report.read_bytes(), type=_PipReport).install
         return tuple(sorted(item.pin for item in items if not item.is_project))
 
@@ -103,10 +106,10 @@ class PipInstaller:
         await self._programs.run([*self._pip, "wheel", "--no-deps", "--wheel-dir", into, project], BUILDING)
         return _find_wheel(into)
 
-    async def install(self, pins: Path, wheels: list[Path], tree: Path) -> None:
+    async def install(self, pins: Path, more: Sequence[str | Path], tree: Path) -> None:
         options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-warn-script-location"]
         await self._programs.run(
-            [*self._pip, "install", *options, "--prefix", tree, "--requirement", pins, *wheels], INSTALLING
+            [*self._pip, "install", *options, "--prefix", tree, "--requirement", pins, *more], INSTALLING
         )
 
 

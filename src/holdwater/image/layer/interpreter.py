@@ -1,22 +1,21 @@
-"""Copy the running Python into a tree, with its standard library and all shared libraries that it needs.
+"""Copy a Python of this machine into a tree, with its standard library and the shared libraries for it.
 
 The result uses no files of the base and refers to no files of this machine. Needs `patchelf`.
+`interpreter_search.py` finds the Python.
 """
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
-import ssl
 import struct
-import sys
-import sysconfig
 from collections import defaultdict
 from fnmatch import fnmatch
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from ...core.errors import BadInput
 from ...core.records import Record
@@ -145,39 +144,73 @@ class PythonInterpreter(Record, frozen=True):
     executable: Path
     stdlib: Path
     loader: Path  # the dynamic loader, which starts it and finds its libraries
+    version: tuple[int, int, int]
+    platlibdir: str  # `lib`; `lib64` on some systems
+    is_debian: bool  # it searches for packages only in Debian's directories
     identity: str
+
+    @property
+    def name(self) -> str:
+        return f"python{self.version[0]}.{self.version[1]}"
 
     @property
     def folder(self) -> str:
         """The standard library's path, relative to the installation prefix."""
-        return f"{sys.platlibdir}/{self.stdlib.name}"
+        return f"{self.platlibdir}/{self.stdlib.name}"
 
 
-def find_interpreter() -> PythonInterpreter:
-    """Return the running interpreter, or the one that its virtual environment was created from."""
-    executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+class InterpreterFacts(msgspec.Struct):
+    """The facts that an interpreter prints about itself."""
+
+    executable: str
+    stdlib: str
+    version: tuple[int, int, int]
+    platlibdir: str
+    schemes: list[str]
+    identity: str
+
+
+# A program that prints `InterpreterFacts`. It runs in the interpreter that is asked, of any version.
+QUESTION = """\
+import json, os, platform, ssl, sys, sysconfig
+parts = (sys.version, sys.implementation.cache_tag, sysconfig.get_platform()) + platform.libc_ver()
+print(json.dumps({
+    "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+    "stdlib": sysconfig.get_path("stdlib"),
+    "version": sys.version_info[:3],
+    "platlibdir": getattr(sys, "platlibdir", "lib"),
+    "schemes": sysconfig.get_scheme_names(),
+    "identity": " ".join([str(part) for part in parts] + [ssl.OPENSSL_VERSION]),
+}))
+"""
+
+
+def make_interpreter(facts: InterpreterFacts) -> PythonInterpreter:
+    """Return the interpreter; raise BadInput if it cannot be copied."""
+    executable = Path(facts.executable)
     elf = read_elf(executable)
     if elf is None or not elf.loader:
         raise BadInput(
             f"this Python cannot be copied into a layer: `{executable}` is not a dynamic ELF program"
         )
-    parts = (sys.version, sys.implementation.cache_tag, sysconfig.get_platform(), *platform.libc_ver())
     return PythonInterpreter(
         executable=executable,
-        stdlib=Path(sysconfig.get_path("stdlib")),
+        stdlib=Path(facts.stdlib),
         loader=Path(elf.loader),
-        identity=" ".join([*map(str, parts), ssl.OPENSSL_VERSION]),
+        version=facts.version,
+        platlibdir=facts.platlibdir,
+        is_debian="deb_system" in facts.schemes,
+        identity=facts.identity,
     )
 
 
 def copy_interpreter(interpreter: PythonInterpreter, tree: Path, check: CancelCheck) -> None:
     """Copy the program and the standard library, without files specific to this machine. Blocks."""
     (tree / "bin").mkdir(parents=True)
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    shutil.copyfile(interpreter.executable, tree / "bin" / name)
-    (tree / "bin" / name).chmod(0o755)
+    shutil.copyfile(interpreter.executable, tree / "bin" / interpreter.name)
+    (tree / "bin" / interpreter.name).chmod(0o755)
     for other in ("python", "python3"):
-        (tree / "bin" / other).symlink_to(name)
+        (tree / "bin" / other).symlink_to(interpreter.name)
 
     def left_out(directory: str, names: list[str]) -> list[str]:
         check()
@@ -188,8 +221,7 @@ def copy_interpreter(interpreter: PythonInterpreter, tree: Path, check: CancelCh
     shutil.copytree(interpreter.stdlib, library, ignore=left_out, copy_function=shutil.copyfile)
     for extension in library.glob("lib-dynload/*.so"):
         extension.chmod(0o755)
-    if "deb_system" in sysconfig.get_scheme_names():
-        # Debian's Python searches for packages only in Debian's directories.
+    if interpreter.is_debian:
         (library / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
 
 

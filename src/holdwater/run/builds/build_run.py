@@ -92,7 +92,7 @@ class ImageBuildRun:
     async def set_up(self, run: str, space: DiskSpace | None = None) -> None:
         """Prepare the layer and the engine; on a daemon also sweep earlier leftovers and check free disk."""
         log = self._logs / "layer.log"
-        found = open_blueprint(self.recipe, self.registries, self._environment, log)
+        found = open_blueprint(self.recipe, self.registries, self._environment, log, self.note)
         self.blueprint = await self._stack.enter_async_context(found)
         bases = RegistryLookup(self.registries, self._credentials)
         if self.recipe.chosen_engine is EngineKind.DOCKER:

@@ -202,7 +202,7 @@ class DockerSupply:
         self, recipe: ImageRecipe, registries: RegistryClients, bases: RegistryLookup, way: BuildOptions
     ) -> ImageMaker:
         enter, log = self._stack.enter_async_context, self._logs / "layer.log"
-        blueprint = await enter(open_blueprint(recipe, registries, self._environment, log))
+        blueprint = await enter(open_blueprint(recipe, registries, self._environment, log, self._note))
 
         async def open_assembly(part: ImageBlueprint, force: bool) -> ImageEngine:
             return await enter(RegistryEngine(part, registries, self._note, force=force))
@@ -259,7 +259,8 @@ class DockerSupply:
     async def _read_context(self, start: SandboxSpec) -> DockerfileContext:
         assert start.build is not None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, read_context, Path(start.build))
+        read = partial(read_context, Path(start.build), start.build_target, start.build_args)
+        return await loop.run_in_executor(self._threads, read)
 
     # Room and prefetching.
 

@@ -16,7 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from ...core.image import ImageBlueprint, ImageEngine, ImageOutcome, ImageRecipe, ImageTarget
+from ...core.image import (
+    AgentSource,
+    ImageBlueprint,
+    ImageEngine,
+    ImageOutcome,
+    ImageRecipe,
+    ImageTarget,
+    Note,
+)
 from ...core.records import Instance
 from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
@@ -27,13 +35,14 @@ from ...image.registry.path_extraction import extract_path
 from ...shielded_wait import SingleFlight
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
+from .stage_files import StageBuild
 
 KNOWN = 4096  # images remembered as made; for others the registry is queried again
 
 
 @asynccontextmanager
 async def open_blueprint(
-    recipe: ImageRecipe, registries: RegistryClients, environment: ProcessEnvironment, log: Path
+    recipe: ImageRecipe, registries: RegistryClients, environment: ProcessEnvironment, log: Path, note: Note
 ) -> AsyncIterator[ImageBlueprint]:
     """Yield the blueprint; its layer stays on this machine in this block. `log` receives printed output."""
     edits, steps, platforms = recipe.edits, recipe.steps, recipe.platforms
@@ -41,12 +50,15 @@ async def open_blueprint(
         yield ImageBlueprint(edits=edits, steps=steps, platforms=platforms)
         return
 
-    async def fetch(place: str, into: Path) -> str:
-        image, _, path = place.rpartition(":")
+    async def fetch(source: AgentSource, into: Path) -> str:
+        if source.stage is not None:
+            await StageBuild(source.stage, recipe, environment, note).build_files(into, log)
+            return ""
+        image, _, path = (source.image or "").rpartition(":")
         return await extract_path(registries, image, path, into, platforms[0])
 
     directory, rebuild = environment.cache / "layers", recipe.forces_agent
-    async with LayerCache(directory, recipe.layer_cache, rebuild=rebuild) as cache:
+    async with LayerCache(directory, recipe.layer_cache, note, rebuild=rebuild) as cache:
         packaged = await prepare_agent(recipe.agent, cache, log, fetch)
         edits = msgspec.structs.replace(edits, env={**packaged.env, **edits.env})
         yield ImageBlueprint(layers=(packaged.layer,), edits=edits, steps=steps, platforms=platforms)
