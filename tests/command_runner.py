@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.forked_command import ForkedCommand
+from tests.forked_command import OWN, ForkedCommand, Interpreter
 from tests.wait_bounds import stretch
 
 from holdwater.export.formats import export_run
@@ -42,6 +42,7 @@ class Command:
         before: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         interpreter: bool = False,
+        forks: Interpreter = OWN,
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         number = len(list(place.glob("*.out")))
@@ -60,7 +61,9 @@ class Command:
                     start_new_session=True,
                 )
             else:
-                self._process = ForkedCommand(words, out.fileno(), err.fileno(), env=variables)
+                self._process = ForkedCommand(
+                    words, out.fileno(), err.fileno(), env=variables, interpreter=forks
+                )
         self.pid = self._process.pid
 
     @property
@@ -117,7 +120,9 @@ class Scene:
         before: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         interpreter: bool = False,
+        forks: Interpreter = OWN,
     ) -> None:
+        self.forks = forks  # the process that forks commands
         self.place = place
         self.before = before  # what commands are started with
         self.env = env
@@ -137,7 +142,12 @@ class Scene:
 
     def start(self, *words: str) -> Command:
         command = Command(
-            self.place / "commands", *words, before=self.before, env=self.env, interpreter=self.interpreter
+            self.place / "commands",
+            *words,
+            before=self.before,
+            env=self.env,
+            interpreter=self.interpreter,
+            forks=self.forks,
         )
         self._commands.append(command)
         return command

@@ -7,6 +7,7 @@ Its `/proc/PID/cmdline` and `/proc/PID/environ` are those of the server: tests o
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -20,12 +21,23 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NamedTuple
 
 from tests.wait_bounds import stretch
 
 ROOT = Path(__file__).parents[1]
 LARGEST_REQUEST = 1 << 20
 ASKING = threading.Lock()  # one request at a time: each is followed by its reply
+
+
+class Interpreter(NamedTuple):
+    """A Python, and the modules that its server loads before it forks commands."""
+
+    python: str = sys.executable
+    modules: tuple[str, ...] = ()
+
+
+OWN = Interpreter()
 
 
 class ForkedCommand:
@@ -40,12 +52,13 @@ class ForkedCommand:
         stdin: int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        interpreter: Interpreter = OWN,
     ) -> None:
         self._exit, theirs = os.pipe()
         variables = dict(os.environ if env is None else env)
         request = json.dumps([list(words), variables, str(cwd or Path.cwd())]).encode()
         with ASKING, Path(os.devnull).open("rb") as nothing:
-            server, _ = start_server()
+            server, _ = start_server(interpreter)
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, theirs]
             socket.send_fds(server, [request], fds)
             self.pid = int(server.recv(100))
@@ -81,10 +94,13 @@ def run_forked(
     stdin: int | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    interpreter: Interpreter = OWN,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; `seconds` are those of a quiet machine."""
     with TemporaryFile() as out, TemporaryFile() as err:
-        command = ForkedCommand(words, out.fileno(), err.fileno(), stdin=stdin, env=env, cwd=cwd)
+        command = ForkedCommand(
+            words, out.fileno(), err.fileno(), stdin=stdin, env=env, cwd=cwd, interpreter=interpreter
+        )
         try:
             status = command.wait(stretch(seconds))
         finally:
@@ -95,13 +111,13 @@ def run_forked(
 
 
 @cache
-def start_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def start_server(interpreter: Interpreter = OWN) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the server, if this process has none yet: one socket and one child, which stay."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST_REQUEST)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked_command", str(theirs.fileno())],
+            [interpreter.python, "-m", "tests.forked_command", str(theirs.fileno()), *interpreter.modules],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd=ROOT,
@@ -171,8 +187,8 @@ def _become(words: list[str], env: dict[str, str], cwd: str, fds: list[int]) -> 
     sys.argv = ["holdwater", *words]
 
 
-def _load_modules() -> None:
-    """Load the modules of most commands; others load theirs as usual."""
+def _load_modules(further: Sequence[str]) -> None:
+    """Load the modules of most commands, and further ones; others load theirs as usual."""
     import gc
 
     import holdwater.api.reading
@@ -183,10 +199,12 @@ def _load_modules() -> None:
     import holdwater.cli.show
     import holdwater.view.live_display  # noqa: F401
 
+    for name in further:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
 if __name__ == "__main__":
-    _load_modules()
+    _load_modules(sys.argv[2:])
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))

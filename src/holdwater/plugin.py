@@ -40,12 +40,27 @@ def find_object(spec: str) -> object:
     left, _, name = spec.rpartition(":")
     if not left or not name:
         raise BadInput(f"no name given: `{spec}`", hint="write `path.py:name` or `module:name`")
-    module = _load_file(Path(left)) if left.endswith(".py") else _load_module(left)
+    module = find_module(left)
     try:
         return getattr(module, name)
     except AttributeError:
         near = find_close_name(name, vars(module))
         raise BadInput(f"`{left}` has no `{name}`", hint=f"did you mean `{near}`?" if near else "") from None
+
+
+def find_module(name: str) -> ModuleType:
+    """Return the module of a name, or of the path of a file or a package; raise BadInput with the problem."""
+    path = Path(name)
+    if name.endswith(".py"):
+        return _load_file(path)
+    if not path.is_dir() or "/" not in name:
+        return _load_module(name)
+    inner = path.resolve() / path.resolve().name.replace("-", "_")
+    package = inner if (inner / "__init__.py").is_file() else path.resolve()
+    if not (package / "__init__.py").is_file():
+        raise BadInput(f"not a package: `{name}`", "it has no `__init__.py`")
+    with _first_on_path(package.parent):
+        return call_guarded(lambda: importlib.import_module(package.name), f"`{name}`")
 
 
 def make_absolute(spec: str) -> str:

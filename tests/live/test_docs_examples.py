@@ -23,6 +23,8 @@ ELSEWHERE = {
     "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_container_run_swebench.py",
     "holdwater run swebench:": "tests/docker/test_container_run_swebench.py",
     "holdwater images clean": "tests/docker/test_images_command.py",
+    "holdwater run vf:": "tests/live/test_verifiers_suite.py",
+    'holdwater run "vf:': "tests/live/test_verifiers_suite.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.
 REHEARSED = ("--agent claude-code", "--agent codex", "--agent mini-swe-agent", "--sandbox docker")

@@ -58,6 +58,8 @@ OTHER_FLAGS = {
 }
 # Flags of programs that the docs mention, and of benchmarks.
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm", "against"}
+# Flags of verifiers, in the table of its page.
+NOT_OURS |= {"env", "max-concurrent", "resume", "select"}
 
 
 def flags() -> set[str]:

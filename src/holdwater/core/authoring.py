@@ -26,7 +26,7 @@ from .records import (
     SandboxSpec,
     SkippedEntry,
 )
-from .serving_protocol import MessageNode
+from .serving_protocol import MessageNode, TrajectoryReference
 
 
 @runtime_checkable
@@ -263,8 +263,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # (instance, members) -> a grade for each member, or None to keep its own. It scores a group once its last
     # member is graded. Members are `GroupMember`s and stay open until it returns.
     group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
-    # The environment variables that its instances need.
-    needs: Callable[[], Iterable[RequiredVariable]] | None = None
+    needs: Callable[[], Iterable[RequiredVariable]] | None = None  # the environment variables to be set
     hidden: tuple[str, ...] = ()  # paths of this machine that must be invisible in a sandbox
     paths: tuple[str, ...] = ()  # paths of this machine that a sandbox has to show, as for an agent
     # True: before grading, everything but the working directory is restored to its state after set-up, and
@@ -317,6 +316,9 @@ class AgentRecord(Protocol):
 
     @property
     def usage(self) -> ModelUsage: ...
+
+    @property
+    def reference(self) -> TrajectoryReference: ...
 
     async def nodes(self) -> Sequence[MessageNode]:
         """Return the messages of the agent and its children, each after its parent, with media inline."""

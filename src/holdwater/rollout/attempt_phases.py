@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -376,8 +375,7 @@ class AttemptRunner:
             self.model = self.view_model(session, state.instance)
             loan = LentResources(state.instance, self.session)
             children = await scope.open("children", ChildSpawner(self, loan))
-            nodes = partial(state.calls.call, services.read_nodes, state.acting_attempt)
-            access = MemberAccess(state, children, partial(services.trajectory, state.acting_attempt), nodes)
+            access = MemberAccess(state, children, services)
             member = WaitingMember(access, self.view, self.model, self.limits.grading)
             await scope.open("group", services.groups.join_group(member))
             return await member.wait_scored()

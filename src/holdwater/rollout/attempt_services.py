@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..core.authoring import Agent, Model, ResourceWrapper, SandboxProvider, SessionStatus, Suite
 from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
 from ..core.records import AttemptFailure, Limits, Network
-from ..core.serving_protocol import MessageNode
+from ..core.serving_protocol import MessageNode, TrajectoryReference
 from ..ledger.attempt_files import (
     answer_path,
     log_path,
@@ -93,6 +93,9 @@ class AttemptServices(AttemptStorage, ModelAccess, Protocol):
 
     @property
     def sandboxes(self) -> SandboxProvider: ...
+
+    def locate_record(self, attempt: int) -> TrajectoryReference:
+        """Return the location of an attempt's record on disk."""
 
     def read_nodes(self, attempt: int) -> list[MessageNode]:
         """Read the messages of an attempt's agent from disk, media inline: call it in a thread."""

@@ -15,7 +15,7 @@ from ..core.authoring import SessionStatus
 from ..core.errors import AttemptOver
 from ..core.exchange import GRADER_BORROWER
 from ..core.records import AttemptFailure, ModelUsage
-from ..core.serving_protocol import MessageNode
+from ..core.serving_protocol import MessageNode, TrajectoryReference
 from .attempt_state import AttemptState
 from .children import ResourceLender
 from .views import AttemptView, BlockingModel, BlockingView, ModelView, mirror
@@ -26,10 +26,13 @@ ReadNodes = Callable[[], Awaitable[list[MessageNode]]]
 class GradedAttemptView(AttemptView):
     """Implements `core.authoring.GradedAttempt` while its grader runs."""
 
-    def __init__(self, state: AttemptState, model: ModelView, read: ReadNodes) -> None:
+    def __init__(
+        self, state: AttemptState, model: ModelView, reference: TrajectoryReference, read: ReadNodes
+    ) -> None:
         super().__init__()
         self.failure: AttemptFailure | None = state.failure
         self.usage: ModelUsage = state.agent_usage  # of the agent: the grader has made no call yet
+        self.reference = reference
         self.model = model
         self._read: ReadNodes | None = read
 
@@ -59,7 +62,8 @@ async def open_graded_attempt(
             lent = services.lend(session, GRADER_BORROWER, limited=False)
             session = await scope.open("grader session", lent)
         read = partial(state.calls.call, services.read_nodes, state.acting_attempt)
-        view = GradedAttemptView(state, lender.view_model(session, state.instance, 0), read)
+        reference = services.locate_record(state.acting_attempt)
+        view = GradedAttemptView(state, lender.view_model(session, state.instance, 0), reference, read)
         try:
             yield view
         finally:

@@ -7,7 +7,7 @@ state of a group remains here after its scoring.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ..core.errors import AttemptOver, GradeFailed, as_failure, drop_tracebacks
 from ..core.exchange import Exchange
 from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, ModelUsage
 from ..core.serving_protocol import MessageNode
+from .attempt_services import AttemptServices
 from .attempt_state import AttemptState, PhaseLimit
 from .children import ChildSpawner
 from .user_calls import UserCalls, as_grades
@@ -147,8 +148,7 @@ class MemberAccess(NamedTuple):
 
     state: AttemptState
     children: ChildSpawner
-    exchanges: Callable[[], Iterable[Exchange]]
-    nodes: Callable[[], Awaitable[list[MessageNode]]]
+    services: AttemptServices
 
 
 class WaitingMember(AttemptView):
@@ -168,6 +168,7 @@ class WaitingMember(AttemptView):
         self.answer = state.answer
         self.grade = state.grade
         self.failure = state.failure
+        self.reference = access.services.locate_record(state.acting_attempt)
         self.sandbox = sandbox
         self.model = model
         self.seconds = seconds  # time limit of the hook
@@ -181,11 +182,14 @@ class WaitingMember(AttemptView):
 
     def exchanges(self) -> Iterable[Exchange]:
         """Yield the recorded exchanges from disk, one at a time."""
-        return self._require_access().exchanges()
+        access = self._require_access()
+        return access.services.trajectory(access.state.acting_attempt)
 
     async def nodes(self) -> list[MessageNode]:
         """See `core.authoring.AgentRecord`."""
-        return await self._require_access().nodes()
+        state, _, services = self._require_access()
+        nodes: list[MessageNode] = await state.calls.call(services.read_nodes, state.acting_attempt)
+        return nodes
 
     async def spawn(
         self, /, agent: str | AgentFunction | Agent, instruction: str | None = None, **terms: Any

@@ -33,7 +33,7 @@ from ..core.exchange import SCORING_BORROWERS, DriftedCall, Exchange, ExchangeLo
 from ..core.failures import make_daemon_failure, make_disk_failure, make_interrupt_failure, make_loss_failure
 from ..core.records import AttemptFailure, Limits, Network, Verdict
 from ..core.sandbox_kind import SandboxSite
-from ..core.serving_protocol import MessageNode, ModelSource
+from ..core.serving_protocol import MessageNode, ModelSource, TrajectoryReference
 from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..gateway.upstreams.policy import Policy
@@ -303,6 +303,9 @@ class AttemptHost:
 
     def trajectory(self, attempt: int) -> Iterator[Exchange]:
         return read_exchanges(self._directory, attempt)
+
+    def locate_record(self, attempt: int) -> TrajectoryReference:
+        return TrajectoryReference(directory=str(self._directory.path), attempt=attempt)
 
     def read_nodes(self, attempt: int) -> list[MessageNode]:
         nodes = read_nodes(self._directory, attempt, "inline")

@@ -12,7 +12,7 @@ from .. import plugin
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..plugin import PluginEntry
-from . import demo, swebench
+from . import demo, swebench, verifiers
 from .harbor import harbor
 from .jsonl import jsonl
 
@@ -21,7 +21,8 @@ __all__ = ["PluginEntry", "check_suite", "list_suites", "load", "make_absolute"]
 ENTRY_POINT_GROUP = "holdwater.suites"
 HARBOR = "harbor:"
 OTHER_SUITES = (
-    "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks"
+    "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `vf:MODULE` or a directory"
+    " of Harbor tasks"
 )
 
 FUNCTIONS = (
@@ -35,6 +36,8 @@ def load(spec: str) -> Suite:
     """Return the suite that `spec` names; raise BadInput if there is none or it is invalid."""
     if _is_swebench(spec):
         return swebench.swebench(spec)
+    if spec.startswith(verifiers.PREFIX):
+        return verifiers.load_taskset(spec)
     if spec.endswith(".jsonl"):
         return jsonl(Path(spec))
     if spec in BUILT_IN:
@@ -55,6 +58,8 @@ def make_absolute(spec: str) -> str:
     """Return the spec with absolute paths, so that it is valid from any directory."""
     if _is_swebench(spec):
         return swebench.make_absolute(spec)
+    if spec.startswith(verifiers.PREFIX):
+        return verifiers.make_absolute(spec)
     if spec in BUILT_IN or not _is_tree(spec):
         return plugin.make_absolute(spec)
     path = Path(spec.removeprefix(HARBOR)).absolute()

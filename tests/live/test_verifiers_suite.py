@@ -1,0 +1,307 @@
+"""Tasksets of verifiers as suites, with the real package: hooks, rewards, judges, groups, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.command_runner import SOURCE, Command, Scene, lines, serving, until
+from tests.forked_command import Interpreter, run_forked
+from tests.verifiers_commands import PYTHON, copy_taskset, find_interpreter
+from tests.wait_bounds import stretch
+
+from holdwater.core.records import GiB, Instance, Network
+from holdwater.ledger.directory import RunDirectory
+from holdwater.ledger.exchanges import read_exchanges
+from holdwater.ledger.reader import LedgerReader
+from holdwater.ledger.rows import AttemptRow
+
+MODEL = Path(__file__).parents[1] / "clients" / "task_model.py"
+AGENT = """
+async def solve(instance, sandbox, model):
+    await model.chat([{"role": "user", "content": instance.instruction}])
+"""
+WORKER = "cp template work"
+
+
+class TaskScene(Scene):
+    """A directory with tasksets and an agent, and the model behind them."""
+
+    def __init__(self, place: Path, url: str, interpreter: Interpreter) -> None:
+        super().__init__(place, env={"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "x"}, forks=interpreter)
+        (place / "agent.py").write_text(AGENT)
+        self.trace, self.gate = place / "requests", place / "gate"
+
+    def play(self, spec: str, *words: str, agent: str = "", workers: str = "0") -> Command:
+        """Start a run of a taskset with the agent, or with another."""
+        taskset, mark, options = spec.partition("?")
+        name, colon, cls = taskset.partition(":")
+        path = copy_taskset(self.place, name)
+        chosen = ("--agent", agent) if agent else ("--agent", f"{self.place}/agent.py:solve", "--model", "m")
+        flags = ("--workers", workers, "--backoff", "0.01", "--retries", "0", "--concurrency", "4")
+        return self.start(
+            "run", f"vf:{path}{colon}{cls}{mark}{options}", "--out", str(self.out), *chosen, *flags, *words
+        )
+
+    def finish(self, spec: str, *words: str, status: int = 0, **options: Any) -> list[AttemptRow]:
+        """Run a taskset to its end; return its attempts."""
+        command = self.play(spec, *words, **options)
+        assert command.wait(120) == status, command
+        with LedgerReader(self.out) as reader:
+            return list(reader.attempts())
+
+    def read_instance(self, row: int) -> Instance:
+        with LedgerReader(self.out) as reader:
+            return msgspec.msgpack.decode(reader.payload(row), type=Instance)
+
+    def read_trace(self, attempt: int) -> Any:
+        """Verifiers' own record of the trace."""
+        return json.loads((self.out / "artifacts" / f"{attempt:06d}.files" / "trace.json").read_text())
+
+
+@pytest.fixture(scope="module")  # all of these tests run in one process, which loads the package once
+def interpreter() -> Interpreter:
+    return find_interpreter()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, interpreter: Interpreter) -> Iterator[TaskScene]:
+    with serving(str(MODEL), str(tmp_path / "requests"), str(tmp_path / "gate")) as url:
+        scene = TaskScene(tmp_path, url, interpreter)
+        yield scene
+        scene.close()
+
+
+def read_grade(row: AttemptRow) -> Any:
+    assert row.verdict is not None
+    assert row.verdict.failure is None, row.verdict.failure
+    return row.verdict.grade
+
+
+def read_failure(row: AttemptRow) -> Any:
+    assert row.verdict is not None
+    return row.verdict.failure
+
+
+def test_rewards_and_metrics_read_the_trace_and_are_weighted(scene: TaskScene) -> None:
+    rows = scene.finish('reversal?words=["drawer","incomprehensible"]&task.brief=8')
+
+    first, second = map(read_grade, rows)
+    assert [row.instance for row in rows] == ["0-drawer", "1-incomprehensible"]
+    assert (first.passed, first.score) == (True, 1.0)
+    assert (second.passed, second.score) == (False, 0.75)
+    expected = {"turns": 1.0, "calls": 1.0, "reward.exact": 1.0, "reward.brief": 0.0, "weight.brief": 0.25}
+    assert expected.items() <= second.metrics.items()
+    assert second.metrics["prompt_tokens"] > 0
+    trace = scene.read_trace(rows[1].attempt)
+    assert trace["rewards"] == {
+        "exact": {"score": 1.0, "weight": 0.75},
+        "brief": {"score": 0.0, "weight": 0.25},
+    }
+    assert (trace["task"]["type"], trace["stop_condition"], trace["ok"]) == (
+        "ReversalTask",
+        "agent_completed",
+        True,
+    )
+    task = scene.read_instance(1).data["task"]
+    assert (task["key"], task["hash"]) == (trace_of(scene, rows[0])["key"], trace_of(scene, rows[0])["hash"])
+
+
+def trace_of(scene: TaskScene, row: AttemptRow) -> Any:
+    return scene.read_trace(row.attempt)["task"]
+
+
+def test_hooks_run_in_the_sandbox_and_share_their_state(scene: TaskScene) -> None:
+    rows = scene.finish("workshop", "--command", f"sh -c '{WORKER}'", agent="command")
+
+    assert [read_grade(row).score for row in rows] == [1.0, 1.0]
+    assert scene.read_trace(rows[0].attempt)["info"] == {"drawn": 1, "work": "gear"}
+    instance = scene.read_instance(1)
+    assert instance.instruction == "You are in a workshop.\n\nMake a gear."
+    assert instance.start.network is Network.GATEWAY
+    limits = instance.limits
+    assert (limits.setup, limits.acting, limits.grading) == (300, 200, 100)
+    assert (limits.cpus, limits.memory) == (1, GiB // 4)
+
+
+def test_a_hook_that_fails_is_no_zero(scene: TaskScene) -> None:
+    rows = scene.finish('workshop?parts=["gear"]', agent="nop", status=1)
+
+    (failure,) = map(read_failure, rows)
+    assert (failure.where, failure.kind) == ("grade", "task")
+    assert "work" in failure.message
+
+
+def test_the_answer_stands_for_the_reply_of_an_agent_without_a_model(scene: TaskScene) -> None:
+    (scene.place / "agent.py").write_text("def solve(instance, sandbox, model):\n    return 'level'\n")
+
+    rows = scene.finish("contest?env=contest&pass=5")
+
+    assert [read_grade(row).score for row in rows] == [5.0, 5.0]
+
+
+def test_judges_call_the_gateway_as_the_grader(scene: TaskScene) -> None:
+    rows = scene.finish("judged?pass=0.8")
+
+    grade = read_grade(rows[0])
+    assert (grade.passed, grade.score) == (True, pytest.approx(0.8))
+    exchanges = list(read_exchanges(RunDirectory(scene.out), rows[0].attempt))
+    assert [exchange.by for exchange in exchanges] == ["", "grader", "grader"]
+    judged = scene.read_trace(rows[0].attempt)["info"]["judge_calls"]
+    assert len(judged) == 2
+
+
+def test_a_resume_after_kill_9_asks_neither_model_nor_judge_twice(scene: TaskScene) -> None:
+    scene.gate.touch()
+    command = scene.play("judged?pass=0.8")
+    until("the judge is asked", lambda: len(lines(scene.trace)) >= 2, 60)
+    command.kill()
+    scene.gate.unlink()
+    before = lines(scene.trace)
+
+    resumed = scene.start("resume", str(scene.out))
+
+    assert resumed.wait(120) == 0, resumed
+    with LedgerReader(scene.out) as reader:
+        rows = list(reader.attempts())
+    assert [row.kind for row in rows] == ["interrupted", "passed"]
+    assert read_grade(rows[1]).score == pytest.approx(0.8)
+    asked = lines(scene.trace)[len(before) :]
+    assert not any("colour" in line and "Taste" not in line and "Reference" not in line for line in asked)
+    assert len([line for line in asked if "Taste" in line]) == 1  # its reply had not come
+    scene.assert_clean()
+
+
+def test_an_environment_compares_the_samples_of_a_task(scene: TaskScene) -> None:
+    rows = scene.finish("contest?env=contest&env.prize=2&pass=100", "--samples", "3")
+
+    for name in ("0-a", "1-b"):
+        grades = [read_grade(row) for row in rows if row.instance == name]
+        longest = max(grade.metrics["reward.length"] for grade in grades)
+        assert [grade.metrics["reward.wins"] for grade in grades] == [
+            float(grade.metrics["reward.length"] == longest) for grade in grades
+        ]
+        assert max(grade.score for grade in grades) == longest + 2
+        assert {grade.metrics["rivals"] for grade in grades} == {2.0}
+        assert all(row.verdict is not None and row.verdict.group_scored for row in rows)
+
+
+def test_an_environment_of_the_package_compares_samples_too(scene: TaskScene) -> None:
+    rows = scene.finish('reversal?words=["drawer"]&env=best-of-n', "--samples", "2")
+
+    assert [read_grade(row).metrics["pass_at_n"] for row in rows] == [1.0, 1.0]
+    assert [read_grade(row).metrics["best"] for row in rows] == [1.0, 1.0]
+
+
+def test_tasks_that_no_sandbox_can_run_are_refused_by_field(scene: TaskScene) -> None:
+    rows = scene.finish("unfit:UnfitTaskset", status=1)
+
+    refused = [str(read_failure(row).message).partition(":")[0] for row in rows[:6]]
+    fields = ("prompt", "network_allow", "network_block", "resources.gpu", "skills", "workdir")
+    assert refused == [f"field `{field}`" for field in fields]
+    assert not any(read_failure(row).again for row in rows[:6])
+    assert read_grade(rows[6]).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("unfit", "several tasksets"),
+        (
+            "unfit:ToolTaskset",
+            "taskset `ToolTaskset` has tool servers, which are not started here: `lookup_toolset`",
+        ),
+        (
+            "unfit:RewritingTaskset",
+            "taskset `RewritingTaskset` rewrites model calls, which are passed on unchanged",
+        ),
+        ("unfit:NoTaskset", "has no taskset `NoTaskset`"),
+        ("scripted_user", "comes with an environment that drives its agents itself: `QuizEnv`"),
+        ("reversal?wrods=1", "option `wrods`: Extra inputs are not permitted"),
+        ("reversal?env=isolated_verifier", "environment `IsolatedVerifierEnv` cannot score samples"),
+        ("reversal?env=agentic_judge", "environment `IsolatedAgenticJudgeEnv` has 2 agents: solver, judge"),
+    ],
+)
+def test_a_taskset_that_cannot_run_is_refused_before_the_run(
+    scene: TaskScene, spec: str, problem: str
+) -> None:
+    command = scene.play(spec)
+
+    assert command.wait(60) == 2, command
+    assert problem in command.stderr, command.stderr
+    assert not scene.out.exists()
+
+
+def test_a_taskset_that_fails_in_the_middle_keeps_its_earlier_tasks(scene: TaskScene) -> None:
+    rows = scene.finish("unfit:BrokenTaskset", status=2)
+
+    assert [read_grade(row).score for row in rows] == [1.0]
+
+
+def test_a_missing_package_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    command = scene.start("run", "vf:nosuch", "--agent", "nop", "--out", str(scene.out))
+
+    assert command.wait(60) == 2, command
+    assert command.stderr.splitlines()[-2:] == [
+        "error: the package `verifiers` is not installed",
+        "hint: `pip install verifiers`, beside holdwater",
+    ]
+
+
+def test_the_commands_of_the_page_run_as_they_stand(scene: TaskScene) -> None:
+    """With a taskset of the options that the page names, and a model that answers at once."""
+    for place in ("my_env.py", "environments/my_env/taskset.py"):
+        (scene.place / place).parent.mkdir(parents=True, exist_ok=True)
+        copy_taskset(scene.place, "page").rename(scene.place / place)
+    page = (Path(__file__).parents[2] / "docs" / "verifiers.md").read_text()
+    commands = re.findall(r"(?m)^\$ holdwater (run .*)$", page)
+
+    assert len(commands) == 2
+    for command in commands:
+        done = run_forked(
+            *shlex.split(command),
+            "--workers",
+            "0",
+            "--quiet",
+            env={**os.environ, "PYTHONPATH": str(scene.place), **(scene.env or {})},
+            cwd=scene.place,
+            interpreter=scene.forks,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def test_a_harness_of_the_package_runs_in_the_sandbox(scene: TaskScene) -> None:
+    rows = scene.finish("workshop", "--model", "m", agent="holdwater.suite.verifiers.harness:own")
+
+    assert [read_grade(row).score for row in rows] == [1.0, 1.0]
+    exchanges = list(read_exchanges(RunDirectory(scene.out), rows[0].attempt))
+    assert len(exchanges) == 2
+
+
+@pytest.mark.proof  # two more imports of the package
+def test_the_package_is_imported_by_workers_and_by_a_lister(scene: TaskScene) -> None:
+    path = copy_taskset(scene.place, "reversal")
+    words = ("run", f"vf:{path}", "--agent", f"{scene.place}/agent.py:solve", "--model", "m", "--json")
+
+    done = subprocess.run(
+        [PYTHON, "-X", "importtime", "-m", "holdwater", *words, "--workers", "1", "--out", scene.out],
+        env={**os.environ, **(scene.env or {}), "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=stretch(120),
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["outcomes"] == {"passed": 3}
+    assert "holdwater.run.execute" in done.stderr
+    assert "pydantic" not in done.stderr  # the conductor itself imports nothing of the package
