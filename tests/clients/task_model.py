@@ -30,6 +30,8 @@ class TaskModel:
             return ScriptedReply(text=found[1][::-1])
         if "Taste" in text:
             return ScriptedReply(text="6")
+        if text == "Note milk.":
+            return ScriptedReply(tool_calls=[{"name": "ledger_note", "arguments": {"text": "milk"}}])
         if "Make a" in text:
             return ScriptedReply(tool_calls=[{"name": "bash", "arguments": {"command": "cp template work"}}])
         if "more than once" in text:

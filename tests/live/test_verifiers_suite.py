@@ -7,7 +7,9 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +219,7 @@ def test_tasks_that_no_sandbox_can_run_are_refused_by_field(scene: TaskScene) ->
         ("unfit", "several tasksets"),
         (
             "unfit:ToolTaskset",
-            "taskset `ToolTaskset` has tool servers, which are not started here: `lookup_toolset`",
+            "`ToolTaskset` has tool servers, which agent `agent.py:solve` is not given: `lookup_toolset`",
         ),
         (
             "unfit:RewritingTaskset",
@@ -238,6 +240,25 @@ def test_a_taskset_that_cannot_run_is_refused_before_the_run(
     assert command.wait(60) == 2, command
     assert problem in command.stderr, command.stderr
     assert not scene.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("vf:harbor", "an environment that drives its agents itself: `HarborEnv`"),
+        ("vf:openenv?base_url=http://127.0.0.1:1", "itself: `OpenEnvEnv`"),
+        ("vf:textarena?game=Wordle-v0", "ImportError: textarena requires nltk and textarena"),
+        ("vf:nemo_gym", "option `dataset`: Field required"),
+        ("vf:nosuch_env", "taskset 'nosuch_env' not found"),
+    ],
+)
+def test_tasksets_of_the_package_that_cannot_run_are_refused(
+    scene: TaskScene, spec: str, problem: str
+) -> None:
+    command = scene.start("run", spec, "--model", "m", "--workers", "0", "--out", str(scene.out))
+
+    assert command.wait(60) == 2, command
+    assert problem in command.stderr, command.stderr
 
 
 def test_a_taskset_that_fails_in_the_middle_keeps_its_earlier_tasks(scene: TaskScene) -> None:
@@ -285,6 +306,63 @@ def test_a_harness_of_the_package_runs_in_the_sandbox(scene: TaskScene) -> None:
     assert [read_grade(row).score for row in rows] == [1.0, 1.0]
     exchanges = list(read_exchanges(RunDirectory(scene.out), rows[0].attempt))
     assert len(exchanges) == 2
+
+
+def test_tool_servers_run_beside_the_harness_and_share_the_state(scene: TaskScene) -> None:
+    rows = scene.finish("tooled", "--model", "m", agent="holdwater.suite.verifiers.harness:null")
+
+    assert [read_grade(row).score for row in rows] == [1.0]
+    assert rows[0].verdict is not None
+    assert rows[0].verdict.salvage is None  # the state's file is no work
+
+
+class ResourceServer(ThreadingHTTPServer):
+    """A server of NeMo Gym: it seeds a session and verifies a response."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), ResourceHandler)
+        self.asked: list[str] = []
+
+
+class ResourceHandler(BaseHTTPRequestHandler):
+    server: ResourceServer
+
+    def do_POST(self) -> None:
+        self.server.asked.append(self.path)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        said = json.dumps(asked.get("response", {}).get("output", []))
+        reply = {"reward": float("blue" in said), "responses_create_params": {}, "response": {}, "words": 1}
+        content = json.dumps(reply if self.path == "/verify" else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        return
+
+
+@pytest.mark.proof  # its tool server imports the package once more
+def test_tasks_of_nemo_gym_run_with_their_resource_server(scene: TaskScene) -> None:
+    rows = {"responses_create_params": {"input": [{"role": "user", "content": "Name a colour."}]}}
+    (scene.place / "gym.jsonl").write_text(json.dumps(rows))
+    with ResourceServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = f"dataset={scene.place}/gym.jsonl&task.resources_url=http://127.0.0.1:{server.server_port}"
+        harness = ("--agent", "holdwater.suite.verifiers.harness:null", "--model", "m", "--network", "open")
+        command = scene.start(
+            "run", f"vf:nemo_gym?{options}", "--workers", "0", *harness, "--out", str(scene.out)
+        )
+        assert command.wait(120) == 0, command
+        server.shutdown()
+
+    assert server.asked == ["/seed_session", "/verify"]
+    with LedgerReader(scene.out) as reader:
+        (grade,) = map(read_grade, reader.attempts())
+    assert (grade.score, grade.metrics["words"]) == (1.0, 1.0)
 
 
 @pytest.mark.proof  # two more imports of the package

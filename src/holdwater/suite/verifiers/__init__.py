@@ -6,10 +6,14 @@ The package `verifiers` is no dependency: it is imported where tasks are listed 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from importlib import util
 
 from ...core.authoring import Agent, Suite, SuiteDefaults
 from ...core.errors import BadInput
+from ...core.records import Instance
+from .harness import NAME_PREFIX
 from .listing import TaskListing
 from .scoring import TasksetScorer
 from .tasks import PREFIX, TasksetSpec, make_absolute, parse_spec
@@ -18,11 +22,18 @@ __all__ = ["PREFIX", "load_taskset", "make_absolute"]
 
 INSTALL = "pip install verifiers"
 
+_log = logging.getLogger(__name__)
+
 
 def load_taskset(spec: str) -> Suite:
     """Return the suite of a taskset. It imports nothing: `check` does, in another process."""
     parsed = parse_spec(spec)
     listing, scorer = TaskListing(spec), TasksetScorer(parsed)
+
+    def read_instances() -> Iterator[Instance]:
+        if stops := ", ".join(f"`{name}`" for name in listing.facts.stops):
+            _log.warning("taskset `%s`: `@stop` is not evaluated: %s", listing.facts.name, stops)
+        yield from listing.read_instances()
 
     def check() -> None:
         if util.find_spec("verifiers") is None:
@@ -31,16 +42,17 @@ def load_taskset(spec: str) -> Suite:
 
     def check_agent(agent: Agent) -> None:
         check()
-        if listing.facts.toolsets:
+        if listing.facts.toolsets and not agent.name.startswith(NAME_PREFIX):
             names = ", ".join(f"`{name}`" for name in listing.facts.toolsets)
             raise BadInput(
-                f"taskset `{listing.facts.name}` has tool servers, which are not started here: {names}",
-                "use a taskset whose agents bring their own tools",
+                f"taskset `{listing.facts.name}` has tool servers, which agent `{agent.name}` is not given:"
+                f" {names}",
+                "leave `--agent` out: a harness of verifiers is given them",
             )
 
     return Suite(
         name=parsed.path.stem if parsed.path is not None else parsed.name,
-        instances=listing.read_instances,
+        instances=read_instances,
         grade=scorer.grade,
         setup=scorer.set_up,
         check=check,

@@ -66,6 +66,10 @@ class LoadedTaskset:
         servers = [*self.cls.toolsets(self.config), *self.task_cls.toolsets(self.config.task)]
         return [server.server_name or type(server).__name__ for server in servers]
 
+    def find_toolsets(self, task: Any) -> tuple[list[Any], list[Any]]:
+        """Return the tool servers of the taskset, and those of a task."""
+        return list(self.cls.toolsets(self.config)), list(task.toolsets(task.config))
+
     def check(self) -> None:
         """Raise BadInput if the taskset needs a part of verifiers that only its own runner has."""
         intercepts = self._discover("intercept")

@@ -50,6 +50,7 @@ class SandboxRuntime(vf.Runtime):  # type: ignore[misc]
         self.config = SandboxRuntimeConfig()
         self.info = SandboxRuntimeInfo(id=name)
         self.env = dict(env)
+        self.launcher: Sequence[str] = ()  # what starts a harness's program: tool servers start before it
         self._sandbox = sandbox
         self._default_user = ROOT if agent_user is not None and not as_agent else None
 
@@ -74,6 +75,9 @@ class SandboxRuntime(vf.Runtime):  # type: ignore[misc]
         await self._sandbox.write(path, data)
         if self.user is not None:
             await self.run(["chown", self.user, self._locate(path)], {})
+
+    async def run_program(self, argv: Sequence[str], env: Mapping[str, str]) -> Any:
+        return await self.run([*self.launcher, *argv], env)
 
     async def prepare_uv_script(
         self, script: str | bytes, env: Mapping[str, str] | None = None, *, activate: bool = True

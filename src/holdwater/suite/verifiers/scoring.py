@@ -37,14 +37,27 @@ THREADS = 2  # for the import of the package, and for reading records
 # The failures with which an agent's time ends, in the words of verifiers.
 STOPS = {"requests": "max_turns", "input_tokens": "max_input_tokens", "output_tokens": "max_output_tokens"}
 
+STATE = "state"  # the key in an answer: the state that tool servers left
+
+# By the directory of an attempt's artifacts, in this process; bound: MOST_OPEN.
+_open_tasks: OrderedDict[Path, OpenTask] = OrderedDict()
 _judged: ContextVar[GradedAttempt | None] = ContextVar("judged", default=None)
 
 
 class OpenTask(NamedTuple):
-    """A task whose set-up has run: its hooks share the task and its trace."""
+    """A task whose set-up has run: its hooks and its harness share the task and its trace."""
 
+    taskset: LoadedTaskset
     task: Any
     trace: Any
+
+
+def find_open_task(sandbox: GradingSandbox) -> OpenTask:
+    """Return the task of an attempt; raise GradeFailed if its set-up has not run in this process."""
+    opened = _open_tasks.get(sandbox.artifacts)
+    if opened is None:
+        raise GradeFailed("the task's set-up has not run in this process", kind="lost")
+    return opened
 
 
 class TasksetScorer:
@@ -54,8 +67,6 @@ class TasksetScorer:
         self._spec = spec
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-verifiers")
         self._loading: asyncio.Future[LoadedTaskset] | None = None
-        # By the directory of an attempt's artifacts; bound: MOST_OPEN.
-        self._open: OrderedDict[Path, OpenTask] = OrderedDict()
 
     async def set_up(self, instance: Instance, sandbox: GradingSandbox) -> None:
         """Run the task's `setup`."""
@@ -68,10 +79,8 @@ class TasksetScorer:
         self, instance: Instance, sandbox: GradingSandbox, answer: Any, *, attempt: GradedAttempt
     ) -> Grade:
         """Run `finalize`, metrics, rewards and judges; return the sum of the rewards."""
-        opened = self._open.get(sandbox.artifacts)
-        if opened is None:
-            raise GradeFailed("the task's set-up has not run in this process", kind="lost")
-        task, trace = opened
+        opened = find_open_task(sandbox)
+        _, task, trace = opened
         runtime = _make_runtime(instance, sandbox, opened)
         graph = await asyncio.get_running_loop().run_in_executor(
             self._threads, _read_graph, attempt.reference
@@ -83,13 +92,13 @@ class TasksetScorer:
         trace.ok = trace.is_completed = True
         _write_trace(trace, sandbox)
         if not self._spec.env:
-            del self._open[sandbox.artifacts]
+            del _open_tasks[sandbox.artifacts]
         return self._make_grade(trace)
 
     async def score_group(self, instance: Instance, members: Sequence[GroupMember]) -> list[Grade]:
         """Let the environment's `finalize` compare the samples of a task."""
         taskset = await self._load()
-        opened = [self._open.pop(member.sandbox.artifacts) for member in members]
+        opened = [_open_tasks.pop(member.sandbox.artifacts) for member in members]
         traces = [one.trace for one in opened]
         vf = taskset.vf
         episode = vf.Episode(env=vf.EnvInfo(id=self._spec.env), task=traces[0].task, traces=traces, ok=True)
@@ -107,9 +116,10 @@ class TasksetScorer:
 
     def _open_task(self, taskset: LoadedTaskset, instance: Instance, sandbox: GradingSandbox) -> OpenTask:
         task = taskset.build_task(read_task(instance).data)
-        opened = self._open[sandbox.artifacts] = OpenTask(task, make_trace(taskset.vf, task))
-        while len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
+        opened = OpenTask(taskset, task, make_trace(taskset.vf, task))
+        _open_tasks[sandbox.artifacts] = opened
+        while len(_open_tasks) > MOST_OPEN:
+            _open_tasks.popitem(last=False)
         return opened
 
     def _make_grade(self, trace: Any) -> Grade:
@@ -166,6 +176,8 @@ def _fill_trace(trace: Any, graph: TraceGraph, answer: Any, failure: AttemptFail
         prompt = {"parent": None, "message": {"role": "user", "content": trace.task.data.prompt_text}}
         reply = {"parent": 0, "message": {"role": "assistant", "content": answer}, "sampled": True}
         nodes = [prompt, reply]
+    if isinstance(answer, dict) and STATE in answer:
+        trace.state = type(trace.state).model_validate(answer[STATE])
     trace.nodes = [MessageNode.model_validate(node) for node in nodes]
     trace.calls = [ModelCall.model_validate(call) for call in graph.calls]
     trace.tools = [Tool.model_validate(tool) for tool in graph.tools]
