@@ -89,7 +89,7 @@ class SalvageArchive:
 def create_archive(into: Path) -> Iterator[SalvageArchive]:
     """Write a new archive; at the end it exists whole and durable, or not at all."""
     with (
-        _open_replacement(into) as file,
+        open_replacement(into) as file,
         _spool() as deleted,
         _spool() as left_out,
         zstandard.ZstdCompressor(LEVEL).stream_writer(file, closefd=False) as packed,
@@ -160,7 +160,7 @@ def _spool() -> IO[bytes]:
 
 
 @contextmanager
-def _open_replacement(into: Path) -> Iterator[IO[bytes]]:
+def open_replacement(into: Path) -> Iterator[IO[bytes]]:
     """Write a file that in the end exists whole and durable, or not at all."""
     make_directory(into.parent)
     partial = into.with_name(f".{into.name}.partial")

@@ -45,7 +45,7 @@ def put(source: Path, root: str, steps: Sequence[str]) -> None:
         for name in [*names, *files]:
             path = Path(directory, name)
             if path.is_symlink():
-                _put_link(path, root, [*inner, name])
+                _put_link(path.readlink(), root, [*inner, name])
             elif path.is_dir():
                 with confined_paths.open_parent(root, [*inner, name, ""], make=True):
                     continue
@@ -77,9 +77,9 @@ def _put_file(source: Path, root: str, steps: Sequence[str]) -> None:
         confined_paths.write_stream(root, steps, content, stat.S_IMODE(source.stat().st_mode) & 0o777)
 
 
-def _put_link(source: Path, root: str, steps: Sequence[str]) -> None:
+def _put_link(target: str | Path, root: str, steps: Sequence[str]) -> None:
     with confined_paths.open_vacant(root, steps) as parent:
-        os.symlink(source.readlink(), steps[-1], dir_fd=parent)
+        os.symlink(target, steps[-1], dir_fd=parent)
 
 
 class BoundedTar:
@@ -159,12 +159,13 @@ def unpack(
     *,
     strip: int = 0,
     origin: str = "",
+    outward: bool = False,
 ) -> tuple[SkippedEntry, ...]:
     """Unpack a tar into the directory `into`, made if missing; return the entries left out. Blocks.
 
     `exclude`: shell patterns, matched against whole names and against each part of them. `strip`: how many
     leading parts of a name are dropped. `origin`: the directory in the sandbox, for absolute links that stay
-    inside.
+    inside. `outward`: links that lead out are kept, for a tree whose links nothing follows.
     """
     make_directory(into)
     room, count = largest, 0
@@ -183,7 +184,9 @@ def unpack(
                     member.linkname = "/".join(_split_inside(member.linkname)[strip:])
                 elif member.issym():
                     member.linkname = _make_relative(member.linkname, origin, len(steps) - 1)
-                if reason := _write(tar, member, str(into), steps):
+                if outward and member.issym():
+                    _put_link(member.linkname, str(into), steps)
+                elif reason := _write(tar, member, str(into), steps):
                     link, lost = member.linkname if member.issym() else None, member.isreg() or member.islnk()
                     left_out.append(SkippedEntry(path="/".join(steps), reason=reason, link=link, lost=lost))
                 elif member.issym() or member.islnk():  # a hard link may be another name of a symbolic link
@@ -288,8 +291,7 @@ def _write_link(target: str, into: str, steps: list[str]) -> str:
     """Write a relative link. `_remove_escaping` checks where it leads once all entries are in place."""
     if target.startswith("/"):
         return f"{LEADS_OUT}, to `{target[:200]}`"
-    with confined_paths.open_vacant(into, steps) as parent:
-        os.symlink(target, steps[-1], dir_fd=parent)
+    _put_link(target, into, steps)
     return ""
 
 

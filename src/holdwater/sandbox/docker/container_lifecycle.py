@@ -16,10 +16,11 @@ from typing import Any
 from ...core.errors import AttemptError, ResourceExhausted, SandboxFailed
 from ...docker.client import DockerClient, DockerError, FrameDecoder
 from ..capture import StreamCapture
+from ..tree_stream import FileOwner, make_member
 from ..watch import format_size
 from .command import ContainerCommand, ExecLaunch
 from .container import AttemptContainer, make_failure, make_sleep_error, remove_container, translate_errors
-from .files import ContainerFiles, FileOwner, make_member, make_parents
+from .files import ContainerFiles, make_parents
 from .spec import LEAST_MEMORY, READY, ContainerSpec, HealthCheck
 from .watch import ContainerWatch
 

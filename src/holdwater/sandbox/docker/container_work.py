@@ -29,7 +29,8 @@ from ...core.records import GiB, MiB, Salvage
 from .. import salvage_archive
 from ..changes import TRACES
 from ..tree_copy import split_name
-from .files import ContainerFiles, FileOwner, open_tar, read_through, write_through
+from ..tree_stream import FileOwner, open_tar
+from .files import ContainerFiles, read_through, write_through
 
 T = TypeVar("T")
 

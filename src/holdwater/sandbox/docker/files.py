@@ -13,25 +13,30 @@ import io
 import os
 import posixpath
 import socket
-import stat
 import tarfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
 from ...core.errors import SandboxFailed
 from ...core.records import SkippedEntry
 from ...docker.client import DockerClient, DockerError
-from ..command import finish_anyway
 from ..confined_paths import LARGEST_READ
 from ..layout import MOST_LINKS
-from ..salvage_archive import ExactReader, forget_members
 from ..tree_copy import unpack, unpack_file
+from ..tree_stream import (
+    FileOwner,
+    add_path,
+    feed_piece,
+    list_tree,
+    make_member,
+    open_tar,
+    read_pieces,
+    run_beside,
+)
 from .container import REQUEST_TIMEOUT
 
 HEADER = "X-Docker-Container-Path-Stat"
@@ -47,14 +52,6 @@ GO_DIRECTORY, GO_LINK, GO_OTHER = 1 << 31, 1 << 27, 1 << 26 | 1 << 25 | 1 << 24 
 T = TypeVar("T")
 
 MOVING_TREE = 3600.0  # seconds for a tree
-STREAM_PIECE = 256 * 1024  # bytes
-
-
-class FileOwner(msgspec.Struct, frozen=True):
-    """The owner of files that are put into a container."""
-
-    uid: int = 0
-    gid: int = 0
 
 
 class PathStat(msgspec.Struct, frozen=True):
@@ -209,12 +206,6 @@ class ContainerFiles:
         await self.client.upload(self.archive, {"path": place}, packed.getvalue(), MOVING)
 
 
-def make_member(name: str, owner: FileOwner, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.uid, info.gid, info.mtime = kind, owner.uid, owner.gid, int(time.time())
-    return info
-
-
 def make_parents(names: Sequence[str], owner: FileOwner) -> list[tuple[tarfile.TarInfo, bytes]]:
     """Return `a`, `a/b`, ... as directory members."""
     made = []
@@ -248,8 +239,8 @@ async def put_tree(
         with open_tar(into) as tar:
             for info, _ in make_parents(above if tree else above[:-1], owner):
                 tar.addfile(info)
-            for name, found in _list_tree(source, "/".join(above)):
-                _add(tar, name, found, owner)
+            for name, found in list_tree(source, "/".join(above)):
+                add_path(tar, name, found, owner)
 
     await write_through(files, place, pack, threads)
 
@@ -276,9 +267,9 @@ async def write_through(
     files: ContainerFiles, place: str, pack: Callable[[IO[bytes]], None], threads: Executor
 ) -> None:
     """Unpack the archive that `pack` writes in the directory `place`."""
-    async with _run_beside(pack, "wb", threads) as (here, working):
+    async with run_beside(pack, "wb", threads) as (here, working):
         try:
-            await files.client.upload(files.archive, {"path": place}, _read_pieces(here), MOVING_TREE)
+            await files.client.upload(files.archive, {"path": place}, read_pieces(here), MOVING_TREE)
         except DockerError:
             here.close()
             await _raise_own_error(working)
@@ -290,19 +281,13 @@ async def read_through(
     files: ContainerFiles, path: str, work: Callable[[IO[bytes]], T], threads: Executor
 ) -> T:
     """Make `work` read the archive of `path`, whose first member is `path` itself."""
-    async with _run_beside(work, "rb", threads) as (here, working):
+    async with run_beside(work, "rb", threads) as (here, working):
         async with files.client.open_body("GET", files.archive, {"path": path}) as pieces:
             async for piece in pieces:
-                if not await _feed(here, piece):
+                if not await feed_piece(here, piece):
                     break
         here.shutdown(socket.SHUT_WR)
         return await working
-
-
-@contextmanager
-def open_tar(into: IO[bytes]) -> Iterator[tarfile.TarFile]:
-    with tarfile.open(fileobj=into, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        yield tar
 
 
 async def _find_target(files: ContainerFiles, path: str, tree: bool) -> tuple[str, list[str]]:
@@ -316,82 +301,9 @@ async def _find_target(files: ContainerFiles, path: str, tree: bool) -> tuple[st
     return place, [*above, posixpath.basename(path)]
 
 
-def _list_tree(source: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield all paths to pack with their names: a directory before its entries."""
-    if not source.is_dir():
-        yield name, source
-        return
-    for directory, names, leaves in os.walk(source):
-        inner = [name] if name else []
-        inner += Path(directory).relative_to(source).parts
-        for one in sorted([*names, *leaves]):
-            yield "/".join([*inner, one]), Path(directory, one)
-
-
-def _add(tar: tarfile.TarFile, name: str, source: Path, owner: FileOwner) -> None:
-    found = source.lstat()
-    info = make_member(name, owner)
-    info.mode, info.mtime = stat.S_IMODE(found.st_mode) & 0o777, int(found.st_mtime)
-    if stat.S_ISLNK(found.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(source)  # noqa: PTH115
-    elif stat.S_ISDIR(found.st_mode):
-        info.type = tarfile.DIRTYPE
-        info.mode |= 0o700  # later members must be able to enter it
-    elif not stat.S_ISREG(found.st_mode):
-        return  # a socket or a pipe of this machine is useless in a container
-    if info.type != tarfile.REGTYPE:
-        tar.addfile(info)
-    else:
-        with source.open("rb") as content:
-            info.size = os.fstat(content.fileno()).st_size
-            tar.addfile(info, ExactReader(content.fileno()))
-    forget_members(tar)
-
-
-@asynccontextmanager
-async def _run_beside(
-    work: Callable[[IO[bytes]], T], mode: Any, threads: Executor
-) -> AsyncIterator[tuple[socket.socket, asyncio.Future[T]]]:
-    """Run `work` in a thread on one end of a stream; yield the other end and the thread's future."""
-    here, there = socket.socketpair()
-    here.setblocking(False)
-
-    def with_stream() -> T:
-        with there, there.makefile(mode) as stream:
-            return work(stream)
-
-    working = asyncio.get_running_loop().run_in_executor(threads, with_stream)
-    try:
-        yield here, working
-    finally:
-        here.close()  # the thread sees the end of its stream, or a broken pipe
-        await finish_anyway(_wait_over(working))
-
-
 async def _raise_own_error(working: asyncio.Future[None]) -> None:
     """Raise the thread's error, which came first, unless it only lost its reader."""
     try:
         await working
     except (BrokenPipeError, ConnectionResetError):
         return
-
-
-async def _wait_over(working: asyncio.Future[Any]) -> None:
-    await asyncio.wait([working])
-    if not working.cancelled():
-        working.exception()
-
-
-async def _read_pieces(here: socket.socket) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    while piece := await loop.sock_recv(here, STREAM_PIECE):
-        yield piece
-
-
-async def _feed(here: socket.socket, piece: bytes) -> bool:
-    """Send a piece; return False if the thread has stopped reading."""
-    try:
-        await asyncio.get_running_loop().sock_sendall(here, piece)
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True

@@ -20,13 +20,14 @@ from .. import process_marks, resource_usage
 from ..capture import CommandLog, build_result
 from ..command import finish_anyway
 from ..process import LONGEST_LINE
+from ..tree_stream import FileOwner
 from ..watch import KernelCounts, WatchedSandbox
 from . import container_work
 from .command import ContainerCommand, ExecLaunch, check_words
 from .container import AttemptContainer, make_gone_error, make_sleep_error, translate_errors
 from .container_lifecycle import RENEWING, ContainerLifecycle, ContainerStartup
 from .container_work import ContainerWork
-from .files import ContainerFiles, FileOwner, put_tree, take_tree
+from .files import ContainerFiles, put_tree, take_tree
 from .network import read_nameservers
 from .spec import IDLE_PROCESSES, PRIVATE, ContainerImage, ContainerSpec, choose_workdir
 from .watch import ContainerWatch
