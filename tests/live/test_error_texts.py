@@ -169,7 +169,59 @@ $ holdwater run demo --agent nop --keep some
 2 error: `--keep` must be one of `all`, `failures`, `none`: `some`
 
 $ holdwater run demo --agent nop --sandbox podman
-2 error: `--sandbox` must be one of `process`, `docker`: `podman`
+2 error: `--sandbox` must be one of `process`, `docker`, `remote`: `podman`
+
+$ holdwater run demo --agent nop --sandbox remote
+2 error: remote sandboxes need `--sandbox-url`
+hint: for example `--sandbox-url https://HOST:8500`
+
+$ holdwater run demo --agent nop --sandbox-url https://there:8500
+2 error: the `--sandbox-url` options require remote sandboxes
+hint: add `--sandbox remote`
+
+$ holdwater run demo --agent nop --sandbox remote --sandbox-url there:8500
+2 error: `--sandbox-url` must be an `http` or `https` URL
+hint: the token goes into `--sandbox-token-file`
+
+$ holdwater run demo --agent nop --sandbox remote --sandbox-url http://10.0.0.1:8500
+2 error: `--sandbox-url` sends the token unencrypted to another machine: `http://10.0.0.1:8500`
+hint: use `https`, or add `--sandbox-plain` on a private network
+
+$ holdwater run demo --agent nop --sandbox remote --sandbox-url https://there:8500 --mount /usr:/opt/usr
+2 error: `--mount` does not reach the machine of remote sandboxes
+hint: show them on the server: `holdwater sandboxd --mount`
+
+$ holdwater run demo --agent nop --sandbox remote --sandbox-url http://127.0.0.1:1
+2 error: remote sandboxes need the token of their server
+hint: set `HOLDWATER_SANDBOX_TOKEN`, or give `--sandbox-token-file FILE`
+
+$ holdwater run demo --agent nop --sandbox remote --sandbox-url http://127.0.0.1:1 --sandbox-token-file missing
+2 error: cannot read `--sandbox-token-file`: `HERE/missing`: No such file or directory
+
+$ HOLDWATER_SANDBOX_TOKEN=a holdwater run demo --agent nop --sandbox remote --sandbox-url https://127.0.0.1:1 --sandbox-ca missing
+4 error: cannot read the certificates of `--sandbox-ca`: `HERE/missing`: [Errno 2] No such file or directory
+
+$ HOLDWATER_SANDBOX_TOKEN=a holdwater run demo --agent nop --sandbox remote --sandbox-url http://127.0.0.1:1
+4 error: cannot use the sandbox server: `http://127.0.0.1:1`: it cannot be reached: Connection refused
+hint: `holdwater sandboxd` is such a server; see `holdwater help remote`
+
+$ holdwater sandboxd
+2 error: a sandbox server needs a token
+hint: give `--token-file FILE`
+
+$ holdwater sandboxd --token-file missing
+2 error: cannot read `missing`: No such file or directory
+
+> token t
+$ holdwater sandboxd --token-file token
+2 error: other users can read the keys in `token`: its mode is 0644
+hint: `chmod 600 token`
+
+$ holdwater sandboxd --token-file token --sandbox remote
+2 error: a sandbox server needs sandboxes of its own machine: `--sandbox remote`
+
+$ holdwater sandboxd --token-file token --client-grace -1
+2 error: `--client-grace` must be at least 0: -1
 
 $ holdwater run demo --agent nop --image debian:12
 2 error: `--image` requires containers

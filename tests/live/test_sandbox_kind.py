@@ -105,7 +105,7 @@ def test_the_demo_runs_in_sandboxes_of_another_package(place: Path, workers: int
         (("--sandbox", "broken"), "the entry point `broken` of `holdwater.sandboxes` is no `SandboxKind`"),
         (
             ("--sandbox", "moon"),
-            "`--sandbox` must be one of `process`, `docker`, `broken`, `numbered`: `moon`",
+            "`--sandbox` must be one of `process`, `docker`, `remote`, `broken`, `numbered`: `moon`",
         ),
     ],
 )

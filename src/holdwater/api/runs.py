@@ -322,7 +322,7 @@ async def start(setup: RunSetup, **hooks: Any) -> RunSummary:
         await check_start(setup)
     check = find_kind(config.sandbox).check_start
     if check is not None and runs_agents and (serves or not setup.resumed):
-        await check()
+        await check(config)
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(_open_upstream(setup)) if runs_agents else None
         directory = (

@@ -108,7 +108,7 @@ def _parse_serving(said: Mapping[str, Any], config: RunConfig) -> ServingConfig:
 
 def _make_terms(said: Mapping[str, Any], config: RunConfig, path: Path) -> ServerSettings:
     assert config.serving is not None
-    keys = _read_keys(said.get("key_file"))
+    keys = read_keys(said.get("key_file"))
     if said.get("no_key") and keys:
         raise BadInput(
             "`--no-key` contradicts the configured keys",
@@ -118,7 +118,7 @@ def _make_terms(said: Mapping[str, Any], config: RunConfig, path: Path) -> Serve
         listen=config.serving.listen,
         keys=keys,
         hosts=tuple(said.get("allow_host") or ()),
-        tls=_parse_tls(said.get("tls_cert"), said.get("tls_key")),
+        tls=parse_tls(said.get("tls_cert"), said.get("tls_key")),
         largest_order=config.serving.largest_order,
         note=lambda kind, message: _log.warning("%s %s", kind, message),
         blobs=RunDirectory(path).blobs,
@@ -126,7 +126,7 @@ def _make_terms(said: Mapping[str, Any], config: RunConfig, path: Path) -> Serve
     )
 
 
-def _read_keys(file: str | Path | None) -> tuple[str, ...]:
+def read_keys(file: str | Path | None) -> tuple[str, ...]:
     """Read the keys from the file, one per line, or from the environment if there is no file."""
     if file is None:
         return read_environment().serve_keys
@@ -146,7 +146,7 @@ def _read_keys(file: str | Path | None) -> tuple[str, ...]:
     return keys
 
 
-def _parse_tls(certificate: str | Path | None, key: str | Path | None) -> tuple[Path, Path] | None:
+def parse_tls(certificate: str | Path | None, key: str | Path | None) -> tuple[Path, Path] | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

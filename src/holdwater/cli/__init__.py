@@ -16,6 +16,7 @@ from .console import CommandConsole, occupy_standard_fds
 VERBS = {
     "run": "Run a suite with an agent",
     "serve": "Serve rollouts to trainers, which order them over HTTP",
+    "sandboxd": "Give sandboxes of this machine to runs on other machines",
     "resume": "Resume a run that was stopped or killed",
     "show": "Show the results of a run, or of one instance",
     "view": "Show runs in a browser",

@@ -17,6 +17,7 @@ from .image import ImageRecipe
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
+from .sandbox_protocol import RemoteAddress
 from .serving_config import ServingConfig
 
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
@@ -265,8 +266,11 @@ class RunConfig(Record, frozen=True):
     ] = 2
     sandbox: Annotated[
         str,
-        ConfigOption(MACHINE, "Where agents act: `process` or `docker` (default: the suite's suggestion)"),
+        ConfigOption(
+            MACHINE, "Where agents act: `process`, `docker`, `remote` (default: the suite's suggestion)"
+        ),
     ] = "process"
+    remote: RemoteAddress = RemoteAddress()
     image: Annotated[
         str | None,
         ConfigOption(MACHINE, "With `docker`: the image for instances without one, such as `debian:12`"),

@@ -126,6 +126,13 @@ class SandboxFailed(AttemptError):
     kind = "sandbox"
 
 
+class AttemptInterrupted(AttemptError):
+    """The machine of the attempt's sandbox is gone, or took the sandbox back: the attempt is not at fault."""
+
+    where = FailureOrigin.INTERRUPTED
+    kind = "interrupted"
+
+
 class ImageFailed(AttemptError):
     """An image could not be built or pulled.
 

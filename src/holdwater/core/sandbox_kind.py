@@ -74,13 +74,14 @@ class SandboxKind(msgspec.Struct, frozen=True, kw_only=True):
     # Called before a run is created; raises BadInput for a run that can never work.
     check: Callable[[RunConfig, Agent], None] = lambda config, agent: None
     # Called when a run is about to start; raises an error if sandboxes cannot be made at present.
-    check_start: Callable[[], Awaitable[None]] | None = None
+    check_start: Callable[[RunConfig], Awaitable[None]] | None = None
     # Called in the conductor, and open as long as the run goes on.
     provision: Callable[[ProvisionSite], AbstractAsyncContextManager[SandboxProvision]] | None = None
     # Returns an event and a sentence that the user must read before anything runs.
     warn: Callable[[RunConfig], tuple[str, str] | None] = lambda config: None
     takes_images: bool = False  # each sandbox starts from an image
     shows_machine: bool = False  # programs of this machine are there
+    elsewhere: bool = False  # on another machine, which governs their memory and disk
 
 
 class Containers(Record, frozen=True):

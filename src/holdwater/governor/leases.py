@@ -38,10 +38,21 @@ class AttemptGrant(msgspec.Struct):
 
 
 class AttemptLeases:
-    """The leases of one run. With `--ungoverned` they are empty, and granted at once."""
+    """The leases of one run. With `--ungoverned` they are empty, and granted at once.
 
-    def __init__(self, config: RunConfig, usage: RunUsage, disk: Callable[[], ResourceBound]) -> None:
+    `elsewhere`: sandboxes are on another machine, and a lease is for the worker's part alone.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        usage: RunUsage,
+        disk: Callable[[], ResourceBound],
+        *,
+        elsewhere: bool = False,
+    ) -> None:
         self._config = config
+        self._elsewhere = elsewhere
         self._usage = usage
         self._disk = disk
         self._loans = 0  # the number of the last loan: below the numbers of attempts
@@ -74,6 +85,8 @@ class AttemptLeases:
         memory = self._find_declared(first, asks)
         disk = (asks.disk or self._config.limits.disk or 0) * first.scale or None
         each = disk or min(self._disks.need, max(0, self.gate.disk.leasable_total) // QUARTER // count)
+        if self._elsewhere:
+            disk, each = None, 0
         need = Lease(
             memory=self._estimate_memory(memory, first.scale, count),
             disk=images + each * count,
@@ -103,7 +116,7 @@ class AttemptLeases:
 
     def derive_limits(self, attempt: int, lease: Lease) -> tuple[int, int]:
         """Return the sandbox's limits: bytes of memory, and of disk if that has a budget and no limit."""
-        if attempt not in self.grants:
+        if attempt not in self.grants or self._elsewhere:
             return 0, 0
         grant = self.grants[attempt]
         grant.allowed = grant.declared or max(FLOOR, lease.memory + self.bonus)
@@ -189,12 +202,16 @@ class AttemptLeases:
 
     def _find_declared(self, attempt: Attempt, asks: LimitOverrides) -> int | None:
         """Return the memory that the attempt declares, more of it in a retry for lack of memory."""
+        if self._elsewhere:
+            return None
         return (asks.memory or self._config.limits.memory or 0) * attempt.scale or None
 
     def _estimate_memory(self, declared: int | None, scale: int, count: int = 1) -> int:
         """Return the memory that attempts need: declared or learned, and more after a shortage."""
         if declared is not None:
             return (declared + self._workers.need) * count
+        if self._elsewhere:
+            return self._workers.need * count
         sandbox = self._sandboxes.need if scale == 1 else self._sandboxes.retry_need
         # A guess never exceeds the memory beside the run's own processes: the sandbox's limit decides then.
         most = max(FLOOR, self.gate.memory.largest_lease - self._usage.base)

@@ -1,4 +1,4 @@
-"""Finds a kind of sandbox by its name: a process tree, a container, or a kind that another package brings.
+"""Finds a kind of sandbox by its name: process tree, container, remote, or a kind of another package.
 
 Conductor and workers look the kind up, each in its own process.
 """
@@ -31,9 +31,13 @@ from ..sandbox.process_sandboxes import (
 )
 
 ENTRY_GROUP = "holdwater.sandboxes"
-# Our own kinds, by module. The module of `docker` is above this room, since it provides images in the
-# conductor: it is loaded by name, like a kind of another package.
-OWN_KINDS = {"process": __name__, "docker": "holdwater.run.builds.container_kind"}
+# Our own kinds, by module. The modules of `docker` and `remote` are above this room, since they provide for
+# sandboxes in the conductor: they are loaded by name, like a kind of another package.
+OWN_KINDS = {
+    "process": __name__,
+    "docker": "holdwater.run.builds.container_kind",
+    "remote": "holdwater.run.remote.remote_kind",
+}
 UNISOLATED = "sandbox.open"  # the event of a run whose sandboxes are not isolated
 
 

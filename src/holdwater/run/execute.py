@@ -139,8 +139,8 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
         stack.enter_context(claim(directory.sandbox_root(config)))
         for place in {directory.sandbox_root(config).parent, *list_temporary_places()}:
             remove_dead_runs(place)
-        _sweep(directory, config)
-        space = DiskSpace(config, directory, _list_places(directory, config))
+        sweep_leftovers(directory, config)
+        space = DiskSpace(config, directory, list_places(directory, config))
         async with Ledger(directory, relieve=space.relieve) as ledger:
             await recover(ledger, directory)
             await _tell_isolation(ledger, config, given, log.say)
@@ -158,7 +158,7 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
             else:
                 await _end(ledger, directory, config, None)
             finally:
-                _sweep(directory, config)
+                sweep_leftovers(directory, config)
                 space.close()
     with LedgerReader(directory) as reader:
         return reader.summary()
@@ -176,7 +176,7 @@ async def _conduct(
         say(f"network: `{config.network}`, unless an instance names another\n")
         for note in given.agent.notes if given.regrade is None else ():
             say(f"note: {note}\n")
-    places = _list_places(ledger.directory, config)
+    places = list_places(ledger.directory, config)
     usage = RunUsage(ResourceMeter(places, config.memory, given.environment.memory_request))
     timeline = TimelineWriter(ledger, usage, space)
     async with AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ async def _conduct(
             given.observers,
             lambda kind, message: asyncio.run_coroutine_threadsafe(ledger.note(kind, message), loop),
         )
-        leases = AttemptLeases(config, usage, space.bound)
+        leases = AttemptLeases(config, usage, space.bound, elsewhere=find_kind(config.sandbox).elsewhere)
         around = _RunServices(given, ledger, space, usage, leases, timeline, provision)
         try:
             await _schedule(config, feed, observers, RunInbox(say), around, signals)
@@ -380,7 +380,7 @@ def _find_status(reader: LedgerReader) -> int:
     return max((exit_status(kind, where) for kind, where in left), default=0)
 
 
-def _sweep(directory: RunDirectory, config: RunConfig) -> None:
+def sweep_leftovers(directory: RunDirectory, config: RunConfig) -> None:
     """Remove leftovers of this run's conductors: processes, sandboxes, sockets."""
     sweep(config.id, directory.sandbox_root(config))
     for place in list_temporary_places():
@@ -388,7 +388,7 @@ def _sweep(directory: RunDirectory, config: RunConfig) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _list_places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
+def list_places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
     """Return the directories that a run writes to."""
     return {
         "run": directory.path,

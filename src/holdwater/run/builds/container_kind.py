@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
+from ...core.config import RunConfig
 from ...core.sandbox_kind import (
     Containers,
     OpenedSandboxes,
@@ -30,7 +31,7 @@ async def _open_containers(site: SandboxSite) -> AsyncIterator[OpenedSandboxes]:
         yield OpenedSandboxes(sandboxes, containers.gateway, watch.make_death_check)
 
 
-async def _check_daemon() -> None:
+async def _check_daemon(config: RunConfig) -> None:
     from ..setup.config import read_environment
     from .sandbox_daemon import check_daemon
 

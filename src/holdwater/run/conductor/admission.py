@@ -41,13 +41,17 @@ class InstanceLimits(msgspec.Struct):
 
 
 class ImageRequest(msgspec.Struct, frozen=True):
-    """The part of an instance that says which images it needs."""
+    """The part of an instance that says which images it needs, and what else its sandbox needs elsewhere."""
 
     id: str
     start: SandboxSpec = SandboxSpec()
     grader: SandboxSpec | None = None
     data: dict[str, Any] = {}  # names of images may be derived from it
     refused: str = ""  # why it cannot be tried; it then needs no images
+    # Of the attempt; the admission fills them in.
+    limits: LimitOverrides = LimitOverrides()
+    scale: int = 1
+    grouped: bool = False  # it is a member of a group
 
     @property
     def starts(self) -> tuple[SandboxSpec, ...]:
@@ -201,6 +205,9 @@ class AttemptAdmission:
         if isinstance(leased, AttemptFailure):
             return leased
         lease, need = leased
+        wanted = msgspec.structs.replace(
+            wanted, limits=asks, scale=attempt.scale, grouped=attempt.group is not None
+        )
         images = await self._await_supply(attempt.id, self._supply.hold(attempt.id, wanted))
         self._leases.end_image_lease(attempt.id, need)
         return images if isinstance(images, AttemptFailure) else (lease, images)

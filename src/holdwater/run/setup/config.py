@@ -19,13 +19,14 @@ import msgspec
 
 from ...core.authoring import Agent, Suite
 from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
-from ...core.environment import KEYS_WITHHELD, SERVE_KEYS, SYSTEM_PATH
+from ...core.environment import KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.input_checks import find_url_problem
 from ...core.limits import parse_size
 from ...core.options import list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits, MiB, Record
+from ...core.sandbox_protocol import RemoteAddress
 from ...dialect import CHAT, DIALECTS, list_key_variables, list_providers
 from ...dialect.interface import ProviderVariables
 from ...gateway.prices import price_of
@@ -55,6 +56,7 @@ class ProcessEnvironment(Record, frozen=True):
     cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and the state of builds on daemons
     cache_size: int | None = None  # bytes of layers, and of images on a daemon, that may stay
     serve_keys: tuple[str, ...] = ()
+    sandbox_token: str | None = None  # of a sandbox server
     token_links: tuple[Path, ...] = ()  # directories in which clients look for the token of a server
     # The environment of workers: everything but keys.
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
@@ -72,6 +74,7 @@ def read_environment() -> ProcessEnvironment:
         cache=find_cache(env),
         cache_size=_parse_variable(env, CACHE_SIZE),
         serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
+        sandbox_token=env.get(SANDBOX_TOKEN, "").strip() or None,
         token_links=tuple(list_link_directories(env)),
         inherited={name: value for name, value in env.items() if name not in keys},
     )
@@ -245,6 +248,8 @@ def check_containers(config: RunConfig) -> None:
     for flag, value in given.items():
         if value and not kind.takes_images:
             raise BadInput(f"`{flag}` requires containers", "add `--sandbox docker`")
+    if config.remote != RemoteAddress() and not kind.elsewhere:
+        raise BadInput("the `--sandbox-url` options require remote sandboxes", "add `--sandbox remote`")
     if config.sandbox_root is SandboxRoot.HOST and not kind.shows_machine:
         raise BadInput(
             "`--sandbox-root host` requires process sandboxes", "mount the needed paths with `--mount`"

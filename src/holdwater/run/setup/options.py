@@ -28,6 +28,7 @@ from ...core.image import EngineKind, ForcedPhase, ImageRecipe
 from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits
+from ...core.sandbox_protocol import RemoteAddress
 from ...dialect import list_key_variables
 from ...gateway.prices import read_prices
 from ...image.recipe import read_recipe
@@ -37,6 +38,11 @@ from ...rollout.sandbox_kinds import find_kind
 from .agent_variables import parse_names
 from .config import check_config, parse_bytes, read_environment
 
+INNER_RECORDS: dict[str, type[msgspec.Struct]] = {  # field of a `RunConfig` -> a record with options
+    "limits": Limits,
+    "budget": RunBudget,
+    "remote": RemoteAddress,
+}
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
 
 
@@ -70,6 +76,10 @@ class RunOptions(TypedDict, total=False):
     sandbox_pids: int | None
     sandbox_output: int | str | None
     sandbox: str | None
+    sandbox_url: str | None
+    sandbox_token_file: str | Path | None
+    sandbox_ca: str | Path | None
+    sandbox_plain: bool | None
     image: str | None
     mount: Sequence[str] | None
     sandbox_root: SandboxRoot | str | None
@@ -125,6 +135,9 @@ class ResumeOptions(TypedDict, total=False):
     disk: int | str | None
     base_url: str | None
     env: Mapping[str, str | None] | Sequence[str] | None
+    sandbox_url: str | None
+    sandbox_token_file: str | Path | None
+    sandbox_ca: str | Path | None
     pass_env: Sequence[str] | None
     rpm: float | None
     tpm: float | None
@@ -178,15 +191,15 @@ def parse_build_settings(options: ImageBuildOptions) -> dict[str, Any]:
 def parse_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as fields of a `RunConfig`."""
     fields = _parse(options, list_options(RunConfig))
-    return {**fields, "limits": Limits(**fields["limits"]), "budget": RunBudget(**fields["budget"])}
+    return {**fields, **{name: kind(**fields[name]) for name, kind in INNER_RECORDS.items()}}
 
 
 def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     """Return the run's configuration with the given settings replaced."""
     known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.resume}
     fields = _parse(options, {**dict.fromkeys(RETRY_OPTIONS), **known})
-    fields["limits"] = msgspec.structs.replace(config.limits, **fields["limits"])
-    fields["budget"] = msgspec.structs.replace(config.budget, **fields["budget"])
+    for name in INNER_RECORDS:
+        fields[name] = msgspec.structs.replace(getattr(config, name), **fields[name])
     fields["env"] = tuple(dict.fromkeys((*config.env, *fields.get("env", ()))))
     changed = msgspec.structs.replace(config, **fields)
     check_config(changed)
@@ -194,8 +207,8 @@ def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig
 
 
 def _parse(options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]) -> dict[str, Any]:
-    """Return the given options as fields of a `RunConfig`, with those of its limits and its budget."""
-    fields: dict[str, Any] = {"limits": {}, "budget": {}}
+    """Return the given options as fields of a `RunConfig`, and of the records in it."""
+    fields: dict[str, Any] = {name: {} for name in INNER_RECORDS}
     for name, value in options.items():
         if name not in known:  # Python does not check a `TypedDict`, and a typo must not be dropped
             near = find_close_name(name, known)
@@ -274,6 +287,8 @@ MACHINE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "select": lambda selection: selection.record,
     "pass_env": _parse_pass_env,
     "sandbox": _parse_sandbox,
+    "sandbox_token_file": lambda path: str(Path(path).absolute()),
+    "sandbox_ca": lambda path: str(Path(path).absolute()),
     "scratch": lambda path: str(Path(path).absolute()),
 }
 
