@@ -608,6 +608,15 @@ $ holdwater run harbor:tasks --agent nop
 """
 
 SWE_BENCH = """
+$ HF_HUB_OFFLINE=1 HF_HOME=HERE holdwater run swebench:acme/bench --agent nop
+2 error: cannot load the dataset `acme/bench (test)`: ConnectionError: Couldn't reach 'acme/bench' on the Hub (OfflineModeIsEnabled)
+hint: its cache is `HERE/datasets` (`HF_HOME` names another one); a file needs neither: `swebench:rows.parquet`
+
+> rows.jsonl {}
+$ holdwater run swebench:rows.jsonl?split=dev --agent nop
+2 error: invalid option in `swebench:rows.jsonl?split=dev`: `split` is an option of a dataset by name
+hint: for example `swebench:princeton-nlp/SWE-bench_Verified?split=test`
+
 $ holdwater run swebench:rows.jsonl --agent nop
 2 error: no such file: `rows.jsonl`
 
@@ -632,12 +641,12 @@ hint: expected a list of rows
 > rows.jsonl {}
 $ holdwater run swebench:rows.jsonl?tempalte=x --agent nop
 2 error: invalid option in `swebench:rows.jsonl?tempalte=x`: unknown option: `tempalte`
-hint: known options: `template`, `namespace`, `image`, `workdir`, `repos`, `assets`, `timeout`, `network`
+hint: known options: `template`, `namespace`, `image`, `workdir`, `repos`, `assets`, `timeout`, `network`, `split`, `subset`
 
 > rows.jsonl {}
 $ holdwater run swebench:rows.jsonl?timeout=soon --agent nop
 2 error: invalid option in `swebench:rows.jsonl?timeout=soon`: `timeout`: expected `float`, got `str`
-hint: known options: `template`, `namespace`, `image`, `workdir`, `repos`, `assets`, `timeout`, `network`
+hint: known options: `template`, `namespace`, `image`, `workdir`, `repos`, `assets`, `timeout`, `network`, `split`, `subset`
 
 > rows.jsonl {}
 $ holdwater run swebench:rows.jsonl?nothing --agent nop

@@ -14,7 +14,8 @@ from holdwater.run.setup.keys import KEY_ENDINGS
 SOURCE = Path(holdwater.__file__).parent
 STARTS = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "run", "check_output", "check_call"}
 # Builds of layers need the operator's settings of proxies and indexes: `env -u` takes the keys out there.
-INHERITS = {"image/layer/program.py"}
+# The `datasets` package needs those of its cache, proxy and token: again without the keys.
+INHERITS = {"image/layer/program.py", "suite/swebench/dataset.py"}
 
 
 def starts(path: Path) -> Iterator[ast.Call]:

@@ -36,23 +36,24 @@ HIDDEN_FIELDS = ("patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "eval_sc
 def swebench(spec: str) -> Suite:
     """Return the suite for the spec `swebench:FILE?...` or `swt:FILE?...`."""
     options = parse_options(spec)
-    path = Path(options.path)
-    if not path.is_file():
-        raise BadInput(f"no such file: `{path}`")
+    source = options.source
+    if isinstance(source, Path) and not source.is_file():
+        raise BadInput(f"no such file: `{source}`")
+    name = source.stem if isinstance(source, Path) else source.name.rpartition("/")[2]
     grading = PatchGrader(options)
 
     def instances() -> Iterator[Instance]:
         prompt = PromptTemplate(options)
-        return (_instance(row, options, prompt) for _, row in read(path))
+        return (_instance(row, options, prompt) for _, row in read(source))
 
     def check() -> None:
         reference.check()
         PromptTemplate(options)
-        count = check_rows(path, lambda row: _check(row, options, reference.parsers()))
+        count = check_rows(source, lambda row: _check(row, options, reference.parsers()))
         msgspec.structs.force_setattr(suite, "size", count)
 
     suite = Suite(
-        name=path.stem,
+        name=name,
         instances=instances,
         grade=grading.grade,
         setup=record_base,
@@ -60,7 +61,7 @@ def swebench(spec: str) -> Suite:
         fresh=False,  # each grading starts a new sandbox and applies the patch
         check=check,
         defaults=SuiteDefaults(sandbox="process" if options.copied else "docker"),
-        description=f"the {options.kind.display_name} rows of `{path.name}`",
+        description=f"the {options.kind.display_name} rows of `{name}`",
     )
     return suite
 

@@ -1,4 +1,4 @@
-"""Reads benchmark rows from JSON Lines, JSON or Parquet, one at a time, each with its position in the file.
+"""Reads benchmark rows from a file or a dataset, one at a time, each with its position.
 
 A spec names the file and the options: `swebench:rows.jsonl?template=prompt.j2&timeout=3600`. Workers receive
 only the spec. Unused columns are not read. `__init__.py` turns rows into instances.
@@ -21,6 +21,7 @@ from ...core.input_checks import explain_path
 from ...core.records import Network, Record, check_id
 from ..jsonl import explain_error, is_inside, read_lines
 from . import reference
+from .dataset import DatasetSource, find_dataset, read_dataset
 from .script import has_markers
 
 BATCH = 32  # rows of a Parquet file held in memory at once
@@ -37,6 +38,7 @@ class BenchmarkKind(StrEnum):
 
 
 KINDS = tuple(BenchmarkKind)
+RowSource = Path | DatasetSource
 PATH_OPTIONS = ("template", "repos", "assets")  # options that are paths on this machine
 
 
@@ -51,6 +53,20 @@ class SwebenchOptions(Record, frozen=True):
     assets: str | None = None  # a directory `<instance>/<path>` with the binary files of test patches
     timeout: Annotated[float, Meta(gt=0)] = 1800.0  # seconds for the tests
     network: Network | None = None  # the network of grading; by default the agent's
+    split: str | None = None  # of a dataset by name; `test` by default
+    subset: str | None = None  # of a dataset by name: its configuration
+
+    @property
+    def dataset(self) -> DatasetSource | None:
+        """The dataset, if the path is the name of one and not a file."""
+        if (found := find_dataset(self.path)) is None:
+            return None
+        name, revision = found
+        return DatasetSource(name=name, revision=revision, split=self.split or "test", subset=self.subset)
+
+    @property
+    def source(self) -> RowSource:
+        return self.dataset or Path(self.path)
 
     @property
     def copied(self) -> bool:
@@ -69,6 +85,12 @@ def parse_options(spec: str) -> SwebenchOptions:
         what = what.replace("Object contains unknown field", "unknown option:")
         text = f"`{name[:-1]}`: {what[0].lower()}{what[1:]}" if name else what
         raise BadInput(f"invalid option in `{spec[:200]}`: {text}", hint=f"known options: {known}") from None
+    for option in ("split", "subset"):
+        if getattr(options, option) is not None and options.dataset is None:
+            raise BadInput(
+                f"invalid option in `{spec[:200]}`: `{option}` is an option of a dataset by name",
+                hint="for example `swebench:princeton-nlp/SWE-bench_Verified?split=test`",
+            )
     if problem := explain_path(options.workdir):
         raise BadInput(f"invalid option in `{spec[:200]}`: `workdir` {problem}")
     return options
@@ -78,7 +100,8 @@ def make_absolute(spec: str) -> str:
     """Return the spec with absolute paths, so that it is valid from any directory."""
     kind, path, given = _split_spec(spec)
     given = {name: str(Path(v).absolute()) if name in PATH_OPTIONS else v for name, v in given.items()}
-    return f"{kind}:{Path(path).absolute()}" + (f"?{urlencode(given, safe='/{}:')}" if given else "")
+    place = path if find_dataset(path) else Path(path).absolute()
+    return f"{kind}:{place}" + (f"?{urlencode(given, safe='/{}:')}" if given else "")
 
 
 def _split_spec(spec: str) -> tuple[str, str, dict[str, str]]:
@@ -166,19 +189,19 @@ class SwebenchRow(msgspec.Struct, frozen=True, kw_only=True):
         return listed if isinstance(listed, list) else []
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, SwebenchRow]]:
+def read_rows(source: RowSource) -> Iterator[tuple[str, SwebenchRow]]:
     """Yield each row with its position; raise BadInput that names the position and the invalid field."""
-    for place, make in _read_raw(path):
+    for place, make in _read_raw(source):
         try:
             yield place, make()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BadInput(f"{place}: {explain_error(error)}") from None
 
 
-def check_rows(path: Path, check: Callable[[SwebenchRow], None]) -> int:
+def check_rows(source: RowSource, check: Callable[[SwebenchRow], None]) -> int:
     """Check that every row is valid and every id is unique; return the number of rows."""
     seen: dict[str, str] = {}  # id -> position; one entry per row
-    for place, row in read_rows(path):
+    for place, row in read_rows(source):
         try:
             check(row)
         except ValueError as error:
@@ -208,7 +231,16 @@ def parse_tests(field: str, given: str | list[str]) -> list[str]:
     return found
 
 
-def _read_raw(path: Path) -> Iterator[tuple[str, Callable[[], SwebenchRow]]]:
+def _read_raw(source: RowSource) -> Iterator[tuple[str, Callable[[], SwebenchRow]]]:
+    if isinstance(source, Path):
+        yield from _read_file(source)
+        return
+    columns = SwebenchRow.__struct_fields__
+    for number, line in enumerate(read_dataset(source, columns), start=1):
+        yield f"{source.place}: row {number}", partial(_ROWS.decode, line)
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Callable[[], SwebenchRow]]]:
     match path.suffix:
         case ".jsonl":
             for number, line in read_lines(path):
