@@ -33,6 +33,7 @@ proof:
 	@$(bin)/python benchmarks/allocator.py
 	@$(bin)/python benchmarks/image_assembly.py
 	@$(bin)/python benchmarks/containers.py
+	@$(bin)/python benchmarks/browsers.py
 	@$(bin)/python benchmarks/soak.py --minutes 30
 
 lint:

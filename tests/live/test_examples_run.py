@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.forked_command import run_forked
@@ -20,8 +23,21 @@ COMMANDS = re.findall(
 )
 
 
+def load_example(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "examples" / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SHOPPER = load_example("browser/scripted_shopper.py")
+
+
 def solving(request: dict[str, object]) -> ScriptedReply:
-    """A model that knows the three tasks of `tasks.jsonl` by heart."""
+    """A model that knows the three tasks of `tasks.jsonl` by heart, and the shop of `browser/`."""
+    if request.get("tools"):
+        return SHOPPER.answer(request)  # type: ignore[no-any-return]
     asked = json.dumps(request["messages"])
     for line in (ROOT / "examples" / "tasks.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -45,6 +61,9 @@ def test_the_readme_has_commands() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 async def test_an_example_passes_as_it_is_typed(line: str, tmp_path: Path) -> None:
+    if "browser" in line and shutil.which("chromium") is None:
+        assert os.environ.get("CI") != "true"
+        pytest.skip("`chromium` is not installed: `scripts/test-needs` does it")
     async with serve_script(solving) as url:
         summary = await asyncio.to_thread(type_in, line, tmp_path / "run", url)
 
