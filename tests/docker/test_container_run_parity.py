@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.command_runner import Scene
 from tests.container_runs import IMAGE, Ground
+from tests.secret_search import found
 
 KINDS = """
 import holdwater as hw
@@ -22,6 +23,7 @@ LINES = {
     "forks": "f() { f | f & f; }; f",
     "fills": "head -c 200M /dev/zero >big && echo 4 >answer",
     "prints": "yes",
+    "is given": 'case "$TOKEN" in tok-*-123456) echo "it is $TOKEN"; echo 4 >answer;; esac',
 }
 
 
@@ -38,14 +40,15 @@ async def solve(instance, sandbox, model):
 
 
 async def grade(instance, sandbox, answer):
-    return (await sandbox.run("test $(cat answer) = 4")).ok
+    return (await sandbox.run('test -z "$TOKEN" && test $(cat answer) = 4')).ok
 
 
 suite = hw.Suite(name="kinds", instances=instances, grade=grade)
 """
+TOKEN = "tok-Secret-123456"
 LIMITS = (
     *("--sandbox-memory", "128MiB", "--sandbox-disk", "64MiB", "--sandbox-pids", "64", "--retries", "0"),
-    *("--sandbox-output", "4MiB", "--timeout", "3", "--concurrency", "4"),
+    *("--sandbox-output", "4MiB", "--timeout", "3", "--concurrency", "4", "--env", f"TOKEN={TOKEN}"),
 )
 
 
@@ -64,9 +67,11 @@ def test_every_end_of_an_attempt_is_the_same_in_both(scenes: tuple[Scene, Scene]
         assert command.wait(120) in (0, 1), command
         keys = ("kind", "where", "failure_kind", "phase", "passed", "score", "answer")
         told.append({row["instance"]: {key: row[key] for key in keys} for row in scene.export("attempts")})
+        assert found("it is env-1-xxxxxxxxxxx", scene.out) and found(TOKEN, scene.out) == []
         scene.close()
 
     assert told[0] == told[1]
+    assert told[0]["is given"]["kind"] == "passed"
     ground.assert_clean()
 
 
