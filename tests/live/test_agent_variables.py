@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.command_runner import Command, Scene, until
+from tests.command_runner import Scene, until
+from tests.forked_command import run_forked
 from tests.secret_search import export_all, found
 
 import holdwater as hw
@@ -111,6 +113,7 @@ async def test_a_recorded_reply_has_the_value_again(tmp_path: Path) -> None:
     assert found(TOKEN, tmp_path / "run") == []
 
 
+TAKEN = {"TAKEN": "taken-Value-2"}
 SUITE = """
 import asyncio
 from pathlib import Path
@@ -139,7 +142,7 @@ suite = hw.Suite(name="scene", instances=instances, grade=grade)
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    found = Scene(tmp_path, env={"TAKEN": "taken-Value-2"}, interpreter=True)
+    found = Scene(tmp_path, env=TAKEN, interpreter=True)
     found.suite("from pathlib import Path\nGO = Path(" + repr(str(tmp_path / "go")) + ")" + SUITE)
     yield found
     found.close()
@@ -158,8 +161,8 @@ def test_a_command_hides_its_values_and_a_resume_needs_them_again(scene: Scene) 
 
     assert len(lines) == 2 and b"--env\0GIVEN=xxxxxxxxxxxxx\0--env\0TAKEN\0" in lines[0]
     assert not any(b"given-Value-1" in line for line in lines)
-    refused = scene.start("resume", str(scene.out))
-    assert (refused.wait(), refused.stderr) == (
+    refused = run_forked("resume", str(scene.out), env={**os.environ, **TAKEN})
+    assert (refused.returncode, refused.stderr) == (
         2,
         "error: `--env GIVEN`: the variable is not set\n"
         "hint: set it, or give its value: `--env GIVEN=VALUE`; a run keeps no values\n",
@@ -171,16 +174,15 @@ def test_a_command_hides_its_values_and_a_resume_needs_them_again(scene: Scene) 
     for value in ("given-Value-1", "taken-Value-2"):
         assert found(value, scene.out) == [] and found(value, scene.place / "commands") == []
     assert json.loads((scene.out / "run.json").read_text())["env"] == ["GIVEN", "TAKEN", "MORE"]
-    replayed = scene.start("replay", str(scene.out), "--out", str(scene.place / "replay"))
-    assert (replayed.wait(), "`--env GIVEN`: the variable is not set" in replayed.stderr) == (2, True)
+    replayed = run_forked("replay", str(scene.out), "--out", str(scene.place / "replay"))
+    assert (replayed.returncode, "`--env GIVEN`: the variable is not set" in replayed.stderr) == (2, True)
 
 
 def test_a_setting_of_a_file_gives_a_variable(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('env = ["GIVEN=given-Value-1"]\nagent = "nop"\nlimit = 1\n')
     words = ("run", "demo", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"))
 
-    command = Command(tmp_path / "commands", *words, "--quiet")
+    done = run_forked(*words, "--dry-run", "--json")
 
-    assert command.wait() == 0, command
-    assert found("given-Value-1", tmp_path / "run") == []
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["env"] == ["GIVEN"]
+    assert json.loads(done.stdout)["config"]["env"] == ["GIVEN"], done.stderr
+    assert "given-Value-1" not in done.stdout + done.stderr
