@@ -12,6 +12,8 @@ from tests.docker_daemon import MB, Registry, noise
 
 STEPS = 'before = ["RUN echo before > /before"]\nafter = ["RUN cat /before > /opt/after"]\nnetwork = "none"'
 
+BEFORE = 'before = ["RUN echo before > /before"]\nnetwork = "none"'
+
 
 class DockerScene:
     """Recipes over bases in a registry, and the command with a daemon."""

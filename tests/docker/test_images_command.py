@@ -8,14 +8,14 @@ import signal
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests import docker_daemon, layer_projects
 from tests.command_runner import until
 from tests.docker.test_docker_budget import Others
 from tests.docker_daemon import MB, Daemon, Registry, noise
-from tests.docker_images import STEPS, DockerScene, manifest
+from tests.docker_images import BEFORE, STEPS, DockerScene, manifest
 from tests.image_builds import settled
 
 
@@ -26,18 +26,31 @@ def scene(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -
     made.scene.close()
 
 
+class ColdBuild(NamedTuple):
+    """A build on a fresh daemon, without any cache: bases of `count` times `each` bytes, a disk of `size`."""
+
+    size: int
+    count: int
+    each: int
+    phased: bool = False  # the bases are published, and the agent is assembled in the registry
+
+
 def hold_to_the_budget(
-    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, size: int, count: int, each: int
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, cold: ColdBuild
 ) -> None:
-    name = f"governed-{count}"
+    size, count, each, phased = cold
+    name = f"governed-{count}{'-phased' * phased}"
+    assert count * each > size / 2, "more than a build may hold at once"
+    target, steps = (f'bases = "{scene.registry.host}/{name}/bases"', BEFORE) if phased else ("", STEPS)
     bases = [scene.registry.put(f"{name}/base-{n}", [root, noise(each)]) for n in range(count)]
     with docker_daemon.daemon(scene.place / "docker", size) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.host)
         others = Others(daemon, bases[0])
         budget = daemon.free() - 8 * MB
-        build = f'{STEPS}\nconcurrency = 4\ndisk = {budget}\ncache = "{2 * each // MB}m"'
+        build = f'{steps}\nconcurrency = 4\ndisk = {budget}\ncache = "{2 * each // MB}m"'
+        recipe = scene.recipe(bases, f"{name}/agent", build, target)
 
-        command = scene.build(scene.recipe(bases, f"{name}/agent", build))
+        command = scene.build(recipe)
 
         assert command.wait(1500) == 0, command
         report = command.document()
@@ -49,20 +62,49 @@ def hold_to_the_budget(
         left = [one for one in daemon.images() if not one.startswith("others/")]
         assert len(left) <= 2 and all("/base-" in one for one in left), left
         assert not list(scene.temp.iterdir())
+    if phased:
+        add_another_agent(scene, recipe, monkeypatch)
+
+
+def add_another_agent(scene: DockerScene, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is gone, and its disk with it: a new agent needs neither."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    prepared = [row["made"]["prepared"] for row in manifest(scene)["images"]]
+    (scene.agent / "tool").write_text("#!/bin/sh\necho changed\n")
+
+    rows = scene.built("another-agent", recipe, "--engine", "registry")
+
+    assert [row["made"]["prepared"] for row in rows.values()] == prepared
+    assert {row["outcome"] for row in rows.values()} == {"made"}
+    assert sum(row["made"].get("downloaded", 0) for row in rows.values()) == 0
 
 
 @pytest.mark.proof  # the same without the command: `test_docker_budget.py`
 def test_a_disk_budget_holds_more_images_than_fit_on_it(
     scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold_to_the_budget(scene, root, monkeypatch, size=170 * MB, count=8, each=12 * MB)
+    hold_to_the_budget(scene, root, monkeypatch, ColdBuild(170 * MB, count=8, each=12 * MB))
 
 
 @pytest.mark.proof
 def test_40_bases_of_150_mb_are_built_in_2_gb(
     scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold_to_the_budget(scene, root, monkeypatch, size=2000 * MB, count=40, each=150 * MB)
+    hold_to_the_budget(scene, root, monkeypatch, ColdBuild(2000 * MB, count=40, each=150 * MB))
+
+
+@pytest.mark.parametrize(
+    "cold",
+    [
+        ColdBuild(110 * MB, count=6, each=12 * MB, phased=True),
+        pytest.param(ColdBuild(2000 * MB, count=40, each=150 * MB, phased=True), marks=pytest.mark.proof),
+    ],
+    ids=["72-mb", "6-gb"],
+)
+def test_bases_of_several_gb_are_prepared_cold_on_a_small_disk(
+    scene: DockerScene, root: bytes, monkeypatch: pytest.MonkeyPatch, cold: ColdBuild
+) -> None:
+    hold_to_the_budget(scene, root, monkeypatch, cold)
 
 
 def test_too_small_a_disk_ends_the_build_with_4_and_both_figures(
