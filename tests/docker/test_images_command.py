@@ -113,8 +113,13 @@ def test_too_small_a_disk_ends_the_build_with_4_and_both_figures(
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     base = scene.registry.put("small/base", [root, noise(30 * MB)])
 
-    command = scene.build(scene.recipe([base], "small/agent", f"{STEPS}\ncache = 0\ndisk = {20 * MB}"))
+    recipe = scene.recipe([base], "small/agent", f"{STEPS}\ncache = 0\ndisk = {20 * MB}")
 
+    plan = scene.scene.start("images", "plan", str(recipe), "--json")
+    command = scene.build(recipe)
+
+    assert plan.wait(60) == 4, plan
+    assert plan.document()["disk"] > plan.document()["disk_free"] == 20 * MB
     assert command.wait(60) == 4, command
     assert command.document()["state"] == "stopped"
     assert "MiB are needed, 19.1 MiB are free" in command.document()["reason"]

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from tests.command_runner import until
 from tests.image_builds import ImageScene, real_registry, settled
+from tests.registry_server import front, refused
+from tests.registry_server import real_registry as start_registry
 from tests.wait_bounds import stretch
 
+from holdwater.api.images import plan_build, prepare_images
 from holdwater.core.image import KEY_LABEL
 
 
@@ -229,6 +232,92 @@ def test_kill_9_in_the_middle_loses_nothing_and_leaves_nothing(
     assert checked.wait(60) == 0, checked
     assert list(temp.iterdir()) == []
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["layers"]
+
+
+def test_force_makes_present_images_and_their_layer_again(images: ImageScene) -> None:
+    recipe = images.recipe(images.bases(2), repository="forced")
+    images.built(recipe, "first")
+    (layer,) = (images.place / "cache/layers/layers").iterdir()
+    inode = (layer / "layer.tar.gz").stat().st_ino
+
+    plan = images.images("plan", recipe, "--force", "--json")
+    again = images.built(recipe, "again", "--force", "agent")
+
+    assert plan.wait(30) == 0, plan
+    assert (plan.document()["make"], plan.document()["present"]) == (2, 0)
+    assert (again["made"], again["present"]) == (2, 0)
+    assert (layer / "layer.tar.gz").stat().st_ino != inode, "the layer was built again"
+    rows = [json.loads((images.place / name / "images.json").read_bytes()) for name in ("first", "again")]
+    digests = [[row["made"]["digest"] for row in one["images"]] for one in rows]
+    assert digests[0] == digests[1]
+    assert all("replaced" not in row["made"] for row in rows[1]["images"]), "it is the same image"
+    assert images.built(recipe, "third")["present"] == 2
+
+
+@pytest.mark.parametrize("variable", [True, False], ids=["variable", "flag"])
+def test_a_cache_of_no_size_keeps_no_layer(
+    images: ImageScene, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    recipe = images.recipe(images.bases(1), '[build]\ncache = "1GiB"', repository="uncached")
+    if variable:
+        monkeypatch.setenv("HOLDWATER_CACHE_SIZE", "0")
+
+    images.built(recipe, "run", *([] if variable else ["--cache", "0"]))
+
+    assert list((images.place / "cache/layers/layers").iterdir()) == []
+    monkeypatch.setenv("HOLDWATER_CACHE_SIZE", "0")
+    images.built(recipe, "again", "--cache", "1GiB")
+    assert len(list((images.place / "cache/layers/layers").iterdir())) == 1, "the flag comes first"
+
+
+def test_each_image_gets_several_aliases_with_columns_of_its_row(images: ImageScene) -> None:
+    images.bases(2)
+    rows = [{"id": f"b{n}", "grade": "true", "data": {"repo": f"r{n}"}} for n in range(2)]
+    (images.place / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = images.place / "suite.toml"
+    recipe.write_text(
+        f'[bases]\nsuite = "tasks.jsonl"\ntemplate = "{images.host}/bases:{{id}}"\n'
+        f'[target]\nrepository = "{images.host}/named/{{data.repo}}"\nalias = ["{{id}}", "{{data.repo}}-x"]\n'
+    )
+
+    images.built(recipe)
+
+    for n in range(2):
+        status, tags = asked(images.port, "GET", f"/v2/named/r{n}/tags/list")
+        assert status == 200
+        assert {f"b{n}", f"r{n}-x"} < set(json.loads(tags)["tags"])
+    audit = images.images("audit", images.place / "run", "--json")
+    assert audit.wait(30) == 0, audit
+
+
+async def test_a_plan_tells_impossible_images_from_unknown_ones(tmp_path: Path) -> None:
+    with start_registry(tmp_path / "registry") as registry:
+        for name in ("one", "two", "down"):
+            registry.push(f"base-{name}", "1", "oci")
+        async with front(registry) as before:
+
+            def fail(kind: str, request: Any) -> Any:
+                if kind == "begin" and "/closed/" in request.path:
+                    return refused(403, "DENIED")
+                return refused(500) if "/base-down/" in request.path else None
+
+            before.fault = fail
+
+            async def plan(repository: str, *bases: str) -> tuple[int, ...]:
+                names = [f'"{before.address}/base-{base}:1"' for base in bases]
+                recipe = tmp_path / "images.toml"
+                recipe.write_text(
+                    f"[bases]\nimages = [{', '.join(names)}]\n"
+                    f'[target]\nrepository = "{before.address}/{repository}"\n'
+                )
+                found = await plan_build(prepare_images(recipe, None))
+                return found.exit_status, found.make, found.impossible, found.unknown
+
+            assert await plan("open", "one", "two") == (0, 2, 0, 0)
+            assert await plan("open", "one", "none") == (1, 1, 1, 0)
+            assert await plan("closed", "one", "two") == (1, 0, 2, 0)
+            assert await plan("open", "one", "down") == (1, 1, 0, 1)
+            assert (before.seen["begin"], before.seen["cancel"]) == (4, 3), "one for each plan"
 
 
 def test_a_suite_names_the_bases(images: ImageScene) -> None:

@@ -229,6 +229,11 @@ class RegistryClient:
         await self.host.send(ask, _EITHER | {404})
 
     @_retried
+    async def begin_upload(self, repository: str) -> str:
+        """Begin an upload and return its location; raise if the registry refuses it."""
+        return await self._begin(repository, f"`{self.host.registry}/{repository}` takes no uploads")
+
+    @_retried
     async def put_manifest(self, repository: str, target: str, manifest: EncodedManifest) -> None:
         """Put a manifest under a tag or its own digest."""
         what = f"the manifest of `{self._full_name(repository, target)}` cannot be put"

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...core.errors import AttemptError, HoldwaterError, drop_tracebacks
-from ...core.image import KEY_LABEL, ImagePlatform, PublishedImage
+from ...core.errors import AttemptError, HoldwaterError, ImageFailed, drop_tracebacks
+from ...core.image import KEY_LABEL, ImagePlatform, Note, PublishedImage
+from ...shielded_wait import SingleFlight
 from ..docker.bases import BaseImage, BaseLayer
 from .client import UNKNOWN_SIZE, RegistryClient, RegistryClients
 from .credentials import RegistryCredentials
@@ -28,7 +29,7 @@ from .manifest import (
     choose_entry,
     parse_manifest,
 )
-from .reference import ImageReference, parse_reference
+from .reference import ImageReference, parse_reference, parse_repository
 from .refusal import RegistryRefusal, unsupported_error
 
 MOST_BASES = 4096  # cached bases: a plan, its attempts and their retries look up the same bases
@@ -113,6 +114,38 @@ class RegistryLookup:
             return int(blob.size * UNPACKED_RATIO)  # an estimate must not fail the image
         told = int.from_bytes(tail, "little")
         return told if len(tail) == 4 and told > blob.size * LEAST_RATIO else int(blob.size * UNPACKED_RATIO)
+
+
+class PushChecks:
+    """Tries for each target repository once whether an upload to it may begin."""
+
+    def __init__(self, registries: RegistryClients, note: Note) -> None:
+        self._registries = registries
+        self._note = note
+        self._flights: SingleFlight[None] = SingleFlight()
+        self._refusals: dict[str, ImageFailed | None] = {}  # bound: the repositories of a recipe
+
+    async def check(self, repository: str) -> None:
+        """Raise if the registry refuses images in this repository."""
+        if repository not in self._refusals:
+            await self._flights.join(repository, lambda: self._try_upload(repository))
+        if (refusal := self._refusals[repository]) is not None:
+            raise ImageFailed(refusal.message, refusal.hint, kind=refusal.kind, again=refusal.again)
+
+    async def _try_upload(self, repository: str) -> None:
+        place = parse_repository(repository)
+        client = self._registries.client_for(place.registry)
+        try:
+            location = await client.begin_upload(place.repository)
+        except ImageFailed as error:
+            self._refusals[repository] = error
+            drop_tracebacks(error)
+            return
+        self._refusals[repository] = None
+        try:
+            await client.cancel(place.repository, location)
+        except ImageFailed as error:  # the registry drops it after a while
+            self._note("cleanup.failed", error.message)
 
 
 class ResolvedBase(NamedTuple):

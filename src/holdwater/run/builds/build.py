@@ -28,7 +28,7 @@ from ...core.image import (
     ImagesPlan,
 )
 from ...core.records import Limits
-from ...image.registry.lookup import check_image
+from ...image.registry.lookup import PushChecks, check_image
 from ...ledger.audit import audit_run as audit_ledger
 from ...ledger.directory import RunDirectory
 from ...ledger.images import read_images, require_recipe
@@ -104,7 +104,7 @@ async def plan_build(prepared: RunSetup, tell: Callable[[str], None] = lambda te
             tell("preparing the agent's layer")
             await works.set_up(prepared.config.id)
             rows: list[ImageForecast | FailedForecast] = []  # bound: the images of the recipe, small records
-            async for row in works.foresee_images():
+            async for row in works.foresee_images(PushChecks(works.registries, works.note)):
                 rows.append(row)
                 tell(f"looked at {len(rows)} images")
             free = works.daemon.allowance() if works.daemon else 0

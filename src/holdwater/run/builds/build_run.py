@@ -23,6 +23,7 @@ from ...core.image import (
     ImageBlueprint,
     ImageEngine,
     ImageForecast,
+    ImageOutcome,
     ImageRecipe,
     ImageTarget,
 )
@@ -32,7 +33,7 @@ from ...image import naming
 from ...image.registry.client import RegistryClients
 from ...image.registry.credentials import RegistryCredentials
 from ...image.registry.engine import RegistryEngine
-from ...image.registry.lookup import RegistryLookup
+from ...image.registry.lookup import PushChecks, RegistryLookup
 from ...ledger.ledger import Ledger
 from ...rollout.periodic_task import PeriodicTask
 from ...suite.loader import load as load_suite
@@ -129,14 +130,21 @@ class ImageBuildRun:
 
         return notes, PeriodicTask("janitor", RELIEF_SECONDS, relieve, LONGEST_RELIEF)
 
-    async def foresee_images(self) -> AsyncIterator[ImageForecast | FailedForecast]:
-        """Yield a forecast for each image; an image without a forecast comes with its failure."""
+    async def foresee_images(
+        self, pushes: PushChecks | None = None
+    ) -> AsyncIterator[ImageForecast | FailedForecast]:
+        """Yield a forecast for each image; an image without a forecast comes with its failure.
+
+        With `pushes`, an image whose registry refuses uploads is a failure too.
+        """
         source = InstanceSource(self.suite, self._config)
         try:
             while items := await source.take(AT_ONCE):
                 images = [instance_to_image(instance) for instance, _ in items]
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(_foresee_image(self.engine, image)) for image in images]
+                    tasks = [
+                        group.create_task(_foresee_image(self.engine, image, pushes)) for image in images
+                    ]
                 for task in tasks:
                     yield task.result()
         finally:
@@ -215,9 +223,16 @@ def _make_instance(recipe: ImageRecipe, instance: Instance, base: str, place: st
     return msgspec.structs.replace(wanted, limits=LimitOverrides(memory=MEMORY))
 
 
-async def _foresee_image(engine: ImageEngine, image: ImageTarget) -> ImageForecast | FailedForecast:
+async def _foresee_image(
+    engine: ImageEngine, image: ImageTarget, pushes: PushChecks | None = None
+) -> ImageForecast | FailedForecast:
     try:
-        return await engine.foresee(image)
+        found = await engine.foresee(image)
+        if pushes is not None and found.how is ImageOutcome.MADE:
+            await pushes.check(image.repository)
+            if found.prepares:
+                await pushes.check(image.bases)
+        return found
     except AttemptError as error:
         return FailedForecast(name=image.name, base=image.base, failure=error.message, again=error.again)
 
