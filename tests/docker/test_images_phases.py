@@ -94,7 +94,23 @@ def test_with_docker_a_new_agent_runs_no_before_line_either(phases: TwoPhases, d
     assert daemon.images() == images
 
 
-def test_force_repeats_the_phase_that_it_names(phases: TwoPhases) -> None:
+def test_lines_that_need_the_agent_are_run_on_published_bases(phases: TwoPhases, daemon: Daemon) -> None:
+    images = daemon.images()
+    after = f'{STEPS}\nafter = ["RUN cat /before /opt/agent/tool > /opt/both"]'
+    phases.recipe.write_text(phases.recipe.read_text().replace(STEPS, after))
+
+    rows = phases.built("after")
+
+    assert (prepared(rows), phases.executions()) == (prepared(phases.first), 0)
+    assert daemon.images() == images
+    image = references(rows)[0]
+    words = ("run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/opt/both")
+    assert daemon.docker(*words).rstrip().endswith("echo hello")
+    daemon.docker("rmi", image)
+
+
+def test_force_repeats_the_phase_that_it_names(phases: TwoPhases, daemon: Daemon) -> None:
+    images, records = daemon.images(), set(daemon.records())
     assert {row["outcome"] for row in phases.built("present").values()} == {"present"}
 
     agent = phases.built("agent", "--force", "agent")
@@ -109,6 +125,7 @@ def test_force_repeats_the_phase_that_it_names(phases: TwoPhases) -> None:
 
     assert {row["outcome"] for row in phases.built("all", "--force").values()} == {"made"}
     assert phases.executions() == 2
+    assert (daemon.images(), set(daemon.records())) == (images, records)
 
 
 def test_without_docker_a_base_that_is_not_published_is_impossible(phases: TwoPhases) -> None:

@@ -182,15 +182,18 @@ async def test_the_plan_makes_a_missing_image_and_pulls_it(
     base = registry.put("plan/base", [root])
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "tool").write_text("hello")
-    for name, steps in (
-        ("registry", BuildSteps()),
-        ("docker", BuildSteps(before=("RUN echo step > /step",))),
+    before = BuildSteps(before=("RUN echo step > /step",))
+    for name, steps, bases in (
+        ("registry", BuildSteps(), None),
+        ("docker", before, None),
+        ("phased", before, f"{registry.host}/plan/bases"),
     ):
         recipe = ImageRecipe(
             path="images.toml",
             repository=f"{registry.host}/plan/{name}/{{id}}",
             agent=AgentSource(directory=str(tmp_path / "agent")),
             steps=steps,
+            base_repository=bases,
             aliases=("{id}",),
             network="none",
             cache=0,
@@ -212,6 +215,7 @@ async def test_the_plan_makes_a_missing_image_and_pulls_it(
         assert len(tags) == 2 and "Task" in tags, "the key, and the alias"
         daemon.docker("rmi", "only-here:1")
     assert not names(daemon, "/plan/") and not names(daemon, NAMESPACE)
+    assert len(registry.tags("plan/bases")) == 1
 
 
 def _suffix(registry: Registry, name: str) -> str:

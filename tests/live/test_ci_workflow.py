@@ -60,7 +60,7 @@ class Runner:
             "SHARD": str(shard),
             "RUNNER_TEMP": str(temp),
             "GITHUB_WORKSPACE": str(self.recipe.parent),
-            "GITHUB_OUTPUT": str(temp / "output"),
+            "GITHUB_STEP_SUMMARY": str(temp / "summary"),
         }
         return subprocess.Popen(
             ["bash", "-e", "-o", "pipefail", "-c", script],
@@ -111,7 +111,8 @@ def test_shards_that_are_killed_and_run_again_make_every_image(images: ImageScen
     recipe = images.recipe(images.bases(count), f"[build]\nconcurrency = 1\n{rate}")
     runner = Runner(images.place, recipe)
     assert runner.run("plan") == 0
-    assert (runner.temp(0) / "output").read_text() == f"make={count}\n"
+    assert runner.read(0, "summary")["make"] == count
+    (runner.temp(0) / "summary").unlink()
     doctor, build, audit = runner.steps("build")
 
     assert runner.finish(doctor, 1) == 0
@@ -127,7 +128,7 @@ def test_shards_that_are_killed_and_run_again_make_every_image(images: ImageScen
     assert sum(report["made"] + report["present"] for report in reports) == count
     assert [runner.read(shard, "audit.json")["ok"] for shard in (1, 2, 3)] == [True] * 3
     assert runner.run("plan") == 0
-    assert (runner.temp(0) / "output").read_text().endswith("make=0\n"), "a new run has nothing to build"
+    assert runner.read(0, "summary")["make"] == 0, "a new run has nothing to build"
 
 
 def test_a_missing_base_ends_the_workflow_before_it_builds(images: ImageScene) -> None:
@@ -139,7 +140,7 @@ def test_a_missing_base_ends_the_workflow_before_it_builds(images: ImageScene) -
 
     plan = runner.read(0, "plan.json")
     assert (plan["make"], plan["present"], plan["impossible"], plan["unknown"]) == (2, 0, 1, 0)
-    assert not (runner.temp(0) / "output").exists()
+    assert not (runner.temp(0) / "summary").exists()
     assert runner.run("build", 3) == 1, "the other images are made all the same"
     images.pusher.push("bases", "none", [], "none")
     assert runner.run("build", 3) == 0, "the same workflow run again"
