@@ -147,6 +147,30 @@ def test_changed_files_that_go_into_an_image_mark_its_commit(checkout: Path, nam
     assert recipe.aliases == (git(checkout, "rev-parse", "HEAD") + dirty,)
 
 
+def test_an_untracked_file_of_another_workspace_member_marks_the_commit(checkout: Path) -> None:
+    project = '[project]\nname = "{}"\nversion = "1"\n[build-system]\nrequires = ["hatchling"]\n'
+    (checkout / "pyproject.toml").write_text(
+        f'{project.format("top")}[tool.uv.workspace]\nmembers = ["packages/*"]\n'
+        "[tool.uv.sources]\nother = {workspace = true}\n"
+    )
+    for name in ("main", "other"):
+        (checkout / "packages" / name).mkdir(parents=True)
+        (checkout / "packages" / name / "pyproject.toml").write_text(project.format(name))
+    (checkout / "notes").mkdir()
+    git(checkout, "add", ".")
+    git(checkout, "commit", "--quiet", "--message", "second")
+    text = (
+        f'{BASES}[target]\nrepository = "r/a"\nalias = "{{git.sha}}"\n'
+        '[agent]\nsource = "agent/packages/main"\n'
+    )
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert read(checkout.parent, text).aliases == (commit,)
+
+    (checkout / "packages" / "other" / "new.py").write_text("")
+
+    assert read(checkout.parent, text).aliases == (f"{commit}-dirty",)
+
+
 def test_an_image_has_several_aliases_with_columns_of_its_row(tmp_path: Path) -> None:
     recipe = read(
         tmp_path,

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,16 +32,16 @@ class GitCheckout(Record, frozen=True):
     short: str
 
 
-def read_checkout(place: Path, variables: Mapping[str, str], *, packed: bool) -> GitCheckout:
-    """Return the checkout in which the directory `place` lies.
+def read_checkout(place: Path, variables: Mapping[str, str], packed: Sequence[Path]) -> GitCheckout:
+    """Return the checkout in which the directory `place` lies. All paths are resolved.
 
-    It is dirty if a tracked file of the checkout has changed. With `packed`, the files below `place` go into
-    an image, so an untracked file there counts too, unless git ignores it or a run directory holds it.
+    It is dirty if a tracked file of the checkout has changed. The files below `packed` go into an image, so
+    an untracked file there counts too, unless git ignores it or a run directory holds it.
     """
     git = _GitProgram(place, variables)
     commit = git.run("rev-parse", "--verify", "HEAD").decode().strip()
     changed = git.run("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
-    dirty = DIRTY if changed or (packed and any(_list_untracked(git, place))) else ""
+    dirty = DIRTY if changed or any(_list_untracked(git, packed)) else ""
     return GitCheckout(sha=commit + dirty, short=commit[:SHORT] + dirty)
 
 
@@ -56,9 +56,9 @@ class _GitProgram:
         home = {"HOME": variables["HOME"]} if "HOME" in variables else {}
         self._environment = build_environment(GIT_OPTIONAL_LOCKS="0", **home)
 
-    def run(self, *words: str) -> bytes:
+    def run(self, *words: str | Path) -> bytes:
         """Return the output; raise BadInput with git's own message."""
-        command = [str(self._program), "-C", str(self._place), "-c", "core.fsmonitor=false", *words]
+        command = [str(self._program), "-C", str(self._place), "-c", "core.fsmonitor=false", *map(str, words)]
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
@@ -80,11 +80,16 @@ class _GitProgram:
             return output.read(LONGEST_OUTPUT)
 
 
-def _list_untracked(git: _GitProgram, place: Path) -> Iterator[Path]:
-    """Yield the untracked files below `place`, except those of run directories."""
+def _list_untracked(git: _GitProgram, packed: Sequence[Path]) -> Iterator[Path]:
+    """Yield the untracked files below these directories of the checkout, except those of run directories."""
+    top = Path(os.fsdecode(git.run("rev-parse", "--show-toplevel").rstrip(b"\n")))
+    inside = [directory for directory in packed if directory.is_relative_to(top)]
+    if not inside:
+        return
     is_run_directory = cache(is_run)  # bound: the directories with untracked files
-    for name in git.run("ls-files", "-z", "--others", "--exclude-standard").split(b"\0"):
-        path = place / os.fsdecode(name)
-        above = [directory for directory in path.parents if directory.is_relative_to(place)]
+    found = git.run("ls-files", "-z", "--full-name", "--others", "--exclude-standard", "--", *inside)
+    for name in found.split(b"\0"):
+        path = top / os.fsdecode(name)
+        above = [directory for directory in path.parents if directory.is_relative_to(top)]
         if name and not any(map(is_run_directory, above)):
             yield path

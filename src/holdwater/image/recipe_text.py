@@ -16,6 +16,7 @@ import msgspec
 from ..core.errors import BadInput
 from ..core.image import EngineKind
 from .checkout import GitCheckout, read_checkout
+from .layer.uv_checkout import read_uv_checkout
 from .recipe_variables import RecipeVariables, fill_tables
 
 T = TypeVar("T")
@@ -87,13 +88,24 @@ class RecipeText:
     def _find_checkout(self) -> GitCheckout:
         """Return the checkout of the agent's files; of the recipe, if the agent has none on this machine."""
         agent = self._content.get("agent")
-        for name in ("source", "directory", "context"):
+        for name in ("source", "directory", "context", "dockerfile"):
             given = agent.get(name) if isinstance(agent, dict) else None
             if isinstance(given, str):
-                place = self.path.parent / self._variables.fill_text(given)
+                place = (self.path.parent / self._variables.fill_text(given)).resolve()
+                place = place.parent if name == "dockerfile" else place
                 if place.is_dir():
-                    return read_checkout(place.absolute(), self._environment, packed=True)
-        return read_checkout(self.path.parent.absolute(), self._environment, packed=False)
+                    packed = _list_packed(place) if name == "source" else (place,)
+                    return read_checkout(place, self._environment, packed)
+        return read_checkout(self.path.parent.resolve(), self._environment, ())
+
+
+def _list_packed(source: Path) -> tuple[Path, ...]:
+    """Return the directories of a project that go into the agent's layer."""
+    try:
+        checkout = read_uv_checkout(source)
+    except BadInput:
+        return (source,)  # `agent_table.py` reports the error, with its field
+    return checkout.directories if checkout is not None else (source,)
 
 
 def find_line(text: str, field: str) -> int:
