@@ -33,18 +33,17 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.close()
 
 
-@pytest.mark.parametrize("name", ["poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"])
-def test_a_lock_of_another_tool_is_refused(scene: Scene, name: str) -> None:
+def test_a_checkout_is_refused_before_a_run_directory_is_made(scene: Scene) -> None:
     project = scene.place / "project"
     (project / "pyproject.toml").write_text(PACKAGE)
-    (project / name).touch()
+    (project / "pdm.lock").touch()
 
     build = scene.start(
         "images", "build", str(scene.place / "images.toml"), "--out", str(scene.place / "run")
     )
 
     assert build.wait(60) == 2, build
-    told = f"images.toml:7: `agent.source`: this lock cannot be honoured: `{project / name}`"
+    told = f"images.toml:7: `agent.source`: this lock cannot be honoured: `{project / 'pdm.lock'}`"
     assert told in build.stderr
     assert not (scene.place / "run").exists()
 
