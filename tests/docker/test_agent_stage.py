@@ -74,6 +74,21 @@ def test_the_agent_is_a_path_of_a_stage(
     assert left == {}
 
 
+def test_a_file_of_the_last_stage_is_enough(scene: Scene, registry: Registry, root: bytes) -> None:
+    base = registry.put("stage/base", [root])
+    dockerfile = scene.place / "sdk" / "docker" / "Dockerfile"
+    dockerfile.write_text(DOCKERFILE.partition("FROM base AS broken")[0].replace(" AS builder", ""))
+    recipe = write_recipe(scene, base, f"{registry.host}/stage/file", 'path = "/other"')
+
+    build = scene.start("images", "build", str(recipe), "--out", str(scene.place / "run"), "--json")
+
+    assert build.wait(120) == 0, build
+    (key,) = registry.tags("stage/file")
+    layer = registry.manifest("stage/file", key)["layers"][-1]["digest"]
+    with tarfile.open(fileobj=io.BytesIO(registry.ask("GET", f"/v2/stage/file/blobs/{layer}"))) as tar:
+        assert sorted(tar.getnames()) == ["opt/agent", "opt/agent/other"]
+
+
 def test_a_stage_that_cannot_be_built_fails_the_build_with_its_output(
     scene: Scene, registry: Registry, root: bytes
 ) -> None:
@@ -100,7 +115,7 @@ def test_a_stage_that_cannot_be_built_fails_the_build_with_its_output(
             "images.toml:9: `agent.args`: `HERE/sdk/docker/Dockerfile`: no `ARG` declares this argument: "
             "`MDOE`",
         ),
-        ('target = "builder"', "images.toml:6: `agent.dockerfile`: needs `path`, the agent's directory"),
+        ('target = "builder"', "images.toml:6: `agent.dockerfile`: needs `path`, the place of the agent"),
     ],
 )
 def test_a_wrong_stage_is_named_before_anything_is_built(

@@ -17,7 +17,7 @@ from .layer.package_parts import find_checkout
 from .recipe_text import RecipeTable, RecipeText
 
 SOURCES = ("source", "package", "directory", "image", "dockerfile")
-NEEDED = {  # field -> the sources that it belongs to
+NEEDED_SOURCES = {  # by the field that belongs to them
     "python": ("source", "package"),
     "extras": ("source",),
     "context": ("dockerfile",),
@@ -80,7 +80,7 @@ class AgentReader:
             raise self._error(
                 given[1], f"only one of {', '.join(f'`{name}`' for name in SOURCES)} may be set"
             )
-        for name, needs in NEEDED.items():
+        for name, needs in NEEDED_SOURCES.items():
             if getattr(table, name) and not set(given) & set(needs):
                 raise self._error(name, f"needs {' or '.join(f'`{need}`' for need in needs)}")
         if not given:
@@ -120,7 +120,7 @@ class AgentReader:
         if name := find_unknown_argument(text, table.args):
             raise self._error("args", f"`{file}`: no `ARG` declares this argument: `{name}`")
         if not table.path:
-            raise self._error("dockerfile", "needs `path`, the agent's directory in the stage")
+            raise self._error("dockerfile", "needs `path`, the place of the agent in the stage")
         return StageSource(
             dockerfile=str(file),
             context=self._resolve_directory("context", table.context) or str(file.parent),

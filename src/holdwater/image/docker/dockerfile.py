@@ -134,9 +134,9 @@ def read_context(
 
 
 def read_stage(context: Path, text: str, target: str, path: str) -> DockerfileContext:
-    """Return a context whose build has the content of `path` in one stage, and nothing else. Blocks."""
+    """Return a context whose build has the file or the content of the directory `path` of a stage. Blocks."""
     stage = target or str(len(list_stages(text)) - 1)
-    last = "\n".join([text, "FROM scratch", f"COPY --from={stage} {json.dumps([path + '/', '/'])}", ""])
+    last = "\n".join([text, "FROM scratch", f"COPY --from={stage} {json.dumps([path, '/'])}", ""])
     size = measure_files(context)
     return DockerfileContext(
         directory=str(context), dockerfile=last, digest="", size=size, trace=_make_trace(context, last, size)
