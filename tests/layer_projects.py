@@ -97,6 +97,7 @@ def workspace(directory: Path) -> Path:
     agent = directory / "demo-agent-server"
     with (agent / "pyproject.toml").open("a") as file:
         file.write("[project.scripts]\nagent-server = 'demo_agent_server:main'\n")
+        file.write("[project.optional-dependencies]\nmore = ['iniconfig']\n")
         file.write(f'[tool.uv.sources]\ndemo-fetched = {{git = "file://{fetched}"}}\n')
     (directory / "notes.txt").write_text("for people")
     lock(directory, *(f"--upgrade-package={name}=={version}" for name, version in OLDER.items()))

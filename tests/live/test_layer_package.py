@@ -44,6 +44,20 @@ print(json.dumps({
 """
 
 
+WHEEL_METADATA = """
+import pathlib, zipfile
+name = "demo_agent-0.1-py3-none-any.whl"
+text = "Metadata-Version: 2.1\\nName: demo-agent\\nVersion: 0.1\\nProvides-Extra: more\\n"
+text += "Requires-Dist: demo-part; extra == 'more'\\n"
+kind = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+with zipfile.ZipFile(pathlib.Path(directory, name), "w") as archive:
+    archive.writestr("demo_agent-0.1.dist-info/METADATA", text)
+    archive.writestr("demo_agent-0.1.dist-info/WHEEL", kind)
+    archive.writestr("demo_agent-0.1.dist-info/RECORD", "")
+return name
+"""
+
+
 class Scene(msgspec.Struct):
     """A package that was built, and unpacked into a root of its own."""
 
@@ -205,6 +219,29 @@ async def test_a_requirement_without_a_version_is_what_it_comes_to_now(
     second = await installer.resolve("demo-part", tmp_path)
 
     assert [pin.replace("_", "-") for pin in (*first, *second)] == ["demo-part==1.0", "demo-part==1.1"]
+
+
+@pytest.mark.parametrize("kind", ["uv", "pip"])
+async def test_extras_of_a_project_are_resolved(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required(kind)
+    for name in ("UV", "PIP"):
+        monkeypatch.setenv(f"{name}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{name}_FIND_LINKS", str(tmp_path / "wheels"))
+    wheel(tmp_path / "wheels", "demo_part", "1.0")
+    source = backend(tmp_path / "project", WHEEL_METADATA)
+    with (source / "pyproject.toml").open("a") as file:
+        file.write('[project.optional-dependencies]\nmore = ["demo-part"]\n')
+    programs = ProgramRunner(tmp_path / "log", tmp_path, keep=[], env={})
+    python = (await find_interpreter(programs)).executable
+    installer: PackageInstaller = (
+        UvInstaller(programs, find_uv() or "", python) if kind == "uv" else PipInstaller(programs, python)
+    )
+
+    pins = [await installer.resolve(source, tmp_path, extras) for extras in ((), ("more",))]
+
+    assert [[pin.replace("_", "-") for pin in found] for found in pins] == [[], ["demo-part==1.0"]]
 
 
 def test_a_copy_of_a_project_omits_build_products_and_resolves_outside_links(tmp_path: Path) -> None:

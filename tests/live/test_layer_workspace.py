@@ -182,14 +182,25 @@ async def test_a_package_of_an_index_of_the_project_is_installed_from_it(tmp_pat
     assert list((tmp_path / "tree").rglob("demo_part.py"))
 
 
-async def read_pins(agent: Path, place: Path) -> tuple[UvProject, Pins]:
+async def test_extras_are_added_and_groups_for_developers_are_not(
+    scene: WorkspaceScene, tmp_path: Path
+) -> None:
+    _, pins = await read_pins(scene.agent, tmp_path / "plain")
+    _, more = await read_pins(scene.agent, tmp_path / "more", ("more",))
+
+    assert {line.partition("==")[0] for line in more if "==" in line} == {*OLDER, "iniconfig"}
+    assert {line.partition("==")[0] for line in pins if "==" in line} == set(OLDER)
+
+
+async def read_pins(agent: Path, place: Path, extras: tuple[str, ...] = ()) -> tuple[UvProject, Pins]:
+    place.mkdir(exist_ok=True)
     checkout = read_uv_checkout(agent)
     assert checkout is not None
     project = UvProject(checkout, place / "copy")
     await project.copy_files(place / "cache")
     programs = ProgramRunner(place / "log", place, keep=[], env={})
     python = (await find_interpreter(programs, "3.12")).executable
-    return project, await project.read_pins(programs, python, ())
+    return project, await project.read_pins(programs, python, extras)
 
 
 @contextmanager
