@@ -10,11 +10,12 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 _NAMED = re.compile(r"FROM .* AS (\S+)$", re.IGNORECASE)
-_HEREDOC = re.compile(r"<<-?\s*([\"']?)(\w+)\1")
+_HEREDOC = re.compile(r"(?<!<)<<-?([\"']?)([A-Za-z_]\w*)\1")  # neither `<<<word` nor `1 << 2`
+_WITH_HEREDOC = ("RUN", "COPY", "ADD")
 # Arguments that BuildKit knows without a declaration.
 _PREDEFINED = re.compile(
-    r"((https?|ftp|no|all)_proxy|BUILDKIT_.*|SOURCE_DATE_EPOCH|TARGET.*|BUILD(PLATFORM|OS|ARCH|VARIANT))",
-    re.I,
+    r"(https?|ftp|no|all)_proxy|BUILDKIT_.*|SOURCE_DATE_EPOCH|(BUILD|TARGET)(PLATFORM|OS|ARCH|VARIANT)",
+    re.IGNORECASE,
 )
 
 
@@ -59,7 +60,8 @@ def read_instructions(text: str) -> Iterator[str]:
             continue
         if pending.strip():
             yield pending.strip()
-            ends = [match[2] for match in _HEREDOC.finditer(pending)]
+            if pending.split()[0].upper() in _WITH_HEREDOC:
+                ends = [match[2] for match in _HEREDOC.finditer(pending)]
         pending = ""
 
 
