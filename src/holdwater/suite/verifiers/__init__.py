@@ -13,6 +13,7 @@ from importlib import util
 from ...core.authoring import Agent, Suite, SuiteDefaults
 from ...core.errors import BadInput
 from ...core.records import Instance
+from .environment import EnvironmentScorer, is_older_version, play
 from .harness import NAME_PREFIX
 from .listing import TaskListing
 from .scoring import TasksetScorer
@@ -26,22 +27,21 @@ _log = logging.getLogger(__name__)
 
 
 def load_taskset(spec: str) -> Suite:
-    """Return the suite of a taskset. It imports nothing: `check` does, in another process."""
-    parsed = parse_spec(spec)
-    listing, scorer = TaskListing(spec), TasksetScorer(parsed)
+    """Return the suite of a taskset. It imports nothing: its check does, in another process."""
+    return _load_environment(spec) if is_older_version() else _load_taskset(spec)
+
+
+def _load_taskset(spec: str) -> Suite:
+    parsed, listing = parse_spec(spec), TaskListing(spec)
+    scorer = TasksetScorer(parsed)
 
     def read_instances() -> Iterator[Instance]:
         if stops := ", ".join(f"`{name}`" for name in listing.facts.stops):
             _log.warning("taskset `%s`: `@stop` is not evaluated: %s", listing.facts.name, stops)
         yield from listing.read_instances()
 
-    def check() -> None:
-        if util.find_spec("verifiers") is None:
-            raise BadInput("the package `verifiers` is not installed", f"`{INSTALL}`, beside holdwater")
-        assert listing.facts
-
     def check_agent(agent: Agent) -> None:
-        check()
+        _check_package(listing)
         if listing.facts.toolsets and not agent.name.startswith(NAME_PREFIX):
             names = ", ".join(f"`{name}`" for name in listing.facts.toolsets)
             raise BadInput(
@@ -51,11 +51,10 @@ def load_taskset(spec: str) -> Suite:
             )
 
     return Suite(
-        name=parsed.path.stem if parsed.path is not None else parsed.name,
+        name=_name_suite(parsed),
         instances=read_instances,
         grade=scorer.grade,
         setup=scorer.set_up,
-        check=check,
         check_agent=check_agent,
         group=scorer.score_group if parsed.env else None,
         fresh=False,
@@ -63,6 +62,39 @@ def load_taskset(spec: str) -> Suite:
         defaults=SuiteDefaults(agent="holdwater.suite.verifiers.harness:own"),
         description="a taskset of verifiers",
     )
+
+
+def _load_environment(spec: str) -> Suite:
+    parsed, listing = parse_spec(spec), TaskListing(spec)
+    scorer = EnvironmentScorer(parsed)
+
+    def check_agent(agent: Agent) -> None:
+        _check_package(listing)
+        if agent.act is not play:
+            raise BadInput(
+                f"environment `{listing.facts.name}` plays its own turns: `--agent {agent.name}`",
+                "leave `--agent` out",
+            )
+
+    return Suite(
+        name=_name_suite(parsed),
+        instances=listing.read_instances,
+        grade=scorer.grade,
+        check_agent=check_agent,
+        group=scorer.score_group if parsed.env else None,
+        defaults=SuiteDefaults(agent="holdwater.suite.verifiers.environment:AGENT"),
+        description="an environment of verifiers 0.1",
+    )
+
+
+def _check_package(listing: TaskListing) -> None:
+    if util.find_spec("verifiers") is None:
+        raise BadInput("the package `verifiers` is not installed", f"`{INSTALL}`, beside holdwater")
+    assert listing.facts
+
+
+def _name_suite(spec: TasksetSpec) -> str:
+    return spec.path.stem if spec.path is not None else spec.name
 
 
 def _find_sources(spec: TasksetSpec) -> tuple[str, ...]:

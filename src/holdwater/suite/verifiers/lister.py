@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ...core.errors import BadInput
+from .environment import check_environment, describe_rows, is_older_version, load_environment
 from .package import LoadedTaskset
-from .tasks import TasksetFacts, parse_spec
+from .tasks import TaskDescription, TasksetFacts, make_absolute, parse_spec
 
 _PR_SET_PDEATHSIG = 1
 
@@ -33,13 +34,9 @@ def main(spec: str) -> None:
 def list_tasks(spec: str) -> Iterator[dict[str, Any]]:
     """Yield the lines: the last one is `{"end": true}`, or a problem."""
     try:
-        taskset = LoadedTaskset(parse_spec(spec))
-        taskset.check()
-        facts = TasksetFacts(
-            taskset.cls.__name__, tuple(taskset.list_toolsets()), tuple(taskset.list_stops())
-        )
+        facts, tasks = (_open_environment if is_older_version() else _open_taskset)(spec)
         yield {"facts": msgspec.to_builtins(facts)}
-        for task in taskset.describe_tasks():
+        for task in tasks:
             yield {"task": msgspec.to_builtins(task)}
     except BadInput as error:
         yield {"problem": error.message, "hint": error.hint}
@@ -48,6 +45,19 @@ def list_tasks(spec: str) -> Iterator[dict[str, Any]]:
         yield {"problem": f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {error}", "hint": ""}
     else:
         yield {"end": True}
+
+
+def _open_taskset(spec: str) -> tuple[TasksetFacts, Iterator[TaskDescription]]:
+    taskset = LoadedTaskset(parse_spec(spec))
+    taskset.check()
+    toolsets, stops = tuple(taskset.list_toolsets()), tuple(taskset.list_stops())
+    return TasksetFacts(taskset.cls.__name__, toolsets, stops), taskset.describe_tasks()
+
+
+def _open_environment(spec: str) -> tuple[TasksetFacts, Iterator[TaskDescription]]:
+    env = load_environment(spec)
+    check_environment(env, parse_spec(spec))
+    return TasksetFacts(type(env).__name__), describe_rows(env, make_absolute(spec))
 
 
 def _write(out: BinaryIO, line: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class TaskListing:
                 yield make_instance(msgspec.convert(line["task"], TaskDescription))
 
     def _start(self) -> Iterator[dict[str, Any]]:
-        if "verifiers.v1" in sys.modules:  # another process would only load the package once more
+        if "verifiers" in sys.modules:  # another process would only load the package once more
             return _check_lines(list_tasks(self._spec))
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - `_read_lines` closes it
         process = subprocess.Popen(

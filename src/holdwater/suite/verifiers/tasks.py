@@ -46,6 +46,7 @@ class TaskDescription(Record, frozen=True):
     hash: str = ""
     container: bool = False  # it needs a container
     harness: str = "bash"  # the harness that its package suggests
+    source: str = ""  # the spec of the environment of verifiers 0.1 that has it
 
 
 class TasksetFacts(Record, frozen=True):
