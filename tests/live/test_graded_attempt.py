@@ -111,3 +111,17 @@ def test_a_view_that_outlives_its_grading_is_dead(tmp_path: Path) -> None:
         asyncio.run(kept[0].nodes())
     with pytest.raises(AttemptOver):
         asyncio.run(kept[0].model.chat([]))
+
+
+def test_a_group_hook_reads_the_conversations_of_its_members(tmp_path: Path) -> None:
+    async def group(instance: hw.Instance, members: Any) -> list[float]:
+        return [float(len(await member.nodes())) for member in members]
+
+    suite = hw.Suite(
+        name="judged", instances=lambda: [hw.Instance(id="i")], grade=lambda *work: 0.5, group=group
+    )
+    settings: Options = {**QUICK, "concurrency": 2, "samples": 2}
+
+    summary = hw.run(suite, solve, out=tmp_path / "run", policy=answer, **settings)
+
+    assert summary.score == 2.0

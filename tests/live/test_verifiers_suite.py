@@ -316,6 +316,23 @@ def test_tool_servers_run_beside_the_harness_and_share_the_state(scene: TaskScen
     assert rows[0].verdict.salvage is None  # the state's file is no work
 
 
+def test_a_tool_server_that_does_not_start_is_no_zero(scene: TaskScene) -> None:
+    harness = "holdwater.suite.verifiers.harness:null"
+    rows = scene.finish("unfit:ToolTaskset", "--model", "m", agent=harness, status=1)
+
+    (failure,) = map(read_failure, rows)
+    assert (failure.where, failure.kind) == ("sandbox", "tools")
+    assert "tool server `lookup_toolset` does not answer" in failure.message
+
+
+def test_a_harness_that_does_not_exist_ends_the_run(scene: TaskScene) -> None:
+    harness = "holdwater.suite.verifiers.harness:nosuch"
+    command = scene.play("reversal", "--model", "m", agent=harness)
+
+    assert command.wait(120) == 4, command
+    assert "harness 'nosuch' not found" in " ".join(command.stderr.split())
+
+
 class ResourceServer(ThreadingHTTPServer):
     """A server of NeMo Gym: it seeds a session and verifies a response."""
 

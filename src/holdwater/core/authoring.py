@@ -265,7 +265,6 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
     needs: Callable[[], Iterable[RequiredVariable]] | None = None  # the environment variables to be set
     hidden: tuple[str, ...] = ()  # paths of this machine that must be invisible in a sandbox
-    paths: tuple[str, ...] = ()  # paths of this machine that a sandbox has to show, as for an agent
     # True: before grading, everything but the working directory is restored to its state after set-up, and
     # the agent's processes are ended. False: a container is left unchanged, because `grade` renews it or
     # judges its other content.

@@ -166,7 +166,7 @@ class AttemptHost:
             directory=self._directory.path,
             scratch=self._scratch,
             path=self._welcome.path,
-            programs=(*self.agent.paths, *self.suite.paths),
+            programs=tuple(self.agent.paths),
             hidden=tuple(self.suite.hidden),
             provided=self._welcome.provided,
         )

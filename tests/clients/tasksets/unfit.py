@@ -30,6 +30,8 @@ class ToolConfig(vf.TaskConfig):
 
 
 class LookupToolset(vf.Toolset[vf.ToolsetConfig, vf.State]):
+    """It never starts: its module does not run it."""
+
     @vf.tool
     async def find(self, name: str) -> str:
         """Find a name."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ...core.authoring import Agent, GradedAttempt, GradingSandbox, GroupMember, Model
@@ -47,6 +49,7 @@ def load_environment(spec: str) -> Any:
     """Load the environment of a spec once in this process. It takes seconds: call it in a thread."""
     parsed = parse_spec(spec)
     vf: Any = import_module("verifiers")
+    _keep_signals()
     if parsed.path is None:
         return call_guarded(
             lambda: vf.load_environment(parsed.name, **parsed.options), f"environment `{parsed.name}`"
@@ -55,6 +58,17 @@ def load_environment(spec: str) -> Any:
     if not hasattr(module, "load_environment"):
         raise BadInput(f"`{parsed.name}` has no `load_environment`")
     return call_guarded(lambda: module.load_environment(**parsed.options), f"environment `{parsed.name}`")
+
+
+def _keep_signals() -> None:
+    """Keep environments from handling SIGINT and SIGTERM: the run itself drains on them."""
+    module: Any = import_module("verifiers.envs.environment")
+    module.signal = SimpleNamespace(
+        SIGINT=signal.SIGINT,
+        SIGTERM=signal.SIGTERM,
+        default_int_handler=signal.default_int_handler,
+        signal=lambda number, handler: None,
+    )
 
 
 def check_environment(env: Any, spec: TasksetSpec) -> None:

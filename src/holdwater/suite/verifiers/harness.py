@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, AgentFunction, GradingSandbox, Model
-from ...core.errors import AgentFailed, AttemptError, BadInput
+from ...core.errors import AgentFailed, AttemptError, RunFailed, SandboxFailed
 from ...core.records import Instance
 from . import tool_servers
 from .scoring import STATE, OpenTask, find_open_task
@@ -50,7 +50,7 @@ async def play_task(instance: Instance, sandbox: GradingSandbox, model: Model, h
     try:
         program = vf.load_harness(vf.harness_config_type(harness)(id=harness))
     except ModuleNotFoundError as error:
-        raise BadInput(str(error)) from None
+        raise RunFailed(str(error), kind="harness") from None
     env = opened.task.runtime_env()
     runtime = SandboxRuntime(sandbox, trace.id, env, instance.start.user, as_agent=True)
     urls = await _prepare_servers(opened, sandbox, runtime)
@@ -75,7 +75,7 @@ async def _prepare_servers(opened: OpenTask, sandbox: GradingSandbox, runtime: A
     if not shared and not own:
         return {}
     if (await runtime.run(["test", "-x", sys.executable], {})).exit_code:
-        raise AgentFailed(
+        raise SandboxFailed(
             "tool servers need the interpreter that runs holdwater, which the sandbox does not show",
             "use `--sandbox process`",
             kind="tools",

@@ -18,9 +18,12 @@ import verifiers.v1 as vf
 from verifiers.v1.runtimes import BaseRuntimeInfo
 
 from ...core.authoring import Sandbox
+from ...core.errors import SandboxFailed
+from .tool_servers import NO_ANSWER
 
 # The block of a script that names its packages (PEP 723).
 SCRIPT_BLOCK = re.compile(r"(?m)^# /// script\n((?:#.*\n)*?)# ///$")
+LONGEST_REASON = 2000
 ROOT = "root"  # runs a task's hooks, if the agent has a user of its own
 
 
@@ -77,7 +80,10 @@ class SandboxRuntime(vf.Runtime):  # type: ignore[misc]
             await self.run(["chown", self.user, self._locate(path)], {})
 
     async def run_program(self, argv: Sequence[str], env: Mapping[str, str]) -> Any:
-        return await self.run([*self.launcher, *argv], env)
+        result = await self.run([*self.launcher, *argv], env)
+        if self.launcher and result.exit_code == NO_ANSWER:
+            raise SandboxFailed(result.stderr.strip()[-LONGEST_REASON:], kind="tools")
+        return result
 
     async def prepare_uv_script(
         self, script: str | bytes, env: Mapping[str, str] | None = None, *, activate: bool = True

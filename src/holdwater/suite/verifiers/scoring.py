@@ -22,6 +22,7 @@ from ...conversation.trace_graph import TraceGraph, build_trace_graphs
 from ...conversation.trajectory import ExchangeTree
 from ...core.authoring import GradedAttempt, GradingSandbox, GroupMember
 from ...core.errors import AttemptError, GradeFailed, SandboxFailed
+from ...core.masking import mask_bytes
 from ...core.records import AttemptFailure, Grade, Instance
 from ...core.serving_protocol import TrajectoryReference
 from ...ledger.directory import RunDirectory
@@ -213,7 +214,7 @@ def _write_trace(trace: Any, sandbox: GradingSandbox) -> None:
         name: value for name, value in trace.to_record().items() if name not in ("nodes", "calls", "tools")
     }
     make_directory(sandbox.artifacts)
-    write_private(sandbox.artifacts / TRACE_FILE, msgspec.json.encode(record))
+    write_private(sandbox.artifacts / TRACE_FILE, mask_bytes(msgspec.json.encode(record)))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 120.0  # for a tool server to answer
+NO_ANSWER = 93  # the exit status if a tool server does not answer
 STEP = 0.1  # seconds between two looks at a server that starts
 
 
@@ -93,7 +94,9 @@ def start_server(server: dict[str, Any], url: str, settings: dict[str, Any]) -> 
         if text and answers(int(text)):
             return int(text)
         time.sleep(STEP)
-    sys.exit(f"tool server `{server['name']}` does not answer: {log.read_text(errors='replace')[-2000:]}")
+    log_end = log.read_text(errors="replace")[-1500:]
+    sys.stderr.write(f"tool server `{server['name']}` does not answer: {log_end}")
+    sys.exit(NO_ANSWER)
 
 
 def answers(port: int) -> bool:
