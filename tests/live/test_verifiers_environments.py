@@ -64,6 +64,12 @@ def test_group_rewards_score_the_samples_of_a_row_together(scene: Scene) -> None
     assert {verdict.grade.metrics["longest"] for verdict in verdicts} == {1.0}
 
 
+def test_a_single_sample_is_a_group_of_its_own(scene: Scene) -> None:
+    (verdict,) = run(scene, "?count=1&grouped=true&env=sums")
+
+    assert (verdict.group_scored, verdict.grade.score) == (False, 0.5)
+
+
 @pytest.mark.parametrize(
     ("options", "words", "problem"),
     [

@@ -258,8 +258,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     # no more steps. `answer` is the answer of the previous step. Steps share the sandbox and the acting
     # limit; `limits.acting`, `start.network` and `start.health` of a step's instance apply to that step.
     step: Callable[..., Awaitable[Instance | None] | Instance | None] | None = None
-    # (instance, sandbox): the reference solution, for the oracle.
-    solve: Callable[..., Awaitable[Any] | Any] | None = None
+    solve: Callable[..., Awaitable[Any] | Any] | None = None  # (instance, sandbox): the oracle's solution
     # (instance, members) -> a grade for each member, or None to keep its own. It scores a group once its last
     # member is graded. Members are `GroupMember`s and stay open until it returns.
     group: Callable[..., GroupGrades | Awaitable[GroupGrades]] | None = None
@@ -327,6 +326,9 @@ class GradedAttempt(AgentRecord, Protocol):
     """The attempt that a `grade` function with a parameter `attempt` receives, until it returns."""
 
     @property
+    def grouped(self) -> bool: ...  # whether the suite's `group` scores it later, with other attempts
+
+    @property
     def model(self) -> Model:
         """The run's model for a judge. Its calls are recorded as the grader's, beyond the agent's limits."""
 
@@ -369,8 +371,7 @@ class CriticInput(msgspec.Struct, frozen=True, kw_only=True):
     usage: ModelUsage = NO_USAGE
 
 
-# Whether the attempt is good enough.
-CriticFunction = Callable[[Instance, CriticInput], bool | Awaitable[bool]]
+CriticFunction = Callable[[Instance, CriticInput], bool | Awaitable[bool]]  # is the attempt good enough
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ class GradedAttemptView(AttemptView):
     ) -> None:
         super().__init__()
         self.failure: AttemptFailure | None = state.failure
+        self.grouped = state.job.attempt.group is not None
         self.usage: ModelUsage = state.agent_usage  # of the agent: the grader has made no call yet
         self.reference = reference
         self.model = model

@@ -111,21 +111,26 @@ class EnvironmentScorer:
         state = _open_states.get(sandbox.artifacts)
         if state is None:
             raise GradeFailed("the environment's rollout has not run in this process", kind="lost")
-        if env.requires_group_rollouts:
+        if env.requires_group_rollouts and attempt.grouped:
             return Grade(passed=False, score=0.0, detail="its group decides")
-        del _open_states[sandbox.artifacts]
-        await env.rubric.score_rollout(state)
-        await env.rubric.cleanup(state)
+        if env.requires_group_rollouts:
+            await env.rubric.score_group([state])
+        else:
+            await env.rubric.score_rollout(state)
+        await self._close(env, sandbox)
         return self._make_grade(state)
 
     async def score_group(self, instance: Instance, members: Sequence[GroupMember]) -> list[Grade]:
         """Score the rollouts of a row together."""
         env = await _load(read_task(instance).source)
-        states = [_open_states.pop(member.sandbox.artifacts) for member in members]
+        states = [_open_states[member.sandbox.artifacts] for member in members]
         await env.rubric.score_group(states)
-        for state in states:
-            await env.rubric.cleanup(state)
+        for member in members:
+            await self._close(env, member.sandbox)
         return [self._make_grade(state) for state in states]
+
+    async def _close(self, env: Any, sandbox: GradingSandbox) -> None:
+        await env.rubric.cleanup(_open_states.pop(sandbox.artifacts))
 
     def _make_grade(self, state: Mapping[str, Any]) -> Grade:
         score, metrics = float(state["reward"]), dict(state["metrics"] or {})

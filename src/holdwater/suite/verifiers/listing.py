@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import IO, Any
 
 import msgspec
@@ -69,8 +69,7 @@ def _read_lines(process: subprocess.Popen[bytes], errors: IO[bytes], spec: str) 
     assert process.stdout is not None
     with process.stdout, errors:
         try:
-            yield from _check_lines(map(msgspec.json.decode, process.stdout))
-            if process.poll() == 0:
+            if (yield from _check_lines(map(msgspec.json.decode, process.stdout))):
                 return
             process.wait()
             errors.seek(0)
@@ -81,9 +80,12 @@ def _read_lines(process: subprocess.Popen[bytes], errors: IO[bytes], spec: str) 
             process.wait()
 
 
-def _check_lines(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the lines but for the end; raise BadInput for a problem."""
+def _check_lines(lines: Iterable[dict[str, Any]]) -> Generator[dict[str, Any], None, bool]:
+    """Yield the lines before the end, and return whether there is one; raise BadInput for a problem."""
     for line in lines:
         if "problem" in line:
             raise BadInput(line["problem"], line["hint"])
+        if "end" in line:
+            return True
         yield line
+    return False

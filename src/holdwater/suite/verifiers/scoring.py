@@ -20,7 +20,7 @@ import msgspec
 
 from ...conversation.trace_graph import TraceGraph, build_trace_graphs
 from ...conversation.trajectory import ExchangeTree
-from ...core.authoring import GradedAttempt, GradingSandbox, GroupMember
+from ...core.authoring import AgentRecord, GradedAttempt, GradingSandbox, GroupMember
 from ...core.errors import AttemptError, GradeFailed, SandboxFailed
 from ...core.masking import mask_bytes
 from ...core.records import AttemptFailure, Grade, Instance
@@ -42,7 +42,7 @@ STATE = "state"  # the key in an answer: the state that tool servers left
 
 # By the directory of an attempt's artifacts, in this process; bound: MOST_OPEN.
 _open_tasks: OrderedDict[Path, OpenTask] = OrderedDict()
-_judged: ContextVar[GradedAttempt | None] = ContextVar("judged", default=None)
+_judged: ContextVar[GradedAttempt | GroupMember | None] = ContextVar("judged", default=None)
 
 
 class OpenTask(NamedTuple):
@@ -81,33 +81,44 @@ class TasksetScorer:
     ) -> Grade:
         """Run `finalize`, metrics, rewards and judges; return the sum of the rewards."""
         opened = find_open_task(sandbox)
-        _, task, trace = opened
+        taskset, task, trace = opened
         runtime = _make_runtime(instance, sandbox, opened)
-        graph = await asyncio.get_running_loop().run_in_executor(
-            self._threads, _read_graph, attempt.reference
-        )
-        _fill_trace(trace, graph, answer, attempt.failure)
+        await self._fill_trace(trace, attempt, answer)
         with _judged_by(attempt):
             await _call_hook(task.finalize, GradeFailed, trace=trace, runtime=runtime)
             await _await_hook(task.score(trace, runtime), GradeFailed)
-        trace.ok = trace.is_completed = True
+            trace.ok = True
+            if self._spec.env and not attempt.grouped:
+                await self._compare_traces(taskset, task, [trace])
         _write_trace(trace, sandbox)
-        if not self._spec.env:
-            del _open_tasks[sandbox.artifacts]
+        del _open_tasks[sandbox.artifacts]
         return self._make_grade(trace)
 
     async def score_group(self, instance: Instance, members: Sequence[GroupMember]) -> list[Grade]:
         """Let the environment's `finalize` compare the samples of a task."""
         taskset = await self._load()
-        opened = [_open_tasks.pop(member.sandbox.artifacts) for member in members]
-        traces = [one.trace for one in opened]
-        vf = taskset.vf
-        episode = vf.Episode(env=vf.EnvInfo(id=self._spec.env), task=traces[0].task, traces=traces, ok=True)
+        task = taskset.build_task(read_task(instance).data)
+        traces = []
+        for member in members:
+            trace = make_trace(taskset.vf, task)
+            await self._fill_trace(trace, member, member.answer)
+            _restore_scores(trace, member.sandbox)
+            traces.append(trace)
         with _judged_by(members[0]):
-            await _await_hook(taskset.make_env().finalize(opened[0].task, episode), GradeFailed)
+            await self._compare_traces(taskset, task, traces)
         for member, trace in zip(members, traces, strict=True):
             _write_trace(trace, member.sandbox)
         return [self._make_grade(trace) for trace in traces]
+
+    async def _fill_trace(self, trace: Any, attempt: AgentRecord, answer: Any) -> None:
+        loop, reference = asyncio.get_running_loop(), attempt.reference
+        graph = await loop.run_in_executor(self._threads, _read_graph, reference)
+        _fill_trace(trace, graph, answer, attempt.failure)
+
+    async def _compare_traces(self, taskset: LoadedTaskset, task: Any, traces: list[Any]) -> None:
+        vf = taskset.vf
+        episode = vf.Episode(env=vf.EnvInfo(id=self._spec.env), task=traces[0].task, traces=traces, ok=True)
+        await _await_hook(taskset.make_env().finalize(task, episode), GradeFailed)
 
     async def _load(self) -> LoadedTaskset:
         """Import the package once, in a thread: it takes seconds."""
@@ -215,6 +226,16 @@ def _write_trace(trace: Any, sandbox: GradingSandbox) -> None:
     }
     make_directory(sandbox.artifacts)
     write_private(sandbox.artifacts / TRACE_FILE, mask_bytes(msgspec.json.encode(record)))
+
+
+def _restore_scores(trace: Any, sandbox: GradingSandbox) -> None:
+    """Restore what the member's own grading has left in its trace."""
+    record = msgspec.json.decode((sandbox.artifacts / TRACE_FILE).read_bytes())
+    trace.id, trace.info, trace.ok = record["id"], record["info"], True
+    trace.record_metrics({name: value for name, value in record["metrics"].items() if value is not None})
+    for name, reward in record["rewards"].items():
+        if reward is not None:
+            trace.record_reward(name, reward["score"], reward["weight"])
 
 
 @contextmanager
