@@ -1,6 +1,6 @@
 """Lists the tasks of a taskset in a process of its own, which ends with the last task.
 
-The package takes 200 MB, and a dataset takes more: the conductor, which lives as long as the run, loads
+The package takes 180 MB, and a dataset takes more: the conductor, which lives as long as the run, loads
 neither. `lister.py` is the process.
 """
 

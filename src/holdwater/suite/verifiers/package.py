@@ -1,6 +1,6 @@
 """Loads a taskset with the package `verifiers`, in the process that scores its tasks or lists them.
 
-Importing the package takes seconds and about 200 MB: no other module imports it, and this one does so in a
+Importing the package takes seconds and about 180 MB: no other module imports it, and this one does so in a
 function. `scoring.py` uses what it loads, `lister.py` lists the tasks.
 """
 
