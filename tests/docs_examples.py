@@ -103,6 +103,7 @@ class Desk:
     def __init__(self, place: Path, url: str) -> None:
         self.place = place
         self.port = free_port()
+        self.sandbox_port = free_port()
         self._servers: list[subprocess.Popen[bytes]] = []
         self.env = {
             **os.environ,
@@ -137,6 +138,8 @@ class Desk:
             path.write_text(f"#!/bin/sh\n{line}\n")
             path.chmod(0o755)
         (self.place / "tools").mkdir()
+        (self.place / "token").write_text("a token\n")
+        (self.place / "token").chmod(0o600)
         for tree in ("terminal-bench", "terminal-bench-2"):
             harbor_tasks.task(self.place / tree / "one", '[environment]\ndocker_image = "debian:12"\n')
         words = "holdwater run mine.py:suite --agent mine.py:talk --model gpt-5 --samples 2 --attempts 2"
@@ -164,21 +167,24 @@ class Desk:
 
     def serve(self, command: str, output: str) -> None:
         """Start a server in place of the one before; it says what the page says."""
+        word, place = "serving: ", ["--listen", f"127.0.0.1:{self.port}"]
+        if command.startswith("holdwater sandboxd "):
+            word, place = "sandboxes: ", ["--listen", f"127.0.0.1:{self.sandbox_port}", "--out", "sandboxd"]
         self.stop()
         path = self.place / "serving.txt"
         with path.open("wb") as told:
             words = shlex.split(self.here(command), comments=True)
             self._servers.append(
                 subprocess.Popen(
-                    [*words, "--listen", f"127.0.0.1:{self.port}"],
+                    [*words, *place],
                     cwd=self.place,
                     env=self.env,
                     stdin=subprocess.DEVNULL,
                     stderr=told,
                 )
             )
-        until("the server is there", lambda: "serving: " in path.read_text(), PATIENCE)
-        assert self.here(output).strip() in path.read_text()
+        until("the server is there", lambda: word in path.read_text(), PATIENCE)
+        assert self.here(output).strip().partition("...")[0] in path.read_text()
 
     def execute(self, code: str) -> None:
         """Run Python as it stands, with `await` allowed everywhere."""
@@ -199,6 +205,7 @@ class Desk:
         for name, value in VALUES.items():
             text = re.sub(rf"\b{name}\b(?!/)", value, text)
         text = text.replace("127.0.0.1:8400", f"127.0.0.1:{self.port}")
+        text = text.replace("127.0.0.1:8500", f"127.0.0.1:{self.sandbox_port}")
         return text.replace("AsyncClient()", f'AsyncClient("http://127.0.0.1:{self.port}")')
 
     def stop(self) -> None:

@@ -23,7 +23,12 @@ class ServedSandboxes:
     """`holdwater sandboxd` on one port and one directory; it can be killed and started again."""
 
     def __init__(
-        self, place: Path, *words: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        place: Path,
+        *words: str,
+        before: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.place = place
         self.port = free_port()
@@ -32,14 +37,15 @@ class ServedSandboxes:
         place.mkdir(parents=True, exist_ok=True)
         self.token.write_text(TOKEN + "\n")
         self.token.chmod(0o600)
-        self.host = "127.0.0.1"
+        self.host = host
         self.words = words
         self._before, self._env = before, env
         self._commands: list[Command] = []
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        scheme = "https" if "--tls-cert" in self.words else "http"
+        return f"{scheme}://{self.host}:{self.port}"
 
     @property
     def command(self) -> Command:

@@ -22,6 +22,12 @@ ELSEWHERE = {
     "holdwater check --attack ./terminal-bench-2": "tests/docker/test_container_run_grades.py",
     "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_container_run_swebench.py",
     "holdwater run swebench:": "tests/docker/test_container_run_swebench.py",
+    "holdwater sandboxd --listen 0.0.0.0:8500": "tests/fault/test_escape_remote.py",
+    "holdwater run tasks.jsonl --agent bash --model gpt-5 --sandbox remote --sandbox-url https:": (
+        "tests/fault/test_escape_remote.py"
+    ),
+    "pip wheel ": "tests/docker/test_conductor_image.py",
+    "docker build ": "tests/docker/test_conductor_image.py",
     "holdwater images clean": "tests/docker/test_images_command.py",
     "holdwater run vf:": "tests/live/test_verifiers_suite.py",
     'holdwater run "vf:': "tests/live/test_verifiers_suite.py",
@@ -115,7 +121,7 @@ def run_command(command: str, output: str, desk: Desk) -> None:
     line = " ".join(shlex.split(command, comments=True))
     if line.startswith((*SHELL_ONLY, *ELSEWHERE)):
         return
-    if line.startswith("holdwater serve "):
+    if line.startswith(("holdwater serve ", "holdwater sandboxd ")):
         desk.serve(command, output)
     elif line.startswith("make "):
         desk.type(f"make -C {ROOT} --dry-run {line.removeprefix('make ')}")

@@ -13,6 +13,7 @@ import holdwater
 from holdwater.api.runs import ResumeOptions, RunOptions
 from holdwater.cli import VERBS
 from holdwater.cli.run_flags import ResumeFlags, RunFlags
+from holdwater.cli.sandboxd import SandboxServerFlags
 from holdwater.cli.serve import ServerFlags as ServeFlags
 from holdwater.core.config import RunConfig
 from holdwater.core.failures import RULES, RetryRule
@@ -60,10 +61,12 @@ OTHER_FLAGS = {
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm", "against"}
 # Flags of verifiers, in the table of its page.
 NOT_OURS |= {"env", "max-concurrent", "resume", "select"}
+# Flags of docker, pip and kubectl.
+NOT_OURS |= {"build-arg", "wheel-dir", "file", "tag", "from-literal"}
 
 
 def flags() -> set[str]:
-    kinds = (RunFlags, ServeFlags, ResumeFlags)
+    kinds = (RunFlags, ServeFlags, ResumeFlags, SandboxServerFlags)
     return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 

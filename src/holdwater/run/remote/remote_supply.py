@@ -80,7 +80,9 @@ class RemoteSupply(SandboxProvision):
             except AttemptInterrupted:  # the server is gone, or is being stopped
                 await asyncio.sleep(PAUSE)
                 continue
-            return msgspec.convert(done.result, dict[str, str])
+            found = msgspec.convert(done.result, dict[str, str])
+            named = found.get(work.start.key)
+            return found if named is None else {**found, wanted.start.key: named}
 
     def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
         task = asyncio.ensure_future(self._release(attempt))
