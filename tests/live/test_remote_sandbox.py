@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from holdwater.core.authoring import ManagedSandbox, SandboxProvider
 from holdwater.core.config import RunConfig
 from holdwater.core.errors import AttemptInterrupted, AttemptOver, HoldwaterError
 from holdwater.core.records import Limits, MiB, Network, SandboxSpec
-from holdwater.core.sandbox_protocol import ServerAccess
+from holdwater.core.sandbox_protocol import PutTree, SandboxCall, ServerAccess
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.durable_files import make_directory
 from holdwater.run.setup.config import ProcessEnvironment
@@ -203,7 +205,7 @@ async def test_work_is_marked_salvaged_and_restored(tmp_path: Path) -> None:
         await box.renew()
         await box.run("echo one > kept; echo old > changed; echo gone > deleted")
         await box.restore(place / "work.tar.zst")
-        again = (await box.run("cat big changed | md5sum; ls . /tmp")).stdout
+        again = (await box.run("cat big changed | md5sum; ls . /tmp/t 2>/dev/null")).stdout
         assert kept is not None
         return (
             kept.name,
@@ -309,3 +311,41 @@ async def test_an_open_network_needs_a_server_that_gives_it(tmp_path: Path) -> N
                 await box.set_network(Network.OPEN)
             with pytest.raises(HoldwaterError, match="gives no sandbox the network `open`"):
                 await box.renew(SandboxSpec(network=Network.OPEN))
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("trick", ["parent", "absolute", "through a link", "a link"])
+async def test_a_tree_of_a_client_reaches_no_file_of_the_server(
+    tmp_path: Path, trick: str, single: bool
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "secret").write_text("secret of the server")
+    members = {
+        "parent": [("../../../../victim/planted", b"", "")],
+        "absolute": [(f"{victim}/planted", b"", "")],
+        "through a link": [("link", None, str(victim)), ("link/planted", b"x", "")],
+        "a link": [("single", None, str(victim / "secret")), ("way", None, str(victim / "secret"))],
+    }[trick]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (
+                (tarfile.REGTYPE, "") if content is not None else (tarfile.SYMTYPE, target)
+            )
+            info.size = len(content or b"")
+            tar.addfile(info, io.BytesIO(content or b""))
+
+    async def send() -> AsyncIterator[bytes]:
+        yield packed.getvalue()
+
+    async with remote(tmp_path) as provider, provider.open(1, LIMITS, None, SandboxSpec()) as box:
+        session = await provider.connection.join_session()  # type: ignore[attr-defined]
+        call = SandboxCall(run="run", attempt=1, work=PutTree(path="in", single=single))
+        with suppress(HoldwaterError, OSError):
+            await session.call(call, send())
+        seen = await box.run("cat in in/* in/*/* 2>/dev/null; true")
+
+        assert "secret of the server" not in seen.stdout
+    assert [path.name for path in victim.iterdir()] == ["secret"]

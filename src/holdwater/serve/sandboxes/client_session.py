@@ -90,7 +90,6 @@ class ClientSession:
         self._held: dict[PlaceKey, HostedPlace] = {}  # bound: the memory of this machine, as for the next
         self._opened: dict[PlaceKey, HostedPlace] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the streams of the link
-        self._stack = AsyncExitStack()
 
     @asynccontextmanager
     async def open(self, *, reaches_gateway: bool) -> AsyncIterator[ClientSession]:
