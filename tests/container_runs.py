@@ -76,6 +76,12 @@ class Ground:
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout
 
+    def logs(self, container: str) -> tuple[str, str]:
+        """What a container has printed: stdout and stderr."""
+        words = [_client(), "-H", self.host, "logs", container]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=stretch(30), check=True)
+        return done.stdout, done.stderr
+
     def inside(self, *words: str) -> str:
         """What a program says that is run in the daemon's network."""
         return subprocess.check_output([*self.before, *words], text=True, timeout=stretch(30))

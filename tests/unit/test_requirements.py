@@ -16,6 +16,7 @@ CLIENTS = {
     "mini": "mini_packages",
     "readers": "reader_packages",
     "verifiers": "verifiers_packages",
+    "schemas": "schema_packages",
 }
 RENEW = "`scripts/lock` writes the files anew"
 
