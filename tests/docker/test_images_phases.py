@@ -24,21 +24,28 @@ def scene(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -
 
 
 class TwoPhases:
-    """Two bases and a recipe over them, built once."""
+    """Two bases and a recipe over them, built once for all tests."""
 
-    def __init__(self, scene: DockerScene, root: bytes, name: str) -> None:
+    def __init__(self, scene: DockerScene, root: bytes) -> None:
         self.scene = scene
-        self.name = name
-        bases = [scene.registry.put(f"{name}/source-{n}", [root, noise(MB)]) for n in range(2)]
-        target = f'bases = "{scene.registry.host}/{name}/bases"'
-        self.recipe = scene.recipe(bases, f"{name}/agent", STEPS, target)
-        self.first = scene.built("first", self.recipe)
+        bases = [scene.registry.put(f"phases/source-{n}", [root, noise(MB)]) for n in range(2)]
+        target = f'bases = "{scene.registry.host}/phases/bases"'
+        self.recipe = scene.recipe(bases, "phases/agent", STEPS, target)
+        self.last = self.built("first")
+        self.first_executions = self.executions()
 
-    def change_agent(self) -> None:
-        (self.scene.agent / "tool").write_text("#!/bin/sh\necho changed\n")
+    def change_agent(self, word: str) -> None:
+        (self.scene.agent / "tool").write_text(f"#!/bin/sh\necho {word}\n")
 
-    def built(self, name: str, *words: str, status: int = 0) -> dict[str, Any]:
-        return self.scene.built(name, self.recipe, *words, status=status)
+    def change_steps(self, steps: str) -> Path:
+        """A recipe with other lines."""
+        path = self.recipe.with_name("other.toml")
+        path.write_text(self.recipe.read_text().replace(STEPS, steps))
+        return path
+
+    def built(self, name: str, *words: str) -> dict[str, Any]:
+        self.last = self.scene.built(name, self.recipe, *words)
+        return self.last
 
     def executions(self) -> int:
         """How many `before` lines the last build executed."""
@@ -54,26 +61,30 @@ def references(rows: dict[str, Any]) -> list[str]:
     return [row["made"]["reference"] for row in rows.values()]
 
 
-@pytest.fixture
-def phases(scene: DockerScene, root: bytes, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> TwoPhases:
-    monkeypatch.setenv("DOCKER_HOST", daemon.host)
-    return TwoPhases(scene, root, scene.place.name.lower())
+@pytest.fixture(scope="module")
+def phases(
+    tmp_path_factory: pytest.TempPathFactory, registry: Registry, root: bytes, daemon: Daemon
+) -> Iterator[TwoPhases]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DOCKER_HOST", daemon.host)
+        made = DockerScene(tmp_path_factory.mktemp("phases"), registry, environment)
+        yield TwoPhases(made, root)
+        made.scene.close()
 
 
 def test_a_new_agent_runs_no_before_line_again(
     phases: TwoPhases, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert phases.executions() == 2
-    assert daemon.docker("run", "--rm", "--network", "none", references(phases.first)[0]).strip() == "hello"
-    daemon.docker("rmi", references(phases.first)[0])
-    phases.change_agent()
+    before = phases.last
+    assert phases.first_executions == 2
+    phases.change_agent("changed")
     monkeypatch.setenv("DOCKER_HOST", NOWHERE)
 
     second = phases.built("second", "--engine", "registry")
 
     assert [row["outcome"] for row in second.values()] == ["made", "made"]
-    assert prepared(second) == prepared(phases.first)
-    assert not set(references(second)) & set(references(phases.first))
+    assert prepared(second) == prepared(before)
+    assert not set(references(second)) & set(references(before))
     assert phases.executions() == 0
     image = references(second)[0]
     assert daemon.docker("run", "--rm", "--network", "none", image).strip() == "changed"
@@ -82,46 +93,48 @@ def test_a_new_agent_runs_no_before_line_again(
 
 
 def test_with_docker_a_new_agent_runs_no_before_line_either(phases: TwoPhases, daemon: Daemon) -> None:
-    images = daemon.images()
-    phases.change_agent()
+    images, before = daemon.images(), phases.last
+    phases.change_agent("changed again")
     plan = phases.scene.scene.start("images", "plan", str(phases.recipe), "--json")
     assert plan.wait(60) == 0, plan
     assert (plan.document()["make"], plan.document()["make_bases"], plan.document()["disk"]) == (2, 0, 0)
 
-    second = phases.built("second")
+    third = phases.built("third")
 
-    assert (prepared(second), phases.executions()) == (prepared(phases.first), 0)
+    assert (prepared(third), phases.executions()) == (prepared(before), 0)
     assert daemon.images() == images
 
 
 def test_lines_that_need_the_agent_are_run_on_published_bases(phases: TwoPhases, daemon: Daemon) -> None:
-    images = daemon.images()
-    after = f'{STEPS}\nafter = ["RUN cat /before /opt/agent/tool > /opt/both"]'
-    phases.recipe.write_text(phases.recipe.read_text().replace(STEPS, after))
+    images, before = daemon.images(), phases.last
+    phases.change_agent("both")
+    recipe = phases.change_steps(f'{STEPS}\nafter = ["RUN cat /before /opt/agent/tool > /opt/both"]')
 
-    rows = phases.built("after")
+    rows = phases.scene.built("after", recipe)
 
-    assert (prepared(rows), phases.executions()) == (prepared(phases.first), 0)
+    assert (prepared(rows), phases.executions()) == (prepared(before), 0)
     assert daemon.images() == images
     image = references(rows)[0]
     words = ("run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/opt/both")
-    assert daemon.docker(*words).rstrip().endswith("echo hello")
+    assert daemon.docker(*words).rstrip().endswith("echo both")
     daemon.docker("rmi", image)
 
 
 def test_force_repeats_the_phase_that_it_names(phases: TwoPhases, daemon: Daemon) -> None:
     images, records = daemon.images(), set(daemon.records())
+    phases.change_agent("forced")
+    before = phases.built("before")
     assert {row["outcome"] for row in phases.built("present").values()} == {"present"}
 
     agent = phases.built("agent", "--force", "agent")
     assert {row["outcome"] for row in agent.values()} == {"made"}
-    assert (prepared(agent), phases.executions()) == (prepared(phases.first), 0)
-    assert references(agent) == references(phases.first), "the same content has the same tag"
+    assert (prepared(agent), phases.executions()) == (prepared(before), 0)
+    assert references(agent) == references(before), "the same content has the same tag"
 
     bases = phases.built("bases", "--force", "bases")
     assert phases.executions() == 2
-    assert not set(prepared(bases)) & set(prepared(phases.first))
-    assert not set(references(bases)) & set(references(phases.first)), "another base is another image"
+    assert not set(prepared(bases)) & set(prepared(before))
+    assert not set(references(bases)) & set(references(before)), "another base is another image"
 
     assert {row["outcome"] for row in phases.built("all", "--force").values()} == {"made"}
     assert phases.executions() == 2
@@ -129,11 +142,10 @@ def test_force_repeats_the_phase_that_it_names(phases: TwoPhases, daemon: Daemon
 
 
 def test_without_docker_a_base_that_is_not_published_is_impossible(phases: TwoPhases) -> None:
-    steps = STEPS.replace("/before", "/other")
-    phases.recipe.write_text(phases.recipe.read_text().replace(STEPS, steps))
+    recipe = phases.change_steps(STEPS.replace("/before", "/other"))
 
-    plan = phases.scene.scene.start("images", "plan", str(phases.recipe), "--engine", "registry", "--json")
-    rows = phases.built("other", "--engine", "registry", status=1)
+    plan = phases.scene.scene.start("images", "plan", str(recipe), "--engine", "registry", "--json")
+    rows = phases.scene.built("other", recipe, "--engine", "registry", status=1)
 
     assert plan.wait(60) == 1, plan
     assert (plan.document()["impossible"], plan.document()["unknown"]) == (2, 0)
