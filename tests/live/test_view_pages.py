@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -24,7 +25,7 @@ from tests.ledger_runs import failed, new_run, passed, planned
 from tests.recorded_conversations import CONVERSATIONS, Recording, chat, recorded, says
 from tests.wait_bounds import stretch
 
-from holdwater.core.records import Attempt, FailureOrigin, Outcome
+from holdwater.core.records import Attempt, FailureOrigin, Grade, Outcome
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.rows import SettledFigures
@@ -217,6 +218,47 @@ async def solve(instance, sandbox, model):
     while not pathlib.Path(GATE).exists():
         await asyncio.sleep(0.05)
 """
+
+
+async def make_parted_run(path: Path, parts_at: int) -> None:
+    """A run that says the same as others up to a turn, and then something of its own."""
+    directory = new_run(path, agent=path.name)
+    async with Ledger(directory) as ledger:
+        [row] = await ledger.plan([planned("same name", payload=msgspec.msgpack.encode({"data": {}}))])
+        attempt = await ledger.next_attempt()
+        await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
+        recording, said = Recording(directory, attempt), list[str]()
+        for number in range(6):
+            said.append(f"question {number}" if number < parts_at else f"{path.name} asks {number}")
+            recording.add(chat(*said), says(f"answer {number}"))
+            said.append(f"answer {number}")
+        recording.log.close()
+        verdict = passed(attempt, ledger.token, 6)
+        won = path.name == "after"
+        kind, score = ("passed", 1.0) if won else ("failed", 0.0)
+        grade = Grade(passed=won, score=score)
+        await ledger.settle(msgspec.structs.replace(verdict, grade=grade))
+        await ledger.close_sample(Outcome(instance=row, sample=0, attempt=attempt, kind=kind, score=score))
+
+
+def test_two_runs_are_shown_side_by_side_from_where_they_part(browser: Browser, tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        run_async(make_parted_run(tmp_path / "runs" / name, parts_at=4))
+
+    with serve_view(tmp_path / "view", tmp_path / "runs") as served, open_page(browser, served.url) as page:
+        page.set_default_timeout(1000 * stretch(10.0))
+        page.goto(served.door)
+        page.get_by_role("link", name="compare runs").click()
+        page.select_option("select[name=a]", label=str(tmp_path / "runs/before"))
+        page.select_option("select[name=b]", label=str(tmp_path / "runs/after"))
+        page.get_by_role("button", name="compare").click()
+        expect(page.get_by_role("heading", name="fixed 1")).to_be_visible()
+        page.get_by_role("link", name="same name").click()
+        expect(page.get_by_text("The requests are the same up to turn 4.")).to_be_visible()
+        expect(page.locator(".sides .turn")).to_have_count(4)
+        expect(page.get_by_text("before asks 4")).to_be_visible()
+        expect(page.get_by_text("after asks 4")).to_be_visible()
+        assert page.get_by_text("question 3").count() == 0
 
 
 # Over HTTP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .compare_pages import show_comparison, show_parting
 from .instance_pages import send_file, show_instance, show_instances, show_log
 from .page import PageRequest, PageResponse
 from .run_pages import read_timeline, show_moment, show_run, show_runs
@@ -11,6 +12,8 @@ from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_tu
 
 PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/": show_runs,
+    "/compare": show_comparison,
+    "/compare/instance": show_parting,
     "/runs/{run}": show_run,
     "/runs/{run}/timeline": read_timeline,
     "/runs/{run}/moment": show_moment,

@@ -67,9 +67,13 @@ def _describe_window(
         "turns": turns,
         "following": start + WINDOW < len(thread.numbers),
         "window": WINDOW,
-        "longest": LONGEST_TEXT,
-        "images": IMAGES,
+        **describe_messages(),
     }
+
+
+def describe_messages() -> dict[str, Any]:
+    """Return the values that every template with messages needs."""
+    return {"longest": LONGEST_TEXT, "images": IMAGES}
 
 
 def show_raw_turn(asked: PageRequest) -> PageResponse:
