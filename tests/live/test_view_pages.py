@@ -390,3 +390,21 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
     assert refused.wait() == 2
     assert f"no such directory: `{tmp_path / 'nowhere'}`" in refused.stderr
+
+
+def test_a_run_with_a_view_prints_its_address_and_takes_it_along(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.suite(SLOW_SUITE, GATE=str(tmp_path / "gate"))
+    running = scene.run(*scene.agent(), "--workers", "1", "--view")
+    try:
+        until("the address is printed", lambda: "view: http://" in running.stderr)
+        address = running.stderr.partition("view: ")[2].split()[0]
+        url, _, token = address.partition("/?token=")
+        view = ServedView(url, token, running)
+        assert fetch(view, "/")[0] == 200
+        (tmp_path / "gate").touch()
+        assert running.wait() == 0, running
+        with pytest.raises(urllib.error.URLError):
+            fetch(view, "/")
+    finally:
+        scene.close()

@@ -38,6 +38,8 @@ OTHER_FLAGS = {
     "what",
     "format",
     "watch",
+    "listen",
+    "view",
     "peers",
     "by",
     "fail-if-worse",

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.environment import build_python_environment
 from ..core.errors import BadInput
 from ..ledger.directory import RUNS
 from ..serve.settings import ServerSettings
 from ..viewer.run_pool import RunPool
 from ..viewer.server import ViewServer
+
+BESIDE = "import sys; from holdwater.api.viewing import serve_beside; serve_beside(sys.argv[1])"
+PR_SET_PDEATHSIG = 1  # from `linux/prctl.h`
 
 
 def serve_view(
@@ -34,3 +43,30 @@ async def _serve(pool: RunPool, settings: ServerSettings, announce: Callable[[st
     async with ViewServer(pool, settings) as server:
         announce(server.address, server.token)
         await asyncio.Event().wait()
+
+
+@contextmanager
+def open_view(directory: Path) -> Iterator[str]:
+    """Serve one run in a process of its own, which ends with this one; yield the address to open."""
+    words = [sys.executable, "-c", BESIDE, str(directory)]
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=build_python_environment(),
+        start_new_session=True,  # Ctrl-C is for the run
+    )
+    try:
+        assert process.stdout is not None
+        with process.stdout as printed:
+            yield printed.readline().decode().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve_beside(directory: str) -> None:
+    """Serve a run until the parent process ends; print the address as the first line."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    serve_view([directory], lambda address, token: print(f"{address}/?token={token}", flush=True))  # noqa: T201

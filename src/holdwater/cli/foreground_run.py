@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..api.process import CommandSignals
@@ -17,20 +18,24 @@ if TYPE_CHECKING:
     from ..view.live_display import LiveDisplay
 
 
-def run_in_foreground(setup: RunSetup, *, json: bool, quiet: bool) -> int:
+def run_in_foreground(setup: RunSetup, *, json: bool, quiet: bool, view: bool = False) -> int:
     """Conduct the run with the live display and the closing page; return the exit status."""
-    return close_run(watch_run(setup, quiet=quiet), json=json, quiet=quiet)
+    return close_run(watch_run(setup, quiet=quiet, view=view), json=json, quiet=quiet)
 
 
-def watch_run(setup: RunSetup, *, quiet: bool) -> RunSummary:
-    """Conduct the run with the live display, without a closing page."""
+def watch_run(setup: RunSetup, *, quiet: bool, view: bool = False) -> RunSummary:
+    """Conduct the run with the live display, without a closing page; `view` serves it to a browser too."""
     from ..api.process import complete
     from ..api.runs import start
+    from ..api.viewing import open_view
 
     console = CommandConsole.current or CommandConsole.claim()
     displays: list[LiveDisplay] = []
+    views = ExitStack()
 
     def begin_display(directory: RunDirectory) -> None:
+        if view:
+            console.say(f"view: {views.enter_context(open_view(directory.path))}")
         console.divert(directory.logs / "console.log")
         if not quiet:
             displays.append(_start_display(directory, console))
@@ -41,6 +46,7 @@ def watch_run(setup: RunSetup, *, quiet: bool) -> RunSummary:
     try:
         return complete(start(setup, say=say, signals=CommandSignals.current, begun=begin_display))
     finally:
+        views.close()
         for display in displays:
             display.stop()
             if display.failed:

@@ -51,6 +51,24 @@ def add_flags(
     return decorate
 
 
+def make_switch(text: str) -> Parameter:
+    return Parameter(help=text, show_default=False, negative="")
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class DisplayFlags:
+    """How a command shows its run."""
+
+    view: Annotated[bool, make_switch("Serve the run to a browser while it runs, and print the address")] = (
+        False
+    )
+    json: Annotated[
+        bool, make_switch("Print the run's summary as one JSON document on stdout, at the end")
+    ] = False
+    quiet: Annotated[bool, make_switch("Show no live display and no closing page")] = False
+
+
 @dataclasses.dataclass(frozen=True)
 class AgentFlags:
     """The flags that choose an agent, which is an argument of its own in the library."""

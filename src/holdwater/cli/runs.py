@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import BadInput
 from .console import CommandConsole
 from .flags import Flag, Patterns
-from .run_flags import ResumeFlags, RunFlags, merge_flags
+from .run_flags import DisplayFlags, ResumeFlags, RunFlags, merge_flags
 
 if TYPE_CHECKING:
     from ..api.runs import RunSetup
@@ -25,8 +25,7 @@ def run(
     out: Path | None = None,
     config: Path | None = None,
     dry_run: Flag = False,
-    json: Flag = False,
-    quiet: Flag = False,
+    display: DisplayFlags = DisplayFlags(),  # noqa: B008 - frozen
 ) -> int:
     """Run a suite with an agent.
 
@@ -46,10 +45,6 @@ def run(
         A TOML file with flags; flags on the command line take precedence.
     dry_run
         Print the plan of the run, and do nothing.
-    json
-        Print the run's summary as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     console = CommandConsole.claim()
     from ..api import runs
@@ -58,10 +53,10 @@ def run(
     agent = choose_agent(said.pop("agent"), said.pop("command"))
     prepared = runs.prepare(suite, agent, out, said)  # type: ignore[arg-type]
     if dry_run:
-        return _print_dry_run(prepared, console, json)
+        return _print_dry_run(prepared, console, display.json)
     from .foreground_run import run_in_foreground
 
-    return run_in_foreground(prepared, json=json, quiet=quiet)
+    return run_in_foreground(prepared, json=display.json, quiet=display.quiet, view=display.view)
 
 
 def resume(

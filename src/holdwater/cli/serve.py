@@ -8,8 +8,7 @@ from typing import Annotated
 from ..core.config import RunConfig, ServingConfig
 from ..core.options import OptionGroup, list_options
 from .console import CommandConsole
-from .flags import Flag
-from .run_flags import AgentFlags, add_flags, make_option, merge_flags
+from .run_flags import AgentFlags, DisplayFlags, add_flags, make_option, merge_flags
 from .runs import choose_agent
 
 SERVER = OptionGroup.SERVER
@@ -56,8 +55,7 @@ def serve(
     flags: ServerFlags = ServerFlags(),  # noqa: B008 - frozen
     out: Path | None = None,
     config: Path | None = None,
-    json: Flag = False,
-    quiet: Flag = False,
+    display: DisplayFlags = DisplayFlags(),  # noqa: B008 - frozen
 ) -> int:
     """Serve rollouts of a suite to trainers, which order them over HTTP.
 
@@ -76,10 +74,6 @@ def serve(
         The server's directory (default: `runs/<time>-<suite>`).
     config
         A TOML file with flags; flags on the command line take precedence.
-    json
-        Print the run's summary as one JSON document on stdout, at the end.
-    quiet
-        Show no live display and no closing page.
     """
     CommandConsole.claim()
     from ..api.serving import prepare_server
@@ -89,4 +83,4 @@ def serve(
     agent = choose_agent(said.pop("agent"), said.pop("command"))
     serving = {name: said.pop(name) for name in SERVING}
     prepared = prepare_server(suite, agent, out, said, serving)  # type: ignore[arg-type]
-    return run_in_foreground(prepared, json=json, quiet=quiet)
+    return run_in_foreground(prepared, json=display.json, quiet=display.quiet, view=display.view)

@@ -104,6 +104,7 @@ def load_templates() -> Environment:
         clean=clean_text,
         moment=format_moment,
         part=quote_part,
+        ranked=rank_outcomes,
     )
     return templates
 
@@ -118,6 +119,12 @@ def clean_text(text: str) -> str:
 
 def format_moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def rank_outcomes(outcomes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the counts of outcomes: passed, failed, then the failures by frequency."""
+    first = {"passed": 0, "failed": 1}
+    return sorted(outcomes.items(), key=lambda item: (first.get(item[0], 2), -item[1], item[0]))
 
 
 def quote_part(text: str) -> str:

@@ -124,7 +124,8 @@ def _list_highest(reader: LedgerReader) -> dict[str, Sequence[Any]]:
     lists = {name: SampleFilter(sort=name, descending=True) for name in names}
     if not SampleList(reader, SampleFilter()).has_figures:
         lists = {name: wanted for name, wanted in lists.items() if name not in FIGURE_SORTS}
-    return {name: SampleList(reader, wanted).read_page(HIGHEST) for name, wanted in lists.items()}
+    rows = {name: SampleList(reader, wanted).read_page(HIGHEST) for name, wanted in lists.items()}
+    return {name: found for name, found in rows.items() if found and found[0].position}
 
 
 def _thin(gauges: Iterator[RunGauge]) -> Sequence[RunGauge]:

@@ -108,14 +108,34 @@ function showMoment(place, at) {
 }
 
 // One stream for each page: the server says that something changed, the page asks for its new state.
+async function refresh() {
+  const reply = await fetch(location.href);
+  if (!reply.ok) return;
+  const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+  for (const id of ["live", "live-rest"]) {
+    const found = page.getElementById(id);
+    if (found) document.getElementById(id)?.replaceWith(found);
+  }
+  const charts = document.getElementById("charts");
+  if (charts) await drawCharts(charts);
+}
+
 function listen(place) {
   const stream = new EventSource(place.dataset.live);
-  stream.addEventListener("changed", () => {
-    htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerMorph" });
-    const charts = document.getElementById("charts");
-    if (charts) drawCharts(charts);
+  let busy = false; // changes that come while the page refreshes are seen by the next one
+  stream.addEventListener("changed", async () => {
+    if (busy) return;
+    busy = true;
+    try {
+      await refresh();
+    } finally {
+      busy = false;
+    }
   });
-  stream.addEventListener("over", () => stream.close());
+  stream.addEventListener("over", async () => {
+    stream.close();
+    await refresh();
+  });
   addEventListener("pagehide", () => stream.close());
 }
 
