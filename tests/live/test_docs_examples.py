@@ -31,6 +31,9 @@ ELSEWHERE = {
     "holdwater images clean": "tests/docker/test_images_command.py",
     "holdwater run vf:": "tests/live/test_verifiers_suite.py",
     'holdwater run "vf:': "tests/live/test_verifiers_suite.py",
+    "holdwater view": "tests/live/test_view_pages.py",
+    "holdwater run demo --view": "tests/live/test_view_pages.py",
+    "holdwater compare": "tests/live/test_compare.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.
 REHEARSED = ("--agent claude-code", "--agent codex", "--agent mini-swe-agent", "--sandbox docker")

@@ -42,7 +42,7 @@ def help(topic: str | None = None, /) -> int:
 def find_pages() -> dict[str, Path]:
     """Return the manual's pages by topic."""
     manual = PACKAGED if PACKAGED.is_dir() else CHECKOUT
-    return {path.stem: path for path in sorted(manual.glob("*.md"))}
+    return {path.stem: path for path in sorted(manual.glob("*.md"), key=lambda path: path.stem)}
 
 
 def print_page(path: Path) -> None:
