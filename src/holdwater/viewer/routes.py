@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .compare_pages import show_comparison, show_parting
 from .instance_pages import send_file, show_instance, show_instances, show_log
 from .page import PageRequest, PageResponse
-from .run_pages import read_timeline, show_moment, show_run, show_runs
+from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
 from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
 
 PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/compare/instance": show_parting,
     "/runs/{run}": show_run,
     "/runs/{run}/timeline": read_timeline,
+    "/runs/{run}/extremes": show_extremes,
     "/runs/{run}/moment": show_moment,
     "/runs/{run}/instances": show_instances,
     "/runs/{run}/instances/{instance}": show_instance,

@@ -20,7 +20,7 @@ from ..ledger.reader import LedgerReader
 from .page import PageRequest, PageResponse, render_data, render_page
 from .run_pool import FoundRun, RunPool
 
-MOST_CELLS = 4000  # of a waffle; the rest is counted
+MOST_CELLS = 2000  # of a waffle; the rest is counted
 MOST_POINTS = 2000  # of a chart
 HIGHEST = 5  # rows of the slowest and most expensive samples
 SCORED = ("passed", "failed")
@@ -79,12 +79,17 @@ def show_run(asked: PageRequest) -> PageResponse:
         values: dict[str, Any] = {
             "cells": cells,
             "hidden": max(0, summary.planned - len(cells)),
-            "failures": count_failures(reader),
-            "highest": _list_highest(reader),
             "events": reader.events(last=30),
         }
     interval = compute_interval(summary)
     return render_page("run.html", asked=asked, run=asked.run, summary=summary, interval=interval, **values)
+
+
+def show_extremes(asked: PageRequest) -> PageResponse:
+    """Show failures by kind and the most extreme samples: the page loads this part afterwards."""
+    with asked.pool.open(asked.run) as reader:
+        failures, highest = count_failures(reader), _list_highest(reader)
+    return render_page("extremes.html", run=asked.run, failures=failures, highest=highest)
 
 
 def read_timeline(asked: PageRequest) -> PageResponse:

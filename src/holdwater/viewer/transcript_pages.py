@@ -5,7 +5,10 @@ The tree of an attempt holds a few numbers for each exchange; only the turns of 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 from ..conversation.trajectory import (
@@ -18,11 +21,13 @@ from ..conversation.trajectory import (
 )
 from ..core.errors import BadInput
 from ..ledger.blobs import BlobStore, is_hash
+from ..ledger.exchanges import segment_path
 from ..ledger.reader import LedgerReader
 from .instance_pages import find_attempt_row
 from .page import JSON, LONGEST_TEXT, OCTETS, PageRequest, PageResponse, render_page
 
 WINDOW = 20  # turns
+MOST_TREES = 4
 IMAGES = (
     "image/png",
     "image/jpeg",
@@ -103,8 +108,33 @@ def read_window(tree: ExchangeTree, thread: ExchangeThread, start: int) -> list[
 
 
 def open_tree(reader: LedgerReader, attempt: int) -> ExchangeTree:
+    """Return the conversation of an attempt; one that has not grown is not read again."""
     find_attempt_row(reader, attempt)
-    return open_conversation(reader, attempt)
+    path = segment_path(reader.directory, reader.acting_attempt(attempt))
+    size = path.stat().st_size if path.exists() else 0
+    return _trees.get((str(path), size), lambda: open_conversation(reader, attempt))
+
+
+class TreeCache:
+    """The conversations that were shown last: a few numbers for each exchange."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._trees: OrderedDict[tuple[str, int], ExchangeTree] = OrderedDict()  # bound: `most`
+        self._lock = Lock()
+
+    def get(self, key: tuple[str, int], read: Callable[[], ExchangeTree]) -> ExchangeTree:
+        """Return the tree of a segment of this size; `read` it if it is not known."""
+        with self._lock:
+            if key in self._trees:
+                self._trees.move_to_end(key)
+                return self._trees[key]
+        tree = read()
+        with self._lock:
+            self._trees[key] = tree
+            while len(self._trees) > self._most:
+                self._trees.popitem(last=False)
+        return tree
 
 
 def _choose_thread(threads: list[ExchangeThread], asked: PageRequest) -> ExchangeThread:
@@ -122,3 +152,6 @@ def _find_start(thread: ExchangeThread, asked: PageRequest) -> int:
     if turn and turn in thread.numbers:
         return thread.numbers.index(turn)
     return max(0, min(asked.read_number("from"), len(thread.numbers)))
+
+
+_trees = TreeCache(MOST_TREES)
