@@ -329,6 +329,17 @@ hint: name it: `suite.py:suite`
 $ holdwater run suite.py:suite
 2 error: no such file: `HERE/suite.py`
 
+$ holdwater run vf:
+2 error: missing module: `vf:`
+hint: for example `vf:gsm8k` or `vf:./my_env/taskset.py`
+
+$ holdwater run "vf:gsm8k?pass=much"
+2 error: `vf:gsm8k?pass=much`: option `pass` must be a number: `much`
+
+$ holdwater run vf:gsm8k --agent nop
+2 error: the package `verifiers` is not installed
+hint: `pip install verifiers`, beside holdwater
+
 $ holdwater grade predictions.jsonl --suite demo
 2 error: suite `demo` takes no patches
 hint: for example `--suite swebench:rows.jsonl`

@@ -268,17 +268,6 @@ def test_a_taskset_that_fails_in_the_middle_keeps_its_earlier_tasks(scene: TaskS
     assert [read_grade(row).score for row in rows] == [1.0]
 
 
-def test_a_missing_package_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    command = scene.start("run", "vf:nosuch", "--agent", "nop", "--out", str(scene.out))
-
-    assert command.wait(60) == 2, command
-    assert command.stderr.splitlines()[-2:] == [
-        "error: the package `verifiers` is not installed",
-        "hint: `pip install verifiers`, beside holdwater",
-    ]
-
-
 def test_the_commands_of_the_page_run_as_they_stand(scene: TaskScene) -> None:
     """With a taskset of the options that the page names, and a model that answers at once."""
     for place in ("my_env.py", "environments/my_env/taskset.py"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdwater.core.errors import BadInput
 from holdwater.core.records import GiB, Network
+from holdwater.plugin import find_module
 from holdwater.suite.loader import load, make_absolute
 from holdwater.suite.verifiers.tasks import TaskDescription, make_instance, name_task, parse_spec, read_task
 
@@ -102,3 +104,15 @@ def test_a_task_without_demands_takes_those_of_the_run() -> None:
     assert instance.start.processes
     assert instance.start.network is None
     assert (instance.limits.grading, instance.limits.memory, instance.refused) == (None, None, "")
+
+
+def test_a_package_is_found_by_its_directory_or_the_one_around_it(tmp_path: Path) -> None:
+    for place in ("vf_flat_package", "vf-outer-package/vf_outer_package"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "__init__.py").write_text("__all__ = []\n")
+
+    found = [find_module(str(tmp_path / name)).__name__ for name in ("vf_flat_package", "vf-outer-package")]
+
+    assert found == ["vf_flat_package", "vf_outer_package"]
+    with pytest.raises(BadInput, match="not a package"):
+        find_module(str(tmp_path))
