@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ async def test_every_process_of_a_browser_is_in_its_group(tmp_path: Path, count:
     shopper, seen = load_example("browser/scripted_shopper.py"), dict[str, tuple[set[int], set[int]]]()
 
     def answer(request: dict[str, Any]) -> ScriptedReply:
-        seen.update(list_browsers())
+        seen.update(list_browsers(seen))
         reply: ScriptedReply = shopper.answer(request)
         return reply
 
@@ -70,13 +71,15 @@ async def test_every_process_of_a_browser_is_in_its_group(tmp_path: Path, count:
     check_record(tmp_path / "run")
 
 
-def list_browsers() -> dict[str, tuple[set[int], set[int]]]:
-    """For each sandbox with a page: the processes of its namespace, and those of its control group."""
+def list_browsers(known: Container[str]) -> dict[str, tuple[set[int], set[int]]]:
+    """For each new sandbox with a page: the processes of its namespace, and those of its control group."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             if b"--type=renderer" in (place / "cmdline").read_bytes():
                 namespace = str((place / "ns/pid").readlink())
+                if namespace in known:
+                    continue
                 group = (place / "cgroup").read_text().splitlines()[0].rpartition("/")[2]
                 found[namespace] = find_members("ns", namespace), find_members("cgroup", group)
         except OSError:
