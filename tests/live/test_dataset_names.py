@@ -40,7 +40,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubScene]:
     hub.commit("v1", {"test": rows[:1], "dev": rows[:1]})
     commit = hub.commit("v2", {"test": rows, "dev": rows[:1]})
     env = {"HF_HOME": str(place / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    spec = f"swebench:{NAME}?repos={benchmark.repos}"
+    spec = f"swebench:{NAME}@v2?repos={benchmark.repos}"
     with serve_dataset(hub) as url:
         words = ("run", spec, "--agent", "gold", "--out", "run", "--limit", "1", "--json", "--quiet")
         done = run_forked(*words, cwd=place, env={**os.environ, **env, "HF_ENDPOINT": url}, seconds=180)

@@ -122,10 +122,13 @@ def test_ids_come_from_standard_input(tmp_path: Path) -> None:
     with ids.open() as stdin:
         words = ("run", "demo", "--agent", "nop", "--select", "-", "--dry-run", "--json")
         done = run_forked(*words, cwd=tmp_path, stdin=stdin.fileno())
+    with ids.open() as stdin:
+        checked = run_forked("check", "demo", "--select", "-", cwd=tmp_path, stdin=stdin.fileno())
 
     document = json.loads(done.stdout)
     assert (document["first"], document["instances"]) == (["cli-flags"], 1), done.stderr
     assert document["config"]["select"]["file"] == "standard input"
+    assert checked.stdout.startswith("demo: 1 instances, 1 good"), checked.stderr
 
 
 def test_a_hundred_thousand_ids_take_little_memory(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from blake3 import blake3
@@ -36,9 +37,6 @@ class InstanceSelection:
 
     def __len__(self) -> int:
         return len(self._hashes)
-
-    def __contains__(self, name: str) -> bool:
-        return self.find_position(name) is not None
 
     @property
     def record(self) -> SelectionRecord:
@@ -106,15 +104,11 @@ def read_selection(source: str | Path | Sequence[str] | None) -> InstanceSelecti
         return None
     if not isinstance(source, str | Path):
         return InstanceSelection("select", "\n".join(source).encode())
-    try:
-        if str(source) == STANDARD_INPUT:
-            content = sys.stdin.buffer.read(LARGEST_LIST + 1)
-        else:
-            with Path(source).open("rb") as file:
-                content = file.read(LARGEST_LIST + 1)
-    except OSError as error:
-        raise BadInput(f"cannot read `{source}`: {error.strerror}") from None
     name = "standard input" if str(source) == STANDARD_INPUT else str(source)
+    try:
+        content = _read_standard_input() if str(source) == STANDARD_INPUT else _read_start(Path(source))
+    except OSError as error:
+        raise BadInput(f"cannot read `{name}`: {error.strerror}") from None
     if len(content) > LARGEST_LIST:
         raise BadInput(f"the list of instances is larger than {LARGEST_LIST // MiB} MiB: `{name}`")
     return InstanceSelection(name, content)
@@ -134,6 +128,17 @@ def reopen_selection(directory: RunDirectory, record: SelectionRecord | None) ->
             f"it was a copy of `{record.file}`; a run keeps its selection",
         )
     return InstanceSelection(record.file, content)
+
+
+@cache
+def _read_standard_input() -> bytes:
+    """Read the list once: `check` prepares a run for each of its agents."""
+    return sys.stdin.buffer.read(LARGEST_LIST + 1)
+
+
+def _read_start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(LARGEST_LIST + 1)
 
 
 def _hash_id(name: str) -> int:
