@@ -6,6 +6,7 @@ verifiers, with the same messages (`said`).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -15,10 +16,13 @@ import holdwater as hw
 
 
 async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
-    """Talk for some turns; each call sends the whole history, as agents do."""
+    """Talk for some turns, each after a pause; each call sends the whole history, as agents do."""
+    pause = instance.data.get("pause", 0.0)
     kind, turns, size = instance.data["kind"], instance.data["turns"], instance.data["size"]
     messages: list[dict[str, Any]] = []
     for turn in range(turns):
+        if pause:
+            await asyncio.sleep(pause)
         messages.append(said(kind, f"{instance.id}/{turn}", size))
         reply = await model.chat(messages)
         messages.append(reply["choices"][0]["message"])
@@ -41,4 +45,8 @@ async def agree(instance: hw.Instance, sandbox: object, answer: object) -> bool:
     return True
 
 
-suite = hw.Suite(name="churn", instances=lambda: (), grade=agree)
+async def rank(instance: hw.Instance, members: list[Any]) -> list[hw.Grade]:
+    return [hw.Grade(passed=True, score=float(member.number)) for member in members]
+
+
+suite = hw.Suite(name="churn", instances=lambda: (), grade=agree, group=rank)

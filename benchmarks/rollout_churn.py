@@ -1,9 +1,11 @@
 """Measures one worker of a rollout server for trainers; with `--peers` also a worker of verifiers.
 
     python benchmarks/rollout_churn.py [--quick] [--json] [--peers] [--rows 1,2,3] [--keep DIRECTORY]
+    python benchmarks/rollout_churn.py --hours 1 [--samples FILE.jsonl] [--plot FILE.svg]
 
 A client keeps orders in flight; the agent runs in the worker and sends its whole history each turn to an
-upstream in a separate process. The figures are those of the worker alone. It asserts nothing.
+upstream in a separate process. The figures are those of the worker alone. It asserts nothing. With `--hours`
+it runs the days of training of `churn_day.py` instead of the rows.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import peer_rollouts
 import psutil
 import table
 import zstandard
+from churn_day import GROUPS, MEMBERS, TrainingLoad, measure_day
 from churn_meter import Seen, Work, measured
 from flat_memory import directory_of
 from gateway_load import upstream
@@ -60,10 +63,19 @@ QUICK = Works(
 
 
 def main() -> None:
-    options = table.options(__doc__ or "")
+    parser = table.parser(__doc__ or "")
+    parser.add_argument("--hours", type=float, help="a day of training in each hour, instead of the rows")
+    parser.add_argument("--samples", type=Path, help="a file for the memory in each second, with `--hours`")
+    parser.add_argument("--plot", type=Path, help="an SVG file for memory over time, with `--hours`")
+    options = parser.parse_args()
+    if options.hours is not None:
+        with directory_of(options.keep) as directory:
+            rows = _train(directory, TrainingLoad(options.hours), options.samples, options.plot)
+        table.show(rows, json=options.json)
+        return
     works = QUICK if options.quick else FULL
     chosen = options.rows.split(",") if options.rows else list(ROWS)
-    rows: list[Row] = []
+    rows = []
     with directory_of(options.keep) as directory:
         for number in chosen:
             rows += ROWS[number](directory, works, options.peers)
@@ -119,6 +131,18 @@ def churn(directory: Path, works: Works, peers: bool) -> list[Row]:
 
 
 ROWS: dict[str, Callable[[Path, Works, bool], list[Row]]] = {"1": images, "2": talks, "3": churn}
+
+
+def _train(directory: Path, load: TrainingLoad, samples: Path | None, drawn: Path | None) -> list[Row]:
+    """Run days of training on `holdwater serve` with one worker, which is never replaced."""
+    say(str(load))
+    out = directory / "training"
+    with (
+        upstream() as port,
+        _serving(out, f"http://127.0.0.1:{port}/v1", GROUPS * MEMBERS) as (address, worker, server),
+    ):
+        samples = samples or directory / "samples.jsonl"
+        return measure_day(address, (worker, server), load, out, samples, drawn)
 
 
 def _ours(out: Path, work: Work) -> Seen:
