@@ -1,7 +1,7 @@
 """Measures a server under the load of days of training in hours: memory of worker and server by time.
 
-The load is that of a browser environment: an image in each of 45 turns, groups of 8. A turn that takes 20 s in
-training takes 0.8 s here, so that an hour has the rollouts of a day. `rollout_churn.py --hours N` runs it.
+The load is that of a browser environment: an image in each of 45 turns, groups of 8. A turn that takes 20 s
+in training takes 0.8 s here, so that an hour has the rollouts of a day. `rollout_churn.py --hours N` runs it.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ async def _drive(address: str, load: TrainingLoad, counts: TrainingCounts) -> No
 
 
 @contextmanager
-def _sampling(
-    pids: tuple[int, int], counts: TrainingCounts, path: Path
-) -> Iterator[list[MemorySample]]:
+def _sampling(pids: tuple[int, int], counts: TrainingCounts, path: Path) -> Iterator[list[MemorySample]]:
     """Sample the memory of worker and server each second, into a list and a file of JSON lines."""
     worker, server = pids
     rows: list[MemorySample] = []  # bound: one per second

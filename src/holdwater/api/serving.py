@@ -22,13 +22,15 @@ from ..core.authoring import Agent, AgentFunction, Suite
 from ..core.config import RunConfig, ServingConfig
 from ..core.errors import BadInput
 from ..core.options import list_options
+from ..core.records import Network
 from ..ledger.directory import RunDirectory
 from ..run.execute import RunSetup
 from ..run.orders.order_service import OrderService
-from ..run.setup.config import check_bounds, read_environment
+from ..run.setup.config import check_bounds, read_environment, read_key_variables
 from ..run.setup.options import RunOptions
 from ..run.setup.resumption import check_owner
 from ..serve import RolloutServer, ServerSettings
+from ..serve.protocols import ProtocolSettings, open_protocol, resolve_place
 from ..web.tokens import link_token, publish_token
 from .runs import prepare
 
@@ -38,12 +40,13 @@ _log = logging.getLogger("holdwater.serve")
 
 
 class ServerOpener(NamedTuple):
-    """Opens the HTTP server of a run; call it with the order service and the printer of lines."""
+    """Opens the servers of a run; call it with the order service and the printer of lines."""
 
     settings: ServerSettings
     agent: str
     path: Path
     token: bool  # whether the server creates its own token, because no keys are configured
+    protocol: tuple[str, ProtocolSettings] | None = None  # that the server speaks beside HTTP
 
     @asynccontextmanager
     async def __call__(
@@ -56,6 +59,10 @@ class ServerOpener(NamedTuple):
                 settings = settings._replace(keys=keys, separate=False, announce=partial(_link_token, file))
             server = await stack.enter_async_context(RolloutServer(orders, settings))
             say(f"serving: {server.address} {self._describe()}")
+            if self.protocol is not None:
+                name, terms = self.protocol
+                spoken = await stack.enter_async_context(open_protocol(name, orders, terms))
+                say(f"serving: {spoken.address} for `{name}` {_describe_access(terms)}")
             yield server
 
     def _describe(self) -> str:
@@ -78,11 +85,12 @@ def prepare_server(
     config = msgspec.structs.replace(prepared.config, serving=_parse_serving(serving, prepared.config))
     terms = _make_terms(serving, config, prepared.path)
     RolloutServer.check(terms)
+    protocol = _make_protocol(serving, config, prepared)
     before = _read_previous(prepared.path, config)
     if before is not None:
         config = msgspec.structs.replace(config, id=before.id, created=before.created)
     token = not terms.keys and not serving.get("no_key")
-    opener = ServerOpener(terms, prepared.agent.name, prepared.path, token)
+    opener = ServerOpener(terms, prepared.agent.name, prepared.path, token, protocol)
     return msgspec.structs.replace(prepared, config=config, resumed=before is not None, open_server=opener)
 
 
@@ -124,6 +132,43 @@ def _make_terms(said: Mapping[str, Any], config: RunConfig, path: Path) -> Serve
         blobs=RunDirectory(path).blobs,
         spool=path,
     )
+
+
+def _make_protocol(
+    said: Mapping[str, Any], config: RunConfig, prepared: RunSetup
+) -> tuple[str, ProtocolSettings] | None:
+    """Return the further protocol and its settings; refuse an address that would expose it."""
+    serving = config.serving
+    assert serving is not None
+    if (name := serving.protocol) is None:
+        for flag in ("protocol_listen", "protocol_key", "unprotected"):
+            if said.get(flag):
+                raise BadInput(f"`--{flag.replace('_', '-')}` needs `--protocol`")
+        return None
+    place = resolve_place(
+        name,
+        serving.protocol_listen,
+        unprotected=bool(said.get("unprotected")),
+        open_network=config.network is Network.OPEN,
+    )
+    return name, ProtocolSettings(
+        place=place,
+        directory=prepared.path,
+        suite=config.suite,
+        agent=prepared.agent.name,
+        keys=read_key_variables(said.get("protocol_key") or ()),
+        queue=serving.queue,
+        grace=serving.grace,
+        note=lambda kind, message: _log.warning("%s %s", kind, message),
+    )
+
+
+def _describe_access(terms: ProtocolSettings) -> str:
+    if terms.place.path is not None:
+        return "clients of this user"
+    if terms.place.local:
+        return "clients; without a key: every user of this machine has access"
+    return "clients; without a key: every machine that reaches it has access"
 
 
 def read_keys(file: str | Path | None) -> tuple[str, ...]:

@@ -35,6 +35,14 @@ class AccessFlags:
         list[str] | None,
         make_option(SERVER, "Another host name under which clients reach the server; may be repeated"),
     ] = None
+    unprotected: Annotated[
+        bool | None,
+        make_option(SERVER, "Let `--protocol` listen where others reach it, although it has no keys"),
+    ] = None
+    protocol_key: Annotated[
+        list[str] | None,
+        make_option(SERVER, "A variable with a key that clients of `--protocol` may name; may be repeated"),
+    ] = None
     tls_cert: Annotated[str | None, make_option(SERVER, "A certificate (PEM), for `https`")] = None
     tls_key: Annotated[str | None, make_option(SERVER, "Its key (PEM)")] = None
 

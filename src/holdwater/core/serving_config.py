@@ -16,6 +16,14 @@ class ServingConfig(Record, frozen=True):
     listen: Annotated[
         str, ConfigOption(SERVER, "`HOST:PORT` or `unix:PATH` (127.0.0.1:8400); other machines need a key")
     ] = "127.0.0.1:8400"
+    protocol: Annotated[
+        str | None,
+        ConfigOption(SERVER, "A protocol that the server speaks beside HTTP: `verifiers`"),
+    ] = None
+    protocol_listen: Annotated[
+        str | None,
+        ConfigOption(SERVER, "The address of `--protocol`: `HOST:PORT` or `unix:PATH` (127.0.0.1:5000)"),
+    ] = None
     # Open rollouts at once, including waiting and undelivered ones.
     queue: Annotated[
         int,

@@ -32,7 +32,14 @@ from .backend import ServerBackend
 from .bodies import SERVER_HEADERS, SLICE, BoundedBodies
 from .connection_server import ConnectionServer, PeerWarnings, peer_of, render_problem
 from .orders import OWNER, OrderRoutes, model_key, problem_of, render_record
-from .settings import ListenAddress, ServerSettings, make_rules, make_tls_context, resolve_address
+from .settings import (
+    ListenAddress,
+    ServerSettings,
+    clear_socket,
+    make_rules,
+    make_tls_context,
+    resolve_address,
+)
 from .wire_format import JSON, MSGPACK, WireFormat, check_steer, negotiate_format
 
 CLOSING = 0.5  # seconds to finish sending responses when the server closes
@@ -251,26 +258,10 @@ def _bind_unix_socket(place: ListenAddress) -> sockets.socket:
     assert path is not None
     listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
     try:
-        _clear_socket(path)
+        clear_socket(path)
         os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)  # `bind` creates its file with this mode
         listener.bind(os.fspath(path))
     except BaseException:  # boundary: the socket is closed, then the error is raised again
         listener.close()
         raise
     return listener
-
-
-def _clear_socket(path: Path) -> None:
-    """Remove a socket on which no process listens; raise `BadInput` for one in use."""
-    if not path.exists():
-        return
-    if not path.is_socket():
-        raise BadInput(f"the path exists and is not a socket: `{path}`")
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as caller:
-        caller.settimeout(1.0)
-        try:
-            caller.connect(os.fspath(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise BadInput(f"another process already listens on this socket: `{path}`")

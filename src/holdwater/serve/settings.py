@@ -60,7 +60,7 @@ class ListenAddress(NamedTuple):
 
 def resolve_address(terms: ServerSettings) -> ListenAddress:
     """Return the address to listen on; raise `BadInput` if it is invalid, or public without an API key."""
-    place = _parse_listen(terms.listen)
+    place = parse_listen(terms.listen, "--listen")
     if not place.local and not terms.keys:
         raise BadInput(
             f"`{terms.listen}` can be reached from other machines, but no API key is set",
@@ -97,7 +97,8 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _parse_listen(listen: str) -> ListenAddress:
+def parse_listen(listen: str, flag: str) -> ListenAddress:
+    """Parse `HOST:PORT` or `unix:PATH`; raise `BadInput`, which names the flag."""
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
         if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
@@ -108,7 +109,21 @@ def _parse_listen(listen: str) -> ListenAddress:
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(
-            f"`--listen` must look like `127.0.0.1:8400` or `unix:/run/holdwater.sock`: `{listen}`"
-        )
+        raise BadInput(f"`{flag}` must look like `127.0.0.1:8400` or `unix:/run/holdwater.sock`: `{listen}`")
     return ListenAddress(host=host, port=int(port))
+
+
+def clear_socket(path: Path) -> None:
+    """Remove a socket on which no process listens; raise `BadInput` for one in use."""
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise BadInput(f"the path exists and is not a socket: `{path}`")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1.0)
+        try:
+            caller.connect(os.fspath(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise BadInput(f"another process already listens on this socket: `{path}`")

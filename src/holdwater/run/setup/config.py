@@ -11,7 +11,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,15 @@ def read_environment() -> ProcessEnvironment:
         token_links=tuple(list_link_directories(env)),
         inherited={name: value for name, value in env.items() if name not in keys},
     )
+
+
+def read_key_variables(names: Iterable[str]) -> dict[str, str]:
+    """Return the keys in these variables; raise `BadInput` for one that is not set."""
+    env = {**read_taken_keys(), **os.environ}
+    for name in names:
+        if not env.get(name):
+            raise BadInput(f"the variable is not set: `{name}`", f"`export {name}=...`")
+    return {name: env[name] for name in names}
 
 
 def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig | None:
