@@ -109,6 +109,16 @@ def test_a_child_attempt_has_a_graph_of_its_own(tmp_path: Path) -> None:
     assert (child.name, [node.get("token_ids") for node in child.nodes]) == ("judge", [None, [1, 9]])
 
 
+def test_the_calls_of_a_judge_are_left_out(tmp_path: Path) -> None:
+    [graph] = graphs_of(
+        tmp_path,
+        (chat("a"), says("b"), {}),
+        (chat("is it good?"), says("yes"), {"by": "grader"}),
+    )
+
+    assert [node["message"]["content"] for node in graph.nodes] == ["a", "b"]
+
+
 def test_a_failed_call_is_a_call_with_an_error(tmp_path: Path) -> None:
     [graph] = graphs_of(tmp_path, (chat("a"), None, {"status": 500, "error": "broke off"}))
 
