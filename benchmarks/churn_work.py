@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import secrets
 from typing import Any
 
 from content import image, text
@@ -18,12 +19,13 @@ import holdwater as hw
 async def talk(instance: hw.Instance, sandbox: object, model: Any) -> int:
     """Talk for some turns, each after a pause; each call sends the whole history, as agents do."""
     pause = instance.data.get("pause", 0.0)
+    name = f"{instance.id}/{secrets.token_hex(8)}" if pause else instance.id  # members see other pages
     kind, turns, size = instance.data["kind"], instance.data["turns"], instance.data["size"]
     messages: list[dict[str, Any]] = []
     for turn in range(turns):
         if pause:
             await asyncio.sleep(pause)
-        messages.append(said(kind, f"{instance.id}/{turn}", size))
+        messages.append(said(kind, f"{name}/{turn}", size))
         reply = await model.chat(messages)
         messages.append(reply["choices"][0]["message"])
     return len(messages)

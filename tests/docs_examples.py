@@ -104,6 +104,7 @@ class Desk:
         self.place = place
         self.port = free_port()
         self.sandbox_port = free_port()
+        self.protocol_port = free_port()
         self._servers: list[subprocess.Popen[bytes]] = []
         self.env = {
             **os.environ,
@@ -170,6 +171,8 @@ class Desk:
         word, place = "serving: ", ["--listen", f"127.0.0.1:{self.port}"]
         if command.startswith("holdwater sandboxd "):
             word, place = "sandboxes: ", ["--listen", f"127.0.0.1:{self.sandbox_port}", "--out", "sandboxd"]
+        elif "--protocol " in command:
+            word, place = "clients; ", [*place, "--protocol-listen", f"127.0.0.1:{self.protocol_port}"]
         self.stop()
         path = self.place / "serving.txt"
         with path.open("wb") as told:
@@ -206,6 +209,7 @@ class Desk:
             text = re.sub(rf"\b{name}\b(?!/)", value, text)
         text = text.replace("127.0.0.1:8400", f"127.0.0.1:{self.port}")
         text = text.replace("127.0.0.1:8500", f"127.0.0.1:{self.sandbox_port}")
+        text = text.replace("127.0.0.1:5000", f"127.0.0.1:{self.protocol_port}")
         return text.replace("AsyncClient()", f'AsyncClient("http://127.0.0.1:{self.port}")')
 
     def stop(self) -> None:

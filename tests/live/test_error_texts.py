@@ -1163,6 +1163,28 @@ $ holdwater serve demo --agent nop --listen 0.0.0.0:0
 2 error: `0.0.0.0:0` can be reached from other machines, but no API key is set
 hint: give `--key-file FILE`, or listen on `127.0.0.1`
 
+$ holdwater serve demo --agent nop --protocol other
+2 error: unknown protocol: `other`
+hint: known: `verifiers`
+
+$ holdwater serve demo --agent nop --protocol verifiers --protocol-listen 0.0.0.0:5000
+2 error: `0.0.0.0:5000` can be reached from other machines, and `verifiers` clients send no key
+hint: give `--protocol-listen unix:PATH`, or `--unprotected`
+
+$ holdwater serve demo --agent nop --protocol verifiers --network open
+2 error: sandboxes can reach `127.0.0.1:5000` with `--network open`, and `verifiers` clients send no key
+hint: give `--protocol-listen unix:PATH`, or `--unprotected`
+
+$ holdwater serve demo --agent nop --protocol verifiers --protocol-listen nowhere
+2 error: `--protocol-listen` must look like `127.0.0.1:8400` or `unix:/run/holdwater.sock`: `nowhere`
+
+$ holdwater serve demo --agent nop --protocol verifiers --protocol-key NO_SUCH_VARIABLE
+2 error: the variable is not set: `NO_SUCH_VARIABLE`
+hint: `export NO_SUCH_VARIABLE=...`
+
+$ holdwater serve demo --agent nop --protocol-listen 127.0.0.1:5000
+2 error: `--protocol-listen` needs `--protocol`
+
 $ holdwater serve demo --agent nop --key-file missing
 2 error: cannot read `missing`: No such file or directory
 
