@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..core.errors import BadInput
+from ..core.records import Instance
 from .backend import ServerBackend
 from .settings import ListenAddress, parse_listen
 
@@ -29,7 +30,9 @@ class ProtocolSettings(NamedTuple):
     keys: Mapping[str, str] = {}  # variable that clients may name -> the key of their endpoint
     queue: int = 4096
     grace: float = 3.0  # seconds until the work of a client that is gone is cancelled
-    find_task: Callable[[dict[str, Any]], str | None] | None = None  # of the suite: task -> id of an instance
+    # Of a suite that knows the protocol's tasks: a task's instance, and the file in which it keeps scores.
+    make_instance: Callable[[dict[str, Any]], Instance] | None = None
+    scores: str = ""
     note: Callable[[str, str], None] = lambda kind, message: None  # reports an event: kind, message
 
 

@@ -105,6 +105,7 @@ class RouterSocket:
                 place.path.chmod(stat.S_IRUSR | stat.S_IWUSR)
             else:
                 host = "127.0.0.1" if place.host == "localhost" else place.host
+                self._socket.setsockopt(zmq.IPV6, ":" in host)
                 self._socket.bind(
                     f"tcp://[{host}]:{place.port}" if ":" in host else f"tcp://{host}:{place.port}"
                 )
@@ -125,5 +126,4 @@ def _make_socket(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
     socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * HEARTBEAT))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * SILENCE))
-    socket.setsockopt(zmq.IPV6, 1)
     return socket

@@ -17,7 +17,7 @@ import msgspec
 from ..conversation.trace_graph import TraceGraph
 from ..core.errors import RequestRefused
 from ..core.input_checks import find_url_problem
-from ..core.records import FailureOrigin, MiB
+from ..core.records import FailureOrigin, Instance, MiB
 from ..core.serving_protocol import LONGEST_KEY, ModelChoice, ModelSource, Order, Rollout, TrajectoryForm
 from ..version import __version__
 
@@ -81,7 +81,7 @@ def name_order(request_id: str) -> str:
     return key
 
 
-def make_order(key: str, request: RunRequest, instance: str) -> Order:
+def make_order(key: str, request: RunRequest, instance: str | Instance) -> Order:
     """Return the order for a request; raise `RequestRefused` for parts that cannot be kept."""
     endpoint = request.client
     if problem := find_url_problem(endpoint.base_url):
@@ -116,10 +116,11 @@ def encode_episode(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield kind and content of the messages with a rollout: its traces in pieces, and the reply at last.
 
-    `context` has the names that are the same for all rollouts of a server. A client puts the pieces of a
-    trace together by its id, which is new each time: pieces that were sent before a kill do no harm.
+    `context` has the names that are the same for all rollouts of a server, and under `scores` the trace of
+    the agent as a suite of verifiers has scored it. A client puts the pieces of a trace together by its id,
+    which is new each time: pieces that were sent before a kill do no harm.
     """
-    described = describe_task(task)
+    described = {**describe_task(task), **_pick(context["scores"].get("task", {}), "type", "key", "hash")}
     summaries: list[dict[str, Any]] = []
     for graph in graphs:
         trace = uuid.uuid4().hex
@@ -170,6 +171,14 @@ def _drop_missing(value: Any) -> Any:
 
 def _describe_trace(rollout: Rollout, graph: TraceGraph, context: dict[str, Any]) -> dict[str, Any]:
     own = not graph.name  # of the agent itself, not of a child attempt
+    scores = context["scores"] if own else {}
+    origin = {
+        "run": context["run"],
+        "instance": rollout.instance,
+        "attempt": rollout.attempt,
+        "outcome": rollout.outcome,
+        "detail": rollout.detail,
+    }
     scored = rollout.reward is not None
     failure = rollout.failure
     return {
@@ -181,7 +190,8 @@ def _describe_trace(rollout: Rollout, graph: TraceGraph, context: dict[str, Any]
         "tools": graph.tools,
         "rewards": {"reward": {"score": rollout.reward, "weight": 1.0}} if own and scored else {},
         "metrics": dict(rollout.metrics) if own else {},
-        "info": {"holdwater": _describe_origin(rollout, context)},
+        "info": {**scores.get("info", {}), "holdwater": origin},
+        **_pick(scores, "rewards", "metrics"),
         "is_completed": True,
         "ok": scored,
         "stop_condition": _name_stop(rollout),
@@ -191,15 +201,8 @@ def _describe_trace(rollout: Rollout, graph: TraceGraph, context: dict[str, Any]
     }
 
 
-def _describe_origin(rollout: Rollout, context: dict[str, Any]) -> dict[str, Any]:
-    """Return where holdwater has the record, and the outcome in its own words."""
-    return {
-        "run": context["run"],
-        "instance": rollout.instance,
-        "attempt": rollout.attempt,
-        "outcome": rollout.outcome,
-        "detail": rollout.detail,
-    }
+def _pick(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: record[name] for name in names if name in record}
 
 
 def _name_stop(rollout: Rollout) -> str:

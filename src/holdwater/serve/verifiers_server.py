@@ -16,12 +16,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Generic, Self
 
+import msgspec
+
 from ..conversation.trace_graph import TraceGraph, build_trace_graphs
 from ..conversation.trajectory import ExchangeTree
 from ..core.errors import RequestRefused, RunStopped
 from ..core.masking import clean_text
-from ..core.records import FailureOrigin
+from ..core.records import FailureOrigin, Instance
 from ..core.serving_protocol import Order, Rollout
+from ..ledger.attempt_files import taken_out_path
 from ..ledger.directory import RunDirectory
 from ..ledger.reader import LedgerReader
 from ..rollout.periodic_task import PeriodicTask
@@ -191,10 +194,11 @@ class VerifiersServer(Generic[OrderT]):
         self._spool.save(run.request_id, payload)
         return order, self._find_key(request.client.api_key_var)
 
-    def _find_instance(self, task: dict[str, Any]) -> str:
-        """Return the id of a task's instance: as the suite says, or the task's own `id` or `name`."""
-        find = self._settings.find_task
-        name = (task.get("id") or task.get("name")) if find is None else find(task)
+    def _find_instance(self, task: dict[str, Any]) -> str | Instance:
+        """Return the instance that a suite makes of a task, or the id that the task has."""
+        if self._settings.make_instance is not None:
+            return self._settings.make_instance(task)
+        name = task.get("id") or task.get("name")
         if not isinstance(name, str) or not name:
             raise RequestRefused(
                 "unknown", "neither `id` nor `name` of the task names an instance of the suite"
@@ -246,8 +250,19 @@ class VerifiersServer(Generic[OrderT]):
         request: RunRequest = decode_request(self._spool.load(request_id), RunRequest)
         settings = self._settings
         context = {"suite": settings.suite, "agent": settings.agent, "run": str(settings.directory)}
-        graphs = self._read_graphs(rollout.attempt)
-        return list(encode_episode(request.task_data, rollout, graphs, context))
+        graphs, scores = self._read_graphs(rollout.attempt), self._read_scores(rollout.attempt)
+        return list(encode_episode(request.task_data, rollout, graphs, {**context, "scores": scores}))
+
+    def _read_scores(self, attempt: int) -> dict[str, Any]:
+        """Return what the suite has kept of a graded attempt in verifiers' own form."""
+        if not self._settings.scores:
+            return {}
+        try:
+            content = (taken_out_path(self._reader.directory, attempt) / self._settings.scores).read_bytes()
+        except FileNotFoundError:  # it was not graded
+            return {}
+        scores: dict[str, Any] = msgspec.json.decode(content)
+        return scores
 
     def _read_graphs(self, attempt: int) -> list[TraceGraph]:
         acted = self._reader.acting_attempt(attempt) if attempt else 0
