@@ -14,14 +14,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 from tests.server_harness import Model
+from tests.verifiers_commands import PYTHON, find_interpreter
 from tests.wait_bounds import stretch
 
-ROOT = Path(__file__).parents[1]
-PYTHON = ROOT / ".clients" / "verifiers" / "bin" / "python"
-CLIENT = ROOT / "tests" / "clients" / "verifiers_client.py"
+CLIENT = Path(__file__).parent / "clients" / "verifiers_client.py"
 MARKS = {"system": 300, "user": 301, "assistant": 302, "tool": 303}
 END = 304
 LOGPROB = -0.25
@@ -111,8 +109,7 @@ async def verifiers_client(
 
     Each of `tasks` is `{"task": {...}}`, with what differs from `work`.
     """
-    if not PYTHON.exists():
-        pytest.skip("`scripts/clients` has not installed verifiers")
+    find_interpreter()
     work = {"model": "policy", "kind": "train", "key": "SCENE_KEY", "patience": stretch(30), **work}
     work |= {"url": url, "tasks": tasks}
     process = await asyncio.create_subprocess_exec(

@@ -9,7 +9,9 @@ ends. A line `cancel` on its stdin cancels all rollouts that run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import runpy
 import sys
 from typing import Any
 
@@ -33,6 +35,8 @@ class SceneTask(vf.Task[SceneData]):
 
 
 async def main(address: str, work: dict[str, Any]) -> None:
+    if "taskset" in work:
+        work["tasks"] = [{"object": task} for task in load_tasks(**work["taskset"])]
     client = EnvClient(address)
     await client.wait_for_server_startup(timeout=work["patience"], interval=0.2)
     say({"ready": True})
@@ -43,9 +47,16 @@ async def main(address: str, work: dict[str, Any]) -> None:
     await client.close()
 
 
+def load_tasks(path: str, taskset: str, config: str, **options: Any) -> list[vf.Task]:
+    """Return the tasks of a taskset, as prime-rl loads them."""
+    module = runpy.run_path(path)
+    with contextlib.redirect_stdout(sys.stderr):  # a taskset may print
+        return list(module[taskset](module[config](**options)))
+
+
 async def run(client: EnvClient, work: dict[str, Any], number: int) -> None:
     given = {**work, **work["tasks"][number]}
-    task = SceneTask(SceneData(idx=number, **given["task"]))
+    task = given.get("object") or SceneTask(SceneData(idx=number, **given["task"]))
     endpoint = KINDS[given["kind"]](
         base_url=given["url"], api_key_var=given["key"], headers=given.get("headers", {})
     )

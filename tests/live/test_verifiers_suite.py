@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import pytest
 from tests.command_runner import SOURCE, Command, Scene, lines, serving, until
 from tests.forked_command import Interpreter, run_forked
 from tests.verifiers_commands import PYTHON, copy_taskset, find_interpreter
+from tests.verifiers_harness import verifiers_client
 from tests.wait_bounds import stretch
 
 from holdwater.core.records import GiB, Instance, Network
@@ -388,3 +391,34 @@ def test_another_process_lists_the_tasks_for_a_run_with_workers(scene: TaskScene
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["outcomes"] == {"passed": 3}
+
+
+def test_a_trainer_gets_the_rewards_of_a_served_taskset(scene: TaskScene) -> None:
+    address, upstream = scene.place / "vf.socket", scene.env["OPENAI_BASE_URL"]
+    path = copy_taskset(scene.place, "reversal")
+    server = scene.start(
+        *("serve", f"vf:{path}?task.brief=8", "--agent", f"{scene.place}/agent.py:solve", "--quiet"),
+        *("--out", str(scene.out), "--listen", f"unix:{scene.place}/http", "--workers", "1"),
+        *("--protocol", "verifiers", "--protocol-listen", f"unix:{address}"),
+    )
+    taskset = {"path": str(path), "taskset": "ReversalTaskset", "config": "ReversalConfig"}
+    words = ["drawer", "incomprehensible"]
+
+    async def train() -> list[dict[str, Any]]:
+        async with verifiers_client(
+            f"ipc://{address}", upstream, taskset={**taskset, "words": words}
+        ) as client:
+            assert await client.read_line() == {"ready": True}
+            return await client.read_rollouts(2)
+
+    first, second = asyncio.run(train())
+    server.signal(signal.SIGINT)
+
+    assert first["same_task"] and second["same_task"]
+    [trace] = second["traces"]
+    assert trace["rewards"] == {
+        "exact": {"score": 1.0, "weight": 0.75},
+        "brief": {"score": 0.0, "weight": 0.25},
+    }
+    assert (trace["reward"], trace["metrics"]["turns"], trace["turns"]) == (0.75, 1.0, 1)
+    assert first["traces"][0]["reward"] == 1.0

@@ -31,6 +31,9 @@ from ..run.setup.options import RunOptions
 from ..run.setup.resumption import check_owner
 from ..serve import RolloutServer, ServerSettings
 from ..serve.protocols import ProtocolSettings, open_protocol, resolve_place
+from ..suite.verifiers.scoring import TRACE_FILE
+from ..suite.verifiers.tasks import PREFIX as TASKSET_PREFIX
+from ..suite.verifiers.tasks import TaskDescription, make_instance
 from ..web.tokens import link_token, publish_token
 from .runs import prepare
 
@@ -159,8 +162,19 @@ def _make_protocol(
         keys=read_key_variables(said.get("protocol_key") or ()),
         queue=serving.queue,
         grace=serving.grace,
+        **_describe_tasks(config.suite),
         note=lambda kind, message: _log.warning("%s %s", kind, message),
     )
+
+
+def _describe_tasks(suite: str) -> dict[str, Any]:
+    """Return how a taskset of verifiers makes instances of tasks, and keeps their scores."""
+    if not suite.startswith(TASKSET_PREFIX):
+        return {}
+    return {
+        "make_instance": lambda data: make_instance(TaskDescription(data=data)),
+        "scores": TRACE_FILE,
+    }
 
 
 def _describe_access(terms: ProtocolSettings) -> str:
