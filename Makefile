@@ -27,7 +27,7 @@ proof:
 	@$(bin)/python benchmarks/sandbox_start.py
 	@$(bin)/python benchmarks/gateway_rate.py
 	@$(bin)/python benchmarks/rollout_churn.py
-	@$(bin)/python benchmarks/rollout_churn.py --hours 1 --plot docs/training-day.svg
+	@$(bin)/python benchmarks/rollout_churn.py --hours 1
 	@$(bin)/python benchmarks/admission.py
 	@$(bin)/python benchmarks/crowding.py
 	@$(bin)/python benchmarks/metering.py
