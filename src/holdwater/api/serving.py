@@ -162,6 +162,7 @@ def _make_protocol(
         keys=read_key_variables(said.get("protocol_key") or ()),
         queue=serving.queue,
         grace=serving.grace,
+        return_grace=serving.return_grace,
         **_describe_tasks(config.suite),
         note=lambda kind, message: _log.warning("%s %s", kind, message),
     )

@@ -30,6 +30,7 @@ class ProtocolSettings(NamedTuple):
     keys: Mapping[str, str] = {}  # variable that clients may name -> the key of their endpoint
     queue: int = 4096
     grace: float = 3.0  # seconds until the work of a client that is gone is cancelled
+    return_grace: float = 60.0  # the same, after a restart of the server
     # Of a suite that knows the protocol's tasks: a task's instance, and the file in which it keeps scores.
     make_instance: Callable[[dict[str, Any]], Instance] | None = None
     scores: str = ""

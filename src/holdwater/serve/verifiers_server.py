@@ -53,8 +53,9 @@ MOST_WARNED = 100  # names of variables that are remembered
 class PendingRun(Generic[OrderT]):
     """A request whose reply has not been sent."""
 
-    def __init__(self, request_id: bytes, peer: bytes | None) -> None:
+    def __init__(self, request_id: bytes, peer: bytes | None, grace: float) -> None:
         self.request_id = request_id
+        self.grace = grace  # seconds until it is cancelled if its client stays away
         self.peer = peer  # None: it was sent to a server that is gone
         self.lost_at = None if peer is not None else time.monotonic()  # since when the peer is unknown
         self.ticket: OrderT | None = None
@@ -116,7 +117,7 @@ class VerifiersServer(Generic[OrderT]):
                 continue
             peer, request_id, method, payload = frames
             if method == b"run" and request_id not in self._runs:
-                run = self._runs[request_id] = PendingRun(request_id, peer)
+                run = self._runs[request_id] = PendingRun(request_id, peer, self._settings.grace)
                 self._start(self._perform(run, payload))
             else:
                 self._start(self._answer(peer, request_id, method, payload))
@@ -229,7 +230,7 @@ class VerifiersServer(Generic[OrderT]):
     def _resume(self) -> None:
         """Place the orders of the requests that an earlier server has left, for clients that still wait."""
         for request_id, payload in self._spool.list_requests():
-            run = self._runs[request_id] = PendingRun(request_id, None)
+            run = self._runs[request_id] = PendingRun(request_id, None, self._settings.return_grace)
             self._start(self._perform(run, payload))
 
     # Replies.
@@ -289,7 +290,7 @@ class VerifiersServer(Generic[OrderT]):
             ]
             if any(sent):
                 return True
-            if run.cancelled or time.monotonic() > lost_at + self._settings.grace:
+            if run.cancelled or time.monotonic() > lost_at + run.grace:
                 return False
             await asyncio.sleep(PATROL / 4)
 
@@ -305,7 +306,7 @@ class VerifiersServer(Generic[OrderT]):
         for run in self._runs.values():
             if run.peer is not None and not peers.holds(run.peer):
                 run.peer, run.lost_at = None, now
-            if run.lost_at is None or now < run.lost_at + self._settings.grace or run.cancelled:
+            if run.lost_at is None or now < run.lost_at + run.grace or run.cancelled:
                 continue
             if not peers.list_since(run.lost_at - PATROL):  # a client that reconnects is a new one
                 self._withdraw(run, "its client is gone")
