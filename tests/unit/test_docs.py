@@ -60,7 +60,7 @@ OTHER_FLAGS = {
     "keep",
 }
 # Flags of programs that the docs mention, and of benchmarks.
-NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "help", "warm", "against"}
+NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "hours", "plot", "help", "warm", "against"}
 # Flags of verifiers, in the table of its page.
 NOT_OURS |= {"env", "max-concurrent", "resume", "select"}
 # Flags of docker, pip and kubectl.
