@@ -257,6 +257,42 @@ def test_a_full_disk_of_the_server_is_never_a_zero(scene: Scene, tmp_path: Path)
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+GROUPED = """
+import holdwater as hw
+
+def instances():
+    yield hw.Instance(id="one", start=hw.SandboxSpec(build=BUILD))
+
+async def group(instance, members):
+    return None
+
+def grade(instance, sandbox, answer):
+    return True
+
+suite = hw.Suite(name="refused", instances=instances, grade=grade, group=group if GROUP else None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("grouped", "text"),
+    [
+        (True, "a sandbox server cannot hold places for whole groups"),
+        (False, "a sandbox server builds no Dockerfile of this machine: `/some/where`"),
+    ],
+)
+def test_a_request_that_no_server_can_meet_says_so(
+    scene: Scene, server: ServedSandboxes, grouped: bool, text: str
+) -> None:
+    scene.suite(GROUPED, GROUP=grouped, BUILD=None if grouped else "/some/where")
+    samples = ("--samples", "2") if grouped else ()
+
+    command = scene.run("--agent", "nop", "--workers", "1", *samples, *server.options())
+
+    assert command.wait() == 1, command
+    assert text in json.dumps(scene.export("attempts"))
+    assert "passed" not in command.document()["outcomes"]
+
+
 def test_two_servers_cannot_have_one_directory(server: ServedSandboxes, tmp_path: Path) -> None:
     words = ["sandboxd", "--listen", "127.0.0.1:0", "--token-file", str(server.token)]
     second = Command(tmp_path, *words, "--out", str(server.directory))

@@ -349,3 +349,25 @@ async def test_a_tree_of_a_client_reaches_no_file_of_the_server(
 
         assert "secret of the server" not in seen.stdout
     assert [path.name for path in victim.iterdir()] == ["secret"]
+
+
+async def test_a_sandbox_that_is_taken_back_interrupts_its_attempt(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        access = ServerAccess(url=server.address, token=TOKEN)
+        async with RemoteConnection(access, reaches_gateway=False) as connection:
+            sandboxes = RemoteSandboxes(connection, "run", Network.GATEWAY)
+            async with sandboxes.open(1, LIMITS, None, SandboxSpec()) as box:
+                running = asyncio.ensure_future(box.run("sleep 600"))
+                async with asyncio.timeout(stretch(10)):
+                    while not (await box.run("true")).ok:
+                        await asyncio.sleep(0.01)
+                [number] = server._host.places
+
+                assert server._host._take_back_for_memory(number)
+                assert not server._host._take_back_for_memory(number)
+
+                for call in (running, box.read("file")):
+                    with pytest.raises(AttemptInterrupted, match="memory was short") as raised:
+                        await call
+                    assert raised.value.kind == "preempted"
+            sandboxes.close()
