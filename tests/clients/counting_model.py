@@ -30,10 +30,15 @@ def call_commands(text: str) -> dict[str, Any]:
     return {"name": "run_commands", "arguments": {"commands": [f"echo {text} >>notes.txt"]}}
 
 
-TOOLS = {"qwen-code": call_shell, "cline": call_commands}
+def call_terminal(text: str) -> dict[str, Any]:
+    return {"name": "terminal", "arguments": {"command": f"echo {text} >>notes.txt"}}
+
+
+TOOLS = {"openhands-worker": call_terminal, "qwen-code": call_shell, "cline": call_commands}
 ENDS = {
     "smolagents": {"name": "final_answer", "arguments": {"answer": "done"}},
     "openhands-sdk": {"name": "finish", "arguments": {"message": "done"}},
+    "openhands-worker": {"name": "finish", "arguments": {"message": "done"}},
 }
 
 

@@ -124,7 +124,14 @@ CLIENTS = {
         returned='"role":"tool"',
         instruction=SHORT,
     ),
+    "openhands": Client(
+        first=call("terminal", security_risk="LOW"),
+        then=call("finish", DONE, key="message"),
+        returned='"role":"tool"',
+        instruction=SHORT,
+    ),
 }
+SLOW = {"openhands"}  # it takes 542 MB: `scripts/proof-clients` installs it
 
 
 class Upstream:
@@ -188,7 +195,9 @@ async def play(
     return Played(summary, upstream, url, place / "run")
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.proof] if name in SLOW else []) for name in CLIENTS]
+)
 async def test_a_client(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = CLIENTS[name]
     need(PRESETS[name].program)

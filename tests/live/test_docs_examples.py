@@ -34,6 +34,7 @@ ELSEWHERE = {
     "holdwater view": "tests/live/test_view_pages.py",
     "holdwater run demo --view": "tests/live/test_view_pages.py",
     "holdwater compare": "tests/live/test_compare.py",
+    "holdwater run tasks.jsonl --agent openhands-sdk": "tests/live/test_openhands_sdk.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.
 REHEARSED = ("--agent claude-code", "--agent codex", "--agent mini-swe-agent", "--sandbox docker")

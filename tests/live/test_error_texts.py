@@ -79,6 +79,26 @@ $ holdwater run demo --agent agents.py:slove
 2 error: `agents.py` has no `slove`
 hint: did you mean `solve`?
 
+$ holdwater run demo --agent nop --agent-option x=1
+2 error: agent `nop` has no options: `--agent-option x`
+
+$ holdwater run demo --agent openhands-sdk --agent-option fast
+2 error: `--agent-option` must look like `max_iterations=100`: `fast`
+
+$ holdwater run demo --agent openhands-sdk --agent-option max_iteration=9
+2 error: unknown option of agent `openhands-sdk`: `max_iteration`
+hint: did you mean `max_iterations`?
+
+$ holdwater run demo --agent openhands-sdk --agent-option max_iterations=few
+2 error: `--agent-option max_iterations`: expected `int`, got `str`: `few`
+
+$ holdwater run demo --agent openhands-sdk --agent-option system_prompt=gone.txt
+2 error: `--agent-option system_prompt`: No such file or directory: `HERE/gone.txt`
+
+$ holdwater run demo --agent openhands-sdk --model x
+2 error: agent `openhands-sdk` needs the package `openhands-sdk` beside holdwater
+hint: `uv pip install openhands-sdk==1.58.0 openhands-tools==1.58.0` with Python 3.12 or newer; or name an interpreter: `--agent-option python=PATH`
+
 > agents.py x = 3
 $ holdwater run demo --agent agents.py:x
 2 error: not an agent: `agents.py:x` is of type `int`

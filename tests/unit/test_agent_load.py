@@ -43,7 +43,8 @@ def refusal(spec: str) -> BadInput:
 
 
 def test_the_built_in_ones_are_known_by_name() -> None:
-    assert [k.name for k in list_agents()][:6] == ["bash", "oracle", "nop", "gold", "empty", "command"]
+    built_in = ["bash", "oracle", "nop", "gold", "empty", "openhands-sdk", "command"]
+    assert [k.name for k in list_agents()][:7] == built_in
     assert [load(name).uses_model for name in ("bash", "oracle", "nop")] == [True, False, False]
 
 
@@ -82,9 +83,10 @@ def test_an_invalid_agent_is_refused(file: Path, name: str, message: str) -> Non
 def test_an_unknown_name_lists_the_known_and_guesses() -> None:
     error = refusal("orcale")
 
-    presets = "`claude-code`, `codex`, `opencode`, `gemini-cli`, `aider`, `mini-swe-agent`"
+    presets = "`claude-code`, `codex`, `opencode`, `gemini-cli`, `aider`, `mini-swe-agent`, `openhands`"
     assert error.message == (
-        "unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `gold`, `empty`, `command`, " + presets
+        "unknown agent: `orcale`; known are `bash`, `oracle`, `nop`, `gold`, `empty`, `openhands-sdk`, "
+        "`command`, " + presets
     )
     assert error.hint == "did you mean `oracle`?"
 

@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from tests.directory_sandbox import Directory
 
+from holdwater.agent.client_preset import AgentPreset, ModelEndpoint, explain_version
 from holdwater.agent.command import LONGEST_ARGUMENT
 from holdwater.agent.loader import list_agents, load, make_absolute
-from holdwater.agent.presets import PRESETS, AgentPreset, ModelEndpoint, explain_version, preset
+from holdwater.agent.presets import PRESETS, preset
 from holdwater.core.errors import AgentFailed, BadInput, RunFailed
 from holdwater.core.records import CommandResult, Instance
 
 ROOT = Path(__file__).parents[2]
+# Of version 1.16.0, without the event that names the machine's interpreter.
+OPENHANDS_OUTPUT = ROOT / "tests/clients/openhands_output.txt"
 STAND_IN = """#!/bin/sh
 case "$1" in --version|--help) echo "it is 1, version {version}"; exit 0;; esac
 printf '%s\\n' "$@" >../words; env >../environment; cat >../stdin
@@ -179,10 +182,10 @@ async def test_a_status_is_the_agents_failure_and_an_untested_version_a_hint(pla
     ],
 )
 def test_versions_are_numbers(said: str, told: str) -> None:
-    oldest, newest = PRESETS["codex"].tested
+    oldest, newest = tested = PRESETS["codex"].tested
     assert oldest.startswith("0.1") and len(oldest.split(".")[1]) == 3  # as text, 0.99 would come later
 
-    found = explain_version(PRESETS["codex"], said.format(oldest=oldest, newest=newest))
+    found = explain_version("codex", tested, said.format(oldest=oldest, newest=newest))
 
     assert found == told.format(oldest=oldest, newest=newest)
 
@@ -208,6 +211,15 @@ def test_versions_are_numbers(said: str, told: str) -> None:
         ("aider", "all of it", None),
         ("mini-swe-agent", "\nExit:\nnot yet\nExit:\nlast\n\nSaved trajectory to 'x'\n", "last"),
         ("mini-swe-agent", "nothing", None),
+        ("openhands", OPENHANDS_OUTPUT.read_text("utf-8"), "all done"),
+        (
+            "openhands",
+            '{"source":"user","llm_message":{"content":[{"text":"do"}]},"kind":"MessageEvent"}\n'
+            '{"source":"agent","llm_message":{"content":[{"text":"no "},{"text":"tool"}]}}\n'
+            '{"source":"environment","observation":{"content":[{"text":"x"}]},"kind":"ObservationEvent"}\n',
+            "no tool",
+        ),
+        ("openhands", "Agent finished\n", None),
     ],
 )
 def test_the_answer_is_its_last_words(name: str, printed: str, answer: str | None) -> None:
@@ -229,6 +241,7 @@ def test_the_listing_manual_and_installation_of_a_preset_agree(made: AgentPreset
     [listed] = [one for one in list_agents() if one.name == made.name]
     assert made.install in listed.description and made.versions in listed.description
     package = next(word for word in made.install.split() if made.tested[1] in word)
-    assert package in re.split(r"[\s()]+", (ROOT / "scripts/clients").read_text())
+    installed = (ROOT / "scripts/clients").read_text() + (ROOT / "scripts/proof-clients").read_text()
+    assert package in re.split(r"[\s()]+", installed)
     row = f"| `{made.name}` | {made.title} | {made.dialect} | {made.versions} | `{made.install}` |"
     assert row in (ROOT / "docs/agents.md").read_text()

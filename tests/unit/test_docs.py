@@ -65,6 +65,8 @@ NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "hours", "plot"
 NOT_OURS |= {"env", "max-concurrent", "resume", "select"}
 # Flags of docker, pip and kubectl.
 NOT_OURS |= {"build-arg", "wheel-dir", "file", "tag", "from-literal"}
+# Flags of the OpenHands benchmarks.
+NOT_OURS |= {"headless", "num-workers", "n-limit", "max-attempts", "max-iterations", "max-retries"}
 
 
 def flags() -> set[str]:

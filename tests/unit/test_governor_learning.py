@@ -114,3 +114,14 @@ def test_after_relief_it_begins_with_the_mildest_step_again():
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_limit_of_nothing_is_no_division_by_zero(limit):
     assert ReclaimSteps().next(1, limit) is ReclaimAction.TRIM
+
+
+def test_a_declared_need_of_the_agent_is_the_first_estimate() -> None:
+    sandboxes, workers = sandbox_memory(GiB, 300 * MiB), worker_memory(24 * MiB)
+
+    assert (sandboxes.need, workers.need) == (300 * MiB, 24 * MiB)
+    for _ in range(TRUSTED_PEAKS):
+        sandboxes.add(40 * MiB)
+
+    assert sandboxes.need == int(40 * MiB * 1.1)
+    assert sandboxes.retry_need == 300 * MiB

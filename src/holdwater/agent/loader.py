@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from .attack import attack
 from .baselines import empty, gold, nop, oracle, predictions
 from .bash import bash
 from .command import command
+from .openhands import openhands_sdk
 from .presets import PRESETS, preset
 
-__all__ = ["PluginEntry", "list_agents", "load", "make_absolute"]
+__all__ = ["PluginEntry", "find_agent", "list_agents", "load", "make_absolute"]
 
 ENTRY_POINT_GROUP = "holdwater.agents"
 COMMAND = "command"
@@ -49,6 +50,7 @@ BUILT_IN: dict[str, Callable[[], Agent]] = {
     "nop": nop,
     "gold": gold,
     "empty": empty,
+    "openhands-sdk": openhands_sdk,
 }
 
 
@@ -74,6 +76,17 @@ def load(spec: str) -> Agent:
     if found is None:
         raise plugin.make_unknown_error("agent", spec, list_agents(), OTHER_AGENTS)
     return _as_agent(found, spec)
+
+
+def find_agent(agent: Agent | AgentFunction | str, options: Mapping[str, Any]) -> Agent:
+    """Return the agent with the options of a run; raise BadInput if one is invalid or it takes none."""
+    named = load(agent) if isinstance(agent, str) else agent
+    found = named if isinstance(named, Agent) else python(named)
+    if not options:
+        return found
+    if found.configure is None:
+        raise BadInput(f"agent `{found.name}` has no options: `--agent-option {next(iter(options))}`")
+    return found.configure(options)
 
 
 def list_agents() -> list[PluginEntry]:

@@ -1,26 +1,18 @@
-"""Presets for well-known command-line agents, which run headless in a sandbox with our model.
+"""The presets: well-known command-line agents, and how to find the final answer in the output of each.
 
-A preset is data: the command, its variables, and how to find the final answer in its output. `preset` runs
-all of them, on top of `command.py`.
+`client_preset.py` runs them.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import shlex
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
-from ..core.authoring import Agent, Model, Sandbox
-from ..core.errors import AgentFailed, BadInput
-from ..core.records import Instance
-from . import command
+from ..core.authoring import Agent
+from ..core.records import MiB
+from .client_preset import AgentPreset, ModelEndpoint, make_agent
 
-# Uses the file in its first argument as standard input, removes the file, and executes the other arguments.
-STDIN_FROM_FILE = 'exec <"$1" && rm -f "$1"; rmdir "${1%/*}" 2>/dev/null; shift; exec "$@"'
 # Without a selected login method, a base URL makes Gemini CLI select one that it then rejects.
 GEMINI_SETTINGS = """
 mkdir -p ~/.gemini
@@ -32,120 +24,6 @@ mkdir -p ~/.gemini
 }
 END
 """
-VERSION_SECONDS = 60.0
-ARGUMENT_HINT = "shorten the instruction, or use an agent that reads it from its standard input"
-
-log = logging.getLogger(__name__)
-
-
-class ModelEndpoint(NamedTuple):
-    """The model's address, as seen by a client in the sandbox."""
-
-    model: str
-    url: str  # ends in `/v1`
-    root: str  # without `/v1`
-    key: str
-
-
-class AgentPreset(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a client. It reads its instruction from standard input, or as its last argument."""
-
-    name: str
-    title: str
-    program: str
-    install: str  # the install command for the newest tested version
-    tested: tuple[str, str]  # the oldest and the newest tested version
-    dialect: str
-    words: Callable[[ModelEndpoint], list[str]]
-    environment: Callable[[ModelEndpoint], dict[str, str]]
-    answer: Callable[[str], str | None] = lambda printed: None  # extracts the answer; None: the whole output
-    instruction: str = ""  # prefix of an instruction that is passed as an argument
-    prelude: str = ""  # shell lines that run first, if the instruction is on standard input
-    version: str = "--version"  # the argument that prints the version
-
-    @property
-    def versions(self) -> str:
-        return " to ".join(dict.fromkeys(self.tested))
-
-    @property
-    def description(self) -> str:
-        return f"{self.title}, using the {self.dialect} dialect; tested: {self.versions}; `{self.install}`"
-
-
-def preset(name: str, extra: str = "") -> Agent:
-    """Return the agent that runs this client, with `extra` arguments at the end of its command line."""
-    made = PRESETS[name]
-    try:
-        added = shlex.split(extra)
-    except ValueError as error:
-        raise BadInput(f"cannot read the agent's arguments: {error}: `{extra}`") from None
-    version = _ClientVersion(made)
-
-    async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
-        door = ModelEndpoint(model.name, model.sandbox_url, model.sandbox_url.removesuffix("/v1"), model.key)
-        words = [made.program, *made.words(door), *added]
-        if made.instruction:
-            words.append(command.check_argument(made.instruction + instance.instruction, ARGUMENT_HINT))
-        else:
-            file = command.instruction_file(sandbox)
-            await sandbox.write(file, instance.instruction)
-            words = ["sh", "-c", f"{made.prelude}\n{STDIN_FROM_FILE}", "sh", file, *words]
-        environment = made.environment(door)
-        untested = await version.describe_untested(sandbox, environment)
-        try:
-            result = await command.run_program(made.program, words, sandbox, environment, made.install)
-        except AgentFailed as error:
-            raise AgentFailed(error.message, error.hint or untested, kind=error.kind) from None
-        answer = made.answer(result.stdout)
-        return result.stdout if answer is None else answer
-
-    return Agent(
-        name=f"{name} {extra}".strip(),
-        act=act,
-        needs_model=True,
-        check=lambda: command.check_program(made.program, made.install),
-        description=made.description,
-        paths=command.find_paths(made.program, *added),
-    )
-
-
-class _ClientVersion:
-    """The version of a client, queried once per process."""
-
-    def __init__(self, made: AgentPreset) -> None:
-        self._preset = made
-        self._warning: str | None = None
-
-    async def describe_untested(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
-        """Return a warning if the client's version is not a tested one."""
-        if self._warning is None:
-            self._warning = ""  # other attempts do not wait for the query
-            self._warning = await self._ask_version(sandbox, environment)
-        return self._warning
-
-    async def _ask_version(self, sandbox: Sandbox, environment: Mapping[str, str]) -> str:
-        made = self._preset
-        words = ["sh", "-c", '"$@" 2>&1', "sh", made.program, made.version]
-        said = await sandbox.run(words, env=environment, timeout=VERSION_SECONDS)
-        told = explain_version(made, said.stdout) if said.ok else ""
-        if told:
-            log.warning("agent.untested %s", told)
-        return told
-
-
-def explain_version(made: AgentPreset, said: str) -> str:
-    """Return a warning about the version; an empty string if it is a tested one."""
-    found = re.search(r"\d{1,9}(\.\d{1,9})+", said)
-    if found is not None and _parse_version(made.tested[0]) <= _parse_version(found[0]) <= _parse_version(
-        made.tested[1]
-    ):
-        return ""
-    version = found[0] if found else "unknown"
-    return f"`{made.program}` has version {version}; tested versions: {made.versions}"
-
-
-def _parse_version(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def _find_last(printed: str, extract: Callable[[dict[str, object]], object]) -> str | None:
@@ -197,6 +75,22 @@ def _parse_mini(printed: str) -> str | None:
     return rest.partition("\nSaved trajectory to")[0].strip() if found else None
 
 
+def _parse_openhands(printed: str) -> str | None:
+    """Return the message of the last finish action, or the text of the last message without an action."""
+
+    def extract_message(event: dict[str, object]) -> object:
+        action, message = event.get("action"), event.get("llm_message")
+        if isinstance(action, dict) and action.get("kind") == "FinishAction":
+            return action.get("message")
+        if event.get("source") != "agent" or not isinstance(message, dict):
+            return None
+        parts = message.get("content")
+        blocks = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        return "".join(str(block.get("text", "")) for block in blocks) or None
+
+    return _find_last(printed, extract_message)
+
+
 def _quote_toml(text: str) -> str:
     """Quote a string for TOML, which accepts JSON strings."""
     return msgspec.json.encode(text).decode()
@@ -228,6 +122,7 @@ CLAUDE_CODE = AgentPreset(
     install="npm install -g @anthropic-ai/claude-code@2.1.325",
     tested=("2.1.248", "2.1.325"),
     dialect="messages",
+    memory=128 * MiB,
     words=lambda door: [
         "--print",
         "--dangerously-skip-permissions",
@@ -255,6 +150,7 @@ CODEX = AgentPreset(
     install="npm install -g @openai/codex@0.166.0",
     tested=("0.155.0", "0.166.0"),
     dialect="responses",
+    memory=48 * MiB,
     # Use a custom provider: the built-in one tries WebSockets first.
     words=lambda door: [
         "exec",
@@ -282,6 +178,7 @@ OPENCODE = AgentPreset(
     install="npm install -g opencode-ai@1.18.33",
     tested=("1.18.26", "1.18.33"),
     dialect="chat",
+    memory=480 * MiB,
     words=lambda door: ["run", "--format=json", f"--model=holdwater/{door.model}"],
     environment=lambda door: {
         "OPENAI_API_KEY": door.key,
@@ -301,6 +198,7 @@ GEMINI_CLI = AgentPreset(
     install="npm install -g @google/gemini-cli@0.61.0",
     tested=("0.58.0", "0.61.0"),
     dialect="gemini",
+    memory=240 * MiB,
     words=lambda door: ["--yolo", "--output-format=json", f"--model={door.model}"],
     environment=lambda door: {
         "GOOGLE_GEMINI_BASE_URL": door.root,
@@ -319,6 +217,7 @@ AIDER = AgentPreset(
     install="uv tool install aider-chat==0.86.2",
     tested=("0.86.0", "0.86.2"),
     dialect="chat",
+    memory=240 * MiB,
     words=lambda door: [
         f"--model=openai/{door.model}",
         "--message-file=/dev/stdin",
@@ -351,6 +250,7 @@ MINI_SWE_AGENT = AgentPreset(
     install="uv tool install mini-swe-agent==2.4.6 -w mcp",
     tested=("2.3.1", "2.4.6"),
     dialect="chat",
+    memory=240 * MiB,
     words=lambda door: [f"--model=openai/{door.model}", "--yolo", "--exit-immediately", "--cost-limit=0"],
     environment=lambda door: {
         "OPENAI_API_BASE": door.url,
@@ -364,6 +264,32 @@ MINI_SWE_AGENT = AgentPreset(
     version="--help",
 )
 
+OPENHANDS = AgentPreset(
+    name="openhands",
+    title="OpenHands",
+    program="openhands",
+    install="uv tool install openhands==1.16.0 -p 3.12",
+    tested=("1.16.0", "1.16.0"),
+    dialect="chat",
+    memory=288 * MiB,
+    words=lambda door: ["--headless", "--json", "--override-with-envs"],
+    environment=lambda door: {
+        "LLM_MODEL": f"openai/{door.model}",
+        "LLM_BASE_URL": door.url,
+        "LLM_API_KEY": door.key,
+        "OPENHANDS_SUPPRESS_BANNER": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    },
+    answer=_parse_openhands,
+    instruction="--task=",
+    mark="OpenHands CLI",
+)
+
 PRESETS: Mapping[str, AgentPreset] = {
-    made.name: made for made in (CLAUDE_CODE, CODEX, OPENCODE, GEMINI_CLI, AIDER, MINI_SWE_AGENT)
+    made.name: made for made in (CLAUDE_CODE, CODEX, OPENCODE, GEMINI_CLI, AIDER, MINI_SWE_AGENT, OPENHANDS)
 }
+
+
+def preset(name: str, extra: str = "") -> Agent:
+    """Return the agent that runs this client, with `extra` arguments at the end of its command line."""
+    return make_agent(PRESETS[name], extra)

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
-from ..agent.loader import load as load_agent
+from ..agent.loader import find_agent
 from ..agent.loader import make_absolute as absolute_agent
-from ..agent.loader import python as python_agent
 from ..core.authoring import Agent, AgentFunction, CriticFunction, Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput
@@ -190,13 +189,15 @@ def prepare(
         raise BadInput(
             f"no agent given, and suite `{found.name}` suggests none", "for example `--agent bash`"
         )
-    actor = _as_agent(chosen)
+    selection = read_selection(options.get("select"))
+    settings = parse_settings({**options, "select": selection})
+    actor = find_agent(chosen, settings.get("agent_options", {}))
+    settings["agent_options"] = dict(actor.options)
     names = (
         absolute_suite(suite) if isinstance(suite, str) else found.name,
         absolute_agent(chosen) if isinstance(chosen, str) else actor.name,
     )
-    selection = read_selection(options.get("select"))
-    config = build_config(found, actor, names, parse_settings({**options, "select": selection}))
+    config = build_config(found, actor, names, settings)
     check_inputs(found, actor, config)
     environment = read_environment()
     check_requirements(found, config, environment)
@@ -288,7 +289,7 @@ def _setup_again(
         path=path,
         config=config,
         suite=suite if config.replays is None else replay_suite(suite, Path(config.replays)),
-        agent=_as_agent(objects.agent or config.agent),
+        agent=find_agent(objects.agent or config.agent, config.agent_options),
         environment=environment,
         agent_env=read_values(config.env, env, environment.inherited),
         importable=objects.suite is None and objects.agent is None,
@@ -344,12 +345,6 @@ async def start(setup: RunSetup, **hooks: Any) -> RunSummary:
         return summary
     names = ("observers", "say", "signals", "periodic_tasks", "enclose")  # `begun` has been called
     return await start(setup.afterwards(), **{name: getattr(setup, name) for name in names})
-
-
-def _as_agent(agent: Agent | AgentFunction | str) -> Agent:
-    if isinstance(agent, str):
-        return load_agent(agent)
-    return agent if isinstance(agent, Agent) else python_agent(agent)
 
 
 @asynccontextmanager

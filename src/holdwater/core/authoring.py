@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from .agent import Agent as Agent
+from .agent import AgentFunction as AgentFunction
 from .exchange import DriftedCall, Exchange
 from .records import (
     NO_USAGE,
@@ -273,11 +275,6 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
-# (instance, sandbox, model) -> answer, plain or async. A function with a parameter `attempt` receives an
-# `AttemptHandle`.
-AgentFunction = Callable[..., Any]
-
-
 class ChildResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a child attempt."""
 
@@ -372,20 +369,6 @@ class CriticInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CriticFunction = Callable[[Instance, CriticInput], bool | Awaitable[bool]]  # is the attempt good enough
-
-
-class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """A named `act` function, and the facts that a run needs before it starts."""
-
-    name: str
-    act: AgentFunction
-    uses_model: bool = True
-    needs_model: bool = False  # it is known to call the model: no instance can run without one
-    solves: bool = False  # the oracle: the suite's `solve`, if there is one, runs in its place
-    check: Callable[[], None] | None = None  # raises BadInput or RunFailed before anything is started
-    description: str = ""
-    paths: tuple[str, ...] = ()  # paths of this machine that its sandbox has to show
-    notes: tuple[str, ...] = ()  # for the user, at the start of a run
 
 
 class SandboxProvider(Protocol):

@@ -68,6 +68,14 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    return _parse_pairs(pairs, "--sampling", "temperature=0.7")
+
+
+def parse_agent_options(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    return _parse_pairs(pairs, "--agent-option", "max_iterations=100")
+
+
+def _parse_pairs(pairs: Mapping[str, Any] | Sequence[str], flag: str, example: str) -> dict[str, Any]:
     """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
     if isinstance(pairs, Mapping):
         return dict(pairs)
@@ -75,7 +83,7 @@ def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.strip():
-            raise BadInput(f"`--sampling` must look like `temperature=0.7`: `{pair}`")
+            raise BadInput(f"`{flag}` must look like `{example}`: `{pair}`")
         try:
             found[name.strip()] = msgspec.json.decode(text)
         except msgspec.DecodeError:
@@ -116,6 +124,17 @@ class RunConfig(Record, frozen=True):
             resume="The URL of the model's server",
         ),
     ] = None
+    # What the agent's `configure` takes.
+    agent_options: Annotated[
+        dict[str, Any],
+        ConfigOption(
+            CHOICE,
+            "A setting of the agent: `max_iterations=100`; may be repeated",
+            name="agent_option",
+            accepts=list[str],
+            parse=parse_agent_options,
+        ),
+    ] = msgspec.field(default_factory=dict)
     # Imposed on every request.
     sampling: Annotated[
         dict[str, Any],

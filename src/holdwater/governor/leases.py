@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ..core.authoring import Agent
 from ..core.config import RunConfig
 from ..core.failures import make_interrupt_failure
 from ..core.records import Attempt, AttemptFailure, FailureOrigin, LimitOverrides, MiB, Verdict
@@ -48,6 +49,7 @@ class AttemptLeases:
         config: RunConfig,
         usage: RunUsage,
         disk: Callable[[], ResourceBound],
+        agent: Agent | None = None,  # whose needs are the first estimates
         *,
         elsewhere: bool = False,
     ) -> None:
@@ -59,8 +61,9 @@ class AttemptLeases:
         self.gate = Gate()
         self.grants: dict[int, AttemptGrant] = {}  # attempt -> its grant; bound: the run's concurrency
         self.gate.memory.set_usage(usage.reading.holding, {})
-        self._sandboxes = sandbox_memory(self.gate.memory.largest_lease)
-        self._workers, self._disks = worker_memory(), sandbox_disk()
+        self._sandboxes = sandbox_memory(self.gate.memory.largest_lease, agent.memory if agent else 0)
+        self._workers = worker_memory(agent.worker_memory if agent else 0)
+        self._disks = sandbox_disk()
 
     async def lease(self, attempt: Attempt, asks: LimitOverrides, images: int = 0) -> Lease | AttemptFailure:
         """Wait for the lease of an attempt; return it, or why it cannot be had.
@@ -262,22 +265,22 @@ class PeakHistory:
         return max(self._prior, self.need)
 
 
-def sandbox_memory(limit: int) -> PeakHistory:
-    """Return the history of sandbox memory.
+def sandbox_memory(limit: int, needed: int = 0) -> PeakHistory:
+    """Return the history of sandbox memory. `needed`: bytes that the agent declares; 0: none.
 
     A lease is a limit for its sandbox and grows with it while there is room; `limit` is the total memory.
     """
-    prior = min(max(limit // 16, 64 * MiB), 512 * MiB)
+    prior = needed or min(max(limit // 16, 64 * MiB), 512 * MiB)
     return PeakHistory(prior=prior, least=2 * MiB, quantile=0.65)
 
 
-def worker_memory() -> PeakHistory:
-    """Return the history of worker memory per attempt.
+def worker_memory(needed: int = 0) -> PeakHistory:
+    """Return the history of worker memory per attempt. `needed`: bytes that the agent declares; 0: none.
 
     Attempts share the limit of their worker, so one that exceeds it hits the others: nearly all peaks must
     fit.
     """
-    return PeakHistory(prior=8 * MiB, least=1 * MiB, quantile=0.95)
+    return PeakHistory(prior=needed or 8 * MiB, least=1 * MiB, quantile=0.95)
 
 
 def sandbox_disk() -> PeakHistory:

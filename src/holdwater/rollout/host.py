@@ -11,13 +11,18 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..agent.loader import load as load_agent
-from ..agent.loader import takes_attempt
+from ..agent.loader import find_agent, takes_attempt
 from ..conversation.earlier_replies import EarlierReplies, describe_drift
 from ..conversation.nodes import read_nodes
 from ..core.authoring import (
@@ -100,7 +105,7 @@ class AttemptHost:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bound: the run's concurrency
         self._stopped: dict[int, AttemptFailure] = {}  # interrupted before their first step; bound: the same
         self.suite = suite or load_suite(config.suite)
-        self.agent = agent or load_agent(config.agent)
+        self.agent = agent or find_agent(config.agent, config.agent_options)
         self.spawns_children = takes_attempt(self.agent.act)
         self.groups = WaitingGroups(self.suite.group, lambda attempt: emit(MemberWaiting(attempt=attempt)))
         self.critic = load_critic(critic or config.critic)
@@ -123,6 +128,8 @@ class AttemptHost:
         """Open the journal, the sandboxes and the gateway until the block ends."""
         welcome = self._welcome
         async with AsyncExitStack() as stack:
+            if self.agent.prepare is not None:
+                self.agent.prepare(stack.enter_context(self._make_temporary()))
             self._journal = stack.enter_context(
                 VerdictJournal(self._directory, self._reserve, welcome.worker, welcome.token)
             )
@@ -134,8 +141,7 @@ class AttemptHost:
                 yield self
                 return
             # The path of a unix socket has at most 108 bytes, so it cannot be in the run directory.
-            socket_directory = Path(tempfile.mkdtemp(prefix=temporary_prefix(welcome.config.id)))
-            try:
+            with self._make_temporary() as socket_directory:
                 async with (
                     self._models as models,
                     Gateway(
@@ -157,8 +163,15 @@ class AttemptHost:
                     if opened.gateway_address:
                         await self._server.listen_on(opened.gateway_address)
                     yield self
-            finally:
-                shutil.rmtree(socket_directory, ignore_errors=True)
+
+    @contextmanager
+    def _make_temporary(self) -> Iterator[Path]:
+        """Create a directory for temporary files; a later conductor sweeps it if this process is killed."""
+        directory = Path(tempfile.mkdtemp(prefix=temporary_prefix(self._welcome.config.id)))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _site(self) -> SandboxSite:
         return SandboxSite(

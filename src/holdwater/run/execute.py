@@ -190,7 +190,8 @@ async def _conduct(
             given.observers,
             lambda kind, message: asyncio.run_coroutine_threadsafe(ledger.note(kind, message), loop),
         )
-        leases = AttemptLeases(config, usage, space.bound, elsewhere=find_kind(config.sandbox).elsewhere)
+        elsewhere = find_kind(config.sandbox).elsewhere
+        leases = AttemptLeases(config, usage, space.bound, given.agent, elsewhere=elsewhere)
         around = _RunServices(given, ledger, space, usage, leases, timeline, provision)
         try:
             await _schedule(config, feed, observers, RunInbox(say), around, signals)

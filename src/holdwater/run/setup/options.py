@@ -54,6 +54,7 @@ class RunOptions(TypedDict, total=False):
 
     model: str | None
     base_url: str | None
+    agent_option: Mapping[str, Any] | Sequence[str] | None
     concurrency: int | str | None
     ungoverned: bool | None
     workers: int | None
