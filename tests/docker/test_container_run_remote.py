@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.command_runner import Scene, serving
+from tests.command_runner import Scene, serving, until
 from tests.container_runs import IMAGE, Ground
 from tests.docker.test_container_run_parity import KINDS, LIMITS
 from tests.sandbox_server import ServedSandboxes, sandbox_server
@@ -98,3 +98,26 @@ def test_model_calls_of_a_container_reach_the_gateway_of_the_run(
 
     assert scene.outcomes() == {f"i{n}": "passed" for n in range(3)}
     scene.close()
+
+
+def test_a_killed_server_leaves_no_container_after_its_restart(
+    tmp_path: Path, ground: Ground, server: ServedSandboxes
+) -> None:
+    scene = Scene(tmp_path / "run", ground.before)
+    scene.place.mkdir()
+    scene.suite(KINDS.replace('"passes": "echo 4 >answer"', '"waits": "sleep 5; echo 4 >answer"'))
+    words = (*scene.agent(), "--image", IMAGE, "--only", "waits", "--retries", "0", "--workers", "1")
+    command = scene.run(*words, *server.options())
+    until("a container acts", lambda: _acts(ground), every=0.3)
+
+    server.kill()
+    server.start()
+
+    assert command.wait(120) == 0, command
+    assert scene.outcomes() == {"waits": "passed"}
+    scene.close()
+
+
+def _acts(ground: Ground) -> bool:
+    containers = ground.docker("ps", "--quiet").split()
+    return any("sleep 5" in ground.docker("top", container) for container in containers)
