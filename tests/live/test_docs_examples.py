@@ -21,6 +21,10 @@ ELSEWHERE = {
     "holdwater check ./terminal-bench-2": "tests/docker/test_container_run_harbor.py",
     "holdwater check --attack ./terminal-bench-2": "tests/docker/test_container_run_grades.py",
     "holdwater grade predictions.jsonl --suite swebench:": "tests/docker/test_container_run_swebench.py",
+    # A stand-in takes the place of OpenHands' benchmarks, which PyPI does not have.
+    "holdwater run openhands:": "tests/live/test_openhands_evaluation.py",
+    "holdwater export runs/infer": "tests/live/test_openhands_evaluation.py",
+    "holdwater resume runs/infer": "tests/fault/test_evaluation_kills.py",
     "holdwater run swebench:": "tests/docker/test_container_run_swebench.py",
     "holdwater sandboxd --listen 0.0.0.0:8500": "tests/fault/test_escape_remote.py",
     "holdwater run tasks.jsonl --agent bash --model gpt-5 --sandbox remote --sandbox-url https:": (

@@ -336,11 +336,28 @@ hint: give it with `--prices FILE.toml`
 
 $ holdwater run nosuch
 2 error: unknown suite: `nosuch`; known are ...
-hint: use one of these or `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE` or a directory of Harbor tasks
+hint: use one of these or `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `openhands:module:Class` or a directory of Harbor tasks
 
 $ holdwater run dem
 2 error: unknown suite: `dem`; known are ...
 hint: did you mean `demo`?
+
+$ holdwater run openhands:nosuch.infer:Evaluation --model m
+2 error: no such module: `nosuch.infer`
+hint: is it installed, or in this directory?
+
+$ holdwater run 'openhands:nosuch.infer:Evaluation?prepare=maybe' --model m
+2 error: invalid option `prepare` of `openhands:nosuch.infer:Evaluation`: `maybe`
+hint: `yes` or `no`
+
+$ holdwater run 'openhands:nosuch.infer:Evaluation?max_retries=3' --model m
+2 error: not an option of `openhands:nosuch.infer:Evaluation`: `max_retries`
+hint: `--out`, `--attempts` and `--retries` set them
+
+> numbers.py evaluation = 1
+$ holdwater run openhands:numbers.py:evaluation --model m
+2 error: not an evaluation: `numbers.py:evaluation` is of type `int`
+hint: it must be a subclass of `Evaluation` of OpenHands' benchmarks
 
 $ holdwater run suite.py
 2 error: missing suite name: `suite.py`

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import plugin
+from .. import evaluation, plugin
 from ..core.authoring import Agent, AgentFunction
 from ..core.errors import BadInput
 from ..plugin import PluginEntry
@@ -22,7 +22,7 @@ from .attack import attack
 from .baselines import empty, gold, nop, oracle, predictions
 from .bash import bash
 from .command import command
-from .openhands import openhands_sdk
+from .openhands import openhands_evaluation, openhands_sdk
 from .presets import PRESETS, preset
 
 __all__ = ["PluginEntry", "find_agent", "list_agents", "load", "make_absolute"]
@@ -61,6 +61,8 @@ def load(spec: str) -> Agent:
     name, _, extra = spec.partition(" ")
     if name in PRESETS:
         return preset(name, extra)
+    if spec.startswith(evaluation.PREFIX):
+        return openhands_evaluation(spec)
     head, colon, template = spec.partition(":")
     if head == COMMAND:
         return command(template)
@@ -110,6 +112,8 @@ def list_agents() -> list[PluginEntry]:
 
 def make_absolute(spec: str) -> str:
     """Return the spec with absolute paths, so that it is valid from any directory."""
+    if spec.startswith(evaluation.PREFIX):
+        return evaluation.make_absolute(spec)
     if spec.startswith(f"{PREDICTIONS}:"):
         return f"{PREDICTIONS}:{Path(spec.partition(':')[2]).absolute()}"
     foreign = spec.startswith(f"{COMMAND}:") or spec.partition(" ")[0] in PRESETS

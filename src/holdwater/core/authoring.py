@@ -326,6 +326,9 @@ class GradedAttempt(AgentRecord, Protocol):
     def grouped(self) -> bool: ...  # whether the suite's `group` scores it later, with other attempts
 
     @property
+    def answer(self) -> Any: ...  # of the agent, also where a patch is graded in its place
+
+    @property
     def model(self) -> Model:
         """The run's model for a judge. Its calls are recorded as the grader's, beyond the agent's limits."""
 

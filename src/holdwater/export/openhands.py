@@ -282,7 +282,12 @@ def _render_costs(reader: LedgerReader, into: Path, export: BenchmarkExport) -> 
             "sum_critic_files": total,
             "whole_run_cost": reader.counts().usage.nanodollars / 1e9,
         },
-        "proxy_cost_summary": {"total_proxy_cost": 0.0, "zero_proxy_cost_instances": 0},
+        "proxy_cost_summary": {
+            "total_proxy_cost": 0.0,
+            "zero_proxy_cost_instances": 0,
+            "only_main_output_proxy_cost": 0.0,
+            "sum_critic_files_proxy_cost": 0.0,
+        },
     }
 
 

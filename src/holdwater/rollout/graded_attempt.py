@@ -30,6 +30,7 @@ class GradedAttemptView(AttemptView):
         self, state: AttemptState, model: ModelView, reference: TrajectoryReference, read: ReadNodes
     ) -> None:
         super().__init__()
+        self.answer = state.answer
         self.failure: AttemptFailure | None = state.failure
         self.grouped = state.job.attempt.group is not None
         self.usage: ModelUsage = state.agent_usage  # of the agent: the grader has made no call yet
@@ -49,7 +50,7 @@ class GradedAttemptView(AttemptView):
     def end(self) -> None:
         super().end()
         self.model.end()
-        self._read = None
+        self._read = self.answer = None
 
 
 @asynccontextmanager

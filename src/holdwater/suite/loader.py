@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .. import plugin
+from .. import evaluation, plugin
 from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..plugin import PluginEntry
 from . import demo, swebench, verifiers
 from .harbor import harbor
 from .jsonl import jsonl
+from .openhands import openhands
 
 __all__ = ["PluginEntry", "check_suite", "list_suites", "load", "make_absolute"]
 
 ENTRY_POINT_GROUP = "holdwater.suites"
 HARBOR = "harbor:"
 OTHER_SUITES = (
-    "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `vf:MODULE` or a directory"
-    " of Harbor tasks"
+    "`path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `vf:MODULE`,"
+    " `openhands:module:Class` or a directory of Harbor tasks"
 )
 
 FUNCTIONS = (
@@ -34,6 +35,8 @@ BUILT_IN: dict[str, Callable[[], Suite]] = {"demo": demo.suite}
 
 def load(spec: str) -> Suite:
     """Return the suite that `spec` names; raise BadInput if there is none or it is invalid."""
+    if spec.startswith(evaluation.PREFIX):
+        return openhands(spec)
     if _is_swebench(spec):
         return swebench.swebench(spec)
     if spec.startswith(verifiers.PREFIX):
@@ -56,6 +59,8 @@ def load(spec: str) -> Suite:
 
 def make_absolute(spec: str) -> str:
     """Return the spec with absolute paths, so that it is valid from any directory."""
+    if spec.startswith(evaluation.PREFIX):
+        return evaluation.make_absolute(spec)
     if _is_swebench(spec):
         return swebench.make_absolute(spec)
     if spec.startswith(verifiers.PREFIX):

@@ -4,6 +4,7 @@ The SDK is no dependency of holdwater. A worker imports it from the user's envir
 interpreter of the user's choice does.
 """
 
+from .evaluation import openhands_evaluation
 from .sdk_agent import openhands_sdk
 
-__all__ = ["openhands_sdk"]
+__all__ = ["openhands_evaluation", "openhands_sdk"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import msgspec
 from ...core.authoring import Agent, Model, Sandbox
 from ...core.errors import AgentFailed, BadInput, LimitReached
 from ...core.records import Instance, MiB
+from ...evaluation import SDK_VARIABLES, set_sdk_variables
 from ...plugin import call_guarded
 from .. import command
 from ..client_preset import describe_range, explain_version
@@ -31,11 +31,7 @@ NAME = "openhands-sdk"
 PACKAGES = ("openhands-sdk", "openhands-tools")
 TESTED = ("1.21.0", "1.58.0")
 INSTALL = "uv pip install openhands-sdk==1.58.0 openhands-tools==1.58.0"
-# The SDK and LiteLLM read these variables when they are imported.
-VARIABLES = {
-    "OPENHANDS_SUPPRESS_BANNER": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise LiteLLM downloads the prices
-}
+INSTEAD = "; or name an interpreter: `--agent-option python=PATH`"
 # As `benchmarks/openhands_sdk.py` measures them.
 TERMINAL_MEMORY = 24 * MiB  # in the sandbox of a conversation that runs in the worker
 CONVERSATION_MEMORY = 8 * MiB  # in the worker
@@ -63,7 +59,7 @@ def _make_agent(options: Mapping[str, Any]) -> Agent:
         conversations = WorkerConversations(settings, prompt)
         return Agent(
             act=conversations.act,
-            check=_check_packages,
+            check=check_packages,
             prepare=conversations.prepare,
             notes=_find_notes(),
             memory=TERMINAL_MEMORY,
@@ -88,14 +84,9 @@ class WorkerConversations:
         self._place: Path | None = None  # of the SDK's own files, and of those that its editor edits
 
     def prepare(self, place: Path) -> None:
-        """Import the SDK, with the variables that it reads at that time."""
+        """Import the SDK; `place` gets its files."""
         self._place = place
-        # The worker has its own log. Plug-ins and profiles of the user's home would change the conversations.
-        own = {"LOG_AUTO_CONFIG": "false", "OH_PERSISTENCE_DIR": str(place / "home")}
-        for name, value in {**VARIABLES, **own}.items():
-            os.environ.setdefault(name, value)
-        module = f"{__package__}.worker_conversation"
-        call_guarded(lambda: importlib.import_module(module), f"agent `{NAME}`")
+        import_sdk(place)
 
     def act(self, instance: Instance, sandbox: Sandbox, model: Model) -> str:
         if self._place is None:  # a child of another agent
@@ -121,7 +112,7 @@ class _SandboxConversation:
         await sandbox.write(program, Path(__file__).with_name("conversation.py").read_bytes())
         content = _make_job(settings, self._prompt, instance, model, model.sandbox_url)
         await sandbox.write(job, msgspec.json.encode(content))
-        env = {**VARIABLES, "OPENAI_API_KEY": model.key}
+        env = {**SDK_VARIABLES, "OPENAI_API_KEY": model.key}
         result = await command.run_program(
             settings.python, [settings.python, program, job], sandbox, env, INSTALL
         )
@@ -161,14 +152,22 @@ def _read_end(end: Mapping[str, Any], settings: SdkSettings) -> str:
     raise AgentFailed(f"the conversation did not finish: {problem}", kind="conversation")
 
 
-def _check_packages() -> None:
+def import_sdk(place: Path) -> None:
+    """Import the SDK, with the variables that it reads at that time; `place` gets its files."""
+    # Plug-ins and profiles of the user's home would change the conversations.
+    set_sdk_variables({"OH_PERSISTENCE_DIR": str(place / "home")})
+    module = f"{__package__}.worker_conversation"
+    call_guarded(lambda: importlib.import_module(module), f"agent `{NAME}`")
+
+
+def check_packages(subject: str = f"agent `{NAME}`", instead: str = INSTEAD) -> None:
     """Raise BadInput if this interpreter cannot run conversations of the SDK."""
-    hint = f"`{INSTALL}` with Python 3.12 or newer; or name an interpreter: `--agent-option python=PATH`"
+    hint = f"`{INSTALL}` with Python 3.12 or newer{instead}"
     for package in PACKAGES:
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            raise BadInput(f"agent `{NAME}` needs the package `{package}` beside holdwater", hint) from None
+            raise BadInput(f"{subject} needs the package `{package}` beside holdwater", hint) from None
 
 
 def _find_notes() -> tuple[str, ...]:

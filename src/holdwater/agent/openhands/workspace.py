@@ -7,6 +7,7 @@ one, the mirror, through which `editor.py` passes one file at a time. `terminal.
 from __future__ import annotations
 
 import base64
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from openhands.sdk.workspace.models import CommandResult, FileOperationResult
 from pydantic import PrivateAttr
 
 from ...core.errors import AttemptError, SandboxFailed
+from .git_changes import list_changes, read_diff
 
 COMMAND_SECONDS = 30.0
 PIECE = 45_000  # bytes; as base64 they are less than a result keeps of a command's output
+STORE_FILE = 'mkdir -p "$(dirname "$2")" && cat "$1" >"$2"; status=$?; rm -f "$1"; exit $status'
 READ_PIECE = 'tail -c "+$2" "$1" | head -c "$3" | base64'
 
 
@@ -117,23 +120,44 @@ class SandboxWorkspace(LocalWorkspace):
         )
 
     def file_upload(self, source_path: str | Path, destination_path: str | Path) -> FileOperationResult:
-        content = Path(source_path).read_bytes()
-        self._sandbox.write(str(destination_path), content)
+        """Copy a file of this machine to any place of the sandbox that its commands can write."""
+        kept = f"{self._sandbox.private}/uploaded"
+        try:
+            content = Path(source_path).read_bytes()
+            self._sandbox.write(kept, content)
+            stored = self._sandbox.run(["sh", "-c", STORE_FILE, "sh", kept, str(destination_path)])
+            if not stored.ok:
+                raise OSError(stored.stderr.strip()[-500:])
+        except OSError as error:
+            return _describe_failure(source_path, destination_path, error)
         return _describe_copy(source_path, destination_path, len(content))
 
     def file_download(self, source_path: str | Path, destination_path: str | Path) -> FileOperationResult:
-        content = self._sandbox.read(str(source_path))
-        Path(destination_path).write_bytes(content)
+        try:
+            content = self._sandbox.read(str(source_path))
+            Path(destination_path).parent.mkdir(parents=True, exist_ok=True)
+            Path(destination_path).write_bytes(content)
+        except OSError as error:
+            return _describe_failure(source_path, destination_path, error)
         return _describe_copy(source_path, destination_path, len(content))
 
     def git_changes(self, path: str | Path) -> list[GitChange]:
-        raise NotImplementedError("holdwater's suites take the changes of a sandbox themselves")
+        return list_changes(self._sandbox, self._resolve(path))
 
     def git_diff(self, path: str | Path) -> GitDiff:
-        raise NotImplementedError("holdwater's suites take the changes of a sandbox themselves")
+        return read_diff(self._sandbox, self._resolve(path))
+
+    def _resolve(self, path: str | Path) -> str:
+        return posixpath.join(self._sandbox.workdir, self._sandbox.restore_paths(str(path)))
 
 
 def _describe_copy(source: str | Path, destination: str | Path, size: int) -> FileOperationResult:
     return FileOperationResult(
         success=True, source_path=str(source), destination_path=str(destination), file_size=size
+    )
+
+
+def _describe_failure(source: str | Path, destination: str | Path, error: OSError) -> FileOperationResult:
+    return FileOperationResult(
+        success=False, source_path=str(source), destination_path=str(destination), error=str(error)
     )
