@@ -98,19 +98,18 @@ class RouterSocket:
     def _listen(self) -> str:
         """Bind the address of the settings; return it as clients write it."""
         place = self._place
+        host = "127.0.0.1" if place.host == "localhost" else place.host
+        address = f"tcp://[{host}]:{place.port}" if ":" in host else f"tcp://{host}:{place.port}"
+        if place.path is not None:
+            clear_socket(place.path)
+            address = f"ipc://{place.path}"
         try:
+            self._socket.setsockopt(zmq.IPV6, ":" in host)
+            self._socket.bind(address)
             if place.path is not None:
-                clear_socket(place.path)
-                self._socket.bind(f"ipc://{place.path}")
                 place.path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-            else:
-                host = "127.0.0.1" if place.host == "localhost" else place.host
-                self._socket.setsockopt(zmq.IPV6, ":" in host)
-                self._socket.bind(
-                    f"tcp://[{host}]:{place.port}" if ":" in host else f"tcp://{host}:{place.port}"
-                )
         except (zmq.ZMQError, OSError) as error:
-            raise BadInput(f"cannot listen on `{place}`: {error.strerror or error}") from None
+            raise BadInput(f"cannot listen on `{address}`: {error.strerror}") from None
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _close(self) -> None:
