@@ -309,6 +309,7 @@ def test_tool_servers_run_beside_the_harness_and_share_the_state(scene: TaskScen
     assert rows[0].verdict.salvage is None  # the state's file is no work
 
 
+@pytest.mark.proof  # a harness starts once more
 def test_a_tool_server_that_does_not_start_is_no_zero(scene: TaskScene) -> None:
     harness = "holdwater.suite.verifiers.harness:null"
     rows = scene.finish("unfit:ToolTaskset", "--model", "m", agent=harness, status=1)
