@@ -139,12 +139,20 @@ class CutConnection:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listener))
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listener))
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.01))
+        server.close()
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        """End all connections, so that no socket is left to the collector."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cut()
+        await asyncio.sleep(0.05)  # transports close their sockets in a later step of the loop
 
     async def _cut(self) -> None:
         for writer in self._writers:
@@ -159,6 +167,8 @@ class CutConnection:
         self._writers |= {writer, there_writer}
         ways = [(reader, there_writer), (there_reader, writer)]
         await asyncio.gather(*(self._pump(*way) for way in ways), return_exceptions=True)
+        writer.transport.abort()
+        there_writer.transport.abort()
         self._writers -= {writer, there_writer}
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
