@@ -336,7 +336,7 @@ hint: give it with `--prices FILE.toml`
 
 $ holdwater run nosuch
 2 error: unknown suite: `nosuch`; known are ...
-hint: use one of these or `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `openhands:module:Class` or a directory of Harbor tasks
+hint: use one of these or `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `vf:MODULE`, `openhands:module:Class` or a directory of Harbor tasks
 
 $ holdwater run dem
 2 error: unknown suite: `dem`; known are ...

@@ -43,7 +43,7 @@ def openhands_evaluation(spec: str) -> Agent:
 
 
 class WorkerEvaluations:
-    """Runs an evaluation on one instance after the other, in threads of this process."""
+    """Runs an evaluation on instances, each in a thread of this process."""
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
