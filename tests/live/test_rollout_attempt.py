@@ -113,6 +113,7 @@ class World:
     salvage_seconds = 10.0
     gateway = None
     variables: ClassVar[dict[str, str]] = {"SET": "from outside"}
+    agent_env: ClassVar[dict[str, str]] = {}
     critic = None
     spawns_children = False
 
