@@ -35,6 +35,8 @@ proof:
 	@$(bin)/python benchmarks/image_assembly.py
 	@$(bin)/python benchmarks/containers.py
 	@$(bin)/python benchmarks/browsers.py
+	@$(bin)/python benchmarks/openhands_sdk.py
+	@$(bin)/python benchmarks/view.py
 	@$(bin)/python benchmarks/soak.py --minutes 30
 
 lint:
