@@ -32,7 +32,7 @@ PACKAGES = ("openhands-sdk", "openhands-tools")
 TESTED = ("1.21.0", "1.58.0")
 INSTALL = "uv pip install openhands-sdk==1.58.0 openhands-tools==1.58.0"
 INSTEAD = "; or name an interpreter: `--agent-option python=PATH`"
-# As `benchmarks/openhands_sdk.py` measures them.
+# Estimates, above three terminals that peaked at 8 MB each; a lease corrects them by use.
 TERMINAL_MEMORY = 24 * MiB  # in the sandbox of a conversation that runs in the worker
 CONVERSATION_MEMORY = 8 * MiB  # in the worker
 PROCESS_MEMORY = 300 * MiB  # in the sandbox of a conversation that runs there
