@@ -134,8 +134,12 @@ class Daemon:
         return set(listed.split())
 
     def records(self) -> dict[str, dict[str, Any]]:
+        """The build cache, without what changes while nothing happens: "30 seconds ago"."""
         told = json.loads(self.docker("system", "df", "--verbose", "--format", "{{json .BuildCache}}"))
-        return {one["ID"]: one for one in told or ()}
+        return {
+            one["ID"]: {name: value for name, value in one.items() if not name.endswith("Since")}
+            for one in told or ()
+        }
 
 
 @contextmanager
