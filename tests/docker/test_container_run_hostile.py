@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.command_runner import Scene, until
 from tests.container_runs import IMAGE, MB, Ground
+from tests.wait_bounds import stretch
 
 HOSTILE = """
 import holdwater as hw
@@ -76,7 +77,7 @@ def scene(tmp_path: Path, ground: Ground) -> Iterator[Scene]:
 
 
 def begun(scene: Scene, size: dict[str, float]) -> tuple[str, ...]:
-    scene.suite(HOSTILE, COUNT=size["count"], SECONDS=size["seconds"])
+    scene.suite(HOSTILE, COUNT=size["count"], SECONDS=stretch(size["seconds"]))
     flags = tuple(f"{scene.file}:solve" if flag == "suite.py:solve" else flag for flag in FLAGS)
     return (*flags, "--concurrency", str(size["at_once"]))
 

@@ -126,7 +126,7 @@ def test_agent(tmp_path: Path, manner: FaultMode, shape: str) -> None:
 def test_salvage(tmp_path: Path, manner: FaultMode) -> None:
     fault = StageFault("sandbox.salvage", manner)
 
-    summary = play(tmp_path / "run", suite(), fault=fault, salvaging=0.5)
+    summary = play(tmp_path / "run", suite(), fault=fault, salvaging=stretch(2.0))
 
     assert (summary.exit_status, kinds(tmp_path / "run")) == (0, all_passed())
     assert len(attempts(tmp_path / "run")) == COUNT
