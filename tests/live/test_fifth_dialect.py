@@ -27,7 +27,7 @@ from holdwater.testing.scripted_model import ScriptedReply, serve_script
 SOURCE = Path(hw.__file__).parent
 ROOM = SOURCE / "dialect"
 # Other meanings of the same words, and the scripted model, whose replies are independent of `dialect/`.
-OTHER_TABLES = {"testing/reply_formats.py", "export/openhands.py"}
+OTHER_TABLES = {"testing/reply_formats.py", "export/openhands_events.py"}
 
 
 @pytest.fixture(autouse=True)
