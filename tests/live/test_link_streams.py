@@ -137,9 +137,13 @@ async def test_a_reset_reaches_the_other_side_after_the_data_before_it() -> None
 
 
 async def test_a_socket_joined_to_a_stream_passes_both_directions() -> None:
+    closed = asyncio.Event()
+
     async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.read()).upper())
-        writer.write_eof()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
 
     async with linked() as pair:
         server = await asyncio.start_server(shout, "127.0.0.1", 0)
@@ -152,7 +156,10 @@ async def test_a_socket_joined_to_a_stream_passes_both_directions() -> None:
             stream.end()
             answer = await read_all(stream)
             await joined
+            await near[1].wait_closed()
+            await closed.wait()
         server.close()
+        await server.wait_closed()
 
     assert answer == b"QUIET " * 100_000
 
