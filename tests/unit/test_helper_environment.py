@@ -15,7 +15,8 @@ SOURCE = Path(holdwater.__file__).parent
 STARTS = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "run", "check_output", "check_call"}
 # Builds of layers need the operator's settings of proxies and indexes: `env -u` takes the keys out there.
 # The `datasets` package needs those of its cache, proxy and token: again without the keys.
-INHERITS = {"image/layer/program.py", "suite/swebench/dataset.py"}
+# Tool servers are started by a program inside the sandbox, whose environment is that of the sandbox.
+INHERITS = {"image/layer/program.py", "suite/swebench/dataset.py", "suite/verifiers/tool_servers.py"}
 
 
 def starts(path: Path) -> Iterator[ast.Call]:
