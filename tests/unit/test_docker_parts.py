@@ -196,7 +196,12 @@ async def test_a_builder_whose_cache_the_daemon_does_not_hold_is_passed_over(tmp
 
 
 @pytest.mark.parametrize(
-    "message", ["cannot exec in a stopped state", "cannot exec a container that has stopped"]
+    "message",
+    [
+        "cannot exec in a stopped state",
+        "cannot exec in a deleted state",
+        "cannot exec a container that has stopped",
+    ],
 )
 def test_a_command_in_a_stopped_container_is_not_blamed(message: str) -> None:
     error = make_start_error(f"OCI runtime exec failed: exec failed: {message}: unknown", "sh")

@@ -37,7 +37,8 @@ GONE_MESSAGES = (
     "RWLayer of container",  # removal is in progress
 )
 MISSING_PROGRAM = ("executable file not found", "no such file or directory")
-STOPPED = ("cannot exec in a stopped", "cannot exec a container that has stopped")  # runc's messages
+# runc's messages
+STOPPED = ("cannot exec in a stopped", "cannot exec in a deleted", "cannot exec a container that has stopped")
 
 
 class AttemptContainer:
