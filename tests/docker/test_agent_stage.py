@@ -90,8 +90,9 @@ def test_a_file_of_the_last_stage_is_enough(scene: Scene, registry: Registry, ro
 
 
 def test_a_stage_that_cannot_be_built_fails_the_build_with_its_output(
-    scene: Scene, registry: Registry, root: bytes
+    scene: Scene, daemon: Daemon, registry: Registry, root: bytes
 ) -> None:
+    records = set(daemon.records())
     base = registry.put("stage/base", [root])
     agent = 'target = "broken"\npath = "/made"'
     recipe = write_recipe(scene, base, f"{registry.host}/stage/broken", agent)
@@ -100,6 +101,7 @@ def test_a_stage_that_cannot_be_built_fails_the_build_with_its_output(
 
     assert plan.wait(120) == 1, plan
     assert "the agent's stage of `" in plan.stderr and "RUN false" in plan.stderr
+    assert set(daemon.records()) == records
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import stat
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -172,28 +173,43 @@ def _describe_entry(path: Path) -> tuple[list[object], int]:
 
 def _make_trace(directory: Path, dockerfile: str, size: int) -> BuildTrace:
     instructions = list(read_instructions(dockerfile))
-    copied = [bytes_ for one in instructions if (bytes_ := _measure_copy(directory, one)) is not None]
+    copied = [files for one in instructions if (files := _find_copied(directory, one))]
+    sent = [sum(map(_measure_source, files)) for files in copied]
+    unpacked = [sum(map(_measure_unpacked, files)) for files in copied]
     return BuildTrace(
         begun=0.0,
         commands=parse_commands(instructions),
-        sizes=tuple(copied),
-        sources=(len(dockerfile.encode()), size, sum(copied), *copied),
+        sizes=tuple(dict.fromkeys((*sent, *unpacked))),
+        sources=(len(dockerfile.encode()), size, sum(sent), *sent),
     )
 
 
-def _measure_copy(directory: Path, instruction: str) -> int | None:
-    """Return the bytes that a COPY or ADD from the context adds; None if that is unknown."""
+def _find_copied(directory: Path, instruction: str) -> list[Path]:
+    """Return the files and directories of the context that a COPY or ADD names; none if that is unknown."""
     found = _COPY.match(instruction)
     if found is None or "--from" in instruction:
-        return None
+        return []
     try:
         words = [word for word in shlex.split(found[1].replace("\\\n", " ")) if not word.startswith("--")]
     except ValueError:
-        return None
+        return []
     named = [directory / word.strip('[],"').lstrip("/") for word in words[:-1]]
-    if not named or not all(path.exists() for path in named):
-        return None
-    return sum(path.lstat().st_size if path.is_file() else measure_files(path) for path in named)
+    return named if all(path.exists() for path in named) else []
+
+
+def _measure_source(path: Path) -> int:
+    return path.lstat().st_size if path.is_file() else measure_files(path)
+
+
+def _measure_unpacked(path: Path) -> int:
+    """Return the bytes that a source becomes if it is unpacked, as ADD unpacks archives."""
+    if not path.is_file() or not tarfile.is_tarfile(path):
+        return _measure_source(path)
+    try:
+        with tarfile.open(path) as archive:
+            return sum(len(member.linkname) if member.issym() else member.size for member in archive)
+    except (tarfile.TarError, EOFError, OSError):  # damaged: the build fails too
+        return path.lstat().st_size
 
 
 def measure_files(directory: Path) -> int:
