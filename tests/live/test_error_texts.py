@@ -54,6 +54,23 @@ $ holdwater run demo --concurrency many
 2 error: invalid value for --concurrency: `many`, expected a whole number or `auto`
 hint: `holdwater run --help` lists its arguments
 
+$ holdwater compare DONE DONE --fail-if-worse much
+2 error: invalid value for `--fail-if-worse`: `much`
+hint: a share such as `2%` or `0.02`
+
+$ holdwater compare DONE DONE --by nothing
+2 error: no instance of `DONE` has the field `nothing` in its data
+
+$ holdwater compare DONE runs/none
+2 error: no such directory: `runs/none`
+
+$ holdwater view nowhere
+2 error: no such directory: `nowhere`
+hint: make a run: `holdwater run demo`
+
+$ holdwater view DONE --listen unix:view.sock
+2 error: a browser cannot open a unix socket: `--listen` must be HOST:PORT
+
 $ holdwater run demo --timeout soon
 2 error: invalid value for --timeout: `soon`, expected a number
 hint: `holdwater run --help` lists its arguments

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..core.errors import HoldwaterError
-from ..core.summary import RunGauge, RunSummary, wilson_interval
+from ..core.summary import RunGauge, RunSummary, compute_pass_rates
 from ..ledger.listing import (
     FIGURE_SORTS,
     SampleFilter,
@@ -23,7 +23,6 @@ from .run_pool import FoundRun, RunPool
 MOST_CELLS = 2000  # of a waffle; the rest is counted
 MOST_POINTS = 2000  # of a chart
 HIGHEST = 5  # rows of the slowest and most expensive samples
-SCORED = ("passed", "failed")
 MARKS = {  # kind of an event -> its label on the time axis
     "worker.lost": "worker lost",
     "worker.recycled": "recycled",
@@ -116,12 +115,10 @@ def show_moment(asked: PageRequest) -> PageResponse:
 
 
 def compute_interval(summary: RunSummary) -> tuple[float, float] | None:
-    scored = sum(summary.outcomes.get(kind, 0) for kind in SCORED)
-    if not scored:
-        return None
-    if summary.pass_at:
-        return summary.pass_at[0].low, summary.pass_at[0].high
-    return wilson_interval(summary.outcomes.get("passed", 0) / scored, scored)
+    """Return the 95 % interval of pass@1."""
+    counts = {(1, 1): summary.outcomes.get("passed", 0), (1, 0): summary.outcomes.get("failed", 0)}
+    rates = summary.pass_at or compute_pass_rates(counts)
+    return (rates[0].low, rates[0].high) if rates else None
 
 
 def _list_highest(reader: LedgerReader) -> dict[str, Sequence[Any]]:
