@@ -96,7 +96,7 @@ def test_40_bases_of_150_mb_are_built_in_2_gb(
 @pytest.mark.parametrize(
     "cold",
     [
-        ColdBuild(110 * MB, count=6, each=12 * MB, phased=True),
+        ColdBuild(130 * MB, count=6, each=12 * MB, phased=True),
         pytest.param(ColdBuild(2000 * MB, count=40, each=150 * MB, phased=True), marks=pytest.mark.proof),
     ],
     ids=["72-mb", "6-gb"],
