@@ -2,80 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import signal
 import sqlite3
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.browser_pages import ServedView, open_browser, open_page, serve_view
 from tests.command_runner import Command, Scene, until
-from tests.ledger_runs import failed, new_run, passed, planned
-from tests.recorded_conversations import CONVERSATIONS, Recording, chat, recorded, says
+from tests.recorded_conversations import CONVERSATIONS, recorded
+from tests.viewed_runs import make_hostile_run, make_parted_run, run_async
 from tests.wait_bounds import stretch
 
-from holdwater.core.records import Attempt, FailureOrigin, Grade, Outcome
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.rows import SettledFigures
 
 pytestmark = pytest.mark.xdist_group("view pages")
 
-SCRIPT = "<script>document.title = 'owned'</script>"
-HOSTILE = f"{SCRIPT}<img src=x onerror=\"document.title = 'owned'\">\u202edesrever \x1b[31m"
-TURNS = 60
 MOST_MEMORY = 80 << 20
-
-T = TypeVar("T")
-
-
-async def make_hostile_run(path: Path) -> None:
-    """Markup in every field that an agent, a suite or a provider controls, and a long conversation."""
-    directory = new_run(path, model=HOSTILE, agent=HOSTILE)
-    async with Ledger(directory) as ledger:
-        await ledger.note("hostile", HOSTILE)
-        for name in ("<b>bold</b> & co", "plain"):
-            [row] = await ledger.plan([planned(name, place=HOSTILE)])
-            attempt = await ledger.next_attempt()
-            await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
-            recording = Recording(directory, attempt)
-            said: list[str] = []
-            for number in range(TURNS):
-                said.append(f"{HOSTILE} question {number}")
-                recording.add(chat(*said), says(f"answer {number} {HOSTILE}", reasoning_content=HOSTILE))
-                said.append(f"answer {number} {HOSTILE}")
-            recording.log.close()
-            if name == "plain":
-                await ledger.settle(passed(attempt, ledger.token, TURNS))
-                outcome = Outcome(instance=row, sample=0, attempt=attempt, kind="passed", score=1.0)
-            else:
-                await ledger.settle(failed(attempt, ledger.token, FailureOrigin.AGENT, HOSTILE))
-                outcome = Outcome(
-                    instance=row,
-                    sample=0,
-                    attempt=attempt,
-                    kind="agent",
-                    score=None,
-                    where=FailureOrigin.AGENT,
-                )
-            await ledger.close_sample(outcome)
-
-
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a thread: the browser's driver keeps a loop in this one."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, work).result()
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +157,6 @@ def test_a_page_of_a_running_run_follows_it(browser: Browser, tmp_path: Path) ->
 
 
 SLOW_SUITE = """
-import asyncio
 import pathlib
 
 import holdwater as hw
@@ -218,27 +169,6 @@ async def solve(instance, sandbox, model):
     while not pathlib.Path(GATE).exists():
         await asyncio.sleep(0.05)
 """
-
-
-async def make_parted_run(path: Path, parts_at: int) -> None:
-    """A run that says the same as others up to a turn, and then something of its own."""
-    directory = new_run(path, agent=path.name)
-    async with Ledger(directory) as ledger:
-        [row] = await ledger.plan([planned("same name", payload=msgspec.msgpack.encode({"data": {}}))])
-        attempt = await ledger.next_attempt()
-        await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
-        recording, said = Recording(directory, attempt), list[str]()
-        for number in range(6):
-            said.append(f"question {number}" if number < parts_at else f"{path.name} asks {number}")
-            recording.add(chat(*said), says(f"answer {number}"))
-            said.append(f"answer {number}")
-        recording.log.close()
-        verdict = passed(attempt, ledger.token, 6)
-        won = path.name == "after"
-        kind, score = ("passed", 1.0) if won else ("failed", 0.0)
-        grade = Grade(passed=won, score=score)
-        await ledger.settle(msgspec.structs.replace(verdict, grade=grade))
-        await ledger.close_sample(Outcome(instance=row, sample=0, attempt=attempt, kind=kind, score=score))
 
 
 def test_two_runs_are_shown_side_by_side_from_where_they_part(browser: Browser, tmp_path: Path) -> None:

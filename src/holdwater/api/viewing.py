@@ -1,4 +1,4 @@
-"""Serves the browser view of runs, as `holdwater view` does."""
+"""Serves the browser view of runs, or writes it to files, as `holdwater view` does."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ..core.environment import build_python_environment
 from ..core.errors import BadInput
 from ..ledger.directory import RUNS
 from ..serve.settings import ServerSettings
+from ..viewer.export import ExportReport, export_instance, export_runs
 from ..viewer.run_pool import RunPool
 from ..viewer.server import ViewServer
+from ..viewer.static_links import ExportSelection as ExportSelection
 
 BESIDE = "import sys; from holdwater.api.viewing import serve_beside; serve_beside(sys.argv[1])"
 PR_SET_PDEATHSIG = 1  # from `linux/prctl.h`
@@ -31,12 +33,36 @@ def serve_view(
     hosts: Sequence[str] = (),
 ) -> None:
     """Serve the runs below `roots` (default: `runs/`) until Ctrl-C; `announce` gets address and token."""
+    settings = ServerSettings(listen=listen, hosts=tuple(hosts))
+    asyncio.run(_serve(open_pool(roots), settings, announce))
+
+
+def open_pool(roots: Sequence[str | os.PathLike[str]]) -> RunPool:
+    """Return the runs below `roots`, by default below `runs/`."""
     places = [Path(root) for root in roots] or [RUNS]
     for place in places:
         if not place.is_dir():
             raise BadInput(f"no such directory: `{place}`", "make a run: `holdwater run demo`")
-    settings = ServerSettings(listen=listen, hosts=tuple(hosts))
-    asyncio.run(_serve(RunPool(places), settings, announce))
+    return RunPool(places)
+
+
+def export_view(
+    roots: Sequence[str | os.PathLike[str]],
+    out: Path,
+    tell: Callable[[str], None],
+    *,
+    wanted: ExportSelection = ExportSelection(),  # noqa: B008
+    force: bool = False,
+) -> ExportReport:
+    """Write the pages about the runs below `roots` to a new directory; `tell` gets the progress."""
+    return export_runs(open_pool(roots), out, wanted, tell, force=force)
+
+
+def export_instance_view(
+    roots: Sequence[str | os.PathLike[str]], instance: str, out: Path, tell: Callable[[str], None]
+) -> ExportReport:
+    """Write one instance of a run, with its conversations, as one HTML file."""
+    return export_instance(open_pool(roots), instance, out, tell)
 
 
 async def _serve(pool: RunPool, settings: ServerSettings, announce: Callable[[str, str], None]) -> None:

@@ -88,6 +88,7 @@ class ExchangeTree:
         self._path = segment_path(directory, attempt)
         self._nodes: dict[int, ExchangeNode] = {}  # bound: the exchanges of one attempt
         self._head: tuple[int, dict[str, Any]] = (0, {})  # the head that was read last
+        self._threads: list[ExchangeThread] = []
         for at, content in segment.read_with_offsets(self._path) if self._path.exists() else ():
             self._add(at, content)
 
@@ -108,6 +109,10 @@ class ExchangeTree:
 
         The trajectory is empty if no exchange is a turn of a conversation.
         """
+        self._threads = self._threads or self._find_threads()
+        return self._threads
+
+    def _find_threads(self) -> list[ExchangeThread]:
         rank = {
             number: (node.converses, node.depth, node.weight, number) for number, node in self._nodes.items()
         }

@@ -6,7 +6,7 @@ as the first one. A ledger of an older version has no figures: its rows can be l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -161,6 +161,20 @@ def list_kinds(reader: LedgerReader, most: int) -> list[tuple[str, int, str]]:
         " FROM instance i LEFT JOIN outcome o ON o.instance = i.id ORDER BY i.id, o.sample LIMIT ?"
     )
     return [(name, sample, kind) for name, sample, kind in reader.rows(query, (most,))]
+
+
+def list_lengths(reader: LedgerReader) -> Iterator[tuple[str, str, int]]:
+    """Yield name, kind and number of turns of every sample; the turns are those of all its attempts."""
+    query = (
+        "SELECT i.name, coalesce(o.kind, 'open'), coalesce(sum(a.exchanges), 0),"
+        " i.id, i.id, coalesce(a.sample, 0) AS part"
+        " FROM instance i LEFT JOIN attempt a ON a.instance = i.id"
+        " LEFT JOIN outcome o ON o.instance = i.id AND o.sample = a.sample"
+        " WHERE i.id >= ? AND (i.id, coalesce(a.sample, 0)) > (?, ?)"
+        " GROUP BY i.id, a.sample ORDER BY i.id, part LIMIT ?"
+    )
+    for name, kind, turns, *_ in reader.paged(query, (0, 0, -1), slice(3, 6)):
+        yield name, kind, turns
 
 
 class RunningAttempt(NamedTuple):

@@ -135,7 +135,7 @@ def show_log(asked: PageRequest) -> PageResponse:
     path = _find_entry(asked)
     if path.name.endswith(COMPRESSED_SUFFIX):
         raise BadInput(f"the log is compressed: `{path.name}`", "download it, or `zstdcat` it")
-    with _open_entry(path) as file:
+    with open_entry(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = max(0, min(asked.read_number("from", size - LOG_BYTES), size))
         file.seek(start)
@@ -160,7 +160,8 @@ def _find_entry(asked: PageRequest) -> Path:
     raise BadInput("the attempt has no such file, or it is not kept")
 
 
-def _open_entry(path: Path) -> BinaryIO:
+def open_entry(path: Path) -> BinaryIO:
+    """Open a file of an attempt; a link is not followed."""
     try:
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
     except OSError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..core.errors import HoldwaterError, LedgerCorrupt
 from .compare_pages import show_comparison, show_parting
 from .instance_pages import send_file, show_instance, show_instances, show_log
-from .page import PageRequest, PageResponse
+from .page import PageRequest, PageResponse, render_error
 from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
 from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
 
@@ -27,3 +28,13 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/runs/{run}/attempts/{attempt}/raw": show_raw_turn,
     "/runs/{run}/blobs/{blob}": send_blob,
 }
+
+
+def show_page(route: str, asked: PageRequest) -> PageResponse:
+    """Return a page; if it cannot be shown, a page that says why."""
+    try:
+        return PAGES[route](asked)
+    except HoldwaterError as error:
+        return render_error(500 if isinstance(error, LedgerCorrupt) else 404, error.message, error.hint)
+    except OSError as error:  # a file vanished while the page was made, or may not be read
+        return render_error(404, f"cannot read `{error.filename}`: {error.strerror}")

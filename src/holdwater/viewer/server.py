@@ -18,11 +18,11 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from ..core.errors import BadInput, HoldwaterError, LedgerCorrupt, RequestRefused
+from ..core.errors import BadInput, HoldwaterError, RequestRefused
 from ..serve.settings import ServerSettings, make_rules, make_tls_context, resolve_address
 from .live import follow_run
 from .page import PageRequest, PageResponse, render_error
-from .routes import PAGES
+from .routes import PAGES, show_page
 from .run_pool import RunPool
 from .static import STATIC
 
@@ -104,9 +104,8 @@ class ViewServer:
             response = _respond(render_error(STATUS.get(refused.code, 400), refused.message, refused.hint))
         except web.HTTPException as error:
             response = _respond(render_error(error.status, error.reason))
-        except HoldwaterError as error:
-            status = 500 if isinstance(error, LedgerCorrupt) else 404
-            response = _respond(render_error(status, error.message, error.hint))
+        except HoldwaterError as error:  # of the stream: pages catch their own
+            response = _respond(render_error(404, error.message, error.hint))
         if not response.prepared:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
@@ -137,7 +136,6 @@ class ViewServer:
     async def _send_page(self, request: web.Request) -> web.StreamResponse:
         resource = request.match_info.route.resource
         assert resource is not None
-        render = PAGES[resource.canonical]
         asked = PageRequest(
             self._pool,
             dict(request.match_info),
@@ -145,7 +143,7 @@ class ViewServer:
             request.headers.get("HX-Request-Type") == "partial",
         )
         loop = asyncio.get_running_loop()
-        return _respond(await loop.run_in_executor(self._threads, render, asked))
+        return _respond(await loop.run_in_executor(self._threads, show_page, resource.canonical, asked))
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         return await follow_run(self._pool, request.match_info["run"], request)

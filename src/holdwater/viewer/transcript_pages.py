@@ -100,6 +100,13 @@ def send_blob(asked: PageRequest) -> PageResponse:
     return PageResponse(body, kind if kind in IMAGES else OCTETS, charset=None)
 
 
+def find_place(asked: PageRequest) -> int:
+    """Return the place in the thread at which the window of an address begins."""
+    with asked.pool.open(asked.run) as reader:
+        threads = open_tree(reader, asked.read_part("attempt")).threads()
+    return _find_start(_choose_thread(threads, asked), asked)
+
+
 def read_window(tree: ExchangeTree, thread: ExchangeThread, start: int) -> list[Turn]:
     """Return the turns of a window; the exchange before it is read for its reply alone."""
     numbers = thread.numbers[max(0, start - 1) : start + WINDOW]

@@ -64,10 +64,16 @@ function drawMarks(marks) {
   };
 }
 
-async function drawCharts(place) {
+async function readTimeline(place) {
+  const inlined = place.querySelector("script"); // in an export
+  if (inlined) return JSON.parse(inlined.textContent);
   const reply = await fetch(place.dataset.timeline);
-  if (!reply.ok) return;
-  const data = await reply.json();
+  return reply.ok ? reply.json() : null;
+}
+
+async function drawCharts(place) {
+  const data = await readTimeline(place);
+  if (!data?.at) return;
   place.replaceChildren();
   if (data.at.length < 2) return;
   for (const [title, series, unit] of CHARTS) {
@@ -104,6 +110,7 @@ async function drawCharts(place) {
 }
 
 function showMoment(place, at) {
+  if (!place.dataset.moment) return; // in an export
   htmx.ajax("GET", `${place.dataset.moment}?at=${Math.round(at)}`, { target: "#moment", swap: "innerHTML" });
 }
 
