@@ -153,7 +153,7 @@ class World:
     def model(self, session: FakeSession | None, network: Network | None) -> None:
         return None
 
-    def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
+    def watch_surroundings(self, attempt: int) -> Callable[[], AttemptFailure | None]:
         return lambda: self.befallen
 
     def life(

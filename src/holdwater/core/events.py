@@ -39,6 +39,7 @@ class SampleOpened(PlannerEvent, frozen=True):
     scale: int = 1
     losses: int = 0
     crashes: int = 0
+    outages: int = 0
     first: int = 1  # the round from which `--attempts` counts
     best: VerdictSummary | None = None
     last: VerdictSummary | None = None

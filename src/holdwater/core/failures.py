@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from .records import Attempt, AttemptFailure, FailureOrigin, Record
 
 
@@ -56,6 +58,10 @@ CRASHED = "crashed"  # crashed a worker while alone in it, for the first time
 POISON = "poison"  # crashed a worker while alone in it, once more
 DISK = "disk"
 DAEMON = "daemon"
+SERVER = "server"  # the sandbox server, or the connection to it, was lost
+TAKEN_BACK = "preempted"  # the sandbox server took the sandbox back
+OUTAGES = frozenset((DAEMON, SERVER, TAKEN_BACK))  # kinds of interruptions in which the sandbox was lost
+MOST_OUTAGES = 10  # sandboxes that a sample may lose before that counts as a failure of the sandbox
 UNRESTORED = "unrestored"  # kept work cannot be restored
 NOT_SUBMITTED = "not-submitted"  # predictions without an entry for the instance
 
@@ -92,6 +98,22 @@ def make_disk_failure() -> AttemptFailure:
 def make_daemon_failure() -> AttemptFailure:
     """Return the failure of an attempt whose docker daemon died: the attempt is not at fault."""
     return AttemptFailure(where=FailureOrigin.INTERRUPTED, kind=DAEMON, message="the docker daemon died")
+
+
+def is_outage(where: FailureOrigin | None, kind: str) -> bool:
+    """Return whether such a failure is the loss of the sandbox with its machine: nobody is at fault."""
+    return where is FailureOrigin.INTERRUPTED and kind in OUTAGES
+
+
+def make_outage_failure(failure: AttemptFailure, count: int) -> AttemptFailure:
+    """Return the failure of an attempt that lost its sandbox once too often: there is no free retry."""
+    return msgspec.structs.replace(
+        failure,
+        where=FailureOrigin.SANDBOX,
+        message=f"the sample lost its sandbox {count} times, at last because: {failure.message}",
+        hint="see the logs of the machine that has the sandboxes; `holdwater resume --retry infrastructure`",
+        again=False,
+    )
 
 
 def double_delay(first: float, failures: int, longest: float) -> float:

@@ -35,7 +35,7 @@ from .events import (
     TimerFired,
     VerdictCommitted,
 )
-from .failures import CRASHED, DAEMON, DISK, POISON
+from .failures import CRASHED, DISK, MOST_OUTAGES, POISON, make_outage_failure
 from .groups import ARRIVED_STATES, Group, MemberState, make_cut_failure, make_straggler_failure
 from .planner_state import (
     STRAGGLER_CUT,
@@ -93,6 +93,14 @@ class RunPlanner:
     def open(self) -> int:
         return len(self._state.open)
 
+    def limit_outages(self, attempt: int, failure: AttemptFailure) -> AttemptFailure:
+        """Return the failure of an attempt that lost its sandbox: with one loss too many it counts."""
+        key = self._state.running.get(attempt)
+        if key is None:
+            return failure
+        count = self._state.open[key].outages + 1
+        return failure if count < MOST_OUTAGES else make_outage_failure(failure, count)
+
     @property
     def draining(self) -> bool:
         return self._state.draining
@@ -142,6 +150,7 @@ class RunPlanner:
             spent=TryCounts(event.round, event.retries, event.scale, event.first),
             losses=event.losses,
             crashes=event.crashes,
+            outages=event.outages,
             best=event.best,
             regrades=event.regrades,
         )
@@ -166,6 +175,7 @@ class RunPlanner:
         lost = result.where is FailureOrigin.WORKER and result.kind != POISON
         sample.losses += lost
         sample.crashes += lost and result.kind == CRASHED
+        sample.outages += result.is_outage
         spared = (
             sample.losses < self._state.policy.most_losses
             if lost
@@ -176,7 +186,7 @@ class RunPlanner:
         if (unwanted := self._state.find_withdrawal(sample)) is not None:
             return self._refuse(key, unwanted)
         # Neither of these is a preemption.
-        sample.preemptions += not lost and result.kind not in (DISK, DAEMON)
+        sample.preemptions += not lost and not result.is_outage and result.kind != DISK
         sample.regrades = result.work or sample.regrades
         self._queues.add(key, first=True)
         return []

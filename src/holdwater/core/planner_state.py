@@ -26,6 +26,7 @@ class Sample(msgspec.Struct):
     losses: int = 0
     crashes: int = 0  # lost workers that it crashed while it ran alone in them
     preemptions: int = 0
+    outages: int = 0  # sandboxes that it lost with their machine
     running: Attempt | None = None
     best: VerdictSummary | None = None
     regrades: int | None = None

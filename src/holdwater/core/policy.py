@@ -13,7 +13,18 @@ from enum import StrEnum
 import msgspec
 
 from .config import CriticKind, KeepRule, RunConfig
-from .failures import DAEMON, DISK, POISON, RULES, UNRESTORED, FailureRule, RetryRule, ScoreRule, double_delay
+from .failures import (
+    DAEMON,
+    DISK,
+    POISON,
+    RULES,
+    UNRESTORED,
+    FailureRule,
+    RetryRule,
+    ScoreRule,
+    double_delay,
+    is_outage,
+)
 from .groups import CLIENT_GONE
 from .records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, KeptFile, KeptWork, Record, Verdict
 
@@ -86,6 +97,10 @@ class VerdictSummary(Record, frozen=True):
     @property
     def rule(self) -> FailureRule | None:
         return RULES[self.where] if self.where else None
+
+    @property
+    def is_outage(self) -> bool:
+        return is_outage(self.where, self.kind)
 
 
 class TryCounts(msgspec.Struct):

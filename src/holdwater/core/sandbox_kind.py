@@ -16,7 +16,7 @@ import msgspec
 
 from .authoring import Agent, SandboxProvider
 from .config import RunConfig
-from .records import Network, Record
+from .records import AttemptFailure, Network, Record
 
 RUN_LABEL = "io.holdwater.run"  # the run's id, on every container and network
 ATTEMPT_LABEL = "io.holdwater.attempt"
@@ -41,8 +41,8 @@ class OpenedSandboxes(NamedTuple):
 
     provider: SandboxProvider
     gateway_address: str = ""  # of this machine, if sandboxes reach the gateway on an address of their own
-    # Returns a function that tells whether the machine of the sandboxes has died since.
-    make_death_check: Callable[[], Callable[[], bool]] | None = None
+    # Called when an attempt begins; returns a function that returns how its sandbox was lost, if it was.
+    watch_loss: Callable[[int], Callable[[], AttemptFailure | None]] | None = None
 
 
 class ProvisionSite(NamedTuple):

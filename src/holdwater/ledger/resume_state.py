@@ -66,6 +66,7 @@ class OpenSample(Record, frozen=True):
     scale: int = 1
     losses: int = 0
     crashes: int = 0
+    outages: int = 0
     first: int = 1  # the round from which `--attempts` counts
     best: VerdictSummary | None = None
     # The last verdict about the sample itself, if neither another attempt nor an outcome has followed it.
@@ -176,6 +177,7 @@ def read_open_sample(connection: sqlite3.Connection, instance: int, sample: int)
         crashes=sum(
             1 for _, _, r in results if r.where is FailureOrigin.WORKER and r.kind in (CRASHED, POISON)
         ),
+        outages=sum(1 for n, _, r in results if n > before and r.is_outage),
         first=first,
         best=max(blamed, key=rank, default=None),
         last=blamed[-1] if blamed and blamed[-1].attempt == last and not anew else None,

@@ -28,7 +28,7 @@ async def run_attempt(state: AttemptState, services: AttemptServices) -> Verdict
     limits = apply_lease(limits.scale_by(attempt.scale), state.job)
     paths = services.paths(attempt.id, instance.id)
     log = services.open_log(attempt.id)
-    find_cause = services.watch_surroundings()
+    find_cause = services.watch_surroundings(attempt.id)
     runner = AttemptRunner(state, services, limits, paths, log)
     try:
         with open_attempt_log(paths.log) as sink:

@@ -100,8 +100,8 @@ class AttemptServices(AttemptStorage, ModelAccess, Protocol):
     def read_nodes(self, attempt: int) -> list[MessageNode]:
         """Read the messages of an attempt's agent from disk, media inline: call it in a thread."""
 
-    def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
-        """Return a check that returns the failure since this call: a full disk, or a dead docker daemon."""
+    def watch_surroundings(self, attempt: int) -> Callable[[], AttemptFailure | None]:
+        """Return a check that returns the failure since this call: a full disk, or a lost sandbox."""
 
 
 class AttemptPaths:

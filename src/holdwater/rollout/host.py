@@ -35,7 +35,7 @@ from ..core.authoring import (
 )
 from ..core.errors import AttemptOver, DiskFull, HoldwaterError
 from ..core.exchange import SCORING_BORROWERS, DriftedCall, Exchange, ExchangeLog, ReplyRecording
-from ..core.failures import make_daemon_failure, make_disk_failure, make_interrupt_failure, make_loss_failure
+from ..core.failures import make_disk_failure, make_interrupt_failure, make_loss_failure
 from ..core.records import AttemptFailure, Limits, Network, Verdict
 from ..core.sandbox_kind import SandboxSite
 from ..core.serving_protocol import MessageNode, ModelSource, TrajectoryReference
@@ -121,7 +121,7 @@ class AttemptHost:
         self.agent_env: Mapping[str, str] = welcome.agent_env
         self._scratch = self._directory.sandbox_root(config)
         self._disks = DiskWatch(self._reserve, {self._directory.path, self._scratch})
-        self._make_death_check: Callable[[], Callable[[], bool]] | None = None
+        self._watch_loss: Callable[[int], Callable[[], AttemptFailure | None]] | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AttemptHost]:
@@ -136,7 +136,7 @@ class AttemptHost:
             self._suspension = stack.enter_context(SuspensionWatch())
             opened = await stack.enter_async_context(find_kind(welcome.config.sandbox).open(self._site()))
             self.sandboxes = opened.provider
-            self._make_death_check = opened.make_death_check
+            self._watch_loss = opened.watch_loss
             if not self._models.can_answer:
                 yield self
                 return
@@ -377,13 +377,7 @@ class AttemptHost:
         inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
         return ChatClient(self._server.ask, url, inside, session.key, name)
 
-    def watch_surroundings(self) -> Callable[[], AttemptFailure | None]:
+    def watch_surroundings(self, attempt: int) -> Callable[[], AttemptFailure | None]:
         full = self._disks.since()
-        died = self._make_death_check() if self._make_death_check else None
-
-        def find_cause() -> AttemptFailure | None:
-            if full():
-                return make_disk_failure()
-            return make_daemon_failure() if died and died() else None
-
-        return find_cause
+        find_loss = self._watch_loss(attempt) if self._watch_loss is not None else lambda: None
+        return lambda: make_disk_failure() if full() else find_loss()

@@ -5,12 +5,14 @@ A worker imports this module too, so it loads the conductor's part only in the c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
 from ...core.config import RunConfig
+from ...core.failures import make_daemon_failure
+from ...core.records import AttemptFailure
 from ...core.sandbox_kind import (
     Containers,
     OpenedSandboxes,
@@ -27,8 +29,13 @@ from ...sandbox.docker.sandboxes import DockerSandboxes
 async def _open_containers(site: SandboxSite) -> AsyncIterator[OpenedSandboxes]:
     containers = msgspec.convert(site.provided, Containers)
     async with DockerClient(containers.host) as client, DaemonWatch(client) as watch:
+
+        def watch_loss(attempt: int) -> Callable[[], AttemptFailure | None]:
+            died = watch.make_death_check()
+            return lambda: make_daemon_failure() if died() else None
+
         sandboxes = DockerSandboxes(client, containers, site.config.network)
-        yield OpenedSandboxes(sandboxes, containers.gateway, watch.make_death_check)
+        yield OpenedSandboxes(sandboxes, containers.gateway, watch_loss)
 
 
 async def _check_daemon(config: RunConfig) -> None:

@@ -164,6 +164,7 @@ def make_opened_event(standing: OpenSample) -> SampleOpened:
         first=spent.first,
         losses=standing.losses,
         crashes=standing.crashes,
+        outages=standing.outages,
         best=standing.best,
         last=standing.last,
         regrades=standing.regrades,

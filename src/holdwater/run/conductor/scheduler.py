@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from ...core.config import KeepRule, RunConfig
 from ...core.errors import HoldwaterError, RunInterrupted, RunStopped, find_first_error
 from ...core.events import (
@@ -36,7 +38,7 @@ from ...core.events import (
     TimerFired,
     VerdictCommitted,
 )
-from ...core.failures import make_interrupt_failure, make_loss_failure
+from ...core.failures import is_outage, make_interrupt_failure, make_loss_failure
 from ...core.plan import RunPlanner
 from ...core.policy import PlannerPolicy, VerdictSummary
 from ...core.records import Attempt, AttemptFailure, FailureOrigin, Outcome, Verdict
@@ -64,6 +66,7 @@ from .run_tasks import RunInbox, RunTasks, make_interruption
 
 WATCH_SECONDS = 1.0
 APART = "group.apart"  # an event: a member of a group is not scored with the others
+SANDBOX_LOST = "sandbox.lost"  # an event: the machine of the sandbox was lost, or took it back
 ABORT_SECONDS = 20.0  # for interrupted attempts to settle, before the run ends without them
 
 
@@ -354,6 +357,7 @@ class AttemptScheduler:
     async def _settle(self, verdict: Verdict) -> None:
         """Commit the verdict, then notify the observers and the planner, in that order."""
         self._deadlines.end(verdict.attempt)  # it has ended, however long a full disk delays the commit
+        verdict = self._count_outage(verdict)
         if self._orders is not None:
             verdict = confine_failure(verdict)
             self._orders.on_settled(verdict)
@@ -367,6 +371,15 @@ class AttemptScheduler:
         if verdict.failure is not None and verdict.failure.where is FailureOrigin.RUN:
             self.stop(RunStopped(verdict.failure.message, verdict.failure.hint))
         self._handle_event(VerdictCommitted(result=VerdictSummary.of(verdict)))
+
+    def _count_outage(self, verdict: Verdict) -> Verdict:
+        """Note the loss of a sandbox; return the verdict with the failure that it is after so many losses."""
+        failure = verdict.failure
+        if failure is None or not is_outage(failure.where, failure.kind):
+            return verdict
+        self._tasks.spawn(self._ledger.note(SANDBOX_LOST, failure.message, verdict.attempt))
+        limited = self._plan.limit_outages(verdict.attempt, failure)
+        return msgspec.structs.replace(verdict, failure=limited)
 
     # Watching.
 
