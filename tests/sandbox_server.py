@@ -122,20 +122,20 @@ class CutConnection:
     def __init__(self, port: int) -> None:
         self._target = port
         self._loop = asyncio.new_event_loop()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._closed = False
+        self._writers: dict[asyncio.StreamWriter, bool] = {}  # of a connection, and whether a worker made it
+        self._closed: set[bool] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, name="proxy")
         self.passed = 0  # connections so far
 
-    def cut(self) -> None:
-        """Cut all connections, and refuse new ones until `heal`."""
-        self._closed = True
+    def cut(self, part: str = "") -> None:
+        """Cut the connections of the `conductor`, the `worker` or both, and refuse new ones until `heal`."""
+        self._closed = {part == "worker"} if part else {True, False}
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
 
     def heal(self) -> None:
-        self._closed = False
+        self._closed = set()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -151,25 +151,33 @@ class CutConnection:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._closed = {True, False}
         await self._cut()
         await asyncio.sleep(0.05)  # transports close their sockets in a later step of the loop
 
     async def _cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
+        for writer, of_worker in self._writers.items():
+            if of_worker in self._closed:
+                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closed:
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            of_worker = b"Holdwater-Gateway: 1" in request
+            if of_worker in self._closed:
+                raise ConnectionAbortedError
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except (OSError, asyncio.IncompleteReadError):  # or the server is gone
             writer.transport.abort()
             return
         self.passed += 1
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        self._writers |= {writer, there_writer}
+        there_writer.write(request)
+        self._writers |= {writer: of_worker, there_writer: of_worker}
         ways = [(reader, there_writer), (there_reader, writer)]
         await asyncio.gather(*(self._pump(*way) for way in ways), return_exceptions=True)
         writer.transport.abort()
         there_writer.transport.abort()
-        self._writers -= {writer, there_writer}
+        del self._writers[writer], self._writers[there_writer]
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -149,7 +149,7 @@ def test_without_docker_a_base_that_is_not_published_is_impossible(phases: TwoPh
 
     assert plan.wait(60) == 1, plan
     assert (plan.document()["impossible"], plan.document()["unknown"]) == (2, 0)
-    assert "with the `before` lines is not published" in plan.document()["images"][0]["failure"]
+    assert "with the recipe's steps is not published" in plan.document()["images"][0]["failure"]
     assert {row["outcome"] for row in rows.values()} == {"failed"}
     assert {row["attempts"] for row in rows.values()} == {1}
 

@@ -257,40 +257,30 @@ def test_a_full_disk_of_the_server_is_never_a_zero(scene: Scene, tmp_path: Path)
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-GROUPED = """
+BUILT = """
 import holdwater as hw
 
 def instances():
     yield hw.Instance(id="one", start=hw.SandboxSpec(build=BUILD))
 
-async def group(instance, members):
-    return None
-
 def grade(instance, sandbox, answer):
     return True
 
-suite = hw.Suite(name="refused", instances=instances, grade=grade, group=group if GROUP else None)
+suite = hw.Suite(name="built", instances=instances, grade=grade)
 """
 
 
-@pytest.mark.parametrize(
-    ("grouped", "text"),
-    [
-        (True, "a sandbox server cannot hold places for whole groups"),
-        (False, "a sandbox server builds no Dockerfile of this machine: `/some/where`"),
-    ],
-)
-def test_a_request_that_no_server_can_meet_says_so(
-    scene: Scene, server: ServedSandboxes, grouped: bool, text: str
-) -> None:
-    scene.suite(GROUPED, GROUP=grouped, BUILD=None if grouped else "/some/where")
-    samples = ("--samples", "2") if grouped else ()
+def test_a_server_without_builds_refuses_a_dockerfile(scene: Scene, server: ServedSandboxes) -> None:
+    context = scene.place / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM scratch\n")
+    scene.suite(BUILT, BUILD=str(context))
 
-    command = scene.run("--agent", "nop", "--workers", "1", *samples, *server.options())
+    command = scene.run("--agent", "nop", "--workers", "1", *server.options())
 
     assert command.wait() == 1, command
-    assert text in json.dumps(scene.export("attempts"))
-    assert "passed" not in command.document()["outcomes"]
+    assert command.document()["outcomes"] == {"image": 1}
+    assert "the sandbox server builds no Dockerfiles" in json.dumps(scene.export("attempts"))
 
 
 def test_two_servers_cannot_have_one_directory(server: ServedSandboxes, tmp_path: Path) -> None:

@@ -257,6 +257,10 @@ hint: `chmod 600 token`
 $ holdwater sandboxd --token-file token --sandbox remote
 2 error: a sandbox server needs sandboxes of its own machine: `--sandbox remote`
 
+$ holdwater sandboxd --token-file token --builds
+2 error: `--builds` requires containers
+hint: add `--sandbox docker`
+
 $ holdwater sandboxd --token-file token --client-grace -1
 2 error: `--client-grace` must be at least 0: -1
 

@@ -46,6 +46,8 @@ class Pantry:
     def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
         self.held.discard(attempt)
 
+    def end_group(self, group: int) -> None: ...
+
     def expect(self, wanted: ImageRequest) -> None:
         self.expected.append(wanted.id)
 

@@ -48,6 +48,7 @@ class SandboxServerSetup(NamedTuple):
     config: RunConfig
     settings: ServerSettings
     client_grace: float  # seconds that a cut connection may take to come back
+    builds: bool  # of Dockerfiles
     environment: ProcessEnvironment
 
 
@@ -60,7 +61,12 @@ class SandboxServerAddress(msgspec.Struct, frozen=True):
 
 
 def prepare_sandbox_server(
-    options: Mapping[str, Any], access: Mapping[str, Any], out: Path | None, client_grace: float
+    options: Mapping[str, Any],
+    access: Mapping[str, Any],
+    out: Path | None,
+    client_grace: float,
+    *,
+    builds: bool = False,
 ) -> SandboxServerSetup:
     """Check everything that can be checked before the server starts, and create nothing."""
     environment = read_environment()
@@ -79,6 +85,8 @@ def prepare_sandbox_server(
     check_bounds(config)
     check_containers(config)
     kind.check(config, Agent(name=NAME, act=lambda: None))
+    if builds and not kind.takes_images:
+        raise BadInput("`--builds` requires containers", "add `--sandbox docker`")
     if client_grace < 0:
         raise BadInput(f"`--client-grace` must be at least 0: {client_grace:g}")
     settings = ServerSettings(
@@ -88,7 +96,7 @@ def prepare_sandbox_server(
         tls=parse_tls(access.get("tls_cert"), access.get("tls_key")),
     )
     directory = out or environment.cache / NAME
-    return SandboxServerSetup(directory.absolute(), config, settings, client_grace, environment)
+    return SandboxServerSetup(directory.absolute(), config, settings, client_grace, builds, environment)
 
 
 async def serve_sandboxes(
@@ -124,7 +132,7 @@ async def serve_sandboxes(
             say(f"warning: {warning[1]}")
         sockets = Path(tempfile.mkdtemp(prefix=temporary_prefix(config.id)))
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        host = SandboxHost(config, directory, setup.environment, note)
+        host = SandboxHost(config, directory, setup.environment, note, builds=setup.builds)
         settings = setup.settings._replace(note=note)
         async with AsyncExitStack() as inner:
             await inner.enter_async_context(host.open())

@@ -37,6 +37,10 @@ class SandboxServerFlags:
         float | None,
         make_option(SERVER, "Seconds that a client has to reconnect before its sandboxes end (30)"),
     ] = None
+    builds: Annotated[
+        bool | None,
+        make_option(SERVER, "Build Dockerfiles of clients: their commands are on the daemon's network"),
+    ] = None
 
 
 ACCESS = ("token_file", "listen", "allow_host", "tls_cert", "tls_key")
@@ -77,7 +81,8 @@ def sandboxd(
     if access["token_file"] is None:
         raise BadInput("a sandbox server needs a token", "give `--token-file FILE`")
     grace = said.pop("client_grace")
-    setup = prepare_sandbox_server(said, access, out, 30.0 if grace is None else grace)
+    builds = bool(said.pop("builds"))
+    setup = prepare_sandbox_server(said, access, out, 30.0 if grace is None else grace, builds=builds)
 
     def announce(address: SandboxServerAddress) -> None:
         if json:

@@ -110,6 +110,26 @@ class HoldPlace(CallWork, frozen=True):
     start: SandboxSpec
     limits: Limits
     grader: SandboxSpec | None = None
+    group: int | None = None  # whose members get their leases together
+    members: int = 1
+
+
+class EndGroup(CallWork, frozen=True):
+    """Give back the leases of a group that no place uses any more; those in use follow."""
+
+    group: int
+
+
+class FindContext(CallWork, frozen=True):
+    """Return whether this session has a build context: the `build` of a spec is then its digest."""
+
+    digest: str
+
+
+class PutContext(CallWork, frozen=True):
+    """Keep the build context in the pieces that follow (a tar), as long as the session goes on."""
+
+    digest: str
 
 
 class ReleasePlace(CallWork, frozen=True):
@@ -198,6 +218,9 @@ class RestoreWork(CallWork, frozen=True):
 
 AnyWork = (
     HoldPlace
+    | EndGroup
+    | FindContext
+    | PutContext
     | ReleasePlace
     | OpenSandbox
     | CloseSandbox

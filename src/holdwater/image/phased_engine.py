@@ -65,8 +65,8 @@ class PhasedEngine:
         )
 
 
-class PublishedBases:
-    """Implements `ImageEngine` for the first phase without docker: finds published bases and makes none."""
+class PublishedImages:
+    """Implements `ImageEngine` where there is no docker: finds images that are published and makes none."""
 
     def __init__(self, blueprint: ImageBlueprint, lookup: BaseLookup) -> None:
         self._blueprint = blueprint
@@ -102,8 +102,8 @@ class PublishedBases:
         found = await self._lookup.find_tag(reference)
         if found is None or found[1] != key:
             raise ImageFailed(
-                f"`{image.name}`: `{image.base}` with the `before` lines is not published: `{reference}`",
-                "build it with docker: without `--engine registry`",
+                f"`{image.name}`: `{image.base}` with the recipe's steps is not published: `{reference}`",
+                "build it with docker: `holdwater images build` without `--engine registry`",
                 kind="missing",
                 again=False,
             )

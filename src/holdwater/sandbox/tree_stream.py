@@ -99,6 +99,21 @@ async def run_beside(
         await finish_anyway(_wait_over(working))
 
 
+@asynccontextmanager
+async def pack_tree(
+    source: Path, name: str, threads: Executor
+) -> AsyncIterator[tuple[AsyncIterator[bytes], asyncio.Future[None]]]:
+    """Yield the pieces of a tar of a tree or a file here, and the future of the thread that packs it."""
+
+    def pack(into: IO[bytes]) -> None:
+        with open_tar(into) as tar:
+            for member, found in list_tree(source, name):
+                add_path(tar, member, found, FileOwner())
+
+    async with run_beside(pack, "wb", threads) as (here, working):
+        yield read_pieces(here), working
+
+
 async def _wait_over(working: asyncio.Future[Any]) -> None:
     await asyncio.wait([working])
     if not working.cancelled():

@@ -222,7 +222,7 @@ class ImageStore:
             network=self._options.network,
             seconds=seconds,
         )
-        log = self._logs / f"image-{context.digest[:12]}.build.log"
+        log = self._logs / name_build_log(context.digest)
         try:
             async with self._keeper.track_build(lambda now: replace(context.trace, begun=now)):
                 await docker.build(build, log)
@@ -250,6 +250,11 @@ class ImageStore:
             look = partial(find_docker, self._client.host, home, self._options.path)
             self._docker = await self._docker_search.join("docker", look)
         return self._docker
+
+
+def name_build_log(digest: str) -> str:
+    """Return the name of the file in a run's logs that has the output of a context's build."""
+    return f"image-{digest[:12]}.build.log"
 
 
 def _built_name(context: DockerfileContext) -> str:

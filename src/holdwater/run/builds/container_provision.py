@@ -80,6 +80,9 @@ class ContainerProvision(SandboxProvision):
         if failure is not None and failure.where is FailureOrigin.INTERRUPTED and failure.kind == DAEMON:
             self._dock.suspect()
 
+    def end_group(self, group: int) -> None:
+        """Do nothing: images are held by attempt."""
+
     def expect(self, wanted: ImageRequest) -> None:
         if wanted.start.key or self._config.image:
             self._supply.expect(self._name_image(wanted))

@@ -132,6 +132,9 @@ class DockerSupply:
             held.close()
             self._relieve_at = 0.0
 
+    def end_group(self, group: int) -> None:
+        """Do nothing: images are held by attempt."""
+
     def expect(self, wanted: ImageRequest) -> None:
         if self._stopped or not wanted.starts:
             return

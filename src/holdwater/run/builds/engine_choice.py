@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from ...core.image import ImageBlueprint, ImageEngine, ImageRecipe
 from ...image.docker.bases import BaseLookup
-from ...image.phased_engine import PhasedEngine, PublishedBases, split_blueprint
+from ...image.phased_engine import PhasedEngine, PublishedImages, split_blueprint
 
 # (what to make, whether to make it again if it is present); the engine is open
 OpenEngine = Callable[[ImageBlueprint, bool], Awaitable[ImageEngine]]
@@ -28,7 +28,7 @@ async def open_engine(
     if recipe.base_repository is None:
         return await (open_docker or open_assembly)(blueprint, recipe.forces_agent)
     first, second = split_blueprint(blueprint)
-    bases: ImageEngine = PublishedBases(first, lookup)
+    bases: ImageEngine = PublishedImages(first, lookup)
     if open_docker is not None:
         bases = await open_docker(first, recipe.forces_bases)
     open_agents = open_docker if second.steps and open_docker is not None else open_assembly

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -30,11 +30,16 @@ from ...image import naming
 from ...image.docker.bases import BaseLookup, pin_reference
 from ...image.layer.agent_layer import prepare_agent
 from ...image.layer.cache import LayerCache
+from ...image.phased_engine import PublishedImages
 from ...image.registry.client import RegistryClients
+from ...image.registry.credentials import RegistryCredentials
+from ...image.registry.engine import RegistryEngine
+from ...image.registry.lookup import RegistryLookup
 from ...image.registry.path_extraction import extract_path
 from ...shielded_wait import SingleFlight
 from ..conductor.admission import ImageRequest
 from ..setup.config import ProcessEnvironment
+from .engine_choice import can_assemble, open_engine
 from .stage_files import StageBuild
 
 KNOWN = 4096  # images remembered as made; for others the registry is queried again
@@ -62,6 +67,29 @@ async def open_blueprint(
         packaged = await prepare_agent(recipe.agent, cache, log, fetch)
         edits = msgspec.structs.replace(edits, env={**packaged.env, **edits.env})
         yield ImageBlueprint(layers=(packaged.layer,), edits=edits, steps=steps, platforms=platforms)
+
+
+@asynccontextmanager
+async def open_registry_maker(
+    recipe: ImageRecipe, environment: ProcessEnvironment, logs: Path, note: Note
+) -> AsyncIterator[ImageMaker]:
+    """Yield a maker without docker: the registry puts images together, or has those that need more."""
+    credentials = RegistryCredentials(environment.docker_config, environment.path, environment.inherited)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        registries = await enter(RegistryClients(credentials, recipe.registries, note))
+        lookup = RegistryLookup(registries, credentials)
+        blueprint = await enter(open_blueprint(recipe, registries, environment, logs / "layer.log", note))
+
+        async def open_assembly(part: ImageBlueprint, force: bool) -> ImageEngine:
+            return await enter(RegistryEngine(part, registries, note, force=force))
+
+        async def open_published(part: ImageBlueprint, force: bool) -> ImageEngine:
+            return PublishedImages(part, lookup)
+
+        open_steps = None if can_assemble(recipe) else open_published
+        engine = await open_engine(recipe, blueprint, lookup, open_assembly, open_steps)
+        yield ImageMaker(recipe, blueprint, engine, lookup, logs)
 
 
 class ImageMaker:

@@ -51,7 +51,8 @@ class ImageRequest(msgspec.Struct, frozen=True):
     # Of the attempt; the admission fills them in.
     limits: LimitOverrides = LimitOverrides()
     scale: int = 1
-    grouped: bool = False  # it is a member of a group
+    group: int | None = None
+    members: int = 1  # attempts of the group that have leases together
 
     @property
     def starts(self) -> tuple[SandboxSpec, ...]:
@@ -71,6 +72,9 @@ class ImageSupply(Protocol):
 
     def release(self, attempt: int, failure: AttemptFailure | None = None) -> None:
         """End the attempt's hold, if it has one; `failure` is the attempt's."""
+
+    def end_group(self, group: int) -> None:
+        """End everything that is held for a group beyond its members' own holds."""
 
     def expect(self, wanted: ImageRequest) -> None:
         """Announce that an attempt will request these images soon."""
@@ -170,6 +174,8 @@ class AttemptAdmission:
 
     def on_group_closed(self, group: int) -> None:
         self._groups.close_group(group)
+        if self._supply is not None:
+            self._supply.end_group(group)
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -205,8 +211,9 @@ class AttemptAdmission:
         if isinstance(leased, AttemptFailure):
             return leased
         lease, need = leased
+        group, members = attempt.group, self._groups.count_members(attempt)
         wanted = msgspec.structs.replace(
-            wanted, limits=asks, scale=attempt.scale, grouped=attempt.group is not None
+            wanted, limits=asks, scale=attempt.scale, group=group, members=members
         )
         images = await self._await_supply(attempt.id, self._supply.hold(attempt.id, wanted))
         self._leases.end_image_lease(attempt.id, need)
@@ -293,9 +300,14 @@ class _GroupLeases:
             if attempt.id in group.gone:
                 group.coming.remove(attempt)
                 return group.gone.pop(attempt.id)  # the members behind it request their own lease
+            group.size += len(coming)
             group.granted = {member.id: granted for member in others}
             group.coming = [member for member in group.coming if member.id in group.gone]
             return granted
+
+    def count_members(self, attempt: Attempt) -> int:
+        """Return the leases of the attempt's group; 1 without a group."""
+        return 1 if attempt.group is None else self._groups[attempt.group].size
 
     def cancel_wait(self, attempt: int, reason: str) -> bool:
         """Return whether a member waited for its group's lease; if so, end its wait."""
@@ -330,3 +342,4 @@ class _LeasedGroup:
         self.granted: dict[int, Lease | AttemptFailure] = {}
         self.gone: dict[int, AttemptFailure] = {}
         self.parked: list[int] = []
+        self.size = 0  # leases

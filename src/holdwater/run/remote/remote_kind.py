@@ -20,6 +20,7 @@ from ...core.authoring import Agent
 from ...core.config import RunConfig
 from ...core.environment import SANDBOX_TOKEN
 from ...core.errors import BadInput, RunFailed
+from ...core.failures import SERVER
 from ...core.input_checks import find_url_problem
 from ...core.sandbox_kind import (
     OpenedSandboxes,
@@ -29,7 +30,7 @@ from ...core.sandbox_kind import (
     SandboxSite,
 )
 from ...core.sandbox_protocol import ServerAccess
-from ...sandbox.remote.connection import SERVER_GONE, RemoteConnection, ask_health
+from ...sandbox.remote.connection import RemoteConnection, ask_health
 from ...sandbox.remote.sandbox import RemoteSandboxes
 from ...version import __version__
 from ..setup.config import ProcessEnvironment, read_environment
@@ -72,7 +73,7 @@ async def _open_remote(site: SandboxSite) -> AsyncIterator[OpenedSandboxes]:
     async with RemoteConnection(access, reaches_gateway=True) as connection:
         sandboxes = RemoteSandboxes(connection, site.config.id, site.config.network)
         try:
-            yield OpenedSandboxes(sandboxes)
+            yield OpenedSandboxes(sandboxes, watch_loss=sandboxes.watch_loss)
         finally:
             sandboxes.close()
 
@@ -93,7 +94,6 @@ def _check_options(config: RunConfig, agent: Agent) -> None:
         )
     given = {
         "--mount": (config.mounts, "show them on the server: `holdwater sandboxd --mount`"),
-        "--images": (config.images, "name images that the server's daemon has or can pull"),
         "--sandbox-read-only": (config.read_only, "`holdwater sandboxd --sandbox-read-only`"),
     }
     for flag, (value, hint) in given.items():
@@ -116,10 +116,11 @@ async def _check_server(config: RunConfig) -> None:
         raise RunFailed(
             f"the sandbox server has another version: {health.version}, not {__version__}: `{access.url}`",
             "install the same version on both machines",
-            kind=SERVER_GONE,
+            kind=SERVER,
         )
-    if config.image and health.sandbox == "process":
-        raise BadInput("`--image` requires containers", "start the server with `--sandbox docker`")
+    for flag, value in (("--image", config.image), ("--images", config.images)):
+        if value and health.sandbox == "process":
+            raise BadInput(f"`{flag}` requires containers", "start the server with `--sandbox docker`")
 
 
 def _provide(site: ProvisionSite) -> AbstractAsyncContextManager[SandboxProvision]:

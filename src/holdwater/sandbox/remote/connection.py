@@ -42,6 +42,7 @@ from ...core.errors import (
     RunFailed,
     SandboxFailed,
 )
+from ...core.failures import SERVER
 from ...core.records import FailureOrigin
 from ...core.sandbox_protocol import (
     CALL,
@@ -68,7 +69,6 @@ from ...web.message_link import HEARTBEAT, LARGEST_MESSAGE, SESSION_OVER, LinkBr
 PAUSE = 0.5  # seconds between two tries to connect
 CONNECT_SECONDS = 10.0
 READY_SECONDS = 60.0  # for a session to come about before a sandbox is opened
-SERVER_GONE = "server"  # kind of a failure
 DRAINING, SESSION_GONE, UNAUTHORIZED = 503, 410, 401  # statuses of a refused link
 RAISED: dict[FailureOrigin, type[AttemptError]] = {
     FailureOrigin.RESOURCE: ResourceExhausted,
@@ -109,7 +109,7 @@ class RemoteSession:
                 return await self._read_answer(stream, call, take)
         except LinkBroken as error:
             raise AttemptInterrupted(
-                f"the sandbox is lost with its server: {error.message}", kind=SERVER_GONE
+                f"the sandbox is lost with its server: {error.message}", kind=SERVER
             ) from None
 
     async def _read_answer(self, stream: LinkStream, call: SandboxCall, take: TakePiece | None) -> CallDone:
@@ -173,9 +173,7 @@ class RemoteConnection:
                         return session
         except TimeoutError:
             problem = self.problem or "it does not answer"
-            raise AttemptInterrupted(
-                f"no connection to the sandbox server: {problem}", kind=SERVER_GONE
-            ) from None
+            raise AttemptInterrupted(f"no connection to the sandbox server: {problem}", kind=SERVER) from None
 
     async def _keep_session(self) -> None:
         while True:
@@ -285,7 +283,7 @@ def _make_access_error(access: ServerAccess, problem: str) -> HoldwaterError:
     return RunFailed(
         f"cannot use the sandbox server: `{access.url}`: {problem}",
         "`holdwater sandboxd` is such a server; see `holdwater help remote`",
-        kind=SERVER_GONE,
+        kind=SERVER,
     )
 
 

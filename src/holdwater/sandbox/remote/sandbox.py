@@ -12,11 +12,21 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from ...core.errors import AttemptInterrupted, AttemptOver, SandboxFailed
-from ...core.records import CommandResult, Limits, Network, Salvage, SandboxSpec, SkippedEntry
+from ...core.errors import AttemptInterrupted, AttemptOver, SandboxFailed, as_failure
+from ...core.records import (
+    AttemptFailure,
+    AttemptPhase,
+    CommandResult,
+    Limits,
+    Network,
+    Salvage,
+    SandboxSpec,
+    SkippedEntry,
+)
 from ...core.sandbox_protocol import (
     A_FILE,
     SINGLE,
@@ -43,7 +53,7 @@ from ..capture import CommandLog
 from ..confined_paths import LARGEST_READ
 from ..salvage_archive import open_replacement
 from ..tree_copy import unpack, unpack_file
-from ..tree_stream import FileOwner, add_path, feed_piece, list_tree, open_tar, read_pieces, run_beside
+from ..tree_stream import feed_piece, pack_tree, read_pieces, run_beside
 from .connection import RemoteConnection, RemoteSession, TakePiece
 
 T = TypeVar("T")
@@ -60,11 +70,22 @@ class RemoteSandboxes:
         self.run = run
         self.network = network
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-remote")
+        self._opened: WeakValueDictionary[int, RemoteSandbox] = WeakValueDictionary()
 
     def open(self, attempt: int, limits: Limits, gateway: Path | None, start: SandboxSpec) -> RemoteSandbox:
         """Return a sandbox for this attempt; the server opens it when the context is entered."""
         self.connection.gateway = gateway
-        return RemoteSandbox(self, attempt, limits, start)
+        sandbox = self._opened[attempt] = RemoteSandbox(self, attempt, limits, start)
+        return sandbox
+
+    def watch_loss(self, attempt: int) -> Callable[[], AttemptFailure | None]:
+        """Return a function that returns why the attempt's sandbox was lost while it was in use."""
+
+        def find_loss() -> AttemptFailure | None:
+            sandbox = self._opened.get(attempt)
+            return None if sandbox is None else sandbox.loss
+
+        return find_loss
 
     def gateway_url(self, host_url: str, network: Network | None = None) -> str:
         """Return the gateway's base URL for code in a sandbox with this network: the server leads it here."""
@@ -93,6 +114,7 @@ class RemoteSandbox:
         self._usage = SandboxUsage()
         self._session: RemoteSession | None = None
         self._closed = False
+        self.loss: AttemptFailure | None = None
 
     async def __aenter__(self) -> RemoteSandbox:
         start = self._resolve_start(self._start)
@@ -177,16 +199,11 @@ class RemoteSandbox:
 
     async def put(self, source: Path, path: str) -> None:
         single = not source.is_dir()
-
-        def pack(into: IO[bytes]) -> None:
-            with open_tar(into) as tar:
-                for name, found in list_tree(source, SINGLE if single else ""):
-                    add_path(tar, name, found, FileOwner())
-
+        packed = pack_tree(source, SINGLE if single else "", self._sandboxes.threads)
         try:
-            async with run_beside(pack, "wb", self._sandboxes.threads) as (here, working):
-                await self._call(PutTree(path=path, single=single), read_pieces(here))
-                await working
+            async with packed as (pieces, packing):
+                await self._call(PutTree(path=path, single=single), pieces)
+                await packing
         except OSError as e:
             raise SandboxFailed(f"cannot copy `{source}` into the sandbox: {e}", kind="setup") from e
 
@@ -260,28 +277,23 @@ class RemoteSandbox:
         session = self._session
         assert session is not None, "used before it is opened"
         call = SandboxCall(run=self._sandboxes.run, attempt=self._attempt, work=work)  # type: ignore[arg-type]
-        done = await session.call(call, content, take)
+        try:
+            done = await session.call(call, content, take)
+        except AttemptInterrupted as error:
+            if not self._closed:
+                self.loss = as_failure(error, SandboxFailed, AttemptPhase.ACTING)
+            raise
         self._usage = done.usage
         return done
 
     def _resolve_start(self, start: SandboxSpec) -> SandboxSpec:
-        """Return the spec with its network; refuse the parts that only this machine has."""
-        if start.build is not None and start.image is None:
-            raise make_build_error(start.build)
-        return msgspec.structs.replace(start, network=start.network or self._sandboxes.network, build=None)
+        """Return the spec with its network. Its image is on the server: the conductor had it built there."""
+        network = start.network or self._sandboxes.network
+        return msgspec.structs.replace(start, network=network, build=None, build_target="", build_args={})
 
     def _check_open(self) -> None:
         if self._closed:
             raise AttemptOver("the attempt has ended")
-
-
-def make_build_error(directory: str) -> SandboxFailed:
-    return SandboxFailed(
-        f"a sandbox server builds no Dockerfile of this machine: `{directory}`",
-        "name an image that the server's daemon has or can pull",
-        kind="start",
-        again=False,
-    )
 
 
 async def _list_slices(content: bytes) -> AsyncIterator[bytes]:

@@ -9,7 +9,8 @@ import asyncio
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -108,14 +109,7 @@ class SandboxCaller:
             return self.finish(await run())
         async with self._open_spool() as directory:
             log = directory / "log"
-            running = asyncio.ensure_future(run(log=log))
-            try:
-                result = await _follow_log(log, running, stream)
-            finally:
-                if not running.done():
-                    running.cancel()
-                    await asyncio.wait({running})
-            return self.finish(result)
+            return self.finish(await follow_log(log, run(log=log), stream))
 
     async def _read(self, work: ReadFile, stream: LinkStream) -> CallDone:
         content = await self.sandbox.read(work.path)
@@ -135,7 +129,7 @@ class SandboxCaller:
     async def _put(self, work: PutTree, stream: LinkStream) -> CallDone:
         async with self._open_spool() as directory:
             unpack_tree = partial(unpack, into=directory, largest=LARGEST_TREE, outward=True)
-            await self._feed_thread(unpack_tree, stream)
+            await feed_thread(unpack_tree, stream, self._host.threads)
             source = directory / SINGLE if work.single else directory
             if source.is_symlink():  # it would be followed
                 raise SandboxFailed("a link is no tree", kind="path", again=False)
@@ -199,18 +193,9 @@ class SandboxCaller:
                 with archive.open("wb") as file:
                     shutil.copyfileobj(content, file, FILE_PIECE)
 
-            await self._feed_thread(save, stream)
+            await feed_thread(save, stream, self._host.threads)
             await self.sandbox.restore(archive)
         return self.finish()
-
-    async def _feed_thread(self, work: Callable[[IO[bytes]], object], stream: LinkStream) -> None:
-        """Make `work` read the content of a call."""
-        async with run_beside(work, "rb", self._host.threads) as (here, working):
-            async for piece in stream.pieces():
-                if not await feed_piece(here, piece):
-                    break
-            here.shutdown(socket.SHUT_WR)
-            await working
 
     async def _send_from_thread(self, work: Callable[[IO[bytes]], object], stream: LinkStream) -> None:
         """Send everything that `work` writes as pieces of the answer."""
@@ -247,6 +232,16 @@ HANDLERS: dict[type[CallWork], CallHandler] = {
 }
 
 
+async def feed_thread(work: Callable[[IO[bytes]], object], stream: LinkStream, threads: Executor) -> None:
+    """Make `work` read the content of a call, in a thread."""
+    async with run_beside(work, "rb", threads) as (here, working):
+        async for piece in stream.pieces():
+            if not await feed_piece(here, piece):
+                break
+        here.shutdown(socket.SHUT_WR)
+        await working
+
+
 def describe_error(error: Exception, place: HostedPlace | None) -> CallFailed:
     """Return the answer of a call that failed; the end of the whole sandbox comes first."""
     usage = place.usage if place is not None else SandboxUsage()
@@ -273,15 +268,20 @@ def describe_error(error: Exception, place: HostedPlace | None) -> CallFailed:
     return CallFailed(message=clean_text(f"{type(error).__name__}: {error}"[:2000]), usage=usage)
 
 
-async def _follow_log(log: Path, running: asyncio.Future[T], stream: LinkStream) -> T:
-    """Send the log of a command while it grows; return the result of the command."""
-    sent = 0
-    while True:
-        done, _ = await asyncio.wait({running}, timeout=LOG_SECONDS)
-        with suppress(FileNotFoundError), log.open("rb") as file:
-            file.seek(sent)
-            while piece := file.read(FILE_PIECE):
-                sent += len(piece)
-                await stream.write_record(ContentPiece(piece))
-        if done:
-            return running.result()
+async def follow_log(log: Path, work: Coroutine[Any, Any, T], stream: LinkStream, sent: int = 0) -> T:
+    """Do the work, and send its log from the byte `sent` on while it grows; return the result."""
+    running = asyncio.ensure_future(work)
+    try:
+        while True:
+            done, _ = await asyncio.wait({running}, timeout=LOG_SECONDS)
+            with suppress(FileNotFoundError), log.open("rb") as file:
+                file.seek(sent)
+                while piece := file.read(FILE_PIECE):
+                    sent += len(piece)
+                    await stream.write_record(ContentPiece(piece))
+            if done:
+                return running.result()
+    finally:
+        if not running.done():
+            running.cancel()
+            await asyncio.wait({running})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import AttemptInterrupted, RunFailed, SandboxFailed
+from ...core.failures import SERVER
 from ...core.records import Network
 from ...core.sandbox_kind import CONTAINER_PORTS
 from ...core.sandbox_protocol import (
@@ -23,24 +24,36 @@ from ...core.sandbox_protocol import (
     GREETING,
     LONGEST_CALL,
     TUNNEL,
+    CallDone,
+    CallFailed,
     CallWork,
     CloseSandbox,
+    EndGroup,
+    FindContext,
     HoldPlace,
     OpenSandbox,
+    PutContext,
     ReleasePlace,
     SandboxCall,
     ServerGreeting,
 )
+from ...image.docker.image_store import name_build_log
 from ...version import __version__
 from ...web.link_streams import LinkStream, LinkStreams, join_socket
 from ...web.message_link import LinkBroken
-from .call_handlers import SandboxCaller, describe_error
+from .build_contexts import BuildContexts
+from .call_handlers import SandboxCaller, describe_error, follow_log
+from .group_leases import GroupLeases
 from .sandbox_host import HostedPlace, SandboxHost
 
 BACKLOG = 128
 CLOSED = "the sandbox server has no such sandbox"
+HOLDER_GONE = "the sandbox server has lost the connection to the run's conductor"
+
+MANAGED = HoldPlace | ReleasePlace | EndGroup | FindContext | PutContext | OpenSandbox | CloseSandbox
 
 PlaceKey = tuple[str, int]  # run and attempt
+GroupKey = tuple[str, int]  # run and group
 
 
 class PlaceBook:
@@ -55,13 +68,13 @@ class PlaceBook:
     def find(self, key: PlaceKey) -> HostedPlace | None:
         return self._places.get(key)
 
-    async def hold(self, key: PlaceKey, request: HoldPlace) -> HostedPlace:
+    async def hold(self, key: PlaceKey, request: HoldPlace, group: GroupLeases | None) -> HostedPlace:
         """Wait for a place; a place of the same attempt ends first."""
         if self.draining:
             raise AttemptInterrupted("the sandbox server is being stopped", kind="draining")
         if (old := self._places.get(key)) is not None:
             await self.end(key, old)
-        place = await self.host.hold(request)
+        place = await self.host.hold(request, group)
         self._places[key] = place
         return place
 
@@ -89,6 +102,8 @@ class ClientSession:
         self._gateway: Path | None = None
         self._held: dict[PlaceKey, HostedPlace] = {}  # bound: the memory of this machine, as for the next
         self._opened: dict[PlaceKey, HostedPlace] = {}
+        self._groups: dict[GroupKey, GroupLeases] = {}
+        self._contexts = BuildContexts(book.host)
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the streams of the link
 
     @asynccontextmanager
@@ -102,12 +117,22 @@ class ClientSession:
             yield self
 
     async def hold(self, key: PlaceKey, request: HoldPlace) -> HostedPlace:
-        place = self._held[key] = await self._book.hold(key, request)
+        group = None if request.group is None else self._find_group((key[0], request.group))
+        place = self._held[key] = await self._book.hold(key, request, group)
         return place
 
     async def release(self, key: PlaceKey) -> None:
         if (place := self._held.pop(key, None)) is not None:
             await self._book.end(key, place)
+
+    def end_group(self, key: GroupKey) -> None:
+        if (group := self._groups.pop(key, None)) is not None:
+            group.close()
+
+    def _find_group(self, key: GroupKey) -> GroupLeases:
+        if key not in self._groups:
+            self._groups[key] = self._book.host.open_group()
+        return self._groups[key]
 
     async def open_sandbox(self, key: PlaceKey, work: OpenSandbox) -> SandboxCaller:
         """Open the sandbox of the attempt's place; without one, wait for a place that ends with it."""
@@ -124,7 +149,7 @@ class ClientSession:
         """Return the open sandbox of an attempt; raise if this session has none."""
         place = self._opened.get(key)
         if place is None or place.sandbox is None:
-            raise AttemptInterrupted(CLOSED)
+            raise AttemptInterrupted(CLOSED, kind=SERVER)
         return SandboxCaller(self._book.host, place)
 
     async def close_sandbox(self, key: PlaceKey) -> HostedPlace | None:
@@ -170,8 +195,8 @@ class ClientSession:
             try:
                 call: SandboxCall = await stream.read_record(SandboxCall, LONGEST_CALL)
                 key = (call.run, call.attempt)
-                if isinstance(call.work, HoldPlace | ReleasePlace | OpenSandbox | CloseSandbox):
-                    answer = await self._manage(key, call.work)
+                if isinstance(call.work, MANAGED):
+                    answer: CallDone | CallFailed = await self._manage(key, call.work, stream)
                 else:
                     caller = self.find_sandbox(key)
                     answer = await caller.perform(call.work, stream)
@@ -187,12 +212,15 @@ class ClientSession:
             except LinkBroken:
                 return
 
-    async def _manage(self, key: PlaceKey, work: CallWork) -> Any:
-        """Open or close a sandbox, or hold or release its place."""
+    async def _manage(self, key: PlaceKey, work: CallWork, stream: LinkStream) -> CallDone:
+        """Open or close a sandbox, hold or release its place, or keep what it needs."""
         match work:
             case HoldPlace():
-                place = await self.hold(key, work)
-                return SandboxCaller(self._book.host, place).finish(place.images)
+                return await self._hold_place(key, work, stream)
+            case FindContext():
+                return CallDone(self._contexts.find(work.digest))
+            case PutContext():
+                await self._contexts.put(work.digest, stream)
             case OpenSandbox():
                 try:
                     return (await self.open_sandbox(key, work)).describe()
@@ -202,11 +230,27 @@ class ClientSession:
             case CloseSandbox():
                 closed = await self.close_sandbox(key)
                 if closed is None:
-                    raise AttemptInterrupted(CLOSED)
+                    raise AttemptInterrupted(CLOSED, kind=SERVER)
                 return SandboxCaller(self._book.host, closed).finish()
+            case EndGroup():
+                self.end_group((key[0], work.group))
             case _:
                 await self.release(key)
-                return SandboxCaller.acknowledge()
+        return SandboxCaller.acknowledge()
+
+    async def _hold_place(self, key: PlaceKey, work: HoldPlace, stream: LinkStream) -> CallDone:
+        """Hold a place; return its images by the keys of the client. The output of a build goes to it."""
+        located = self._contexts.locate(work)
+        if work.start.build is None:
+            place = await self.hold(key, located)
+        else:
+            log = self._book.host.logs / name_build_log(work.start.build)
+            begun = log.stat().st_size if log.exists() else 0
+            place = await follow_log(log, self.hold(key, located), stream, begun)
+        pairs = [(work.start, located.start)]
+        pairs += [(work.grader, located.grader)] if work.grader and located.grader else []
+        images = {near.key: place.images[here.key] for near, here in pairs if here.key in place.images}
+        return SandboxCaller(self._book.host, place).finish(images)
 
     async def _open_gateway(self, stack: AsyncExitStack) -> dict[str, str]:
         """Listen for the agents' model calls; return the gateway's URL by the network of the sandbox."""
@@ -254,8 +298,13 @@ class ClientSession:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for place in self._held.values():  # a sandbox in it may be of another session, which goes on
+            place.ended = place.ended or AttemptInterrupted(HOLDER_GONE, kind=SERVER)
         await asyncio.gather(*(self.close_sandbox(key) for key in list(self._opened)))
         await asyncio.gather(*(self.release(key) for key in list(self._held)))
+        for group in list(self._groups):
+            self.end_group(group)
+        await self._contexts.close()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

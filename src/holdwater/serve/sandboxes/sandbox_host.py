@@ -17,6 +17,7 @@ import msgspec
 from ...core.authoring import ManagedSandbox, SandboxProvider
 from ...core.config import RunConfig
 from ...core.errors import AttemptError, AttemptInterrupted, HoldwaterError, RunStopped, SandboxFailed
+from ...core.failures import SERVER, TAKEN_BACK
 from ...core.records import (
     Attempt,
     AttemptFailure,
@@ -45,17 +46,20 @@ from ...run.execute import list_places
 from ...run.resources.disk_space import DiskControls, DiskSpace
 from ...run.setup.config import ProcessEnvironment
 from ...shielded_wait import run_uncancellable
+from .group_leases import GroupLeases
 
 THREADS = 16  # each packs or unpacks the tree of one call
 CLOSING = 30.0  # seconds for closing one sandbox
+GIVEN_BACK = "the place of the sandbox was given back"
 OPENNESS = (Network.NONE, Network.GATEWAY, Network.OPEN)
 
 
 class HostedPlace:
     """The lease of one sandbox, and the sandbox once it is open."""
 
-    def __init__(self, number: int, job: AttemptJob) -> None:
+    def __init__(self, number: int, job: AttemptJob, group: GroupLeases | None) -> None:
         self.number = number  # of this server: its directory or container has it
+        self.group = group
         self.sandbox: ManagedSandbox | None = None
         self.ended: AttemptError | None = None  # why the server took the sandbox back
         self.over = False
@@ -100,8 +104,11 @@ class SandboxHost:
         directory: RunDirectory,
         environment: ProcessEnvironment,
         note: Callable[[str, str], None],
+        *,
+        builds: bool = False,
     ) -> None:
         self.config = config
+        self.builds = builds  # of Dockerfiles, whose commands are on the daemon's network
         self.places: dict[int, HostedPlace] = {}  # bound: the memory of this machine
         self.note = note
         self.failure: HoldwaterError | None = None  # why the server cannot go on
@@ -117,6 +124,7 @@ class SandboxHost:
         self._provision = SandboxProvision()
         self._opened: OpenedSandboxes | None = None
         self._ending: set[asyncio.Task[None]] = set()  # bound: the places
+        self.logs = directory.logs
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-trees")
         self.spools = directory.sandbox_root(config) / "calls"  # for the files of calls
 
@@ -189,18 +197,24 @@ class SandboxHost:
         self.failure = self.failure or error
         self.on_failure()
 
-    async def hold(self, request: HoldPlace) -> HostedPlace:
+    def open_group(self) -> GroupLeases:
+        """Return the leases of a new group, which its holder closes."""
+        return GroupLeases(self._leases, self._number_place)
+
+    async def hold(self, request: HoldPlace, group: GroupLeases | None = None) -> HostedPlace:
         """Wait for memory, disk and images; return the place, which `end` gives back."""
         self._check_network(request.start)
-        self._number += 1
-        attempt = Attempt(id=self._number, instance=0, sample=0, number=1)
+        attempt = self._number_place()
         asks = LimitOverrides(memory=request.limits.memory, disk=request.limits.disk)
         images = self._provision.images
         wanted = ImageRequest(id=request.id, start=request.start, grader=request.grader)
         place: HostedPlace | None = None
         try:
             need = await images.estimate_need(wanted) if images is not None else 0
-            lease = await self._leases.lease(attempt, asks, need)
+            if group is None:
+                lease = await self._leases.lease(attempt, asks, need)
+            else:
+                lease = await group.lease(attempt, asks, need, request.members)
             if isinstance(lease, AttemptFailure):
                 message = f"the sandbox server cannot give so much: {lease.message}"
                 raise SandboxFailed(message, kind=lease.kind, again=lease.again)
@@ -208,11 +222,11 @@ class SandboxHost:
             self._leases.end_image_lease(attempt.id, need)
             memory, quota = self._leases.derive_limits(attempt.id, lease)
             job = AttemptJob(attempt=attempt, payload=b"", lease=memory, quota=quota, images=found)
-            place = self.places[attempt.id] = HostedPlace(attempt.id, job)
+            place = self.places[attempt.id] = HostedPlace(attempt.id, job, group)
             return place
         finally:
             if place is None:
-                self._give_back(attempt.id, 0)
+                self._give_back(attempt.id, 0, group)
 
     async def open_sandbox(
         self, place: HostedPlace, start: SandboxSpec, limits: Limits, gateway: Path | None
@@ -220,13 +234,13 @@ class SandboxHost:
         """Open the sandbox of a place."""
         self._check_network(start)
         if place.over:
-            raise place.ended or AttemptInterrupted("the place of the sandbox was given back")
+            raise place.ended or AttemptInterrupted(GIVEN_BACK, kind=SERVER)
         limits = apply_lease(msgspec.structs.replace(limits, lease=None), place.job)
         opening = self.provider.open(place.number, limits, gateway, start)
         place.sandbox = await place.stack.enter_async_context(opening)
         if place.number not in self.places:  # it was ended meanwhile
             await place.stack.aclose()
-            raise place.ended or AttemptInterrupted("the place of the sandbox was given back")
+            raise place.ended or AttemptInterrupted(GIVEN_BACK, kind=SERVER)
         return place.sandbox
 
     async def end(self, place: HostedPlace) -> None:
@@ -239,7 +253,7 @@ class SandboxHost:
         for left in place.sandbox.leftovers if place.sandbox is not None else ():
             self.note("sandbox.leftover", left)
         self.places.pop(place.number, None)
-        self._give_back(place.number, peak)
+        self._give_back(place.number, peak, place.group)
 
     def take_back(self, place: HostedPlace, error: AttemptError) -> None:
         """End a place soon; calls of its sandbox raise this error."""
@@ -293,7 +307,7 @@ class SandboxHost:
         if place is None or place.over or place.ended is not None:
             return False
         reason = "the sandbox server took the sandbox back: memory was short"
-        self.take_back(place, AttemptInterrupted(reason, kind="preempted"))
+        self.take_back(place, AttemptInterrupted(reason, kind=TAKEN_BACK))
         return True
 
     def _check_network(self, start: SandboxSpec) -> None:
@@ -309,13 +323,18 @@ class SandboxHost:
             provided=self._provision.provided,
         )
 
-    def _give_back(self, number: int, peak: int) -> None:
+    def _number_place(self) -> Attempt:
+        self._number += 1
+        return Attempt(id=self._number, instance=0, sample=0, number=1)
+
+    def _give_back(self, number: int, peak: int, group: GroupLeases | None) -> None:
         """Return the lease and the images of a place, and learn from its use."""
         if (images := self._provision.images) is not None:
             images.release(number)
         # A place that was never used says nothing about the next one.
         failure = None if peak else AttemptFailure(FailureOrigin.INTERRUPTED, "unused", "never used")
-        self._leases.on_settled(Verdict(attempt=number, token=0, peak_memory=peak, failure=failure))
+        verdict = Verdict(attempt=number, token=0, peak_memory=peak, failure=failure)
+        (self._leases.on_settled if group is None else group.take_back)(verdict)
 
     async def _perform(self, duty: PeriodicTask) -> None:
         try:

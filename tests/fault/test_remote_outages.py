@@ -1,0 +1,139 @@
+"""Sandboxes that a run loses again and again, and losses that an agent hides: bounded, and never a zero."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.command_runner import Command, Scene, lines, until
+from tests.sandbox_server import CutConnection, ServedSandboxes, sandbox_server
+
+SUITE = """
+import os
+
+import holdwater as hw
+
+
+def instances():
+    for n in range(COUNT):
+        yield hw.Instance(id=f"i{n}")
+
+
+async def setup(instance, sandbox):
+    fd = os.open(TRACE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(fd, f"start {instance.id}\\n".encode())
+    os.close(fd)
+
+
+async def grade(instance, sandbox, answer):
+    return answer == "worked"
+
+
+async def solve(instance, sandbox, model):
+    try:
+        result = await sandbox.run("sleep SECONDS; echo worked")
+    except Exception:
+        return "the tool did not work"
+    return result.stdout.strip()
+
+
+suite = hw.Suite(name="outages", instances=instances, setup=setup, grade=grade)
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
+    with sandbox_server(tmp_path / "there", "--client-grace", "1") as served:
+        yield served
+
+
+def begin(scene: Scene, options: list[str], *, count: int = 1, seconds: float = 3.0) -> Command:
+    source = SUITE.replace("SECONDS", str(seconds))
+    scene.suite(source, TRACE=str(scene.place / "trace"), COUNT=count)
+    words = (*scene.agent(), "--concurrency", str(count), "--workers", "1", "--backoff", "0.1")
+    return scene.run(*words, "--retries", "0", *options)
+
+
+def until_acting(scene: Scene, server: ServedSandboxes, command: Command, starts: int = 1) -> None:
+    def is_acting() -> bool:
+        assert command.running, command
+        return len(lines(scene.place / "trace")) >= starts and len(server.processes()) > 0
+
+    until("an attempt acts", is_acting)
+
+
+@pytest.mark.parametrize("part", ["conductor", "worker"])
+def test_a_loss_that_the_agent_hides_is_no_zero(scene: Scene, server: ServedSandboxes, part: str) -> None:
+    with CutConnection(server.port) as proxy:
+        command = begin(scene, server.options(proxy.url), seconds=2.0)
+        until_acting(scene, server, command)
+
+        proxy.cut(part)
+        server.assert_clean()
+        proxy.heal()
+        assert command.wait() == 0, command
+
+    summary = command.document()
+    assert summary["outcomes"] == {"passed": 1}, command
+    assert summary["events"]["sandbox.lost"] == summary["attempts"] - 1 > 0
+    scene.assert_whole(1)
+
+
+@pytest.mark.proof
+def test_a_server_that_always_loses_its_clients_ends_as_infrastructure_failure(
+    scene: Scene, server: ServedSandboxes
+) -> None:
+    with CutConnection(server.port) as proxy:
+        command = begin(scene, server.options(proxy.url), count=2, seconds=600.0)
+        for starts in range(2, 21, 2):
+            until_acting(scene, server, command, starts)
+            proxy.cut()
+            server.assert_clean()
+            proxy.heal()
+        assert command.wait() == 1, command
+
+    summary = command.document()
+    assert summary["outcomes"] == {"sandbox": 2} and summary["attempts"] == 20
+    assert summary["events"]["sandbox.lost"] == 20
+    last = [row for row in scene.export("attempts") if row["number"] == 10]
+    assert all("lost its sandbox 10 times" in json.dumps(row) for row in last)
+    scene.assert_whole(2)
+
+
+FAULTS = ("server", "link", "run")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("order", list(itertools.permutations(FAULTS)), ids="-".join)
+def test_kills_and_cuts_in_any_order_lose_nothing(
+    scene: Scene, server: ServedSandboxes, order: tuple[str, ...]
+) -> None:
+    """All three faults come one after the other, and are mended in the same order."""
+    with CutConnection(server.port) as proxy:
+        command = begin(scene, server.options(proxy.url), count=3, seconds=3.0)
+        until_acting(scene, server, command, 3)
+        for fault in order:
+            {"server": server.kill, "link": proxy.cut, "run": command.kill}[fault]()
+            time.sleep(0.3)  # so that the others notice one before the next
+        for fault in order:
+            if fault == "run":
+                command = scene.resume()
+            else:
+                {"server": server.start, "link": proxy.heal}[fault]()
+        assert command.wait() == 0, command
+
+    assert command.document()["outcomes"] == {"passed": 3}
+    scene.assert_whole(3)
+    server.assert_clean()
+    scene.assert_clean()
