@@ -43,8 +43,9 @@ from holdwater.rollout.worker_protocol import AttemptJob
 from holdwater.sandbox.probe import MachineFeatures
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 
-LIMITS = Limits(setup=20.0, acting=20.0, grading=20.0)
+LONG = stretch(20.0)
 SHORT = stretch(0.2)
+LIMITS = Limits(setup=LONG, acting=LONG, grading=LONG)
 
 
 class FakeSession:
@@ -299,7 +300,7 @@ async def test_the_time_of_a_phase_is_not_taken_from_the_next(world):
 
 
 async def test_set_up_and_grading_that_take_too_long_are_never_a_zero(world):
-    world.limits = Limits(setup=SHORT, acting=20.0, grading=SHORT)
+    world.limits = Limits(setup=SHORT, acting=LONG, grading=SHORT)
     slow = await world.grades(hang).verdict()
     world.suite = msgspec.structs.replace(world.suite, setup=hang)
     never = await world.verdict()
@@ -325,7 +326,7 @@ async def test_waiting_for_a_rate_limit_is_no_working_time(world):
             await asyncio.sleep(pause)
             world.session_.waited += time.monotonic() - begun  # on a busy machine a pause is longer
 
-    pause = stretch(0.1)
+    pause = stretch(0.05)
     world.limits = msgspec.structs.replace(LIMITS, working=3 * pause)
     patient = await world.does(act).verdict()
     world.session_.waited = 0.0
