@@ -71,6 +71,9 @@ class LettersDialect(Dialect):
             "counts": {"read": content.prompt, "written": content.sampled},
         }
 
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        reply["letter"]["body"] += f"\n{text}"
+
 
 class LettersStream(EventStream):
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .api.checking import Attacked, Checked, aattack, acheck, attack, check
     from .api.comparison import compare
+    from .api.forking import ForkOptions, afork, fork
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
     from .api.reading import (
@@ -80,6 +81,7 @@ __all__ = [
     "CommandResult",
     "ComparisonReport",
     "CriticInput",
+    "ForkOptions",
     "Grade",
     "GradeFailed",
     "GradingSandbox",
@@ -114,6 +116,7 @@ __all__ = [
     "__version__",
     "aattack",
     "acheck",
+    "afork",
     "aregrade",
     "areplay",
     "aresume",
@@ -125,6 +128,7 @@ __all__ = [
     "check",
     "compare",
     "export",
+    "fork",
     "grade",
     "plan_images",
     "read",
@@ -151,6 +155,7 @@ _HOMES = (
     ".api.images",
     ".api.checking",
     ".api.comparison",
+    ".api.forking",
     ".core.comparison",
 )
 

@@ -56,6 +56,7 @@ class FakeSession:
         self.usage = ModelUsage(requests=3)
         self.replayed_usage = ModelUsage()
         self.drifted = 0
+        self.unrepeated = ""
         self.waited = 0.0
         self.failure: AttemptFailure | None = None
         self.unanswered: AttemptFailure | None = None
@@ -117,6 +118,7 @@ class World:
     agent_env: ClassVar[dict[str, str]] = {}
     critic = None
     spawns_children = False
+    fork = None
 
     def __init__(self, base: Path) -> None:
         self.base = base

@@ -31,7 +31,7 @@ from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
 from ..run.builds.build import make_setup
 from ..run.conductor.instance_selection import read_selection, reopen_selection
 from ..run.conductor.regrade import RegradeRequest, continue_regrade, find_open_regrade, request_regrade
-from ..run.conductor.replay import replay_suite
+from ..run.conductor.replay import repeat_suite
 from ..run.execute import RunSetup as RunSetup
 from ..run.execute import conduct_run, create_run
 from ..run.setup.agent_variables import AgentVariables, read_values
@@ -236,7 +236,7 @@ def prepare_resume(
         if config.serving is not None:
             again = f"`holdwater serve {config.suite} --agent {config.agent} --out {path}` continues it"
             raise BadInput(f"the directory belongs to a server: `{path}`", again)
-        setup = _setup_again(directory.path, config, objects, options.get("env"))
+        setup = set_up_again(directory.path, config, objects, options.get("env"))
         check_requirements(setup.suite, config, setup.environment)
         selection = reopen_selection(directory, config.select)
         return msgspec.structs.replace(
@@ -273,12 +273,12 @@ def prepare_replay(
     """Check everything that can be checked before a replay, and create nothing."""
     source = RunDirectory.open(path)
     config = make_replay_config(check_trust(source, trust=trust), source.path, only)
-    setup = _setup_again(Path(), config, objects)
+    setup = set_up_again(Path(), config, objects)
     where = Path(out) if out is not None else default_directory(f"{setup.suite.name}-replay")
     return msgspec.structs.replace(setup, path=where)
 
 
-def _setup_again(
+def set_up_again(
     path: Path, config: RunConfig, objects: CallerObjects, env: AgentVariables | None = None
 ) -> RunSetup:
     """Return the setup of a run that has a configuration, with the caller's objects."""
@@ -288,7 +288,7 @@ def _setup_again(
     return RunSetup(
         path=path,
         config=config,
-        suite=suite if config.replays is None else replay_suite(suite, Path(config.replays)),
+        suite=repeat_suite(suite, config),
         agent=find_agent(objects.agent or config.agent, config.agent_options),
         environment=environment,
         agent_env=read_values(config.env, env, environment.inherited),

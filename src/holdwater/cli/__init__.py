@@ -24,6 +24,7 @@ VERBS = {
     "compare": "Compare runs of one suite, with intervals",
     "audit": "Prove that nothing is missing from a run",
     "export": "Write a run's outcomes, attempts, exchanges or trajectories",
+    "fork": "Repeat an attempt up to a turn, then go on with the model",
     "replay": "Run a run again with its recorded replies, without a model",
     "grade": "Grade existing predictions",
     "regrade": "Grade a run's work again without running the agent",

@@ -111,6 +111,12 @@ class ResumeFlags:
     ] = None
 
 
+@add_flags(entry for entry in list_options(RunConfig).values() if entry.option.fork)
+@dataclasses.dataclass(frozen=True)
+class ForkFlags:
+    """The settings in which a fork differs from its origin."""
+
+
 def merge_flags(flags: Any, config: Path | None) -> dict[str, Any]:
     """Return the flags of the command line (a dataclass), with missing ones filled in from the file."""
     said = dataclasses.asdict(flags)

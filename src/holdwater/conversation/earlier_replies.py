@@ -8,7 +8,7 @@ whose reply it received; parts that do not count for a request's identity do not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.errors import HoldwaterError, LedgerCorrupt
-from ..core.exchange import DriftedCall, Exchange, RecordedReply
+from ..core.exchange import (
+    NO_CHANGES,
+    DriftedCall,
+    Exchange,
+    HeadChanges,
+    RecordedReply,
+    RepeatedRequest,
+)
 from ..dialect import find_dialect
 from ..dialect.interface import VOLATILE_KEYS
 from ..dialect.message import decode_foreign
@@ -42,9 +49,14 @@ class EarlierReplies:
         for attempt in attempts:
             self._add(list(_find_locations(directory, attempt)))
 
-    def take(self, identity: str) -> RecordedReply | None:
+    unrepeated = ""  # any part of the record may be used
+
+    def take(self, request: RepeatedRequest) -> RecordedReply | None:
         """Return the next reply to the same request, each once and in order."""
-        return self._take_first(self._by_identity.get(identity))
+        return self._take_first(self._by_identity.get(request.identity))
+
+    def change_live(self, request: RepeatedRequest) -> HeadChanges:
+        return NO_CHANGES
 
     def nearest(self, dialect: str, messages: int) -> RecordedReply | None:
         """Return a reply to a request with as many messages, of the last attempt that has one; each once."""
@@ -73,16 +85,18 @@ class EarlierReplies:
                 place.taken = True
                 try:
                     exchange = decode_exchange(segment.read_record(place.path, place.at), place.attempt)
-                    return self._load_reply(exchange, place.attempt)
+                    return load_reply(exchange, place.attempt, self._blobs)
                 except LedgerCorrupt:
                     continue  # the model can be called again; `audit` reports the damage
         return None
 
-    def _load_reply(self, exchange: Exchange, attempt: int) -> RecordedReply:
-        reply = resolve_references(bytes(exchange.reply or b"null"), self._blobs)
-        chunks = None if exchange.chunks is None else resolve_references(bytes(exchange.chunks), self._blobs)
-        usage = exchange.usage.plus(exchange.saved)
-        return RecordedReply(reply, usage, exchange.version, chunks, attempt, exchange.number)
+
+def load_reply(exchange: Exchange, attempt: int, blobs: BlobStore) -> RecordedReply:
+    """Return the reply of an exchange, media included."""
+    reply = resolve_references(bytes(exchange.reply or b"null"), blobs)
+    chunks = None if exchange.chunks is None else resolve_references(bytes(exchange.chunks), blobs)
+    usage = exchange.usage.plus(exchange.saved)
+    return RecordedReply(reply, usage, exchange.version, chunks, attempt, exchange.number)
 
 
 class _ReplyLocation:
@@ -113,13 +127,19 @@ def _find_locations(directory: RunDirectory, attempt: int) -> Iterator[_ReplyLoc
 
 
 def describe_drift(
-    directory: RunDirectory, recorded: RunDirectory, attempt: int, drifts: Sequence[DriftedCall]
+    directory: RunDirectory,
+    recorded: RunDirectory,
+    attempt: int,
+    drifts: Sequence[DriftedCall],
+    ignored: Collection[str] = (),
 ) -> str:
-    """Describe how an attempt's requests differ from those of the run that it replays. Reads both runs."""
+    """Describe how an attempt's requests differ from those of the run that it replays. Reads both runs.
+
+    The keys `ignored` of the requests may differ.
+    """
     try:
-        reader = RequestComparison(
-            ExchangeTree(directory, attempt), lambda before: ExchangeTree(recorded, before)
-        )
+        now = ExchangeTree(directory, attempt)
+        reader = RequestComparison(now, lambda before: ExchangeTree(recorded, before), ignored)
         return reader.describe(drifts)
     except HoldwaterError as error:
         return f"the requests cannot be compared: {error.message}"
@@ -139,9 +159,12 @@ class RequestDifference(NamedTuple):
 class RequestComparison:
     """Compares the requests of two attempts, each read from its own exchanges."""
 
-    def __init__(self, now: ExchangeTree, recorded: Callable[[int], ExchangeTree]) -> None:
+    def __init__(
+        self, now: ExchangeTree, recorded: Callable[[int], ExchangeTree], ignored: Collection[str] = ()
+    ) -> None:
         self._now = now
         self._recorded = recorded
+        self._ignored = VOLATILE_KEYS.union(ignored)
 
     def describe(self, drifts: Sequence[DriftedCall]) -> str:
         """Describe where requests differ: each place once, with the requests whose first difference it is."""
@@ -175,7 +198,7 @@ class RequestComparison:
             yield found.strip_generated(found.strip_transient(bytes(raw)))
 
     def _head(self, tree: ExchangeTree, number: int) -> dict[str, Any]:
-        return {key: value for key, value in tree.head(number).items() if key not in VOLATILE_KEYS}
+        return {key: value for key, value in tree.head(number).items() if key not in self._ignored}
 
 
 def _find_differences(place: str, then: Any, now: Any) -> Iterator[RequestDifference]:

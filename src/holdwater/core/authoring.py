@@ -199,6 +199,10 @@ class SessionStatus(Protocol):
         """The first of the drifted calls."""
 
     @property
+    def unrepeated(self) -> str:
+        """Why an attempt that ends now has not repeated the attempt that it forks; empty: it has."""
+
+    @property
     def waited(self) -> float:
         """Seconds spent waiting for a rate limit so far."""
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .errors import BadInput
+from .fork_origin import ForkOrigin
 from .image import ImageRecipe
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
@@ -147,7 +148,9 @@ class RunConfig(Record, frozen=True):
     ] = msgspec.field(default_factory=dict)
     only: Annotated[
         tuple[str, ...],
-        ConfigOption(CHOICE, "Only instances whose id matches this pattern; may be repeated", serve=False),
+        ConfigOption(
+            CHOICE, "Only instances whose id matches this pattern; may be repeated", serve=False, fork=False
+        ),
     ] = ()
     select: Annotated[
         SelectionRecord | None,
@@ -156,16 +159,20 @@ class RunConfig(Record, frozen=True):
             "A file with the ids of the instances, one per line; `-` is standard input",
             accepts=str,
             serve=False,
+            fork=False,
         ),
     ] = None
     replays: str | None = None  # directory of the run whose recorded replies are replayed
-    limit: Annotated[int | None, ConfigOption(CHOICE, "Only the first N instances", least=1, serve=False)] = (
-        None
-    )
+    fork: ForkOrigin | None = None  # the attempt of another run that each attempt repeats up to a turn
+    limit: Annotated[
+        int | None, ConfigOption(CHOICE, "Only the first N instances", least=1, serve=False, fork=False)
+    ] = None
     # i of n, from 1.
     shard: Annotated[
         tuple[int, int] | None,
-        ConfigOption(CHOICE, "Only part i of n: `1/4`", accepts=str, parse=parse_shard, serve=False),
+        ConfigOption(
+            CHOICE, "Only part i of n: `1/4`", accepts=str, parse=parse_shard, serve=False, fork=False
+        ),
     ] = None
     retries: Annotated[
         int,

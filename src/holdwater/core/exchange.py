@@ -6,6 +6,8 @@ The gateway appends each exchange to an `ExchangeLog`, and takes replies of earl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -61,6 +63,12 @@ class ExchangeLog(Protocol):
         """Return a written exchange from the record."""
 
 
+HeadChanges = Mapping[str, msgspec.Raw | None]
+"""Keys of a request beside its messages, with other values; None: the request does not have the key."""
+
+NO_CHANGES: HeadChanges = MappingProxyType({})
+
+
 class RecordedReply(NamedTuple):
     """A recorded reply, which has been paid for already."""
 
@@ -70,6 +78,20 @@ class RecordedReply(NamedTuple):
     chunks: bytes | None = None  # as in `Exchange`
     attempt: int = 0  # the attempt that made the exchange
     number: int = 0  # number of the exchange
+    changes: HeadChanges = NO_CHANGES  # what the recorded request has in place of the call's own values
+    drifted: bool = False  # the call differs from the recorded one
+    refused: str = ""  # why the call fails, and gets no reply
+    unlimited: bool = False  # does not count against the limits of the attempt
+
+
+class RepeatedRequest(NamedTuple):
+    """A request that may be in the record."""
+
+    identity: str
+    dialect: str
+    messages: int
+    head: Mapping[str, msgspec.Raw]
+    identify: Callable[[HeadChanges], str]  # returns its identity with changed keys
 
 
 class DriftedCall(NamedTuple):
@@ -83,8 +105,15 @@ class DriftedCall(NamedTuple):
 class ReplyRecording(Protocol):
     """The replies of earlier attempts at the same sample."""
 
-    def take(self, identity: str) -> RecordedReply | None:
+    @property
+    def unrepeated(self) -> str:
+        """Why an attempt that ends now has not repeated what it had to; empty: it has."""
+
+    def take(self, request: RepeatedRequest) -> RecordedReply | None:
         """Return the reply to an equal request; equal requests get their replies once each, in order."""
+
+    def change_live(self, request: RepeatedRequest) -> HeadChanges:
+        """Return the keys to change in a request that no recorded reply answers."""
 
     def nearest(self, dialect: str, messages: int) -> RecordedReply | None:
         """Return an unused reply to a request with the same number of messages."""

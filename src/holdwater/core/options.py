@@ -38,6 +38,7 @@ class ConfigOption(msgspec.Struct, frozen=True):
     positive: bool = False  # the value must be more than 0
     resume: str = ""  # the help of `holdwater resume`; empty: a resume cannot change it
     serve: bool = True  # a server has it too
+    fork: bool = True  # a fork has it too
 
 
 class OptionEntry(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import field
 
+from .fork_origin import ForkOrigin
 from .records import NO_USAGE, ModelUsage, Record
 
 Z = 1.959963984540054  # 95 % of a normal distribution are within so many standard deviations
@@ -82,6 +83,7 @@ class RunSummary(Record, frozen=True):
     reason: str = ""  # why it stopped
     network: str = ""  # network access of sandboxes whose instance sets none
     replays: str | None = None  # the run whose recorded replies were replayed
+    fork: ForkOrigin | None = None  # the attempt that all attempts repeated up to a turn
     exit_status: int | None = None
     planned: int = 0  # instances x samples that were pulled from the suite
     settled: int = 0

@@ -114,6 +114,14 @@ class ChatDialect(OpenAIDialect):
     def reply_from_chat(self, completion: dict[str, Any], context: ReplyContext) -> bytes:
         return msgspec.json.encode(completion)
 
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        message = reply["choices"][0]["message"]
+        content = message.get("content")
+        if isinstance(content, list):
+            content.append({"type": "text", "text": text})
+        else:
+            message["content"] = f"{content}\n\n{text}" if content else text
+
 
 def _parse_calls(item: dict[str, Any]) -> Iterator[ToolCall]:
     calls = as_list(item.get("tool_calls"))

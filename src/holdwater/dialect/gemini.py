@@ -250,6 +250,11 @@ class GeminiDialect(Dialect):
             "responseId": content.id,
         }
 
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        parts = reply["candidates"][0]["content"]["parts"]
+        calls = (place for place, part in enumerate(parts) if _get_either(as_dict(part), "functionCall"))
+        parts.insert(next(calls, len(parts)), {"text": text})
+
 
 def _parse_answer(answer: dict[str, Any]) -> Iterator[str | MessageMedia]:
     """Yield a response with a single text as that text, any other response as JSON; then its media."""
@@ -318,10 +323,7 @@ def _count_usage(counts: Any) -> ModelUsage:
 
 
 class GeminiStream(EventStream):
-    """Assembles chunks; each is a complete reply with the new parts.
-
-    Google's own clients send each chunk back as a separate content, so the record keeps them separate.
-    """
+    """Assembles chunks, each a reply with the new parts. Clients send each back as a content of its own."""
 
     def __init__(self) -> None:
         super().__init__()

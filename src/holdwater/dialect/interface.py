@@ -32,15 +32,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 # Keys that a client fills anew at each start, or that change the form of the answer and not its content.
 VOLATILE_KEYS = frozenset(
-    {
-        "client_metadata",
-        "metadata",
-        "prompt_cache_key",
-        "safety_identifier",
-        "stream",
-        "stream_options",
-        "user",
-    }
+    {"client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user"}
+    | {"stream", "stream_options"}
 )
 _STAINLESS = "x-stainless-"  # the providers' client libraries describe themselves in these
 _ALWAYS = {"accept", "content-type", "user-agent", "idempotency-key", "x-request-id", "x-client-request-id"}
@@ -308,6 +301,10 @@ class Dialect:
 
     def render_completion(self, content: CompletionContent) -> dict[str, Any]:
         """Return a reply with the content of a completion."""
+        raise NotImplementedError
+
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        """Add a text to a decoded reply of the model, whose calls and other parts stay as they are."""
         raise NotImplementedError
 
 

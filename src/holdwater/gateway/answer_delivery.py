@@ -119,6 +119,7 @@ class AnswerDelivery:
         self._call = call
         self._threads = session.find_threads(dialect)
         self._saved = recorded.usage if recorded is not None else None
+        self._unlimited = recorded is not None and recorded.unlimited
         self._session = session
         self._delta = delta
         self._dialect = dialect
@@ -223,7 +224,7 @@ class AnswerDelivery:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
             ending = self._make_partial(CLIENT_GONE)._replace(
-                error=reason, saved=nothing, version=self._find_version()
+                error=reason, saved=nothing, version=self._find_version(), unlimited=self._unlimited
             )
             self._threads.abandon(self._call)
             self._session.write(self._delta, ending, self._started, self._call)
@@ -240,7 +241,7 @@ class AnswerDelivery:
         self._written = True
         if self._dialect.counted_dialect:  # no provider charges for a count
             ending = ending._replace(billed=False)
-        ending = ending._replace(saved=self._saved, version=self._find_version())
+        ending = ending._replace(saved=self._saved, version=self._find_version(), unlimited=self._unlimited)
         self._session.write(self._delta, ending, self._started, self._call)
         self._threads.end(self._call, failure)
 

@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Raw
 
-from ..core.exchange import Exchange
+from ..core.exchange import Exchange, HeadChanges, RepeatedRequest
 from ..core.masking import mask_bytes
 from ..core.prices import ModelPrice, add_cost
 from ..core.records import NO_USAGE, ModelUsage
@@ -46,6 +46,22 @@ def identify_request(dialect: str, head: Mapping[str, Raw], names: bytes) -> str
     """Return the identity of a request with the keys `head` and the message digests `names`."""
     asked = [(key, head[key]) for key in sorted(head.keys() - VOLATILE_KEYS)]
     return blake3(mask_bytes(msgspec.json.encode([dialect, asked])) + names).hexdigest(_SIZE)
+
+
+def change_head(head: Mapping[str, Raw], changes: HeadChanges) -> dict[str, Raw]:
+    """Return the keys of a request with some of them changed or removed."""
+    changed: dict[str, Raw | None] = {**head, **changes}
+    return {key: raw for key, raw in changed.items() if raw is not None}
+
+
+def make_repeated_request(delta: RequestDelta, head: Mapping[str, Raw]) -> RepeatedRequest:
+    """Return the form of a request with the keys `head` in which it is looked up in a record."""
+
+    def identify(changes: HeadChanges) -> str:
+        return identify_request(delta.dialect, change_head(head, changes), delta.names)
+
+    messages = delta.keep + len(delta.append)
+    return RepeatedRequest(delta.identity, delta.dialect, messages, head, identify)
 
 
 class ChainLink(NamedTuple):
@@ -288,6 +304,7 @@ class CallEnding(NamedTuple):
     version: str = ""  # of the answering policy
     chunks: bytes | None = None  # as in `Exchange`
     billed: bool = True  # False: refused by the upstream, or never sent, so it costs nothing
+    unlimited: bool = False  # does not count against the limits of the attempt
 
     def make_exchange(
         self, number: int, delta: RequestDelta, price: ModelPrice | None, started: float, by: str

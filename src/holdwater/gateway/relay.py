@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from ..core.errors import HoldwaterError, ModelFailed
 from ..core.exchange import RecordedReply
+from ..core.fork_origin import DRIFT
 from ..core.records import AttemptFailure, FailureOrigin
 from ..dialect.interface import AdaptedRequest, Dialect
 from ..dialect.message import DECODE_ERRORS
@@ -25,7 +26,7 @@ from .body import ByteAdmission, RequestBody, RetainedBytes, join_request
 from .body_reader import make_oversize_error, read_body
 from .call_terms import ModelRoute
 from .in_process_calls import IncomingRequest, InProcessRequest
-from .recorder import RequestDelta
+from .recorder import RequestDelta, change_head, make_repeated_request
 from .request_parser import MalformedRequest, ParsedRequest
 from .routes import CallRoute, estimate_tokens, pick_headers
 from .sessions import Session
@@ -48,6 +49,7 @@ class PreparedCall(NamedTuple):
     asked: AdaptedRequest
     requested: int  # tick of its `CallThreads`
     has_tools: bool
+    recorded: RecordedReply | None  # in place of an answer of the upstream
 
 
 class CallRelay:
@@ -75,8 +77,7 @@ class CallRelay:
         behind = self.resolve_model_route(session)
         _check_dialect(behind, session, route.dialect)
         prepared = await self._prepare(request, session, route, behind)
-        recorded = session.find_recorded(prepared.delta)
-        return await self._exchange(request, session, route.dialect, behind, prepared, recorded)
+        return await self._exchange(request, session, route.dialect, behind, prepared)
 
     async def count(self, request: IncomingRequest, session: Session, route: CallRoute) -> web.StreamResponse:
         """Return a request's token count: the upstream's answer, or an estimate, which is not recorded."""
@@ -84,13 +85,12 @@ class CallRelay:
         behind = self.resolve_model_route(session)
         prepared = await self._prepare(request, session, route, behind)
         estimate = estimate_tokens(route.dialect, prepared.call.body.size)
-        recorded = session.find_recorded(prepared.delta)
         upstream = behind.upstream
         able = upstream is not None and upstream.counts and counts in upstream.dialects - session.uncounted
-        if recorded is None and not able:
+        if prepared.recorded is None and not able:
             prepared.call.body.free()
             return estimate
-        response = await self._exchange(request, session, route.dialect, behind, prepared, recorded)
+        response = await self._exchange(request, session, route.dialect, behind, prepared)
         if response.status in CANNOT_COUNT:
             session.uncounted.add(counts)
             return estimate
@@ -103,10 +103,9 @@ class CallRelay:
         dialect: Dialect,
         behind: ModelRoute,
         prepared: PreparedCall,
-        recorded: RecordedReply | None,
     ) -> web.StreamResponse:
         """Get the answer to a call, deliver it and record it."""
-        call, delta, asked, requested, has_tools = prepared
+        call, delta, asked, requested, has_tools, recorded = prepared
         placed = session.find_threads(dialect).begin(requested, delta, call.body.size, has_tools)
         turn = AnswerDelivery(request, session, delta, dialect, recorded, placed)
         try:
@@ -137,6 +136,8 @@ class CallRelay:
         behind: ModelRoute,
     ) -> AbstractAsyncContextManager[UpstreamAnswer]:
         if recorded is not None:
+            if recorded.refused:
+                raise ModelFailed(recorded.refused, kind=DRIFT, again=False)
             reply, chunks = recorded.reply, recorded.chunks
             return nullcontext(CompleteReply(reply, dialect, call.reply_format, recorded.version, chunks))
         assert behind.upstream is not None, "a gateway has an upstream of its own"
@@ -162,12 +163,20 @@ class CallRelay:
                 # The name of a policy in training changes in mid-conversation.
                 named = {key: raw for key, raw in told.items() if key != "model"}
             delta = await session.find_delta(dialect, reading, told, named)
+            repeated = make_repeated_request(delta, named)
+            recorded = session.find_recorded(repeated)
+            changes = session.change_live(repeated) if recorded is None else recorded.changes
+            if changes:
+                told, sent = change_head(told, changes), change_head(sent, changes)
+                delta = await session.find_delta(dialect, reading, told, change_head(named, changes))
+                if recorded is None:
+                    body.replace(join_request(dialect.key, msgspec.json.encode(sent), reading.span))
         except BaseException:  # boundary: releases, then raises again
             body.free()
             raise
         call = _make_call(request, session, asked, route, body)
         call = call._replace(reply_format=wanted, delta=None if dialect.counted_dialect else delta)
-        return PreparedCall(call, delta, asked, requested, has_tools)
+        return PreparedCall(call, delta, asked, requested, has_tools, recorded)
 
     async def _read_request(
         self, request: IncomingRequest, session: Session, dialect: Dialect

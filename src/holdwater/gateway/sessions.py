@@ -18,7 +18,16 @@ import msgspec
 from msgspec import Raw, structs
 
 from ..core.errors import AttemptError, AttemptOver, HoldwaterError, LimitReached
-from ..core.exchange import DriftedCall, ExchangeLog, RecordedReply, ReplyRecording
+from ..core.exchange import (
+    NO_CHANGES,
+    DriftedCall,
+    ExchangeLog,
+    HeadChanges,
+    RecordedReply,
+    RepeatedRequest,
+    ReplyRecording,
+)
+from ..core.fork_origin import make_drift_failure
 from ..core.masking import KEY_PREFIX, unmask_bytes
 from ..core.prices import find_used_up
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, ModelUsage
@@ -82,6 +91,7 @@ class Session:
         self._recording = recording
         self._limit_failure: AttemptFailure | None = None
         self._broken: AttemptFailure | None = None
+        self._limited_usage = NO_USAGE  # counts against the limits
         self._calls: set[asyncio.Timeout] = set()  # one for each call in flight
         self._unrecorded: set[asyncio.Task[Any] | None] = set()  # one for each unrecorded turn
         self._idle = asyncio.Event()
@@ -191,22 +201,34 @@ class Session:
             self._check_budget(but=1)  # other calls may have used it up meanwhile
             yield
 
-    def find_recorded(self, delta: RequestDelta) -> RecordedReply | None:
+    def find_recorded(self, request: RepeatedRequest) -> RecordedReply | None:
         """Return an earlier attempt's reply to the same request, or in a replay to the same turn."""
         if self._recording is None:
             return None
-        found = self._recording.take(delta.identity)
+        found = self._recording.take(request)
         if found is None and self._terms.replays:
-            found = self._recording.nearest(delta.dialect, delta.keep + len(delta.append))
-            if found is not None:
-                owner = self._owner
-                owner.drifted += 1
-                if len(owner.drifts) < MOST_DRIFTS:
-                    owner.drifts.append(DriftedCall(delta.identity, found.attempt, found.number))
+            found = self._recording.nearest(request.dialect, request.messages)
+            found = found and found._replace(drifted=True)
         if found is None:
             return None
+        if found.drifted:
+            owner = self._owner
+            owner.drifted += 1
+            if len(owner.drifts) < MOST_DRIFTS:
+                owner.drifts.append(DriftedCall(request.identity, found.attempt, found.number))
+        if found.refused:
+            self._mark_broken(make_drift_failure(found.refused))
         chunks = None if found.chunks is None else unmask_bytes(found.chunks, self.key)
         return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks)
+
+    def change_live(self, request: RepeatedRequest) -> HeadChanges:
+        """Return the keys to change in a request that goes to the model."""
+        return NO_CHANGES if self._recording is None else self._recording.change_live(request)
+
+    @property
+    def unrepeated(self) -> str:
+        """Why an attempt that ends now has not repeated what it had to; empty: it has."""
+        return "" if self._recording is None else self._recording.unrepeated
 
     @property
     def replays(self) -> bool:
@@ -217,9 +239,7 @@ class Session:
         if not self._limited:
             return
         owner = self._owner
-        over = find_used_up(
-            owner._limits, owner.usage.plus(owner.replayed_usage), len(self._unrecorded) - but
-        )
+        over = find_used_up(owner._limits, owner._limited_usage, len(self._unrecorded) - but)
         if over is not None:
             self._limit_failure = owner._limit_failure = over
             raise LimitReached(over.message, kind=over.kind)
@@ -335,7 +355,7 @@ class Session:
             raise
         except Exception as error:  # boundary: any error of the log ends the attempt
             raise self._fail_record(error) from error
-        self._count(exchange.usage, exchange.saved)
+        self._count(exchange.usage, exchange.saved, limited=not ending.unlimited)
         self._unrecorded.discard(asyncio.current_task())
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(exchange.usage.tokens)
@@ -345,13 +365,15 @@ class Session:
         if self.model_route is not None and self.model_route.on_written is not None:
             self.model_route.on_written(delta, number)
 
-    def _count(self, usage: ModelUsage, saved: ModelUsage) -> None:
+    def _count(self, usage: ModelUsage, saved: ModelUsage, *, limited: bool) -> None:
         self.exchanges += 1
         self.usage = self.usage.plus(usage)
         if saved is not NO_USAGE:
             self.replayed_usage = self.replayed_usage.plus(saved)
+        if limited:
+            self._limited_usage = self._limited_usage.plus(usage.plus(saved))
         if self._lender is not None:
-            self._lender._count(usage, saved)
+            self._lender._count(usage, saved, limited=limited)
 
     def _extract_reply(self, reply: bytes | None) -> bytes | None:
         try:

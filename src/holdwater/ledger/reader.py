@@ -78,6 +78,7 @@ class LedgerReader:
             reason=reason,
             network=config.network,
             replays=config.replays,
+            fork=config.fork,
             exit_status=exit_status,
             planned=found.samples(config),
             settled=found.settled,

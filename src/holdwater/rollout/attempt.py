@@ -7,8 +7,11 @@ it closes: see `group.py`.
 
 from __future__ import annotations
 
+import msgspec
+
 from ..core.errors import RunFailed, SandboxFailed, as_failure
 from ..core.failures import make_disk_failure
+from ..core.fork_origin import DRIFT
 from ..core.policy import grade_counts
 from ..core.records import AttemptPhase, Verdict
 from ..ledger.durable_files import is_disk_full
@@ -51,6 +54,9 @@ async def run_attempt(state: AttemptState, services: AttemptServices) -> Verdict
             state.note("sandbox.leftover", left)
         if runner.session is not None and runner.session.drifted:
             drift = await state.calls.call(services.describe_drift, attempt.id, runner.session.drifts)
+            if state.failure is not None and state.failure.kind == DRIFT:
+                message = f"{state.failure.message}: {drift}"
+                state.failure = msgspec.structs.replace(state.failure, message=message)
             state.note(
                 "replay.drifted", f"{runner.session.drifted} requests differ from the recorded ones: {drift}"
             )

@@ -26,11 +26,12 @@ from ..core.records import (
 )
 from ..ledger.attempt_files import describe_file
 from .attempt_rules import (
+    choose_seed,
     describe_left_out,
+    find_acting_failure,
     limit_step,
     make_fresh_error,
     next_step,
-    prefer_model_failure,
     prepare_sandbox,
     step_failure,
     worth_grading,
@@ -44,7 +45,7 @@ from .user_calls import as_grade, as_patch
 from .views import ModelView, SandboxView, adapt_arguments, wait_healthy
 from .work_files import check_kept, keep_answer, read_answer, write_kept
 
-SEED_STRIDE = 1_000_000  # between the seeds of an attempt and of its children
+CHILD_STRIDE = 1_000_000  # between the seeds of an attempt and of its children
 
 
 class AttemptRunner:
@@ -93,8 +94,8 @@ class AttemptRunner:
             attempt.id, self.limits, services.gateway, self._resolve_start(instance.start)
         )
         self.sandbox = state.sandbox = await state.scope.open("sandbox", services.enclose("sandbox", sandbox))
-        earlier = state.job.earlier
-        recording = await state.calls.call(services.recording, earlier) if earlier else None
+        repeats = bool(state.job.earlier) or services.fork is not None
+        recording = await state.calls.call(services.recording, state.job) if repeats else None
         session = services.open_session(attempt.id, self.log, self.limits, recording)
         self.session = state.session = await state.scope.open(
             "gateway session", services.enclose("session", session)
@@ -112,9 +113,9 @@ class AttemptRunner:
         return SandboxView(self.open_sandbox, self.paths, faults, self._renew, variables, env, health)
 
     def view_model(self, session: SessionStatus | None, instance: Instance, child: int = 0) -> ModelView:
-        attempt = self.state.job.attempt
         model = self.services.model(session, instance.start.network)
-        return ModelView(model, seed=attempt.sample * 1000 + attempt.round + child * SEED_STRIDE)
+        seed = choose_seed(self.state.job.attempt, self.services.fork)
+        return ModelView(model, seed=seed + child * CHILD_STRIDE)
 
     def _resolve_start(self, start: SandboxSpec) -> SandboxSpec:
         """Return the spec with the daemon's image for it, and with its environment variables filled in."""
@@ -164,7 +165,7 @@ class AttemptRunner:
             state.failure = await state.run_phase(
                 AttemptPhase.ACTING, self.acting_seconds, AgentFailed, self._act
             )
-            state.failure = prefer_model_failure(state.failure or self.failed_step, self.session)
+            state.failure = find_acting_failure(state.failure or self.failed_step, self.session)
         self.over = True
         self.dismiss()
         if again is None:

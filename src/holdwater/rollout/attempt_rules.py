@@ -14,8 +14,18 @@ import msgspec
 from ..core.authoring import ManagedSandbox, SessionStatus
 from ..core.errors import AgentFailed, AttemptError, GradeFailed, RunFailed, as_failure, drop_tracebacks
 from ..core.failures import RULES, ScoreRule
+from ..core.fork_origin import SEED_STRIDE, ForkOrigin, make_drift_failure
 from ..core.policy import verdict_kind
-from ..core.records import AttemptFailure, AttemptPhase, FailureOrigin, Grade, Instance, Limits, Salvage
+from ..core.records import (
+    Attempt,
+    AttemptFailure,
+    AttemptPhase,
+    FailureOrigin,
+    Grade,
+    Instance,
+    Limits,
+    Salvage,
+)
 from .attempt_state import PhaseLimit
 from .views import SandboxView, wait_healthy
 from .worker_protocol import AttemptJob
@@ -45,6 +55,24 @@ def prefer_model_failure(
         FailureOrigin.MODEL,
     )
     return cause if cause is not None and blames_agent else failure
+
+
+def find_acting_failure(
+    failure: AttemptFailure | None, session: SessionStatus | None
+) -> AttemptFailure | None:
+    """Return why the agent ended. An agent that did not repeat the forked attempt is never a zero."""
+    failure = prefer_model_failure(failure, session)
+    scored = failure is None or RULES[failure.where].scored in (ScoreRule.YES, ScoreRule.PASS_OR_SPENT)
+    unrepeated = session.unrepeated if session is not None and scored else ""
+    return make_drift_failure(unrepeated) if unrepeated else failure
+
+
+def choose_seed(attempt: Attempt, fork: ForkOrigin | None) -> int:
+    """Return the seed that an agent sees; in a fork that of its origin, since it has to do the same again.
+
+    `conversation/forked_replies.py` changes the seeds of the calls after that.
+    """
+    return attempt.sample * SEED_STRIDE + attempt.round if fork is None else fork.seed
 
 
 def in_doubt(failure: AttemptFailure | None, grade: Grade | None) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..core.authoring import Agent, Model, ResourceWrapper, SandboxProvider, SessionStatus, Suite
 from ..core.exchange import DriftedCall, Exchange, ExchangeLog, ReplyRecording
+from ..core.fork_origin import ForkOrigin
 from ..core.records import AttemptFailure, Limits, Network
 from ..core.serving_protocol import MessageNode, TrajectoryReference
 from ..ledger.attempt_files import (
@@ -24,6 +25,7 @@ from ..ledger.attempt_files import (
 )
 from ..ledger.directory import RunDirectory
 from .critic import UserCritic
+from .worker_protocol import AttemptJob
 
 if TYPE_CHECKING:
     from .group import WaitingGroups  # not at run time: it imports `views`, which imports this module
@@ -49,8 +51,8 @@ class AttemptStorage(Protocol):
     def trajectory(self, attempt: int) -> Iterator[Exchange]:
         """Read the exchanges of an attempt's segment from disk."""
 
-    def recording(self, earlier: tuple[int, ...]) -> ReplyRecording | None:
-        """Return the recorded replies of earlier attempts. Reads their segments: call it in a thread."""
+    def recording(self, job: AttemptJob) -> ReplyRecording | None:
+        """Return the recorded replies that an attempt gets. Reads segments: call it in a thread."""
 
     def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
         """Describe how a replay's requests differ from the recorded ones. Reads files: call in a thread."""
@@ -89,6 +91,7 @@ class AttemptServices(AttemptStorage, ModelAccess, Protocol):
     variables: Mapping[str, str]
     agent_env: Mapping[str, str]  # variables of the agent's commands
     groups: WaitingGroups
+    fork: ForkOrigin | None  # the attempt of another run that each attempt repeats up to a turn
     spawns_children: bool  # the agent takes an `attempt` argument, by which it spawns children
 
     @property

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from ..agent.loader import find_agent, takes_attempt
 from ..conversation.earlier_replies import EarlierReplies, describe_drift
+from ..conversation.forked_replies import IMPOSED_KEYS, ForkedReplies
 from ..conversation.nodes import read_nodes
 from ..core.authoring import (
     Agent,
@@ -99,6 +100,7 @@ class AttemptHost:
         self._emit = emit
         self._directory = RunDirectory(Path(welcome.directory))
         self._models = WorkerModels(welcome, self._directory, emit, policy)
+        self.fork = config.fork
         self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
         self._reserve = DiskReserve(self._directory.reserve)
         self._living: dict[int, AttemptState] = {}  # bound: the run's concurrency
@@ -324,11 +326,17 @@ class AttemptHost:
         nodes = read_nodes(self._directory, attempt, "inline")
         return [node for node in nodes if node.by not in SCORING_BORROWERS]
 
-    def recording(self, earlier: tuple[int, ...]) -> ReplyRecording | None:
-        return EarlierReplies(self._recorded, earlier) if self.gateway is not None else None
+    def recording(self, job: AttemptJob) -> ReplyRecording | None:
+        if self.gateway is None:
+            return None
+        replies = EarlierReplies(self._recorded, job.earlier) if job.earlier else None
+        sampling = self._welcome.config.sampling
+        return replies if self.fork is None else ForkedReplies(self.fork, sampling, job.attempt, replies)
 
     def describe_drift(self, attempt: int, drifts: Sequence[DriftedCall]) -> str:
-        return describe_drift(self._directory, self._recorded, attempt, drifts)
+        origin = self._recorded if self.fork is None else RunDirectory(self.fork.directory)
+        ignored = () if self.fork is None else (*IMPOSED_KEYS, *self._welcome.config.sampling)
+        return describe_drift(self._directory, origin, attempt, drifts, ignored)
 
     def open_session(
         self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None

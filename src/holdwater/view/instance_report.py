@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..core.fork_origin import ForkOrigin
 from ..core.policy import explain_not_kept
 from ..core.records import AttemptFailure, Grade, ModelUsage, Record, Verdict
 from ..ledger.reader import LedgerReader
@@ -45,6 +46,7 @@ class InstanceReport(Record, frozen=True):
     more: int = 0  # number of attempts that are not listed
     cost: float | None = None  # cost of all attempts in US dollars; None: unknown
     samples: int = 1  # samples of the instance
+    fork: ForkOrigin | None = None  # the attempt that each attempt repeated up to a turn
 
 
 class AttemptReport(Record, frozen=True):
@@ -77,6 +79,7 @@ def make_report(reader: LedgerReader, instance: InstanceRow) -> InstanceReport:
         more=more,
         cost=spent.cost,
         samples=samples,
+        fork=reader.config.fork,
     )
 
 
@@ -88,6 +91,8 @@ def find_files(reader: LedgerReader, row: AttemptRow) -> Iterator[Path]:
 
 def render_instance(told: InstanceReport) -> RenderableType:
     parts: list[RenderableType] = [Text(line(told.instance), "bold").append(f"  {line(told.place)}", "dim")]
+    if told.fork is not None:
+        parts.append(Text(f"repeats {line(told.fork.place)}", "dim"))
     if told.more:
         parts.append(Text(f"... {told.more} earlier attempts are not shown", "dim"))
     if not told.attempts:

@@ -153,6 +153,8 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
         facts.add_row("refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow"))
     if summary.replays is not None:
         facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
+    if summary.fork is not None:
+        facts.add_row("repeats", Text(line(summary.fork.place), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
 

@@ -172,6 +172,13 @@ class MessagesDialect(Dialect):
             },
         }
 
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        blocks = reply["content"]
+        calls = (
+            place for place, block in enumerate(blocks) if _get_kind(as_dict(block)).endswith("tool_use")
+        )
+        blocks.insert(next(calls, len(blocks)), {"type": "text", "text": text})
+
 
 def strip_transient(message: bytes) -> bytes:
     """Return the stable form of `message`: without cache hints, and a single text block as a text."""

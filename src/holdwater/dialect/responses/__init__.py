@@ -219,6 +219,16 @@ class ResponsesDialect(OpenAIDialect):
             },
         }
 
+    def append_text(self, reply: dict[str, Any], text: str) -> None:
+        part = {"type": "output_text", "text": text, "annotations": []}
+        said = {
+            "type": "message",
+            "id": f"msg_{reply.get('id')}_added",
+            "role": "assistant",
+            "content": [part],
+        }
+        reply["output"].append({**said, "status": "completed"})
+
 
 class _ResponsesOutput(msgspec.Struct):
     output: list[Raw]

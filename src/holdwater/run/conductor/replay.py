@@ -13,6 +13,7 @@ import msgspec
 from ...core.authoring import Suite
 from ...core.config import RunConfig
 from ...core.errors import BadInput
+from ...core.fork_origin import ForkOrigin
 from ...core.policy import explain_not_kept
 from ...core.records import Attempt, AttemptFailure, FailureOrigin, Instance
 from ...gateway.upstreams import UNRECORDED
@@ -42,8 +43,25 @@ def make_earlier_lookup(config: RunConfig, ledger: Ledger) -> EarlierLookup:
     return own if config.replays is None else elsewhere
 
 
-def replay_suite(suite: Suite, run: Path) -> Suite:
-    """Return `suite` with the instances that were tried in a recorded run, as they were then."""
+def repeat_suite(suite: Suite, config: RunConfig) -> Suite:
+    """Return `suite` with the instances of the run that a replay or a fork repeats, as they were then."""
+    if config.fork is not None:
+        return _fork_suite(suite, config.fork)
+    return suite if config.replays is None else _replay_suite(suite, Path(config.replays))
+
+
+def _fork_suite(suite: Suite, origin: ForkOrigin) -> Suite:
+    def instances() -> Iterator[Instance]:
+        with LedgerReader(origin.directory) as reader:
+            row = reader.find_instance(origin.instance)
+            if row is None:
+                raise BadInput(f"no such instance in `{origin.directory}`: `{origin.instance}`")
+            yield msgspec.msgpack.decode(reader.payload(row.id), type=Instance)
+
+    return msgspec.structs.replace(suite, instances=instances, size=1, check=None, needs=None)
+
+
+def _replay_suite(suite: Suite, run: Path) -> Suite:
     with LedgerReader(run) as reader:
         size = reader.count_tried_instances()
     if not size:

@@ -21,6 +21,7 @@ from ...core.authoring import Agent, Suite
 from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
 from ...core.environment import KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
+from ...core.fork_origin import ForkOrigin
 from ...core.input_checks import find_url_problem
 from ...core.limits import parse_size
 from ...core.options import list_options
@@ -97,7 +98,7 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
     if config.model is None or config.replays is not None:
         return None
     if config.base_url == POLICY_URL:
-        raise BadInput("the run's model is a Python function", "pass it again: `hw.resume(path, policy=...)`")
+        raise BadInput("the run's model is a Python function", "pass it again: `policy=...`")
     if config.base_url is not None:
         openai = env.providers.get(CHAT.provider.url)
         key = openai.key if openai else None
@@ -212,6 +213,35 @@ def make_replay_config(config: RunConfig, run: Path, only: Sequence[str]) -> Run
         rpm=None,
         tpm=None,
     )
+
+
+def make_fork_config(config: RunConfig, origin: ForkOrigin, changes: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of a fork of a run, which has `config`; `changes` are fields of its own."""
+    made = msgspec.structs.replace(
+        config,
+        id=secrets.token_hex(8),
+        created=time.time(),
+        version=__version__,
+        fork=origin,
+        replays=None,
+        only=(),
+        select=None,
+        limit=None,
+        shard=None,
+        samples=1,
+        attempts=1,
+        keep=KeepRule.ALL,
+    )
+    fields = {**changes, "sampling": {**config.sampling, **changes.get("sampling", {})}}
+    prices = fields.pop("price", {})
+    if "model" in fields and config.base_url == POLICY_URL:
+        fields.setdefault("base_url", None)  # the function answered as another model
+    made = msgspec.structs.replace(made, **fields)
+    if made.model is not None and (prices or (made.model, made.base_url) != (config.model, config.base_url)):
+        price = price_of(made.model, prices, made.base_url or _find_other_url())
+        made = msgspec.structs.replace(made, price=price)
+    check_config(made)
+    return made
 
 
 def check_config(config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, get_origin
 
 import msgspec
 
-from ...core.authoring import CriticFunction
+from ...core.authoring import Agent, AgentFunction, CriticFunction, Suite
 from ...core.config import (
     CriticKind,
     KeepRule,
@@ -31,6 +31,7 @@ from ...core.records import Limits
 from ...core.sandbox_protocol import RemoteAddress
 from ...dialect import list_key_variables
 from ...gateway.prices import read_prices
+from ...gateway.upstreams.policy import Policy
 from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
@@ -148,6 +149,20 @@ class ResumeOptions(TypedDict, total=False):
     run_time: float | None
 
 
+class ForkOptions(RunOptions, total=False):
+    """The options of a fork: its place in the recorded run, the code to use, and settings that differ."""
+
+    sample: int
+    attempt: int | None
+    say: str | None
+    then_say: str | None
+    drift: bool
+    suite: Suite | None
+    agent: Agent | AgentFunction | None
+    policy: Policy | None
+    trust: bool
+
+
 class ImageBuildOptions(TypedDict, total=False):
     """The options of an image build, which replace the recipe's own."""
 
@@ -198,13 +213,26 @@ def parse_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     """Return the run's configuration with the given settings replaced."""
     known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.resume}
-    fields = _parse(options, {**dict.fromkeys(RETRY_OPTIONS), **known})
-    for name in INNER_RECORDS:
-        fields[name] = msgspec.structs.replace(getattr(config, name), **fields[name])
-    fields["env"] = tuple(dict.fromkeys((*config.env, *fields.get("env", ()))))
+    fields = _parse_changes(config, options, {**dict.fromkeys(RETRY_OPTIONS), **known})
     changed = msgspec.structs.replace(config, **fields)
     check_config(changed)
     return changed
+
+
+def parse_fork_changes(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a run's configuration that a fork of it changes."""
+    known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.fork}
+    return _parse_changes(config, options, known)
+
+
+def _parse_changes(
+    config: RunConfig, options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]
+) -> dict[str, Any]:
+    fields = _parse(options, known)
+    for name in INNER_RECORDS:
+        fields[name] = msgspec.structs.replace(getattr(config, name), **fields[name])
+    fields["env"] = tuple(dict.fromkeys((*config.env, *fields.get("env", ()))))
+    return fields
 
 
 def _parse(options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]) -> dict[str, Any]:

@@ -1,0 +1,378 @@
+"""`holdwater fork`: recorded turns are repeated at no cost, then the model goes on; drift, texts, limits."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from tests.command_runner import Command
+from tests.dialect_requests import DIALECTS, speak, text_of
+
+import holdwater as hw
+from holdwater.core.errors import BadInput
+from holdwater.core.exchange import Exchange
+from holdwater.ledger.exchanges import read_exchanges
+from holdwater.ledger.reader import LedgerReader
+from holdwater.testing.scripted_model import ScriptedReply, serve_script
+
+TURNS = 5
+
+
+class CountingModel:
+    """Says another number in each reply, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, request: dict[str, Any]) -> ScriptedReply:
+        self.asked.append(request)
+        return ScriptedReply(text=f"reply {len(self.asked)}")
+
+
+@pytest.fixture
+def model() -> CountingModel:
+    return CountingModel()
+
+
+@pytest.fixture
+async def url(model: CountingModel) -> AsyncIterator[str]:
+    async with serve_script(model) as served:
+        yield served
+
+
+class WritingAgent:
+    """Writes each reply to a file, and shows the model all files; keeps the state of its sandbox."""
+
+    def __init__(self, turns: int = TURNS, spoil: Callable[[int], str] = lambda turn: "") -> None:
+        self.turns = turns
+        self.spoil = spoil
+        self.states: list[list[str]] = []  # for each attempt, the files after each turn
+
+    async def __call__(self, instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": instance.instruction}]
+        states: list[str] = []
+        self.states.append(states)
+        for turn in range(self.turns):
+            reply = await model.chat(messages, seed=model.seed)
+            text = reply["choices"][0]["message"]["content"]
+            await sandbox.run(f"echo {shlex.quote(text)} > {turn}.txt; echo {turn} >> all.txt")
+            seen = await sandbox.run("for f in $(ls); do echo $f: $(cat $f); done")
+            states.append(seen.output)
+            messages.append({"role": "assistant", "content": text})
+            messages.append({"role": "user", "content": seen.output + self.spoil(turn)})
+        return text
+
+
+def make_suite(names: tuple[str, ...] = ("one", "two"), **options: Any) -> hw.Suite:
+    instances = [hw.Instance(id=name, instruction=f"do {name}", **options) for name in names]
+    return hw.Suite(
+        name="writing", instances=lambda: iter(instances), grade=lambda i, s, answer: "odd" in answer
+    )
+
+
+async def run_origin(
+    place: Path, url: str, agent: Any, suite: hw.Suite | None = None, **options: Any
+) -> Path:
+    out = place / "origin"
+    given = {"model": "first", "base_url": url, "workers": 0, "retries": 0, **options}
+    await hw.arun(suite or make_suite(), agent, out=out, **given)
+    return out
+
+
+def read_attempts(path: Path) -> list[list[Exchange]]:
+    with LedgerReader(path) as reader:
+        return [list(read_exchanges(reader.directory, row.attempt)) for row in reader.attempts()]
+
+
+def read_failure(path: Path) -> Any:
+    with LedgerReader(path) as reader:
+        [row] = reader.attempts()
+    assert row.verdict is not None
+    return row.verdict.failure
+
+
+def head_of(exchange: Exchange) -> dict[str, Any]:
+    return msgspec.json.decode(exchange.head) if exchange.head is not None else {}
+
+
+async def test_a_fork_has_k_equal_exchanges_and_then_new_ones(
+    tmp_path: Path, model: CountingModel, url: str
+) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), sampling={"top_p": 0.5})
+    before = len(model.asked)
+
+    summary = await hw.afork(
+        origin, "two", 3, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent(),
+        model="second", sampling={"temperature": 0.25}, samples=2,
+    )  # fmt: skip
+
+    assert len(model.asked) - before == 2 * (TURNS - 3)
+    assert summary.usage.requests == 4 and summary.saved.requests == 6
+    recorded = read_attempts(origin)[1]
+    for branch in read_attempts(tmp_path / "fork"):
+        assert len(branch) == TURNS
+        for then, now in zip(recorded[:3], branch[:3], strict=True):
+            assert (now.identity, now.append, now.head, now.reply) == (
+                then.identity, then.append, then.head, then.reply,
+            )  # fmt: skip
+        assert recorded[3].append == branch[3].append and recorded[3].reply != branch[3].reply
+        assert [e.saved.requests for e in branch] == [1, 1, 1, 0, 0]
+    live = [request for request in model.asked[before:] if len(request["messages"]) == 7]
+    assert {request["model"] for request in live} == {"second"}
+    assert {(request["temperature"], request["top_p"]) for request in live} == {(0.25, 0.5)}
+    assert len({request["seed"] for request in (*live, model.asked[0])}) == 3  # branches differ
+    assert hw.audit(tmp_path / "fork").ok
+
+
+async def test_the_sandbox_of_a_fork_is_as_it_was(tmp_path: Path, url: str) -> None:
+    first, again = WritingAgent(), WritingAgent()
+    origin = await run_origin(tmp_path, url, first, make_suite(("one",)))
+
+    await hw.afork(origin, "one", 3, out=tmp_path / "fork", suite=make_suite(), agent=again)
+
+    assert again.states[0][:3] == first.states[0][:3] and "2.txt: reply 3" in again.states[0][2]
+    assert again.states[0][3] != first.states[0][3]
+
+
+async def test_a_fork_names_its_origin(tmp_path: Path, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent())
+
+    summary = await hw.afork(
+        origin, "two", 2, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent()
+    )
+
+    with LedgerReader(origin) as reader:
+        run = reader.config.id
+    config = json.loads((tmp_path / "fork/run.json").read_text())
+    named = {"run": run, "instance": "two", "sample": 0, "number": 1, "attempt": 2, "turn": 2}
+    assert config["fork"].items() >= named.items()
+    assert summary.fork is not None and summary.fork.turn == 2
+    shown = Command(tmp_path / "commands", "show", str(tmp_path / "fork"), "two")
+    assert shown.wait() == 0
+    assert f"attempt 1 of `two` in run `{run}`, after turn 2" in " ".join(shown.stdout.split())
+
+
+async def test_turn_zero_repeats_nothing(tmp_path: Path, model: CountingModel, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+
+    summary = await hw.afork(
+        origin, "one", 0, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent()
+    )
+
+    assert summary.saved.requests == 0 and summary.usage.requests == TURNS
+    assert len(model.asked) == 2 * TURNS
+
+
+async def test_a_fork_of_a_fork_repeats_both_parts(tmp_path: Path, model: CountingModel, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+    options: Any = {"suite": make_suite(), "agent": WritingAgent()}
+    await hw.afork(origin, "one", 2, out=tmp_path / "a", model="second", **options)
+    before = len(model.asked)
+
+    summary = await hw.afork(tmp_path / "a", "one", 4, out=tmp_path / "b", model="third", **options)
+
+    assert len(model.asked) - before == 1 and summary.saved.requests == 4
+    [middle], [last] = read_attempts(tmp_path / "a"), read_attempts(tmp_path / "b")
+    assert [e.identity for e in last[:4]] == [e.identity for e in middle[:4]]
+
+
+async def talk(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+    """Speak the dialect of the instance over HTTP, streamed or whole."""
+    said = [instance.instruction]
+    dialect, stream = instance.data["dialect"], instance.data["stream"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {model.key}"}) as http:
+        for _ in range(3):
+            request = speak(dialect, *said, stream=stream)
+            address = model.url.removesuffix("/v1") + request.path
+            async with http.post(address, data=request.body, headers=request.headers) as response:
+                body = await response.read()
+                assert response.status == 200, body
+            said.append(read_text(dialect, body, stream))
+            said.append("go on")
+    return " / ".join(said)
+
+
+def read_text(dialect: str, body: bytes, stream: bool) -> str:
+    if not stream:
+        return text_of(dialect, json.loads(body))
+    from holdwater.dialect import DIALECTS as TABLE
+    from holdwater.dialect.interface import AdaptedRequest, RequestTarget
+
+    events = TABLE[dialect].stream(AdaptedRequest(RequestTarget("x"), {}))
+    assert b"".join(events.events(body))
+    return text_of(dialect, json.loads(events.reply()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_reply_is_replaced_or_continued_in_each_dialect(
+    tmp_path: Path, model: CountingModel, url: str, dialect: str, stream: bool
+) -> None:
+    suite = make_suite(("one",), data={"dialect": dialect, "stream": stream})
+    origin = await run_origin(tmp_path, url, talk, suite)
+
+    for name, option in (("say", {"say": "an odd idea"}), ("then", {"then_say": "at odds"})):
+        summary = await hw.afork(origin, "one", 2, out=tmp_path / name, suite=suite, agent=talk, **option)
+        assert summary.outcomes == {"passed": 1}, read_failure(tmp_path / name)
+
+    assert len(model.asked) == 3 + 1 + 1
+    replaced, continued = (json.dumps(request) for request in model.asked[3:])
+    assert "an odd idea" in replaced and "reply 1" in replaced and "reply 2" not in replaced
+    assert "reply 2" in continued and "at odds" in continued
+
+
+async def test_a_drift_stops_the_attempt_and_is_no_zero(
+    tmp_path: Path, model: CountingModel, url: str
+) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+    spoiled = WritingAgent(spoil=lambda turn: "at noon" if turn == 1 else "")
+    before = len(model.asked)
+
+    summary = await hw.afork(origin, "one", 4, out=tmp_path / "fork", suite=make_suite(), agent=spoiled)
+
+    assert len(model.asked) == before and summary.usage.requests == 0
+    assert summary.outcomes == {"model": 1} and summary.score is None and summary.exit_status == 1
+    failure = read_failure(tmp_path / "fork")
+    assert failure.kind == "drift" and not failure.again and "--drift" in failure.hint
+    assert failure.message.startswith("the fork drifts at turn 3, before turn 4 is repeated: request 3 at")
+    assert "message 5 `content`" in failure.message and "now `at noon`" in failure.message
+
+
+async def test_a_drift_that_is_allowed_goes_on(tmp_path: Path, model: CountingModel, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+    spoiled = WritingAgent(spoil=lambda turn: "at noon" if turn == 1 else "")
+    before = len(model.asked)
+
+    summary = await hw.afork(
+        origin, "one", 4, out=tmp_path / "fork", suite=make_suite(), agent=spoiled, drift=True
+    )
+
+    assert len(model.asked) - before == 1 and summary.outcomes == {"failed": 1}
+    assert summary.events["replay.drifted"] == 1
+
+
+async def test_an_agent_that_ends_too_early_is_no_zero(tmp_path: Path, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+
+    summary = await hw.afork(
+        origin, "one", 4, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent(turns=2)
+    )
+
+    assert summary.outcomes == {"model": 1}
+    assert read_failure(tmp_path / "fork").message == "the agent ended before turn 4: it made 2 of 4 calls"
+
+
+async def test_limits_count_live_calls_alone(tmp_path: Path, model: CountingModel, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+
+    enough = await hw.afork(
+        origin, "one", 3, out=tmp_path / "a", suite=make_suite(), agent=WritingAgent(), max_requests=2
+    )
+    short = await hw.afork(
+        origin, "one", 3, out=tmp_path / "b", suite=make_suite(), agent=WritingAgent(), max_requests=1
+    )
+
+    assert (enough.usage.requests, enough.outcomes) == (2, {"failed": 1})
+    assert read_failure(tmp_path / "a") is None
+    assert short.usage.requests == 1 and read_failure(tmp_path / "b").kind == "requests"
+
+
+async def test_calls_beside_the_main_thread_are_repeated_too(
+    tmp_path: Path, model: CountingModel, url: str
+) -> None:
+    """Side calls up to the turn come from the record; a later one is made anew."""
+
+    async def act(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "start"}]
+        for turn in range(3):
+            reply = await model.chat(messages)
+            await model.chat([{"role": "user", "content": f"a title for turn {turn}"}])
+            messages += [reply["choices"][0]["message"], {"role": "user", "content": "go on"}]
+        return "done"
+
+    origin = await run_origin(tmp_path, url, act, make_suite(("one",)))
+    before = len(model.asked)
+
+    await hw.afork(origin, "one", 3, out=tmp_path / "fork", suite=make_suite(), agent=act)
+
+    [branch] = read_attempts(tmp_path / "fork")
+    assert [e.saved.requests for e in branch] == [1, 1, 1, 0, 0, 0]
+    assert len(model.asked) - before == 3
+    with pytest.raises(BadInput, match="turn 2 is not on the main thread, but on side thread 1"):
+        hw.fork(origin, "one", 2, suite=make_suite(), agent=act)
+
+
+@pytest.mark.parametrize(
+    ("turn", "options", "message"),
+    [
+        (9, {}, "the attempt has no turn 9"),
+        (-1, {}, "`--turn` must be at least 0: -1"),
+        (0, {"say": "x"}, "turn 0 has no reply"),
+        (1, {"say": "x", "then_say": "y"}, "exclude each other"),
+        (1, {"attempt": 7}, "no attempt 7 at sample 0"),
+        (1, {"only": ["x"]}, "unknown option: `only`"),
+    ],
+)
+async def test_a_place_that_does_not_exist_is_refused(
+    tmp_path: Path, url: str, turn: int, options: Any, message: str
+) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(turns=1), make_suite(("one",)))
+
+    with pytest.raises(BadInput, match=message):
+        await hw.afork(
+            origin, "one", turn, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent(), **options
+        )
+    assert not (tmp_path / "fork").exists()
+
+
+COMMAND_AGENT = """
+import json, os, pathlib, sys, urllib.request
+def ask(messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+messages = [{"role": "user", "content": "begin"}]
+for turn in range(4):
+    messages.append(ask(messages))
+    pathlib.Path(f"{turn}.txt").write_text(messages[-1]["content"])
+    files = sorted(path.read_text() for path in pathlib.Path(".").glob("*.txt"))
+    messages.append({"role": "user", "content": " ".join(files)})
+"""
+
+
+async def test_a_command_agent_is_forked_from_the_command_line(
+    tmp_path: Path, model: CountingModel, url: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "one", "instruction": "go", "grade": "grep -q 7 3.txt"}\n')
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/agent.py").write_text(COMMAND_AGENT)
+    agent = f"command:{sys.executable} /opt/agent/agent.py"
+    origin = await hw.arun(
+        str(tmp_path / "tasks.jsonl"), agent, out=tmp_path / "origin", model="m", base_url=url, workers=1,
+        mount=[f"{tmp_path}/tools:/opt/agent", f"{sys.prefix}:{sys.prefix}"],
+    )  # fmt: skip
+    assert origin.outcomes == {"failed": 1} and len(model.asked) == 4
+    out = tmp_path / "fork"
+
+    words = ("fork", str(tmp_path / "origin"), "one", "--turn", "2", "--samples", "2", "--out", str(out))
+    command = Command(tmp_path / "commands", *words, "--json")
+    status = await wait_for(command)
+
+    assert status == 0, command
+    assert command.document()["saved"]["requests"] == 4 and len(model.asked) == 8
+    assert command.document()["fork"]["turn"] == 2
+    assert hw.audit(out).ok
+
+
+async def wait_for(command: Command) -> int:
+    import asyncio
+
+    return await asyncio.to_thread(command.wait)
