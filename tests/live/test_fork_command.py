@@ -72,9 +72,11 @@ class WritingAgent:
 
 def make_suite(names: tuple[str, ...] = ("one", "two"), **options: Any) -> hw.Suite:
     instances = [hw.Instance(id=name, instruction=f"do {name}", **options) for name in names]
-    return hw.Suite(
-        name="writing", instances=lambda: iter(instances), grade=lambda i, s, answer: "odd" in answer
-    )
+    return hw.Suite(name="writing", instances=lambda: iter(instances), grade=grade)
+
+
+def grade(instance: hw.Instance, sandbox: Any, answer: object) -> bool:
+    return "odd" in str(answer)
 
 
 async def run_origin(

@@ -151,10 +151,9 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
         facts.add_row("events", Text(events))
     for told in summary.refused.last if summary.refused is not None else ():
         facts.add_row("refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow"))
-    if summary.replays is not None:
-        facts.add_row("replays", Text(line(summary.replays), overflow="fold"))
-    if summary.fork is not None:
-        facts.add_row("repeats", Text(line(summary.fork.place), overflow="fold"))
+    for name, origin in (("replays", summary.replays), ("repeats", summary.fork and summary.fork.place)):
+        if origin is not None:
+            facts.add_row(name, Text(line(origin), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
 
