@@ -71,21 +71,29 @@ def prepare_fork(
         raise BadInput(f"`{path}` cannot be forked: it is {kind}")
     origin = find_origin(source, instance, turn, options)
     settings = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
-    if (policy := options.get("policy")) is not None:
+    if options.get("policy") is not None:
         settings = {"model": "policy", **settings, "base_url": POLICY_URL}
-    critic = options.get("critic")
     config = make_fork_config(before, origin, parse_fork_changes(before, settings))
-    objects = CallerObjects(
+    setup = set_up_again(Path(), config, choose_objects(options), options.get("env"))
+    check_requirements(setup.suite, config, setup.environment)
+    where = Path(out) if out is not None else default_directory(f"{name_origin(path)}-turn-{turn}")
+    return msgspec.structs.replace(setup, path=where)
+
+
+def choose_objects(options: ForkOptions) -> CallerObjects:
+    """Return the caller's objects, in place of those that the recorded run names."""
+    critic = options.get("critic")
+    return CallerObjects(
         options.get("suite"),
         options.get("agent"),
-        critic if critic is not None and not isinstance(critic, str) else None,
-        policy,
+        critic if callable(critic) else None,
+        options.get("policy"),
     )
-    setup = set_up_again(Path(), config, objects, options.get("env"))
-    check_requirements(setup.suite, config, setup.environment)
-    name = f"{STAMP.sub('', source.path.resolve().name)}-turn-{turn}".replace(".", "-")
-    where = Path(out) if out is not None else default_directory(name)
-    return msgspec.structs.replace(setup, path=where)
+
+
+def name_origin(path: str | Path) -> str:
+    """Return the name of a run's directory without its time, for the directories of its forks."""
+    return STAMP.sub("", Path(path).resolve().name).replace(".", "-")
 
 
 def find_origin(source: RunDirectory, instance: str, turn: int, options: ForkOptions) -> ForkOrigin:

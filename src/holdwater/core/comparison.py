@@ -12,17 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from msgspec import field
+from msgspec import field, structs
 
 from .record import Record
 from .records import NO_USAGE, ModelUsage
-from .summary import PassRate, Z
+from .summary import PassCounts, PassRate, Z, compute_pass_rates, estimate_pass
 
 RESAMPLES = 2000
 FLIPS = 20_000
 MOST_RESAMPLED = 5000  # instances; from there on the mean is normal, and a resample would take too long
 SEED = 20  # the same runs give the same interval
 POWER_Z = 0.8416212335729143  # 80 % of a normal distribution are below so many standard deviations
+BOOTSTRAP = "bootstrap over instances"
 VISIBLE = 0.03  # the difference that `more_samples` is about
 
 
@@ -258,15 +259,12 @@ def estimate_difference(differences: Sequence[float]) -> PairedDifference:
         low, high, method = mean - Z * spread, mean + Z * spread, "normal interval"
     else:
         low, high = bootstrap_mean(counts)
-        method = "bootstrap over instances"
+        method = BOOTSTRAP
     return PairedDifference(mean, (low, high), compute_sign_test(counts), f"{method}, sign-flip test")
 
 
 def bootstrap_mean(counts: Mapping[float, int]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of values that occur so many times.
-
-    The percentiles are expanded as for Student's t: few instances would give too narrow an interval.
-    """
+    """Return the 95 % interval of the mean of values that occur so many times."""
     values, weights = list(counts), list(accumulate(counts.values()))
     size = weights[-1]
     mean = math.fsum(value * count for value, count in counts.items()) / size
@@ -274,8 +272,60 @@ def bootstrap_mean(counts: Mapping[float, int]) -> tuple[float, float]:
     means = sorted(
         math.fsum(chance.choices(values, cum_weights=weights, k=size)) / size for _ in range(RESAMPLES)
     )
+    return _expand_percentiles(means, mean, size)
+
+
+def bootstrap_pass_rates(scored: PassCounts) -> tuple[PassRate, ...]:
+    """Return pass@1, pass@2 and so on, each with the interval of a bootstrap over instances.
+
+    A resample draws instances, each with all its samples: they are no independent trials. A `k` for which all
+    instances agree keeps Wilson's interval, because no resample differs.
+    """
+    if sum(scored.values()) > MOST_RESAMPLED:
+        return tuple(_widen_normally(rate, scored) for rate in compute_pass_rates(scored))
+    cells, weights = list(scored), list(accumulate(scored.values()))
+    chance = random.Random(SEED)
+    draws = [
+        Counter(chance.choices(range(len(cells)), cum_weights=weights, k=weights[-1]))
+        for _ in range(RESAMPLES if cells else 0)
+    ]
+    return tuple(_resample_rate(rate, cells, draws) for rate in compute_pass_rates(scored))
+
+
+def _resample_rate(
+    rate: PassRate, cells: Sequence[tuple[int, int]], draws: Iterable[Mapping[int, int]]
+) -> PassRate:
+    values = {place: estimate_pass(n, c, rate.k) for place, (n, c) in enumerate(cells) if n >= rate.k}
+    if len(set(values.values())) == 1:
+        return rate
+    means = []
+    for draw in draws:
+        size = sum(count for place, count in draw.items() if place in values)
+        if size:
+            total = math.fsum(values[place] * count for place, count in draw.items() if place in values)
+            means.append(total / size)
+    low, high = _expand_percentiles(sorted(means), rate.value, rate.instances)
+    return structs.replace(rate, low=max(0.0, low), high=min(1.0, high), method=BOOTSTRAP)
+
+
+def _widen_normally(rate: PassRate, scored: PassCounts) -> PassRate:
+    """Return the rate with the normal interval: the mean of so many instances is normal."""
+    cells = [(estimate_pass(n, c, rate.k), count) for (n, c), count in scored.items() if n >= rate.k]
+    spread = math.fsum(count * (value - rate.value) ** 2 for value, count in cells)
+    half = Z * math.sqrt(spread / max(1, rate.instances - 1) / rate.instances)
+    if not half:
+        return rate
+    low, high = max(0.0, rate.value - half), min(1.0, rate.value + half)
+    return structs.replace(rate, low=low, high=high, method="normal interval over instances")
+
+
+def _expand_percentiles(means: Sequence[float], mean: float, size: int) -> tuple[float, float]:
+    """Return the 95 % interval of sorted means of resamples of `size` values.
+
+    The percentiles are expanded as for Student's t: few instances would give too narrow an interval.
+    """
     expansion = math.sqrt(size / (size - 1)) * _student_quantile(size - 1) / Z
-    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
+    low, high = means[int(0.025 * len(means))], means[int(0.975 * len(means)) - 1]
     return mean + (low - mean) * expansion, mean + (high - mean) * expansion
 
 

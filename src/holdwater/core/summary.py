@@ -12,6 +12,8 @@ from .records import NO_USAGE, ModelUsage, Record
 
 Z = 1.959963984540054  # 95 % of a normal distribution are within so many standard deviations
 
+WILSON = "Wilson's interval"
+
 PassCounts = Mapping[tuple[int, int], int]
 """(scored samples, passed samples) -> number of instances with these counts."""
 
@@ -24,6 +26,7 @@ class PassRate(Record, frozen=True):
     low: float
     high: float
     instances: int  # instances with at least `k` scored samples; only these count for this `k`
+    method: str = WILSON  # by which the interval was made
 
 
 class RunGauge(Record, frozen=True):

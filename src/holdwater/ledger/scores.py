@@ -15,10 +15,10 @@ from ..core.comparison import (
     RunComparison,
     RunFigures,
     RunScores,
+    bootstrap_pass_rates,
     compare_scores,
 )
 from ..core.errors import BadInput, LedgerCorrupt
-from ..core.summary import compute_pass_rates
 from .reader import LedgerReader
 
 TAGS = "tags"  # the field of an instance's data that has its tags
@@ -74,7 +74,7 @@ def read_figures(reader: LedgerReader, scores: RunScores) -> RunFigures:
         settled=summary.settled,
         outcomes=summary.outcomes,
         score=summary.score,
-        pass_at=compute_pass_rates(counts),
+        pass_at=bootstrap_pass_rates(counts),
         usage=summary.usage,
         cost=summary.cost,
         seconds=summary.seconds,

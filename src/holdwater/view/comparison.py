@@ -70,7 +70,7 @@ def choose_rates(runs: Sequence[RunFigures]) -> list[int]:
 
 def render_rate(run: RunFigures, k: int) -> Text:
     rate = run.pass_at[k - 1]
-    return Text(f"{rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f})")
+    return Text(f"{rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f}; {rate.method})")
 
 
 def render_difference(comparison: RunComparison) -> Iterable[RenderableType]:

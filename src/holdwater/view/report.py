@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -151,11 +151,18 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
         facts.add_row("events", Text(events))
     for told in summary.refused.last if summary.refused is not None else ():
         facts.add_row("refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow"))
-    for name, origin in (("replays", summary.replays), ("repeats", summary.fork and summary.fork.place)):
-        if origin is not None:
-            facts.add_row(name, Text(line(origin), overflow="fold"))
+    for name, origin in list_origins(summary):
+        facts.add_row(name, Text(line(origin), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
+
+
+def list_origins(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """Yield the run whose record a run gives again."""
+    if summary.replays is not None:
+        yield "replays", summary.replays
+    if summary.fork is not None:
+        yield "repeats", summary.fork.place
 
 
 def choose_rates(rates: Sequence[PassRate]) -> list[PassRate]:
@@ -167,7 +174,7 @@ def choose_rates(rates: Sequence[PassRate]) -> list[PassRate]:
 
 def pass_rate(rate: PassRate) -> str:
     over = format_count(rate.instances, "instance")
-    return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {over}"
+    return f"{rate.value:.3f}, 95 % interval {rate.low:.3f} to {rate.high:.3f} over {over} ({rate.method})"
 
 
 def grader(regrade: RegradeState, settled: int) -> tuple[str, Text]:
