@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .api.bisection import abisect, bisect
     from .api.checking import Attacked, Checked, aattack, acheck, attack, check
     from .api.comparison import compare
     from .api.forking import ForkOptions, afork, fork
@@ -115,6 +116,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "aattack",
+    "abisect",
     "acheck",
     "afork",
     "aregrade",
@@ -124,6 +126,7 @@ __all__ = [
     "attack",
     "audit",
     "audit_images",
+    "bisect",
     "build_images",
     "check",
     "compare",
@@ -156,6 +159,7 @@ _HOMES = (
     ".api.checking",
     ".api.comparison",
     ".api.forking",
+    ".api.bisection",
     ".core.comparison",
 )
 

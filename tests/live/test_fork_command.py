@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -375,6 +377,96 @@ async def test_a_command_agent_is_forked_from_the_command_line(
 
 
 async def wait_for(command: Command) -> int:
-    import asyncio
-
     return await asyncio.to_thread(command.wait)
+
+
+def say_bad_once(request: dict[str, Any]) -> ScriptedReply:
+    """The model `first` spoils the third turn; any other model says nothing bad."""
+    turn = sum(message["role"] == "assistant" for message in request["messages"])
+    return ScriptedReply(text="bad" if request["model"] == "first" and turn == 2 else "good")
+
+
+async def grade_files(instance: hw.Instance, sandbox: Any, answer: object) -> bool:
+    return bool((await sandbox.run("! grep -q bad *.txt")).ok)
+
+
+class PlantedRun:
+    """A failed attempt of seven turns that was lost in its third, and a count of what the model was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        instance = hw.Instance(id="one", instruction="do one")
+        self.suite = hw.Suite(name="planted", instances=lambda: iter([instance]), grade=grade_files)
+
+    def reply(self, request: dict[str, Any]) -> ScriptedReply:
+        self.asked += 1
+        return say_bad_once(request)
+
+
+async def test_a_search_finds_the_planted_turn(tmp_path: Path) -> None:
+    planted = PlantedRun()
+    async with serve_script(planted.reply) as url:
+        agent = WritingAgent(turns=7)
+        origin = await run_origin(tmp_path, url, agent, planted.suite)
+        options: Any = {"suite": planted.suite, "agent": agent, "samples": 2}
+        before = planted.asked
+
+        found = await hw.abisect(origin, "one", out=tmp_path / "search", model="second", **options)
+
+        assert (found.result, found.turn, found.lost) == ("lost", 2, 3), found.statement
+        assert [(probe.turn, probe.passed) for probe in found.probes] == [
+            (0, 2), (1, 2), (2, 2), (3, 0), (7, 0),
+        ]  # fmt: skip
+        live = sum(2 * (7 - probe.turn) for probe in found.probes)
+        assert planted.asked - before == live == found.usage.requests
+        assert found.most.usage.requests >= live and found.most.probes >= len(found.probes)
+
+        # The forks are the state of the search: it goes on where it was, and pays for what is missing.
+        shutil.rmtree(tmp_path / "search/turn-3")
+        again = await hw.abisect(origin, "one", out=tmp_path / "search", model="second", **options)
+        assert again.statement == found.statement and planted.asked - before == live + 2 * 4
+        with pytest.raises(BadInput, match="the forks of another search"):
+            await hw.abisect(origin, "one", out=tmp_path / "search", model="third", **options)
+
+
+async def test_a_search_says_when_no_turn_lost_the_attempt(tmp_path: Path) -> None:
+    planted = PlantedRun()
+    async with serve_script(planted.reply) as url:
+        agent = WritingAgent(turns=3)
+        origin = await run_origin(tmp_path, url, agent, planted.suite)
+        options: Any = {"suite": planted.suite, "agent": agent, "samples": 2}
+
+        never_won = await hw.abisect(origin, "one", out=tmp_path / "a", **options)
+        passing = await hw.afork(origin, "one", 1, out=tmp_path / "b", model="second", **options)
+        never_lost = await hw.abisect(tmp_path / "b", "one", out=tmp_path / "c", **options)
+
+    assert passing.outcomes == {"passed": 2}
+    assert never_won.statement == "0 of 2 branches pass even from the start: no turn lost the attempt"
+    assert (never_won.result, never_won.turn) == ("never-won", None)
+    assert never_lost.statement == "2 of 2 branches pass even from the last turn, 3"
+    assert len(never_lost.probes) == 1 and never_lost.usage.requests == 0
+
+
+async def test_compare_and_show_draw_the_branches_as_a_tree(tmp_path: Path) -> None:
+    planted = PlantedRun()
+    async with serve_script(planted.reply) as url:
+        agent = WritingAgent(turns=4)
+        origin = await run_origin(tmp_path, url, agent, planted.suite)
+        options: Any = {"suite": planted.suite, "agent": agent}
+        await hw.afork(origin, "one", 1, out=tmp_path / "a", model="second", samples=2, **options)
+        await hw.afork(origin, "one", 3, out=tmp_path / "b", model="second", **options)
+
+    report = hw.compare(origin, tmp_path / "a", tmp_path / "b")
+
+    [tree] = report.branches
+    assert (tree.passed, tree.scored, tree.branches) == (2, 3, 3)
+    assert (tree.root.first, tree.root.last, tree.root.ends) == (1, 2, ())
+    lost, won = tree.root.ways
+    assert (lost.first, lost.last, lost.passed, lost.scored) == (3, 4, 0, 1)
+    assert [(end.recorded, end.kind) for end in lost.ends] == [(True, "failed"), (False, "failed")]
+    assert (won.passed, won.scored, [end.sample for end in won.ends]) == (2, 2, [0, 1])
+    shown = Command(tmp_path / "commands", "show", str(tmp_path / "a"))
+    assert await wait_for(shown) == 0
+    assert "one: 2 of 2 branches pass, 95 % interval" in shown.stdout and "turns 3 to 4" in shown.stdout
+    shown = Command(tmp_path / "commands", "show", str(tmp_path / "a"), "--json")
+    assert await wait_for(shown) == 0 and shown.document()["branches"]["passed"] == 2

@@ -94,9 +94,7 @@ def test_the_sign_test_agrees_with_all_signs() -> None:
 
 
 @pytest.mark.parametrize(("samples", "instances", "skew"), [(1, 40, 1.0), (4, 60, 1.0), (4, 20, 3.0)])
-def test_the_bootstrap_of_pass_rates_holds_the_truth(
-    samples: int, instances: int, skew: float
-) -> None:
+def test_the_bootstrap_of_pass_rates_holds_the_truth(samples: int, instances: int, skew: float) -> None:
     """Given instances that are not equally hard: the ease of one is uniform to the power of `skew`."""
     truth = {1: 1 / (skew + 1), samples: 1 - math.prod(n / (n + 1 / skew) for n in range(1, samples + 1))}
     held = dict.fromkeys(truth, 0)

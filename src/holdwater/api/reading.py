@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
+from ..conversation.branches import read_branch_tree
 from ..conversation.nodes import MediaMode, build_nodes, build_sequences
 from ..conversation.nodes import TokenSequence as TokenSequence
 from ..conversation.order_results import read_answer
@@ -21,7 +22,8 @@ from ..conversation.trajectory import open_conversation as open_conversation
 from ..conversation.trajectory import read_thread_turns as read_thread_turns
 from ..conversation.trajectory import read_turns as read_turns
 from ..conversation.trajectory import render_raw_turn as render_raw_turn
-from ..core.errors import BadInput
+from ..core.branch_tree import BranchTree
+from ..core.errors import BadInput, HoldwaterError
 from ..core.records import AttemptFailure, ModelUsage, Verdict
 from ..core.serving_protocol import MessageNode
 from ..core.summary import RunSummary
@@ -99,9 +101,23 @@ def find_instance(reader: LedgerReader, name: str) -> InstanceRow:
     raise BadInput(f"no such instance in the run: `{name[:200]}`", hint)
 
 
+class ForkReport(RunSummary, frozen=True, kw_only=True):
+    """The summary of a fork, and its branches."""
+
+    branches: BranchTree | None  # None: they cannot be read
+
+
 def report_run(reader: LedgerReader, summary: RunSummary) -> RunSummary | BuildReport:
     """Return the data that `--json` prints: a run's summary, or the report of an image build."""
-    return summary if reader.config.recipe is None else report_build(reader, summary)
+    if reader.config.recipe is not None:
+        return report_build(reader, summary)
+    if summary.fork is None:
+        return summary
+    fields = {name: getattr(summary, name) for name in RunSummary.__struct_fields__}
+    try:
+        return ForkReport(**fields, branches=read_branch_tree([reader]))
+    except HoldwaterError:
+        return ForkReport(**fields, branches=None)
 
 
 def read(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec import field, structs
 
+from .branch_tree import BranchTree
 from .record import Record
 from .records import NO_USAGE, ModelUsage
 from .summary import PassCounts, PassRate, Z, compute_pass_rates, estimate_pass
@@ -122,6 +123,7 @@ class ComparisonReport(RunComparison, frozen=True, kw_only=True):
 
     runs: tuple[RunFigures, ...]
     others: tuple[RunComparison, ...] = ()
+    branches: tuple[BranchTree, ...] = ()  # of attempts of the compared runs, in the compared forks of them
 
 
 def compare_scores(

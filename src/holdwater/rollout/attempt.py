@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..core.authoring import SessionStatus
 from ..core.errors import RunFailed, SandboxFailed, as_failure
 from ..core.failures import make_disk_failure
 from ..core.fork_origin import DRIFT
@@ -53,13 +54,7 @@ async def run_attempt(state: AttemptState, services: AttemptServices) -> Verdict
         for left in runner.sandbox.leftovers if runner.sandbox else ():
             state.note("sandbox.leftover", left)
         if runner.session is not None and runner.session.drifted:
-            drift = await state.calls.call(services.describe_drift, attempt.id, runner.session.drifts)
-            if state.failure is not None and state.failure.kind == DRIFT:
-                message = f"{state.failure.message}: {drift}"
-                state.failure = msgspec.structs.replace(state.failure, message=message)
-            state.note(
-                "replay.drifted", f"{runner.session.drifted} requests differ from the recorded ones: {drift}"
-            )
+            await _note_drift(state, services, runner.session)
         if state.child_tracker.dropped:
             state.note(
                 "children.dropped", f"the verdict does not list {state.child_tracker.dropped} children"
@@ -75,3 +70,12 @@ async def run_attempt(state: AttemptState, services: AttemptServices) -> Verdict
     finally:
         log.close()
     return state.make_verdict(services.token, runner.session, log.count, runner.peak)
+
+
+async def _note_drift(state: AttemptState, services: AttemptServices, session: SessionStatus) -> None:
+    """Note where requests differ from the recorded ones; a fork that fails for it says so in its failure."""
+    drift = await state.calls.call(services.describe_drift, state.job.attempt.id, session.drifts)
+    state.note("replay.drifted", f"{session.drifted} requests differ from the recorded ones: {drift}")
+    if state.failure is not None and state.failure.kind == DRIFT:
+        message = f"{state.failure.message}: {drift}"
+        state.failure = msgspec.structs.replace(state.failure, message=message)

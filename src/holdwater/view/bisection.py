@@ -14,7 +14,7 @@ from .formatting import cost, format_count, line, make_table, render_commands, s
 def render_plan(most: SearchCost, turns: Sequence[int]) -> str:
     """Return the most that the search may cost, before it starts."""
     expense = f"{tokens(most.usage)}, cost {cost(most.usage)}" if most.usage.requests else "no call"
-    return f"search in {format_count(len(turns), 'turn')}: at most {most.probes} forks, {expense}"
+    return f"search over {format_count(len(turns), 'turn')}: at most {most.probes} forks, {expense}"
 
 
 def render_probe(probe: TurnProbe) -> str:

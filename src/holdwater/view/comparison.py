@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.comparison import ComparisonReport, PairedDifference, RunComparison, RunFigures
+from .branches import render_branches
 from .formatting import (
     cost,
     duration,
@@ -33,6 +34,8 @@ def render_comparison(report: ComparisonReport) -> RenderableType:
     parts: list[RenderableType] = [render_figures(report.runs)]
     for comparison in (report, *report.others):
         parts += [Text(), *render_difference(comparison)]
+    for tree in report.branches:
+        parts += [Text(), render_branches(tree)]
     return Group(*parts, Text(), render_commands(suggest_commands(report)))
 
 

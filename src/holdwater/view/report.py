@@ -20,6 +20,7 @@ from ..core.records import Record
 from ..core.summary import PassRate, RegradeState, RunGauge, RunSummary
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import OutcomeRow
+from .branches import render_fork
 from .formatting import (
     cost,
     count,
@@ -66,6 +67,7 @@ def render_report(summary: RunSummary, reader: LedgerReader) -> RenderableType:
         *rows,
         totals(summary, seen, list(reader.gauges())),
         *failures(seen, summary),
+        *((Text(), render_fork(reader)) if summary.fork is not None else ()),
         Text(),
         render_commands(suggest_commands(summary, seen)),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..core.errors import HoldwaterError, LedgerCorrupt
 from .compare_pages import show_comparison, show_parting
+from .fork_pages import show_branches
 from .instance_pages import send_file, show_instance, show_instances, show_log
 from .page import PageRequest, PageResponse, render_error
 from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
@@ -16,6 +17,7 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/compare": show_comparison,
     "/compare/instance": show_parting,
     "/runs/{run}": show_run,
+    "/runs/{run}/branches": show_branches,
     "/runs/{run}/timeline": read_timeline,
     "/runs/{run}/extremes": show_extremes,
     "/runs/{run}/moment": show_moment,
