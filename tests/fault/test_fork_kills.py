@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.command_runner import Scene, lines, serving, until
 
+from holdwater.ledger.durable_files import replace_file
+
 TURNS, AT, BRANCHES = 6, 3, 3
 MODEL = """
 import asyncio, itertools, sys
@@ -28,7 +30,7 @@ async def main():
 asyncio.run(main())
 """
 SUITE = """
-import asyncio, os
+import asyncio
 import holdwater as hw
 
 
@@ -43,7 +45,7 @@ async def solve(instance, sandbox, model):
         messages += [reply["choices"][0]["message"], {"role": "user", "content": "go on"}]
         with open(TRACE, "a") as trace:
             trace.write(f"{turn}\\n")
-        while turn == TURNS - 2 and not os.path.exists(GO):
+        while turn == TURNS - 2 and open(TRACE).read().count(str(turn)) > int(open(GO).read()):
             await asyncio.sleep(0.02)
 
 
@@ -60,14 +62,16 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def origin(scene: Scene) -> Iterator[Path]:
-    """A finished run of one attempt, whose model counts what it is asked; without `go`, agents now wait."""
+    """A finished run of one attempt, whose model counts what it is asked.
+
+    `go` has the number of attempts that may pass their last turn but one; the others wait there.
+    """
     place = scene.place
     scene.suite(SUITE, TRACE=str(place / "trace"), GO=str(place / "go"), TURNS=TURNS)
-    (place / "go").touch()
+    (place / "go").write_text("1")
     with serving("-c", MODEL, str(place / "asked")) as url:
         options = ("--model", "m", "--base-url", url, "--workers", "1")
         assert scene.run(*scene.agent(), *options).wait() == 0
-        (place / "go").unlink()
         (place / "trace").unlink()
         assert len(lines(place / "asked")) == TURNS
         yield scene.out
@@ -75,13 +79,14 @@ def origin(scene: Scene) -> Iterator[Path]:
 
 def test_a_killed_fork_is_resumed_and_pays_for_nothing_twice(scene: Scene, origin: Path) -> None:
     scene.out = scene.place / "fork"
+    replace_file(scene.place / "go", b"0")
     words = ("fork", str(origin), "one", "--turn", str(AT), "--samples", str(BRANCHES))
     command = scene.start(*words, "--out", str(scene.out), "--json")
     waiting = [f"{TURNS - 2}\n"] * BRANCHES
     until("every branch has its first live replies", lambda: count_waiting(scene) == waiting)
     command.kill()
 
-    (scene.place / "go").touch()
+    replace_file(scene.place / "go", b"100")
     command = scene.resume()
 
     assert command.wait() == 0, command
@@ -99,7 +104,7 @@ def test_a_killed_search_goes_on_with_the_same_command(scene: Scene, origin: Pat
     until("the branch from turn 0 waits", lambda: count_waiting(scene)[1:] == [f"{TURNS - 2}\n"])
     command.kill()
 
-    (scene.place / "go").touch()
+    replace_file(scene.place / "go", b"100")
     command = scene.start(*words)
 
     assert command.wait() == 0, command

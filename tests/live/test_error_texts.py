@@ -1121,6 +1121,38 @@ $ holdwater transcript DONE nosuch
 2 error: no such instance in the run: `nosuch`
 hint: the run has, for example, `backup-names`
 
+$ holdwater fork DONE backup-names
+2 error: missing value for `--turn`
+hint: `holdwater transcript` shows the turns
+
+$ holdwater fork DONE backup-names --turn 3
+2 error: the attempt has no turn 3
+
+$ holdwater fork DONE backup-names --turn=-1
+2 error: `--turn` must be at least 0: -1
+
+$ holdwater fork DONE backup-names --turn 0 --say x
+2 error: turn 0 has no reply
+hint: `--say` and `--then-say` need `--turn` of at least 1
+
+$ holdwater fork DONE backup-names --turn 1 --say x --then-say y
+2 error: `--say` and `--then-say` exclude each other
+hint: `--say` replaces the whole reply
+
+$ holdwater fork DONE backup-names --bisect --turn 1
+2 error: `--bisect` chooses the turns itself
+hint: leave out `--turn`
+
+$ holdwater fork DONE backup-names --bisect --say x
+2 error: a search changes no reply
+hint: leave out `--say` and `--then-say`
+
+$ holdwater fork DONE backup-names --bisect
+2 error: the attempt has no turn to fork from: `backup-names`
+
+$ holdwater fork SERVED backup-names --turn 1
+2 error: `SERVED` cannot be forked: it is a rollout server
+
 $ holdwater transcript DONE backup-names --attempt 9
 2 error: no attempt 9 at sample 0 of `backup-names`
 hint: `holdwater show` lists them

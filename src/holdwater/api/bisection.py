@@ -69,6 +69,8 @@ class TurnSearch:
         threads = tree.threads()
         main = threads[0].numbers if threads else ()
         self.turns = [0, *(number for number in main if tree.exchange(number).complete)]
+        if len(self.turns) == 1:
+            raise BadInput(f"the attempt has no turn to fork from: `{instance}`")
         self._origin = structs.replace(fork.fork, turn=self.turns[-1])
         self._config = fork
         self.most = estimate_search(tree, self.turns, fork)
