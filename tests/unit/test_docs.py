@@ -49,6 +49,7 @@ OTHER_FLAGS = {
     "say",
     "then-say",
     "drift",
+    "bisect",
     "raw",
     "all",
     "older-than",

@@ -6,6 +6,7 @@ Its state is the forks themselves, in one directory: the same call continues a s
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Unpack
 
@@ -19,7 +20,7 @@ from ..core.bisection import (
     TurnProbe,
     choose_probe,
     conclude_search,
-    list_longest_search,
+    list_costliest_search,
 )
 from ..core.config import RunConfig
 from ..core.errors import BadInput, HoldwaterError, RunInterrupted, RunStopped
@@ -166,9 +167,10 @@ class TurnSearch:
 
 def estimate_search(tree: ExchangeTree, turns: list[int], config: RunConfig) -> SearchCost:
     """Return the most that a search may need, if branches go on as the recorded attempt did."""
-    probed = list_longest_search(turns)
+    numbers = sorted(tree.numbers())
+    probed = list_costliest_search(turns, [len(numbers) - bisect_right(numbers, turn) for turn in turns])
     after = dict.fromkeys(probed, NO_USAGE)
-    for number in tree.numbers():
+    for number in numbers:
         exchange = tree.exchange(number)
         counts = structs.replace(exchange.usage.plus(exchange.saved), nanodollars=0, priced=0)
         for turn in probed:
@@ -178,4 +180,5 @@ def estimate_search(tree: ExchangeTree, turns: list[int], config: RunConfig) -> 
     for turn in probed:
         for _ in range(config.samples):
             usage = usage.plus(after[turn])
-    return SearchCost(probes=len(probed), usage=usage, cost=usage.cost)
+    most = 2 + max(0, len(turns) - 2).bit_length()
+    return SearchCost(probes=most, usage=usage, cost=usage.cost)

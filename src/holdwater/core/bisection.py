@@ -83,12 +83,18 @@ def choose_probe(turns: Sequence[int], passes: Mapping[int, bool]) -> int | None
     return None
 
 
-def list_longest_search(turns: Sequence[int]) -> list[int]:
-    """Return the turns that the search for the first turn probes: no other search repeats less."""
-    passes: dict[int, bool] = {}
-    while (turn := choose_probe(turns, passes)) is not None:
-        passes[turn] = turn == turns[0]
-    return list(passes)
+def list_costliest_search(turns: Sequence[int], calls: Sequence[int]) -> list[int]:
+    """Return the turns of the search that makes the most calls; `calls` has those of a probe of each turn."""
+
+    def descend(low: int, high: int) -> tuple[int, list[int]]:
+        if high - low <= 1:
+            return 0, []
+        middle = (low + high) // 2
+        total, places = max(descend(low, middle), descend(middle, high))
+        return calls[middle] + total, [middle, *places]
+
+    _, places = descend(0, len(turns) - 1)
+    return [turns[place] for place in (len(turns) - 1, 0, *places)]
 
 
 def conclude_search(
