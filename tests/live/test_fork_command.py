@@ -313,6 +313,64 @@ async def test_calls_beside_the_main_thread_are_repeated_too(
         hw.fork(origin, "one", 2, suite=make_suite(), agent=act)
 
 
+async def count_and_talk(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+    """Count the tokens of each request first, as some clients do."""
+    said = ["start"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {model.key}"}) as http:
+        for _ in range(3):
+            request = speak("messages", *said)
+            address = model.url.removesuffix("/v1") + "/v1/messages"
+            for path in (f"{address}/count_tokens", address):
+                async with http.post(path, data=request.body, headers=request.headers) as response:
+                    body = await response.read()
+                    assert response.status == 200, body
+            said += [text_of("messages", json.loads(body)), "go on"]
+    return "odd"
+
+
+async def test_estimated_token_counts_are_no_drift(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def policy(request: dict[str, Any]) -> str:
+        asked.append(request)
+        return f"reply {len(asked)}"
+
+    suite = make_suite(("one",))
+    await hw.arun(suite, count_and_talk, out=tmp_path / "origin", policy=policy, workers=0)
+
+    summary = await hw.afork(
+        tmp_path / "origin", "one", 2, out=tmp_path / "fork", suite=suite, agent=count_and_talk, policy=policy
+    )
+
+    assert summary.outcomes == {"passed": 1}, read_failure(tmp_path / "fork")
+    assert len(asked) == 4
+
+
+async def test_calls_of_a_child_are_repeated_too(tmp_path: Path, model: CountingModel, url: str) -> None:
+    async def child(instance: hw.Instance, sandbox: Any, model: Any) -> str:
+        reply = await model.chat([{"role": "user", "content": instance.instruction}], seed=model.seed)
+        return str(reply["choices"][0]["message"]["content"])
+
+    async def parent(instance: hw.Instance, sandbox: Any, model: Any, attempt: Any) -> str:
+        messages = [{"role": "user", "content": "start"}]
+        for turn in range(3):
+            reply = await model.chat(messages)
+            helped = await attempt.spawn(child, instruction=f"help with {turn}", name=f"helper-{turn}")
+            messages += [reply["choices"][0]["message"], {"role": "user", "content": str(helped.answer)}]
+        return "odd"
+
+    suite = make_suite(("one",))
+    origin = await run_origin(tmp_path, url, parent, suite)
+    before = len(model.asked)
+
+    summary = await hw.afork(origin, "one", 3, out=tmp_path / "fork", suite=suite, agent=parent)
+
+    assert summary.outcomes == {"passed": 1}, read_failure(tmp_path / "fork")
+    [branch] = read_attempts(tmp_path / "fork")
+    assert [e.saved.requests for e in branch] == [1, 1, 1, 0, 0, 0]
+    assert len(model.asked) - before == 3
+
+
 @pytest.mark.parametrize(
     ("turn", "options", "message"),
     [

@@ -28,7 +28,7 @@ from ..dialect import find_dialect
 from ..dialect.conversion import ReplyContext
 from ..dialect.message import SHAPE_ERRORS
 from ..ledger.directory import RunDirectory
-from .earlier_replies import load_reply
+from .earlier_replies import ReplyKey, load_reply
 from .trajectory import ExchangeTree, parse_reply
 
 SEED = "seed"
@@ -67,7 +67,11 @@ class ForkedReplies:
         except HoldwaterError as error:
             message = f"the forked attempt cannot be read: {error.message}"
             raise ModelFailed(message, error.hint, kind="unrecorded", again=False) from error
-        self._left = {turn.number: turn for turn in turns}  # bound: the exchanges of the forked attempt
+        # Bound of both: the exchanges of the forked attempt.
+        self._left = {turn.number: turn for turn in turns}
+        self._by_length: dict[ReplyKey, list[RepeatedTurn]] = {}
+        for turn in turns:
+            self._by_length.setdefault((turn.dialect, turn.messages), []).append(turn)
         self._total = len(turns)
 
     @property
@@ -85,17 +89,15 @@ class ForkedReplies:
     def take(self, request: RepeatedRequest) -> RecordedReply | None:
         if self._diverged:
             return self._refuse(self._diverged)
-        alike = [
-            turn
-            for turn in self._left.values()
-            if (turn.dialect, turn.messages) == (request.dialect, request.messages)
-        ]
+        known = self._by_length.get((request.dialect, request.messages), ())
+        alike = [turn for turn in known if turn.number in self._left]
         for turn in alike:
             changes = self._find_changes(turn, request)
             if (request.identify(changes) if changes else request.identity) == turn.identity:
                 return self._repeat(turn, request)._replace(changes=changes)
-        if self._repeats:
-            expected = alike[0] if alike else self._left[min(self._left)]
+        # Estimated token counts are in no record, and a real one costs nothing.
+        if self._repeats and not find_dialect(request.dialect).counted_dialect:
+            expected = alike[0] if alike else next(iter(self._left.values()))
             if not self._origin.drift:
                 self._diverged = (
                     f"the fork drifts at turn {expected.number}, before turn {self._origin.turn} is repeated"

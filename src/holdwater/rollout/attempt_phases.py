@@ -94,7 +94,7 @@ class AttemptRunner:
             attempt.id, self.limits, services.gateway, self._resolve_start(instance.start)
         )
         self.sandbox = state.sandbox = await state.scope.open("sandbox", services.enclose("sandbox", sandbox))
-        repeats = bool(state.job.earlier) or services.fork is not None
+        repeats = bool(state.job.earlier) or (services.fork is not None and state.job.work is None)
         recording = await state.calls.call(services.recording, state.job) if repeats else None
         session = services.open_session(attempt.id, self.log, self.limits, recording)
         self.session = state.session = await state.scope.open(
