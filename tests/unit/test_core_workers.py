@@ -498,6 +498,18 @@ class Fleet:
         return self.plan.workers[worker].state
 
 
+def test_a_run_starts_a_worker_for_each_of_its_first_attempts() -> None:
+    fleet = Fleet(make_config(workers=3, concurrency=9))
+    assert fleet.commands == [StartWorker(worker=1)]
+    assert fleet.offer() == []
+    assert fleet.offer() == [StartWorker(worker=2)]
+    assert fleet.offer(alone=True) == [StartWorker(worker=3)], "a suspect needs no shared worker"
+
+    fleet.open(1, 2)
+    assert fleet.offer() == [StartWorker(worker=4), HostAttempt(worker=2, attempt=4)]
+    assert fleet.offer() == [HostAttempt(worker=2, attempt=5)], "never more than the run may have"
+
+
 def test_a_worker_that_hosted_enough_goes_on_until_its_successor_is_ready() -> None:
     fleet = Fleet(make_config(workers=1, recycle_after=1))
     fleet.open(1)

@@ -95,6 +95,11 @@ class WorkerRoster:
         return [w for w in self._workers.values() if w.state is not WorkerState.GONE]
 
     @property
+    def hosted(self) -> int:
+        """The number of attempts that living workers host."""
+        return sum(len(worker.attempts) for worker in self.living)
+
+    @property
     def opened(self) -> list[WorkerEntry]:
         """Living workers that are past their start."""
         return [w for w in self.living if w.state is not WorkerState.STARTING]

@@ -58,10 +58,10 @@ class WorkerScaling:
 
     @classmethod
     def of(cls, config: RunConfig) -> WorkerScaling:
-        """Return the scaling of a run: a fixed number of workers, or by demand for a server."""
+        """Return the scaling of a run: one worker for each open attempt at most; of a server: by demand."""
         share = -(-config.slots // max(1, config.workers))
         if config.serving is None:
-            return cls(config.workers, config.workers, share, 0.0)
+            return cls(1, config.workers, share, 0.0)
         least = max(1, min(config.serving.least_workers, config.workers))
         return cls(least, config.workers, share, config.serving.quiet)
 
@@ -72,6 +72,10 @@ class WorkerScaling:
         self._share = share
         self._patience = patience
         self._needed_at: float | None = None  # when all were last needed
+
+    def admit(self, attempts: int) -> None:
+        """Have a worker for each of a run's open attempts, up to the bound; their number never falls."""
+        self.wanted = max(self.wanted, min(attempts, self._most))
 
     def update(self, at: float, running: int, waiting: int, room: int, cost: int) -> int:
         """Return how many workers are wanted from now on."""

@@ -110,6 +110,8 @@ class WorkerPlanner:
                 self._scaling.update(at, event.running, event.waiting, room, event.start_cost)
             case AttemptOffered(attempt=attempt, lease=lease):
                 self._waiting[attempt.id] = WaitingAttempt(attempt, lease)
+                if self._config.serving is None and not attempt.alone:
+                    self._scaling.admit(len(self._waiting) + self.workers.hosted)
             case AttemptWithdrawn(attempt=number):
                 self._stop_waiting(number)
             case AttemptStopped():

@@ -79,7 +79,7 @@ class StartRequest(NamedTuple):
 
 
 class LocalFleet:
-    """Runs `config.workers` workers, or as many as a server needs; one more for each lone attempt."""
+    """Runs as many workers as the attempts need, at most `config.workers`; one more for each lone attempt."""
 
     def __init__(self, welcome: WorkerSetup, emit: Emit, env: Mapping[str, str]) -> None:
         self._welcome = welcome
