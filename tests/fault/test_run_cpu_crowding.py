@@ -9,10 +9,12 @@ import pytest
 from tests.command_runner import Scene, lines, until
 from tests.in_process_run import events
 
+from holdwater.core.errors import HoldwaterError
 from holdwater.ledger.reader import LedgerReader
 
 SUITE = """
 import asyncio
+import contextlib
 from pathlib import Path
 
 import holdwater as hw
@@ -26,7 +28,13 @@ def instances():
 
 
 async def burn(instance, sandbox, model):
-    await sandbox.run(["python3", "-c", BURN])
+    # 2 s of CPU, or less: as much as it takes until the test has seen enough.
+    burning = asyncio.ensure_future(sandbox.run(["python3", "-c", BURN]))
+    while not burning.done() and not Path(GO).exists():
+        await asyncio.sleep(0.05)
+    burning.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await burning
 
 
 async def wait(instance, sandbox, model):
@@ -54,9 +62,11 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.timeout(900)
-def test_attempts_that_crowd_the_cpu_become_fewer(scene: Scene) -> None:
+def test_attempts_that_crowd_the_cpu_become_fewer(scene: Scene, tmp_path: Path) -> None:
     command = scene.run(*scene.agent("burn"), "--workers", "2")
 
+    until("the CPU bounds the attempts", lambda: not command.running or is_bound(scene.out), 400, every=0.5)
+    (tmp_path / "go").touch()
     assert command.wait(800) == 0, command
     told = [event.message for event in events(scene.out, "governor.cpu")]
     assert any("tasks wait for the CPU" in message for message in told), told
@@ -64,6 +74,17 @@ def test_attempts_that_crowd_the_cpu_become_fewer(scene: Scene) -> None:
         gauges = list(reader.gauges())
     assert "cpu" in {gauge.binds for gauge in gauges}
     assert max(gauge.running for gauge in gauges) < COUNT
+
+
+def is_bound(out: Path) -> bool:
+    """Whether the CPU was short, and has kept an attempt waiting."""
+    try:
+        with LedgerReader(out) as reader:
+            return any(gauge.binds == "cpu" for gauge in reader.gauges()) and any(
+                "tasks wait for the CPU" in event.message for event in events(out, "governor.cpu")
+            )
+    except HoldwaterError:
+        return False  # the run is being created
 
 
 @pytest.mark.timeout(600)
