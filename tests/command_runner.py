@@ -43,6 +43,7 @@ class Command:
         env: Mapping[str, str] | None = None,
         interpreter: bool = False,
         forks: Interpreter = OWN,
+        network: str = "",
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         number = len(list(place.glob("*.out")))
@@ -62,7 +63,7 @@ class Command:
                 )
             else:
                 self._process = ForkedCommand(
-                    words, out.fileno(), err.fileno(), env=variables, interpreter=forks
+                    words, out.fileno(), err.fileno(), env=variables, interpreter=forks, network=network
                 )
         self.pid = self._process.pid
 
@@ -121,8 +122,10 @@ class Scene:
         env: Mapping[str, str] | None = None,
         interpreter: bool = False,
         forks: Interpreter = OWN,
+        network: str = "",
     ) -> None:
         self.forks = forks  # the process that forks commands
+        self.network = network  # the namespace that commands are in: a file such as `/proc/PID/ns/net`
         self.place = place
         self.before = before  # what commands are started with
         self.env = env
@@ -148,6 +151,7 @@ class Scene:
             env=self.env,
             interpreter=self.interpreter,
             forks=self.forks,
+            network=self.network,
         )
         self._commands.append(command)
         return command

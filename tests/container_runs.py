@@ -45,7 +45,8 @@ class Ground:
         self.place = place
         self.data = place / "data"
         self.host = f"unix://{short}/docker.sock"
-        self.before = ("nsenter", f"--net=/proc/{holder}/ns/net")
+        self.network = f"/proc/{holder}/ns/net"
+        self.before = ("nsenter", f"--net={self.network}")
         self._short = short
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -88,7 +89,7 @@ class Ground:
 
     def scene(self, place: Path) -> Scene:
         env = {"DOCKER_HOST": self.host, "HOLDWATER_CACHE": str(place / "cache")}
-        return Scene(place, self.before, env)
+        return Scene(place, env=env, network=self.network)
 
     @contextmanager
     def registry(self) -> Iterator[str]:

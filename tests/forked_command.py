@@ -7,6 +7,7 @@ Its `/proc/PID/cmdline` and `/proc/PID/environ` are those of the server: tests o
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -53,10 +54,12 @@ class ForkedCommand:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         interpreter: Interpreter = OWN,
+        network: str = "",
     ) -> None:
+        """`network`: a file such as `/proc/PID/ns/net`, of the network namespace that the command is in."""
         self._exit, theirs = os.pipe()
         variables = dict(os.environ if env is None else env)
-        request = json.dumps([list(words), variables, str(cwd or Path.cwd())]).encode()
+        request = json.dumps([list(words), variables, str(cwd or Path.cwd()), network]).encode()
         with ASKING, Path(os.devnull).open("rb") as nothing:
             server, _ = start_server(interpreter)
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, theirs]
@@ -174,9 +177,13 @@ def _report_ends(exits: dict[int, int]) -> None:
         os.close(pipe)
 
 
-def _become(words: list[str], env: dict[str, str], cwd: str, fds: list[int]) -> None:
+def _become(words: list[str], env: dict[str, str], cwd: str, network: str, fds: list[int]) -> None:
     """Be the process that `python -m holdwater WORDS` would be."""
     os.setsid()
+    if network:
+        with Path(network).open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network)
     for number in range(3):
         os.dup2(fds[number], number)
     os.environ.clear()

@@ -86,7 +86,7 @@ def test_every_end_of_an_attempt_is_that_of_a_container_here(
 def test_model_calls_of_a_container_reach_the_gateway_of_the_run(
     tmp_path: Path, ground: Ground, server: ServedSandboxes
 ) -> None:
-    scene = Scene(tmp_path / "run", ground.before)
+    scene = Scene(tmp_path / "run", network=ground.network)
     scene.place.mkdir()
     scene.suite(CALLS)
     (tmp_path / "model.py").write_text(MODEL)
@@ -103,7 +103,7 @@ def test_model_calls_of_a_container_reach_the_gateway_of_the_run(
 def test_a_killed_server_leaves_no_container_after_its_restart(
     tmp_path: Path, ground: Ground, server: ServedSandboxes
 ) -> None:
-    scene = Scene(tmp_path / "run", ground.before)
+    scene = Scene(tmp_path / "run", network=ground.network)
     scene.place.mkdir()
     scene.suite(KINDS.replace('"passes": "echo 4 >answer"', '"waits": "sleep 5; echo 4 >answer"'))
     words = (*scene.agent(), "--image", IMAGE, "--only", "waits", "--retries", "0", "--workers", "1")
