@@ -69,6 +69,16 @@ def test_help_and_version_load_no_library(flag: str) -> None:
     assert loaded.isdisjoint({"cyclopts", "rich", "msgspec", "sqlite3", "asyncio", "aiohttp"})
 
 
+def test_a_run_without_a_model_loads_no_http_library() -> None:
+    modules = ("rollout.worker", "run.execute", "api.runs", "api.machine", "api.reading")
+    code = f"import sys, {', '.join(f'holdwater.{name}' for name in modules)}; print(*sys.modules)"
+
+    loaded = set(python(code).stdout.split())
+
+    assert "holdwater.rollout.worker" in loaded
+    assert loaded.isdisjoint({"aiohttp", "jinja2", "cyclopts"})
+
+
 def test_the_overview_is_there_at_once() -> None:
     """Its CPU time, which a busy machine hardly changes, next to that of an idle interpreter."""
 

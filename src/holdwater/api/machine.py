@@ -25,9 +25,7 @@ from ..governor.meter import ResourceMeter
 from ..governor.resource_reading import DiskReading, ResourceBound, ResourceReading
 from ..plugin import PluginEntry as PluginEntry
 from ..rollout.allocator import choose_settings, measure_effect, name_allocator
-from ..run.builds.build_daemon import inspect_daemon, list_protections
 from ..run.setup.config import read_environment
-from ..sandbox.docker.network import why_unavailable
 from ..sandbox.isolation import describe_isolation, try_isolation
 from ..sandbox.probe import DoctorFinding as DoctorFinding
 from ..sandbox.probe import list_findings, probe
@@ -187,6 +185,8 @@ def report_isolation() -> list[DoctorFinding]:
 
 def report_containers() -> list[DoctorFinding]:
     """Report what isolates containers from the machine; empty if no daemon answers."""
+    from ..run.builds.build_daemon import list_protections
+
     try:
         found = complete(list_protections(read_environment()))
     except HoldwaterError:
@@ -208,6 +208,8 @@ def report_packaging() -> DoctorFinding:
 
 def report_docker() -> DoctorFinding:
     """Report on the docker daemon; images that are assembled in a registry do not need one."""
+    from ..run.builds.build_daemon import inspect_daemon
+
     try:
         disk, command = complete(inspect_daemon(read_environment()))
     except HoldwaterError as error:
@@ -229,6 +231,8 @@ def report_docker() -> DoctorFinding:
 
 
 def report_fence() -> DoctorFinding:
+    from ..sandbox.docker.network import why_unavailable
+
     if not (why := why_unavailable()):
         return DoctorFinding(what="containers", value="can reach only the gateway on this machine")
     return DoctorFinding(

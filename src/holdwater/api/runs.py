@@ -14,12 +14,11 @@ import msgspec
 
 from ..agent.loader import find_agent
 from ..agent.loader import make_absolute as absolute_agent
-from ..core.authoring import Agent, AgentFunction, CriticFunction, Suite
+from ..core.authoring import Agent, AgentFunction, CriticFunction, Policy, Suite
 from ..core.config import RunConfig
 from ..core.errors import BadInput
 from ..core.records import Verdict
 from ..core.summary import RunSummary
-from ..gateway.upstreams.policy import Policy
 from ..ledger.directory import RunDirectory
 from ..ledger.images import write_manifest
 from ..ledger.reader import LedgerReader
@@ -28,7 +27,6 @@ from ..rollout.critic import load_critic
 from ..rollout.process_health import allow_files
 from ..rollout.sandbox_kinds import find_kind
 from ..rollout.worker_protocol import ModelProvider, UpstreamConfig
-from ..run.builds.build import make_setup
 from ..run.conductor.instance_selection import read_selection, reopen_selection
 from ..run.conductor.regrade import RegradeRequest, continue_regrade, find_open_regrade, request_regrade
 from ..run.conductor.replay import repeat_suite
@@ -229,6 +227,8 @@ def prepare_resume(
     config = replace_settings(before, options)
     retry = read_choices(directory, options)
     if config.recipe is not None:
+        from ..run.builds.build import make_setup
+
         build = make_setup(directory.path, config)
         return msgspec.structs.replace(build, resumed=True, retry=retry)
 

@@ -376,6 +376,11 @@ class CriticInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CriticFunction = Callable[[Instance, CriticInput], bool | Awaitable[bool]]  # is the attempt good enough
+Policy = Callable[[dict[str, Any]], Any]
+"""Takes a decoded request; returns the text of the reply, its message, or the whole `chat.completion`.
+
+`async def` runs on the loop; a plain function gets a thread of its own.
+"""
 
 
 class SandboxProvider(Protocol):

@@ -57,6 +57,7 @@ RULES: dict[FailureOrigin, FailureRule] = {
 CRASHED = "crashed"  # crashed a worker while alone in it, for the first time
 POISON = "poison"  # crashed a worker while alone in it, once more
 DISK = "disk"
+UNRECORDED = "unrecorded"  # a replay whose record does not have the reply
 DAEMON = "daemon"
 SERVER = "server"  # the sandbox server, or the connection to it, was lost
 TAKEN_BACK = "preempted"  # the sandbox server took the sandbox back

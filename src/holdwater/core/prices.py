@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from .errors import RunFailed
 from .options import ConfigOption, OptionGroup
 from .records import AttemptFailure, AttemptPhase, FailureOrigin, Limits, ModelUsage, Record
 
@@ -185,4 +186,12 @@ def _make_failure(kind: str, figures: str) -> AttemptFailure:
     message = f"the attempt's budget is used up: {figures}"
     return AttemptFailure(
         where=FailureOrigin.LIMIT, kind=kind, message=message, phase=AttemptPhase.ACTING, again=False
+    )
+
+
+def make_price_error(model: str | None) -> RunFailed:
+    return RunFailed(
+        f"a cost limit needs the model's price, which is unknown: `{model}`",
+        "give it with `--prices FILE.toml`",
+        kind="price",
     )

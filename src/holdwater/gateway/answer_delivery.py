@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 
 from ..core.errors import ModelFailed
 from ..core.exchange import RecordedReply
+from ..core.failures import UNRECORDED
 from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, MiB
 from ..dialect.interface import Dialect
 from ..dialect.message import DECODE_ERRORS
@@ -25,7 +26,7 @@ from .recorder import BILLED_KINDS, CallEnding, RequestDelta
 from .routes import SERVER_HEADER, make_refusal
 from .session_calls import ThreadCall
 from .sessions import Session
-from .upstreams import UNRECORDED, UpstreamAnswer
+from .upstreams import UpstreamAnswer
 from .upstreams.retry import failure_inside
 
 ResponseOpener = Callable[[], Awaitable[web.StreamResponse]]

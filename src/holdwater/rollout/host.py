@@ -18,9 +18,8 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..agent.loader import find_agent, takes_attempt
 from ..conversation.earlier_replies import EarlierReplies, describe_drift
@@ -30,24 +29,21 @@ from ..core.authoring import (
     Agent,
     CriticFunction,
     Model,
+    Policy,
     ResourceWrapper,
     SessionStatus,
     Suite,
 )
-from ..core.errors import AttemptOver, DiskFull, HoldwaterError
-from ..core.exchange import SCORING_BORROWERS, DriftedCall, Exchange, ExchangeLog, ReplyRecording
+from ..core.errors import DiskFull, HoldwaterError
+from ..core.exchange import SCORING_BORROWERS, DriftedCall, Exchange, ReplyRecording
 from ..core.failures import make_disk_failure, make_interrupt_failure, make_loss_failure
 from ..core.records import AttemptFailure, Limits, Network, Verdict
 from ..core.sandbox_kind import SandboxSite
-from ..core.serving_protocol import MessageNode, ModelSource, TrajectoryReference
-from ..gateway.in_process_calls import ChatClient
-from ..gateway.server import Gateway
-from ..gateway.upstreams.policy import Policy
+from ..core.serving_protocol import MessageNode, TrajectoryReference
 from ..governor.disks import DiskWatch
 from ..ledger.directory import RunDirectory
 from ..ledger.disk_reserve import DiskReserve
 from ..ledger.exchanges import AttemptLog, read_exchanges
-from ..sandbox.process_marks import find_attempt
 from ..sandbox.scratch import temporary_prefix
 from ..suite.loader import load as load_suite
 from .attempt import run_attempt
@@ -55,7 +51,6 @@ from .attempt_services import AttemptPaths, SegmentLog
 from .attempt_state import AttemptState
 from .critic import load_critic
 from .group import WaitingGroups
-from .models import ProgressLog, WorkerModels, make_price_error, terms_of
 from .process_health import SuspensionWatch
 from .sandbox_kinds import find_kind
 from .work_files import VerdictJournal
@@ -67,13 +62,15 @@ from .worker_protocol import (
     EventNoted,
     FetchHeldCall,
     MemberWaiting,
-    OrderTerms,
     ScoreMembers,
     SteerWorker,
     ToConductor,
     WorkerBroken,
     WorkerSetup,
 )
+
+if TYPE_CHECKING:
+    from .worker_gateway import WorkerGateway
 
 
 class TaskStarter(Protocol):
@@ -99,7 +96,11 @@ class AttemptHost:
         self._welcome = welcome
         self._emit = emit
         self._directory = RunDirectory(Path(welcome.directory))
-        self._models = WorkerModels(welcome, self._directory, emit, policy)
+        self._calls: WorkerGateway | None = None  # None: attempts call no model
+        if welcome.answers_calls or policy is not None:
+            from .worker_gateway import WorkerGateway
+
+            self._calls = WorkerGateway(welcome, self._directory, emit, policy)
         self.fork = config.fork
         self._recorded = self._directory if config.replays is None else RunDirectory(Path(config.replays))
         self._reserve = DiskReserve(self._directory.reserve)
@@ -139,31 +140,12 @@ class AttemptHost:
             opened = await stack.enter_async_context(find_kind(welcome.config.sandbox).open(self._site()))
             self.sandboxes = opened.provider
             self._watch_loss = opened.watch_loss
-            if not self._models.can_answer:
+            if self._calls is None:
                 yield self
                 return
             # The path of a unix socket has at most 108 bytes, so it cannot be in the run directory.
-            with self._make_temporary() as socket_directory:
-                async with (
-                    self._models as models,
-                    Gateway(
-                        models.upstream,
-                        socket_directory / "gateway",
-                        model=welcome.config.model,
-                        body_cap=welcome.config.largest_request,
-                        terms=terms_of(welcome.config),
-                    ) as self._server,
-                ):
-                    self._server.on_failed_cleanup = lambda what: self._emit(
-                        EventNoted(kind="gateway.left", message=what)
-                    )
-                    self._server.on_refused = lambda what, attempt: self._emit(
-                        EventNoted(kind="gateway.refused", message=what, attempt=attempt)
-                    )
-                    self._server.attempt_of = partial(find_attempt, welcome.config.id)
-                    self.gateway = self._server.socket
-                    if opened.gateway_address:
-                        await self._server.listen_on(opened.gateway_address)
+            with self._make_temporary() as directory:
+                async with self._calls.open(directory, opened.gateway_address) as self.gateway:
                     yield self
 
     @contextmanager
@@ -216,16 +198,18 @@ class AttemptHost:
 
     def take(self, message: FetchHeldCall, emit: Callable[[ToConductor], None]) -> None:
         """Send the content of a held call: `emit` receives a `HeldCallContent`."""
-        self._models.take(message, emit)
+        if self._calls is not None:
+            self._calls.take(message, emit)
 
     def answer(self, message: AnswerHeldCall) -> None:
         """Answer a held call; ignore the answer to a call that is no longer held."""
-        self._models.answer(message)
+        if self._calls is not None:
+            self._calls.answer(message)
 
     async def steer(self, message: SteerWorker) -> None:
         """Replace the run's model from now on, for running attempts too."""
-        if self.gateway is not None:
-            self._server.steer(await self._models.steer(message))
+        if self._calls is not None:
+            await self._calls.steer(message)
 
     def give_up(self, attempt: int) -> asyncio.Task[None]:
         """Abandon an attempt, even if its code still runs; return its task."""
@@ -257,7 +241,7 @@ class AttemptHost:
 
     def traffic(self) -> tuple[int, int]:
         """Return the number of model calls received so far, and of calls in progress."""
-        return (self._server.calls, self._server.serving) if self.gateway is not None else (0, 0)
+        return (0, 0) if self._calls is None else self._calls.traffic()
 
     async def _run_job(self, job: AttemptJob) -> None:
         attempt = job.attempt
@@ -341,49 +325,22 @@ class AttemptHost:
     def open_session(
         self, attempt: int, log: SegmentLog, limits: Limits, recording: ReplyRecording | None
     ) -> AbstractAsyncContextManager[SessionStatus | None]:
-        if self.gateway is None:
+        if self._calls is None:
             return nullcontext(None)
         offer = self._living[attempt].job.offer
-        own = offer is None or offer.model.source is ModelSource.RUN
-        if limits.cost is not None and (self._welcome.config.price is None or not own):
-            raise make_price_error(self._welcome.config.model if offer is None or own else offer.model.name)
-        if offer is None:
-            return self._server.open_session(attempt, log, limits, recording)
-        return self._open_order_session(offer, attempt, log, limits, recording)
-
-    @asynccontextmanager
-    async def _open_order_session(
-        self,
-        offer: OrderTerms,
-        attempt: int,
-        log: SegmentLog,
-        limits: Limits,
-        recording: ReplyRecording | None,
-    ) -> AsyncIterator[SessionStatus]:
-        kept: ExchangeLog = ProgressLog(attempt, log, self._emit) if offer.followed else log
-        async with (
-            self._models.open_route(attempt, offer, self._server.executor) as behind,
-            self._server.open_session(attempt, kept, limits, recording, behind) as session,
-        ):
-            yield session
+        return self._calls.open_session(offer, attempt, log, limits, recording)
 
     def lend(
         self, session: SessionStatus, by: str, *, limited: bool = True
     ) -> AbstractAsyncContextManager[SessionStatus]:
         """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
-        if (lender := self._server.sessions.get(session.key)) is None:
-            raise AttemptOver("the attempt is over")
-        return self._server.lend(lender, by, limited=limited)
+        assert self._calls is not None
+        return self._calls.lend(session, by, limited=limited)
 
     def model(self, session: SessionStatus | None, network: Network | None) -> Model | None:
-        if session is None:
+        if session is None or self._calls is None:
             return None
-        url = self._server.url
-        config = self._welcome.config
-        nameless = "" if config.serving is None else "policy"
-        name = self._server.model_of(session.key) or config.model or nameless
-        inside = self._server.outside_url or self.sandboxes.gateway_url(url, network)
-        return ChatClient(self._server.ask, url, inside, session.key, name)
+        return self._calls.make_model(session, self.sandboxes, network)
 
     def watch_surroundings(self, attempt: int) -> Callable[[], AttemptFailure | None]:
         full = self._disks.since()

@@ -21,8 +21,9 @@ from typing import Any, Self
 import msgspec
 
 from ..conversation.trajectory import ExchangeTree
+from ..core.authoring import Policy
 from ..core.config import RunConfig
-from ..core.errors import BadInput, ModelFailed, RunFailed
+from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
@@ -32,7 +33,7 @@ from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
 from ..gateway.upstreams.endpoints import EndpointPool
 from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream, ProviderAddress
-from ..gateway.upstreams.policy import Policy, PolicyUpstream
+from ..gateway.upstreams.policy import PolicyUpstream
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..plugin import find_object
@@ -69,13 +70,6 @@ class WorkerModels:
         self._held: dict[int, HeldUpstream] = {}  # by attempt; bound: the run's concurrency
         self._stack = AsyncExitStack()
         self._steered: tuple[str, str | None] | None = None  # the endpoint of the last `SteerWorker`
-
-    @property
-    def can_answer(self) -> bool:
-        """Whether this worker can answer model calls at all."""
-        config = self._welcome.config
-        given = self._welcome.upstream is not None or self._policy is not None
-        return given or config.replays is not None or config.serving is not None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -242,11 +236,3 @@ def terms_of(config: RunConfig) -> CallTerms:
     if config.rpm is not None or config.tpm is not None:
         rate = RateLimiter(config.rpm, config.tpm, 1.0 / max(1, config.workers))
     return CallTerms(config.price, rate, config.replays is not None, config.sampling, config.serving is None)
-
-
-def make_price_error(model: str | None) -> RunFailed:
-    return RunFailed(
-        f"a cost limit needs the model's price, which is unknown: `{model}`",
-        "give it with `--prices FILE.toml`",
-        kind="price",
-    )

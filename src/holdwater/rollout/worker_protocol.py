@@ -65,6 +65,12 @@ class WorkerSetup(WorkerMessage, frozen=True):
     # Variables for the worker's own allocator -> their values before, which processes that it starts get.
     lent: dict[str, str | None] = msgspec.field(default_factory=dict)
 
+    @property
+    def answers_calls(self) -> bool:
+        """Whether attempts can call a model, beside a policy that is passed as a function."""
+        config = self.config
+        return self.upstream is not None or config.replays is not None or config.serving is not None
+
 
 class AttemptJob(WorkerMessage, frozen=True):
     """Run this attempt."""

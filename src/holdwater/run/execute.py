@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
+from ..core.authoring import Agent, CriticFunction, Policy, ResourceWrapper, Suite
 from ..core.config import CriticKind, RunConfig
 from ..core.errors import HoldwaterError
 from ..core.masking import hide_values
 from ..core.policy import exit_status
 from ..core.sandbox_kind import ProvisionSite, SandboxProvision
 from ..core.summary import RunSummary
-from ..gateway.upstreams.policy import Policy
 from ..governor.leases import AttemptLeases
 from ..governor.memory_control import LOOK_SECONDS, MemoryControl
 from ..governor.meter import ResourceMeter

@@ -12,13 +12,12 @@ from typing import NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed
+from ...core.failures import UNRECORDED
 from ...core.records import AttemptFailure
 from ...dialect import DIALECTS
 from ...dialect.interface import ReplyFormat
 from ..body import RequestBody
 from ..recorder import RequestDelta
-
-UNRECORDED = "unrecorded"  # the kind of the failure
 
 
 class UpstreamCall(NamedTuple):

@@ -17,18 +17,12 @@ from typing import Any
 
 import msgspec
 
+from ...core.authoring import Policy
 from ...core.errors import ModelFailed, RunFailed
 from ...dialect import DIALECTS, list_conversations
 from ..recorder import RequestDelta
 from . import UpstreamCall
 from .complete_reply import CompleteReply, read_context, render_reply
-
-Policy = Callable[[dict[str, Any]], Any]
-"""Takes a decoded request; returns the text of the reply, its message, or the whole `chat.completion`.
-
-`async def` runs on the loop; a plain function gets a thread of its own.
-"""
-
 
 ReadConversation = Callable[[int, RequestDelta], list[Any]]
 """Returns all messages of an attempt's request, decoded. It reads files: do not call it on the event loop."""

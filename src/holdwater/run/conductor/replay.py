@@ -13,10 +13,10 @@ import msgspec
 from ...core.authoring import Suite
 from ...core.config import RunConfig
 from ...core.errors import BadInput
+from ...core.failures import UNRECORDED
 from ...core.fork_origin import ForkOrigin
 from ...core.policy import explain_not_kept
 from ...core.records import Attempt, AttemptFailure, FailureOrigin, Instance
-from ...gateway.upstreams import UNRECORDED
 from ...ledger.ledger import Ledger
 from ...ledger.reader import LedgerReader
 

@@ -13,10 +13,9 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from ...core.authoring import Agent, CriticFunction, ResourceWrapper, Suite
+from ...core.authoring import Agent, CriticFunction, Policy, ResourceWrapper, Suite
 from ...core.failures import make_interrupt_failure
 from ...core.records import AttemptFailure
-from ...gateway.upstreams.policy import Policy
 from ...governor.resource_reading import AttemptUse, FleetCensus
 from ...rollout.host import AttemptHost
 from ...rollout.scope import abandon

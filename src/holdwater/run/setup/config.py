@@ -25,13 +25,12 @@ from ...core.fork_origin import ForkOrigin
 from ...core.input_checks import find_url_problem
 from ...core.limits import parse_size
 from ...core.options import list_options
-from ...core.prices import RunBudget
+from ...core.prices import RunBudget, make_price_error
 from ...core.records import Limits, MiB, Record
 from ...core.sandbox_protocol import RemoteAddress
 from ...dialect import CHAT, DIALECTS, list_key_variables, list_providers
 from ...dialect.interface import ProviderVariables
 from ...gateway.prices import price_of
-from ...rollout.models import make_price_error
 from ...rollout.sandbox_kinds import find_kind
 from ...rollout.worker_protocol import ModelProvider, UpstreamConfig
 from ...version import __version__

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, get_origin
 
 import msgspec
 
-from ...core.authoring import Agent, AgentFunction, CriticFunction, Suite
+from ...core.authoring import Agent, AgentFunction, CriticFunction, Policy, Suite
 from ...core.config import (
     CriticKind,
     KeepRule,
@@ -31,7 +31,6 @@ from ...core.records import Limits
 from ...core.sandbox_protocol import RemoteAddress
 from ...dialect import list_key_variables
 from ...gateway.prices import read_prices
-from ...gateway.upstreams.policy import Policy
 from ...image.recipe import read_recipe
 from ...plugin import find_close_name
 from ...rollout.critic import load_critic, spec_of
