@@ -221,16 +221,18 @@ class Scene:
 @contextmanager
 def serving(*words: str) -> Iterator[str]:
     """A model in a Python process of its own, which outlives what is killed; the URL that it prints."""
-    with subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    ) as process:
-        assert process.stdout is not None
+    ours, theirs = os.pipe()
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with os.fdopen(ours) as told:
         try:
-            yield process.stdout.readline().decode().strip()
+            process = ForkedCommand(words, theirs, 2, env=env, program=True)
+        finally:
+            os.close(theirs)
+        try:
+            yield told.readline().strip()
         finally:
             process.kill()
+            process.wait()
 
 
 def until(what: str, true: Callable[[], Any], seconds: float = 30.0, every: float = 0.02) -> None:

@@ -1,6 +1,7 @@
 """Starts `holdwater` as a fork of a process that has its modules: the interpreter starts once for all tests.
 
-A forked command has a session, a directory, an environment, descriptors and an exit status of its own.
+A forked command has a session, a directory, an environment, descriptors and an exit status of its own. A
+program of Python is started alike, by the words that follow `python`.
 Its `/proc/PID/cmdline` and `/proc/PID/environ` are those of the server: tests of these start an interpreter.
 `python -m tests.forked_command FD` is the server, which ends with the tests.
 """
@@ -11,6 +12,7 @@ import ctypes
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -55,11 +57,15 @@ class ForkedCommand:
         cwd: Path | None = None,
         interpreter: Interpreter = OWN,
         network: str = "",
+        program: bool = False,
     ) -> None:
-        """`network`: a file such as `/proc/PID/ns/net`, of the network namespace that the command is in."""
+        """`network`: a file such as `/proc/PID/ns/net`, of the network namespace that the command is in.
+
+        `program`: the words are a Python program, `-c CODE`, `-m MODULE` or `FILE`, and its arguments.
+        """
         self._exit, theirs = os.pipe()
         variables = dict(os.environ if env is None else env)
-        request = json.dumps([list(words), variables, str(cwd or Path.cwd()), network]).encode()
+        request = json.dumps([list(words), variables, str(cwd or Path.cwd()), network, program]).encode()
         with ASKING, Path(os.devnull).open("rb") as nothing:
             server, _ = start_server(interpreter)
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, theirs]
@@ -158,10 +164,11 @@ def serve(requests: socket.socket) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
-        _become(*json.loads(content), fds)
+        words, env, cwd, network, program = json.loads(content)
+        _become(words, env, cwd, network, fds)
         for fd in (wake, woken, *fds, *exits.values()):
             os.close(fd)
-        return command()
+        return _run_program(words) if program else command()
 
 
 def _report_ends(exits: dict[int, int]) -> None:
@@ -194,16 +201,34 @@ def _become(words: list[str], env: dict[str, str], cwd: str, network: str, fds: 
     sys.argv = ["holdwater", *words]
 
 
+def _run_program(words: list[str]) -> int:
+    """Be the process that `python WORDS` would be."""
+    kind = words.pop(0) if words[0] in ("-c", "-m") else ""
+    sys.argv = words if not kind else [kind, *words[1:]]
+    if kind == "-c":
+        exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif kind == "-m":
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
 def _load_modules(further: Sequence[str]) -> None:
     """Load the modules of most commands, and further ones; others load theirs as usual."""
     import gc
 
     import holdwater.api.reading
     import holdwater.api.runs
+    import holdwater.api.serving
     import holdwater.cli.export
     import holdwater.cli.foreground_run
     import holdwater.cli.runs
     import holdwater.cli.show
+    import holdwater.docker.build
+    import holdwater.rollout.worker_gateway
+    import holdwater.run.builds.build
     import holdwater.view.live_display  # noqa: F401
 
     for name in further:
