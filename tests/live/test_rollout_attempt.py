@@ -55,6 +55,7 @@ class FakeSession:
         self.key = "key"
         self.usage = ModelUsage(requests=3)
         self.replayed_usage = ModelUsage()
+        self.version = ""
         self.drifted = 0
         self.unrepeated = ""
         self.waited = 0.0

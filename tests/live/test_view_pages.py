@@ -250,6 +250,7 @@ def test_a_ledger_of_the_previous_version_can_be_read_and_is_migrated(runs: Path
     with closing(sqlite3.connect(tmp_path / "old/ledger.db")) as connection:
         for column in SettledFigures._fields:
             connection.execute(f"ALTER TABLE attempt DROP COLUMN {column}")
+        connection.execute("DROP TABLE tag")
         connection.execute("PRAGMA user_version = 6")
         connection.commit()
 

@@ -191,6 +191,10 @@ class SessionStatus(Protocol):
         """Usage of replies that came from the record, and cost nothing."""
 
     @property
+    def version(self) -> str:
+        """The version of the policy that answered the last call, if it was reported."""
+
+    @property
     def drifted(self) -> int:
         """Number of replayed calls that were answered although they differ from the recorded ones."""
 

@@ -302,6 +302,7 @@ class Verdict(Record, frozen=True):
     children: tuple[ChildAttempt, ...] = ()
     group_scored: bool = False  # whether its grade comes from scoring its group
     kept: KeptWork | None = None  # None: the agent did not act
+    version: str = ""  # of the policy that answered the last call, if it was reported
 
 
 class Outcome(Record, frozen=True):

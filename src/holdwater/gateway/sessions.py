@@ -74,6 +74,7 @@ class Session:
         self.drifted = 0
         self.drifts: list[DriftedCall] = []  # bound: MOST_DRIFTS
         self.exchanges = 0  # including those of its borrowers
+        self.version = ""  # of the policy that answered its own last call
         self.closed = False
         self.threads = CallThreads()
         self.count_threads = CallThreads()  # of token counts, which do not decide how the conversation ended
@@ -356,6 +357,7 @@ class Session:
         except Exception as error:  # boundary: any error of the log ends the attempt
             raise self._fail_record(error) from error
         self._count(exchange.usage, exchange.saved, limited=not ending.unlimited)
+        self.version = exchange.version or self.version
         self._unrecorded.discard(asyncio.current_task())
         if self._terms.rate is not None and ending.saved is None:
             self._terms.rate.spend(exchange.usage.tokens)

@@ -14,7 +14,7 @@ import msgspec
 from ..core.errors import BadInput
 from ..core.records import Record
 from .reader import LedgerReader
-from .schema import FIGURES_VERSION
+from .schema import ANSWER_VERSION, FIGURES_VERSION
 
 OPEN = "open"  # the kind of a sample without an outcome
 LONGEST_PATTERN = 200
@@ -41,6 +41,8 @@ class SampleFilter(Record, frozen=True):
     failure: str = ""  # the failure's kind, such as `timeout`
     name: str = ""  # part of the instance's id
     text: str = ""  # part of the failure's message, or of the grade's
+    place: str = ""  # where it failed, also if the outcome counts as failed
+    tag: str = ""  # of the instance
     sort: str = "planned"
     descending: bool = False
 
@@ -88,6 +90,11 @@ class SampleList:
                 f"this run has no column for `{wanted.sort}`: it was written by an older holdwater",
                 "`holdwater resume` adds the columns",
             )
+        if wanted.tag and reader.version < ANSWER_VERSION:
+            raise BadInput(
+                "this run has no table of tags: it was written by an older holdwater",
+                "`holdwater resume` adds it",
+            )
 
     def read_page(self, size: int, after: str = "", *, backwards: bool = False) -> list[ListedSample]:
         """Return at most `size` rows after a cursor, or before it, in the order of the list."""
@@ -132,7 +139,11 @@ class SampleList:
 
     def _make_conditions(self) -> tuple[list[str], list[Any]]:
         wanted, where, arguments = self._wanted, ["true"], list[Any]()
-        equal = {"coalesce(o.kind, 'open')": wanted.kind, "a.failure": wanted.failure}
+        equal = {
+            "coalesce(o.kind, 'open')": wanted.kind,
+            "a.failure": wanted.failure,
+            "o.place": wanted.place,
+        }
         contained = {"i.name": wanted.name, "f.message" if self.has_figures else "''": wanted.text}
         for column, value in equal.items():
             if value:
@@ -142,6 +153,9 @@ class SampleList:
             if part:
                 where.append(f"instr(lower({column}), lower(?)) > 0")
                 arguments.append(part[:LONGEST_PATTERN])
+        if wanted.tag:
+            where.append("i.id IN (SELECT instance FROM tag WHERE tag = ?)")
+            arguments.append(wanted.tag)
         return where, arguments
 
 
@@ -152,6 +166,19 @@ def count_failures(reader: LedgerReader) -> list[tuple[str, str, int]]:
         " WHERE o.place IS NOT NULL GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 100"
     )
     return [(place, kind, count) for place, kind, count in reader.rows(query)]
+
+
+def list_tags(reader: LedgerReader, most: int = 200) -> list[str]:
+    """Return the tags of the run's instances."""
+    if reader.version < ANSWER_VERSION:
+        return []
+    return [tag for (tag,) in reader.rows(_TAGS, (most,))]
+
+
+def list_places(reader: LedgerReader) -> list[str]:
+    """Return the places at which samples failed."""
+    query = "SELECT DISTINCT place FROM outcome WHERE place IS NOT NULL ORDER BY 1"
+    return [place for (place,) in reader.rows(query)]
 
 
 def list_kinds(reader: LedgerReader, most: int) -> list[tuple[str, int, str]]:
@@ -215,6 +242,14 @@ def _parse_cursor(text: str) -> list[Any]:
     return list(cursor)
 
 
+# Steps from tag to tag through the primary key: `SELECT DISTINCT` would read every row.
+_TAGS = """
+    WITH RECURSIVE known (tag) AS (
+        SELECT min(tag) FROM tag
+        UNION ALL
+        SELECT (SELECT min(tag) FROM tag WHERE tag > known.tag) FROM known WHERE known.tag IS NOT NULL
+    ) SELECT tag FROM known WHERE tag IS NOT NULL LIMIT ?
+"""
 _OUTCOMES = "FROM instance i LEFT JOIN outcome o ON o.instance = i.id"
 _TABLES = (
     f"{_OUTCOMES} LEFT JOIN attempt a ON a.id = o.attempt"

@@ -105,6 +105,8 @@ class SettledFigures(NamedTuple):
     seconds: float
     peak_memory: int
     message: str  # of the failure, or the end of a failed grade's detail
+    answer: str  # the beginning of the answer, as JSON
+    version: str  # of the policy that answered the last call
 
     @classmethod
     def of(cls, verdict: Verdict) -> SettledFigures:
@@ -116,6 +118,8 @@ class SettledFigures(NamedTuple):
             times.setup + times.acting + times.grading,
             verdict.peak_memory,
             clean_text(_explain_end(verdict))[:LONGEST_MESSAGE],
+            clean_text((verdict.answer or "")[:LONGEST_MESSAGE]),
+            clean_text(verdict.version[:LONGEST_MESSAGE]),
         )
 
 

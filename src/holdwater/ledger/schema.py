@@ -9,8 +9,12 @@ import os
 import sqlite3
 from pathlib import Path
 
+import msgspec
+
 from ..core.errors import BadInput, DiskFull, LedgerCorrupt, LedgerFailed
 from .durable_files import cannot_write, open_private
+from .instance_tags import list_stored_tags
+from .record_encoding import unpack
 from .resume_state import decode_verdict
 from .rows import SettledFigures
 
@@ -152,8 +156,21 @@ MIGRATIONS: tuple[str, ...] = (
         peak_memory = verdict_figure(verdict, 4), message = verdict_figure(verdict, 5)
     WHERE verdict IS NOT NULL;
     """,
+    """
+    ALTER TABLE attempt ADD COLUMN answer TEXT;   -- its beginning, as JSON
+    ALTER TABLE attempt ADD COLUMN version TEXT;  -- of the policy that answered the last call
+    CREATE TABLE tag (                -- the tags of instances, see `instance_tags.py`
+        tag TEXT NOT NULL,
+        instance INTEGER NOT NULL REFERENCES instance (id),
+        PRIMARY KEY (tag, instance)
+    ) WITHOUT ROWID;
+    UPDATE attempt SET answer = verdict_figure(verdict, 6), version = verdict_figure(verdict, 7)
+    WHERE verdict IS NOT NULL;
+    INSERT INTO tag SELECT each.value, instance.id FROM instance, json_each(instance_tags(payload)) AS each;
+    """,
 )
-FIGURES_VERSION = 7  # of a ledger whose attempts have the columns of `SettledFigures`
+FIGURES_VERSION = 7  # of a ledger whose attempts have the first columns of `SettledFigures`
+ANSWER_VERSION = 8  # of a ledger that has answers, versions of the policy, and tags
 BUSY_TIMEOUT = 10.0  # seconds that a writer waits for another process, for example for its checkpoint
 
 
@@ -202,6 +219,7 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     check_version(version, len(migrations))
     connection.create_function("verdict_figure", 2, _read_figure, deterministic=True)
+    connection.create_function("instance_tags", 1, _dump_tags, deterministic=True)
     for number in range(version, len(migrations)):
         script = f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
         try:
@@ -218,6 +236,14 @@ def _read_figure(verdict: bytes, place: int) -> float | str | None:
         return SettledFigures.of(decode_verdict(verdict))[place]
     except Exception:  # boundary: damaged bytes can make the decoders raise anything  # noqa: BLE001
         return None
+
+
+def _dump_tags(payload: bytes) -> str:
+    """Return the tags of a packed instance as JSON; none if it is damaged."""
+    try:
+        return msgspec.json.encode(list_stored_tags(unpack(payload))).decode()
+    except Exception:  # boundary: damaged bytes can make the decoders raise anything  # noqa: BLE001
+        return "[]"
 
 
 def check_version(version: int, known: int = len(MIGRATIONS)) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,9 +18,8 @@ from ..core.comparison import (
     compare_scores,
 )
 from ..core.errors import BadInput, LedgerCorrupt
+from . import instance_tags
 from .reader import LedgerReader
-
-TAGS = "tags"  # the field of an instance's data that has its tags
 
 
 def compare_runs(runs: Sequence[Path], by: str | None = None) -> ComparisonReport:
@@ -29,7 +27,7 @@ def compare_runs(runs: Sequence[Path], by: str | None = None) -> ComparisonRepor
     with LedgerReader(runs[0]) as reader:
         scores = read_scores(reader)
         figures = [read_figures(reader, scores)]
-        tags = read_tags(reader, TAGS if by is None else by)
+        tags = read_tags(reader, instance_tags.TAGS if by is None else by)
     if by is not None and not tags:
         raise BadInput(f"no instance of `{runs[0]}` has the field `{by}` in its data")
     comparisons = []
@@ -91,23 +89,14 @@ def read_tags(reader: LedgerReader, field: str) -> dict[str, tuple[str, ...]]:
     found = {}
     for row in reader.instances():
         try:
-            data = _payloads.decode(reader.payload(row.id)).data
+            tags = instance_tags.read_tags(reader.payload(row.id), field)
         except msgspec.MsgspecError as e:
             raise LedgerCorrupt(f"instance `{row.name}` of the run cannot be read: {e}") from e
-        value = data.get(field)
-        if value is not None:
-            values = value if isinstance(value, list | tuple) else [value]
-            found[row.name] = tuple(str(item) for item in values)
+        if tags:
+            found[row.name] = tags
     return found
 
 
-class _TaggedPayload(msgspec.Struct):
-    """The part of an instance that tags come from."""
-
-    data: dict[str, Any] = {}
-
-
-_payloads = msgspec.msgpack.Decoder(_TaggedPayload)
 _SCORES = """
     SELECT i.id, i.name, i.digest,
         coalesce(sum(o.kind IN ('passed', 'failed')), 0), coalesce(sum(o.kind = 'passed'), 0),

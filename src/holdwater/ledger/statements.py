@@ -19,6 +19,7 @@ from ..core.records import Attempt, ModelUsage, Outcome, Verdict
 from ..core.summary import RunGauge
 from . import orders, regrades, resume_state
 from .attempt_files import drop_sample
+from .instance_tags import replace_tags, write_tags
 from .orders import OrderRow
 from .record_encoding import encode_record, pack, unpack
 from .resume_state import KnownInstance, PlannedInstance, SuitePass, decode_verdict, find_known, pass_number
@@ -119,19 +120,14 @@ class LedgerStatements:
             for item in items:
                 if self.mark_seen([item], SuitePass.PLAN) == [None]:
                     seen = pass_number(self.token, SuitePass.PLAN)
+                    content = (item.name, item.digest, pack(item.payload), clean_text(item.place))
                     cursor = self.connection.execute(
                         "INSERT INTO instance (name, digest, payload, place, planned, sighted)"
                         " VALUES (?, ?, ?, ?, ?, ?)",
-                        (
-                            item.name,
-                            item.digest,
-                            pack(item.payload),
-                            clean_text(item.place),
-                            self.token,
-                            seen,
-                        ),
+                        (*content, self.token, seen),
                     )
                     rows.append(cursor.lastrowid or 0)
+                    write_tags(self.connection, rows[-1], item.payload)
                     self._count("planned")
         except DuplicateInstance as error:
             raise DuplicateInstance(error.message, rows) from None
@@ -176,6 +172,7 @@ class LedgerStatements:
         ).fetchone()
         if row is None:
             raise BadInput(f"no such instance: `{item.name}`")
+        replace_tags(self.connection, row[0], item.payload)
         return int(row[0])
 
     def payload(self, instance: int) -> bytes:
@@ -238,7 +235,8 @@ class LedgerStatements:
         cursor = self.connection.execute(
             "UPDATE attempt SET settled = ?, kind = ?, place = ?, passed = ?, score = ?, exchanges = ?,"
             " failure = ?, verdict = ?, input_tokens = ?, output_tokens = ?, nanodollars = ?, seconds = ?,"
-            " peak_memory = ?, message = ? WHERE id = ? AND token = ? AND settled IS NULL",
+            " peak_memory = ?, message = ?, answer = ?, version = ?"
+            " WHERE id = ? AND token = ? AND settled IS NULL",
             (self._now(), *columns, failure, content, *figures, verdict.attempt, verdict.token),
         )
         if cursor.rowcount != 1:

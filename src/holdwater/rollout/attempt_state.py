@@ -241,4 +241,5 @@ class AttemptState:
             children=tuple(self.child_tracker.ended),
             group_scored=self.group_scored,
             kept=self.kept,
+            version=session.version if session else "",
         )

@@ -12,7 +12,7 @@ from ..core.errors import BadInput
 from ..core.records import Verdict
 from ..ledger.attempt_files import COMPRESSED_SUFFIX, attempt_files, patch_path
 from ..ledger.directory import RunDirectory
-from ..ledger.listing import SORTS, ListedSample, SampleFilter, SampleList
+from ..ledger.listing import SORTS, ListedSample, SampleFilter, SampleList, list_places, list_tags
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, EventRow
 from .page import LONGEST_TEXT, OCTETS, PageRequest, PageResponse, render_page
@@ -21,7 +21,7 @@ PAGE_SIZE = 50
 LOG_BYTES = 64 * 1024
 MOST_ATTEMPTS = 50
 MOST_EVENTS = 20
-FILTERS = ("kind", "failure", "name", "text")
+FILTERS = ("kind", "place", "failure", "name", "text", "tag")
 
 
 def show_instances(asked: PageRequest) -> PageResponse:
@@ -35,12 +35,15 @@ def show_instances(asked: PageRequest) -> PageResponse:
         found = samples.count()
         kinds = reader.counts().outcomes
         several = reader.config.samples > 1
+        places, tags = list_places(reader), list_tags(reader)
     values = {
         "rows": rows,
         "more": more,
         "found": found,
         "kinds": kinds,
         "several": several,
+        "places": places,
+        "tags": tags,
     }
     template = "instance_rows.html" if asked.fragment else "instances.html"
     return render_page(template, asked=asked, run=asked.run, wanted=wanted, sorts=SORTS, **values)
