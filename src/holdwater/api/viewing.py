@@ -15,6 +15,7 @@ from pathlib import Path
 from ..core.environment import build_python_environment
 from ..core.errors import BadInput
 from ..ledger.directory import RUNS
+from ..run.setup.config import read_environment
 from ..serve.settings import ServerSettings
 from ..viewer.export import ExportReport, export_instance, export_runs
 from ..viewer.run_pool import RunPool
@@ -43,7 +44,7 @@ def open_pool(roots: Sequence[str | os.PathLike[str]]) -> RunPool:
     for place in places:
         if not place.is_dir():
             raise BadInput(f"no such directory: `{place}`", "make a run: `holdwater run demo`")
-    return RunPool(places)
+    return RunPool(places, read_environment().cache)
 
 
 def export_view(

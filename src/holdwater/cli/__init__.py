@@ -20,6 +20,7 @@ VERBS = {
     "resume": "Resume a run that was stopped or killed",
     "show": "Show the results of a run, or of one instance",
     "view": "Show runs in a browser",
+    "search": "Find a text in names, failures, answers and transcripts",
     "transcript": "Print the conversation of an attempt",
     "compare": "Compare runs of one suite, with intervals",
     "audit": "Prove that nothing is missing from a run",

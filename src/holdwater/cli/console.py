@@ -77,6 +77,10 @@ class CommandConsole:
 
         self._put(msgspec.json.encode(expand_defaults(value)) + b"\n")
 
+    def write_text(self, text: str) -> None:
+        """Write a line of text to the real stdout, of any length."""
+        self._put(text.encode(errors="replace") + b"\n")
+
     def write_page(self, renderable: RenderableType) -> None:
         """Write a page that the user requested to the real stdout."""
         self._put(render_text(renderable, self._out).encode(errors="replace"))

@@ -11,19 +11,22 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import zstandard
 
 from ..core.errors import LedgerCorrupt
 from .durable_files import cannot_write, make_directory, open_private, sync_directory, write_all
-from .record_encoding import expand, shrink
+from .record_encoding import expand, open_expanded, shrink
 
 MAGIC = b"hW"
 VERSION = 1
 COMPRESSED_FLAG = 1
 SCAN_SIZE = 1 << 20  # bytes scanned at a time after a bad frame
+ZSTD_HEADER = 18  # most bytes of the header of a zstd frame, which has the size of the content
+PIECE = 256 * 1024  # bytes of a large record in memory at a time
 _FIELDS = struct.Struct("<2sBBII")
 _CHECK = struct.Struct("<I")
 HEADER = _FIELDS.size + _CHECK.size
@@ -118,6 +121,66 @@ def read_record(path: Path, at: int) -> bytes:
     for payload, _ in _scan_records(path, at):
         return payload
     raise _damage_error(path, at)
+
+
+class SegmentRecord(NamedTuple):
+    """A record, and the bytes of the file where its frame begins and ends."""
+
+    at: int
+    end: int
+    content: bytes | None  # None: it is larger than the reader wants at once
+    read_pieces: Callable[[], Iterator[bytes]]  # its content a piece at a time, while it is the current one
+
+
+def scan_bounded(path: Path, largest: int, at: int = 0) -> Iterator[SegmentRecord]:
+    """Yield the records from byte `at` on, also those above `largest` bytes, in bounded memory.
+
+    It stops at a torn tail and raises at corruption before it.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while at < size:
+            header = _read_header(file, at)
+            end = at + HEADER + header[1] if header else 0
+            if header and end > size:
+                return  # torn
+            large = header is not None and _measure_record(file, header) > largest
+            content = _read_payload(file, header) if header and not large else None
+            if header is None or (content is None and not large):
+                if _find_frame(file, at + 1, size) is None:
+                    return
+                raise _damage_error(path, at)
+            yield SegmentRecord(at, end, content, partial(_read_pieces, file, at, header))
+            at = end
+
+
+def _measure_record(file: BinaryIO, header: tuple[int, int, int]) -> int:
+    """Return the bytes of the record whose header was just read; the file stays there."""
+    flags, length, _ = header
+    if not flags & COMPRESSED_FLAG:
+        return length
+    at = file.tell()
+    beginning = file.read(min(length, ZSTD_HEADER))
+    file.seek(at)
+    try:
+        return max(length, zstandard.frame_content_size(beginning))
+    except zstandard.ZstdError:
+        return length  # damaged: reading it fails too
+
+
+def _read_pieces(file: BinaryIO, at: int, header: tuple[int, int, int]) -> Iterator[bytes]:
+    """Yield the content of a large record. Its checksum is not checked: that would read it twice."""
+    flags, left, _ = header
+    file.seek(at + HEADER)
+    try:
+        with open_expanded(file, squeezed=bool(flags & COMPRESSED_FLAG)) as content:
+            while piece := content.read(PIECE if flags & COMPRESSED_FLAG else min(PIECE, left)):
+                left -= len(piece)
+                yield piece
+    except zstandard.ZstdError:
+        raise LedgerCorrupt(
+            f"a large record is damaged at byte {at}", "restore the file from a copy"
+        ) from None
 
 
 def _find_end(path: Path) -> int:

@@ -1,4 +1,7 @@
-"""The addresses of the pages: each has one function, which renders it in a thread."""
+"""The addresses of the pages: each has one function, which renders it in a thread.
+
+Long work has an address of its own, whose function yields events for a page.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,17 @@ from ..core.errors import HoldwaterError, LedgerCorrupt
 from .compare_pages import show_comparison, show_parting
 from .fork_pages import show_branches
 from .instance_pages import send_file, show_instance, show_instances, show_log
+from .live import PageWork
 from .page import PageRequest, PageResponse, render_error
 from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
+from .search_pages import build_search_index, search_runs, show_search
 from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
 
 PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/": show_runs,
     "/compare": show_comparison,
     "/compare/instance": show_parting,
+    "/search": show_search,
     "/runs/{run}": show_run,
     "/runs/{run}/branches": show_branches,
     "/runs/{run}/timeline": read_timeline,
@@ -29,6 +35,11 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/runs/{run}/attempts/{attempt}/turns": show_turns,
     "/runs/{run}/attempts/{attempt}/raw": show_raw_turn,
     "/runs/{run}/blobs/{blob}": send_blob,
+}
+
+WORK: dict[str, Callable[[PageRequest], PageWork]] = {
+    "/search/hits": search_runs,
+    "/search/index": build_search_index,
 }
 
 

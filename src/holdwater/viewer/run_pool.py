@@ -33,8 +33,10 @@ class FoundRun(NamedTuple):
 class RunPool:
     """The runs that the pages show."""
 
-    def __init__(self, roots: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, roots: Sequence[str | os.PathLike[str]], cache: Path) -> None:
+        """`cache`: a directory for what cannot be kept beside a run."""
         self.roots = tuple(Path(root) for root in roots)
+        self.cache = cache
         self._known: dict[str, FoundRun] = {}  # bound: MOST_RUNS
 
     def list_runs(self) -> list[FoundRun]:

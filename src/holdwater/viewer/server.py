@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Self
 from urllib.parse import quote, urlencode
 
@@ -20,9 +21,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from ..core.errors import BadInput, HoldwaterError, RequestRefused
 from ..serve.settings import ServerSettings, make_rules, make_tls_context, resolve_address
-from .live import follow_run
+from .live import follow_run, send_work
 from .page import PageRequest, PageResponse, render_error
-from .routes import PAGES, show_page
+from .routes import PAGES, WORK, show_page
 from .run_pool import RunPool
 from .static import STATIC
 
@@ -67,6 +68,8 @@ class ViewServer:
         app.router.add_get("/runs/{run}/live", self._follow)
         for path in PAGES:
             app.router.add_get(path, self._send_page)
+        for path in WORK:
+            app.router.add_get(path, self._send_work)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSING, handler_cancellation=True)
         async with AsyncExitStack() as stack:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
@@ -134,16 +137,15 @@ class ViewServer:
         return f"holdwater-{self.address.rpartition(':')[2]}"
 
     async def _send_page(self, request: web.Request) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        assert resource is not None
-        asked = PageRequest(
-            self._pool,
-            dict(request.match_info),
-            request.query,
-            request.headers.get("HX-Request-Type") == "partial",
-        )
-        loop = asyncio.get_running_loop()
-        return _respond(await loop.run_in_executor(self._threads, show_page, resource.canonical, asked))
+        work = partial(show_page, _find_path(request), self._describe(request))
+        return _respond(await asyncio.get_running_loop().run_in_executor(self._threads, work))
+
+    async def _send_work(self, request: web.Request) -> web.StreamResponse:
+        return await send_work(WORK[_find_path(request)](self._describe(request)), request, self._threads)
+
+    def _describe(self, request: web.Request) -> PageRequest:
+        fragment = request.headers.get("HX-Request-Type") == "partial"
+        return PageRequest(self._pool, dict(request.match_info), request.query, fragment)
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         return await follow_run(self._pool, request.match_info["run"], request)
@@ -154,6 +156,13 @@ class ViewServer:
             raise web.HTTPNotFound
         headers = {"Cache-Control": "max-age=3600"}
         return web.FileResponse(STATIC[name], headers=headers)
+
+
+def _find_path(request: web.Request) -> str:
+    """Return the address of a route with its placeholders."""
+    resource = request.match_info.route.resource
+    assert resource is not None
+    return resource.canonical
 
 
 def _respond(page: PageResponse) -> web.StreamResponse:
