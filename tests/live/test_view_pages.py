@@ -96,12 +96,15 @@ def test_keys_step_through_rows_and_instances(page: Page) -> None:
     open_run(page, "talks")
     page.get_by_role("link", name="all instances").click()
     names = sorted(CONVERSATIONS)
+    page.wait_for_load_state()  # keys work when the script has run
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name=names[0])).to_be_visible()
+    page.wait_for_load_state()
     for key, name in (("n", names[1]), ("n", names[2]), ("p", names[1])):
         page.keyboard.press(key)
         expect(page.get_by_role("heading", name=name, exact=False)).to_be_visible()
+        page.wait_for_load_state()
     page.keyboard.press("?")
     expect(page.locator("dialog#keys")).to_be_visible()
 
