@@ -143,7 +143,7 @@ def test_all_runs_are_searched_and_one_if_it_is_chosen(page: Page, runs: Path) -
     expect(page.locator("#search")).to_contain_text("1 attempt, ")
 
 
-def test_a_page_has_a_bounded_number_of_hits_and_the_next_has_more(page: Page) -> None:
+def test_a_page_has_a_bounded_number_of_hits(page: Page) -> None:
     search_for(page, "common answer")
     expect(page.locator("#more")).to_be_visible()
     expect(page.locator("#hits tr")).to_have_count(50)
