@@ -267,9 +267,7 @@ def test_a_segment_that_was_replaced_is_noticed(run: RunDirectory) -> None:
     assert "have changed since" in build(run)[0]
 
 
-def test_a_directory_that_may_not_be_written_has_its_index_in_the_cache(
-    run: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_read_only_directory_has_its_index_in_the_cache(run: RunDirectory, tmp_path: Path) -> None:
     def list_names() -> list[str]:
         return sorted(path.name for path in run.path.iterdir() if not path.name.startswith("ledger.db"))
 
