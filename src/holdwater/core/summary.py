@@ -53,6 +53,7 @@ class RunGauge(Record, frozen=True):
     # The constraint on starting more attempts: `slots`, `memory`, `disk`, `cpu`, `rate`, `nothing left to
     # do`.
     binds: str = ""
+    held: int = 0  # model calls that wait for an answer of a trainer
 
 
 class RegradeState(Record, frozen=True):

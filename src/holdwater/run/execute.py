@@ -242,7 +242,7 @@ async def _schedule(
         further = given.build_run.periodic_tasks(leases) if given.build_run else ()
         regular = (
             PeriodicTask("governor", LOOK_SECONDS, control.look_if_due),
-            timeline.periodic_task(scheduler, leases, lag),
+            timeline.periodic_task(scheduler, leases, lag, lambda: book.calls.held_count if book else 0),
             PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop)),
         )
         further = (*further, *provision.periodic_tasks(scheduler, leases), *given.periodic_tasks)

@@ -13,6 +13,7 @@ from .fork_pages import show_branches
 from .instance_pages import send_file, show_instance, show_instances, show_log
 from .live import PageWork
 from .page import PageRequest, PageResponse, render_error
+from .rollout_pages import read_rollout_charts, show_order, show_rollouts
 from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
 from .search_pages import build_search_index, search_runs, show_search
 from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
@@ -27,6 +28,9 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
     "/runs/{run}/timeline": read_timeline,
     "/runs/{run}/extremes": show_extremes,
     "/runs/{run}/moment": show_moment,
+    "/runs/{run}/rollouts": show_rollouts,
+    "/runs/{run}/rollouts/charts": read_rollout_charts,
+    "/runs/{run}/orders/{order}": show_order,
     "/runs/{run}/instances": show_instances,
     "/runs/{run}/instances/{instance}": show_instance,
     "/runs/{run}/attempts/{attempt}/log": show_log,

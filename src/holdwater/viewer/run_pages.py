@@ -79,6 +79,7 @@ def show_run(asked: PageRequest) -> PageResponse:
             "cells": cells,
             "hidden": max(0, summary.planned - len(cells)),
             "events": reader.events(last=30),
+            "serves": reader.config.serving is not None,
         }
     interval = compute_interval(summary)
     return render_page("run.html", asked=asked, run=asked.run, summary=summary, interval=interval, **values)
@@ -94,7 +95,7 @@ def show_extremes(asked: PageRequest) -> PageResponse:
 def read_timeline(asked: PageRequest) -> PageResponse:
     """Return the readings of a run as columns for the chart, and the marks on its axis."""
     with asked.pool.open(asked.run) as reader:
-        gauges = list(_thin(reader.gauges()))
+        gauges = thin_gauges(reader.gauges())
         marks = list_marks(reader, MARKS)
     reasons = sorted({reason for gauge in gauges for reason in gauge.waiting})
     return render_data(
@@ -130,7 +131,7 @@ def _list_highest(reader: LedgerReader) -> dict[str, Sequence[Any]]:
     return {name: found for name, found in rows.items() if found and found[0].position}
 
 
-def _thin(gauges: Iterator[RunGauge]) -> Sequence[RunGauge]:
+def thin_gauges(gauges: Iterator[RunGauge]) -> Sequence[RunGauge]:
     """Return at most `MOST_POINTS` readings, evenly chosen, in bounded memory."""
     kept: list[RunGauge] = []
     step = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ...core.errors import HoldwaterError
@@ -61,7 +61,9 @@ class TimelineWriter:
             raise error
         return result
 
-    def periodic_task(self, scheduler: AttemptScheduler, leases: AttemptLeases, lag: LoopLag) -> PeriodicTask:
+    def periodic_task(
+        self, scheduler: AttemptScheduler, leases: AttemptLeases, lag: LoopLag, count_held: Callable[[], int]
+    ) -> PeriodicTask:
         """Return the task that writes a reading each second; on a full disk rarely, in favour of verdicts."""
 
         async def read() -> None:
@@ -78,6 +80,7 @@ class TimelineWriter:
                 leased=leases.leased,
                 sandboxes=census.sandboxes,
                 binds=_find_constraint(scheduler, leases, census),
+                held=count_held(),
             )
 
         return PeriodicTask("gauge", SECONDS, read)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-NAMES = ("htmx.min.js", "uplot.min.js", "uplot.min.css", "view.css", "view.js", "search.js", "icon.svg")
+NAMES = (
+    "htmx.min.js",
+    "uplot.min.js",
+    "uplot.min.css",
+    "view.css",
+    "view.js",
+    "search.js",
+    "rollouts.js",
+    "icon.svg",
+)
 STATIC = {name: Path(__file__).parent / name for name in NAMES}
 STATIC["favicon.ico"] = STATIC["icon.svg"]  # browsers ask for it where a page names none, as beside raw JSON

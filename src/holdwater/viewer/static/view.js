@@ -125,6 +125,7 @@ async function refresh() {
   }
   const charts = document.getElementById("charts");
   if (charts) await drawCharts(charts);
+  document.dispatchEvent(new Event("refreshed"));
 }
 
 function listen(place) {
