@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .api.bisection import abisect, bisect
     from .api.checking import Attacked, Checked, aattack, acheck, attack, check
     from .api.comparison import compare
+    from .api.control import cancel, change, note, pause, retry, stop, unpause
     from .api.forking import ForkOptions, afork, fork
     from .api.grading import grade
     from .api.images import audit_images, build_images, plan_images
@@ -128,19 +129,26 @@ __all__ = [
     "audit_images",
     "bisect",
     "build_images",
+    "cancel",
+    "change",
     "check",
     "compare",
     "export",
     "fork",
     "grade",
+    "note",
+    "pause",
     "plan_images",
     "read",
     "regrade",
     "replay",
     "resume",
+    "retry",
     "run",
     "show",
+    "stop",
     "transcript",
+    "unpause",
 ]
 
 
@@ -160,6 +168,7 @@ _HOMES = (
     ".api.comparison",
     ".api.forking",
     ".api.bisection",
+    ".api.control",
     ".core.comparison",
 )
 

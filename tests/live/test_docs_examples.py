@@ -38,6 +38,10 @@ ELSEWHERE = {
     "holdwater view": "tests/live/test_view_pages.py",
     "holdwater run demo --view": "tests/live/test_view_pages.py",
     "holdwater compare": "tests/live/test_compare.py",
+    **{
+        f"holdwater {verb} ": "tests/live/test_control_verbs.py"
+        for verb in ("top", "pause", "unpause", "set", "retry", "cancel", "note", "stop")
+    },
     "holdwater run tasks.jsonl --agent openhands-sdk": "tests/live/test_openhands_sdk.py",
 }
 # Runs that need a program or a daemon that is not here: everything is checked, nothing is started.

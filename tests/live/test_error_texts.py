@@ -54,6 +54,27 @@ $ holdwater run demo --concurrency many
 2 error: invalid value for --concurrency: `many`, expected a whole number or `auto`
 hint: `holdwater run --help` lists its arguments
 
+$ holdwater pause DONE
+2 error: the run has finished: `DONE`
+hint: `holdwater show DONE` shows it; `holdwater resume DONE --retry INSTANCE` tries it again
+
+$ holdwater top HERE
+2 error: not a run directory, it has no `run.json`: `HERE`
+
+$ holdwater stop HERE/nothing
+2 error: no such directory: `HERE/nothing`
+
+$ holdwater set DONE concurrency
+2 error: a setting must look like `concurrency=40`: `concurrency`
+
+$ holdwater cancel DONE
+2 error: missing argument: INSTANCE
+hint: `holdwater cancel --help` lists its arguments
+
+$ holdwater note SERVED hello
+2 error: no process conducts the run, it is unfinished: `SERVED`
+hint: the same `holdwater serve` continues it
+
 $ holdwater compare DONE DONE --fail-if-worse much
 2 error: invalid value for `--fail-if-worse`: `much`
 hint: a share such as `2%` or `0.02`

@@ -38,6 +38,8 @@ OTHER_FLAGS = {
     "what",
     "format",
     "watch",
+    "now",
+    "read-only",
     "listen",
     "view",
     "peers",

@@ -27,7 +27,7 @@ from ..rollout.allocator import keep_bounded
 from ..rollout.process_health import allow_files
 from ..rollout.sandbox_kinds import find_kind
 from ..run.conductor.signals import CommandSignals
-from ..run.execute import sweep_leftovers
+from ..run.resources.run_places import sweep_leftovers
 from ..run.setup.config import ProcessEnvironment, check_bounds, check_containers, read_environment
 from ..run.setup.options import parse_settings
 from ..sandbox.kernel_protection import protect_devices

@@ -18,6 +18,14 @@ VERBS = {
     "serve": "Serve rollouts to trainers, which order them over HTTP",
     "sandboxd": "Give sandboxes of this machine to runs on other machines",
     "resume": "Resume a run that was stopped or killed",
+    "top": "Show the live display of a running run",
+    "pause": "Pause a running run: no attempt starts, model calls are held",
+    "unpause": "Continue a paused run",
+    "stop": "Stop a running run, as Ctrl-C does",
+    "set": "Change settings of a running run",
+    "cancel": "End an instance of a running run for good",
+    "retry": "Give an instance of a running run another round",
+    "note": "Write a sentence into the ledger of a running run",
     "show": "Show the results of a run, or of one instance",
     "view": "Show runs in a browser",
     "search": "Find a text in names, failures, answers and transcripts",
@@ -42,6 +50,7 @@ VERBS = {
 HOMES = {  # verb -> its file, where that has another name
     **dict.fromkeys(("run", "grade", "resume", "regrade", "replay"), "runs"),
     **dict.fromkeys(("suites", "agents", "doctor", "version"), "machine"),
+    **dict.fromkeys(("top", "pause", "unpause", "stop", "set", "cancel", "retry", "note"), "control"),
     "audit": "show",
 }
 BROKEN_PIPE = 141  # exit status of a shell for SIGPIPE: the reader closed the pipe, which is not an error

@@ -181,6 +181,7 @@ class RunConfig(Record, frozen=True):
             "Retries after an infrastructure failure (2)",
             least=0,
             resume="Retries after an infrastructure failure",
+            live=True,
         ),
     ] = 2
     attempts: Annotated[
@@ -190,6 +191,7 @@ class RunConfig(Record, frozen=True):
             "Attempts per instance until the critic accepts one (1)",
             least=1,
             resume="Attempts per instance",
+            live=True,
             serve=False,
         ),
     ] = 1
@@ -215,6 +217,7 @@ class RunConfig(Record, frozen=True):
             "The run's budget: attempts wait until they fit (default: the container's limit)",
             size=True,
             resume="The memory budget, such as `8GiB`",
+            live=True,
         ),
     ] = None
     # The budget for the run directory and scratch together. With containers: for the daemon's disk use beyond
@@ -227,6 +230,7 @@ class RunConfig(Record, frozen=True):
             size=True,
             positive=True,
             resume="The disk budget, such as `80GiB`",
+            live=True,
         ),
     ] = None
     disk_patience: Annotated[
@@ -249,12 +253,17 @@ class RunConfig(Record, frozen=True):
             "Model calls per minute, over all workers",
             positive=True,
             resume="Model calls per minute",
+            live=True,
         ),
     ] = None
     tpm: Annotated[
         float | None,
         ConfigOption(
-            BUDGETS, "Tokens per minute, over all workers", positive=True, resume="Tokens per minute"
+            BUDGETS,
+            "Tokens per minute, over all workers",
+            positive=True,
+            resume="Tokens per minute",
+            live=True,
         ),
     ] = None
     # The price of the model when the run was created; None: unknown.
@@ -276,6 +285,7 @@ class RunConfig(Record, frozen=True):
             parse=parse_slots,
             least=1,
             resume="Concurrent attempts, or `auto`",
+            live=True,
         ),
     ] = None
     ungoverned: Annotated[bool, ConfigOption(MACHINE, "Only measure memory; attempts do not wait for it")] = (

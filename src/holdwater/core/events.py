@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .groups import Group, GroupTerms
-from .policy import VerdictSummary
+from .policy import PlannerPolicy, VerdictSummary
 from .records import Attempt, AttemptFailure, Outcome, Record
 
 
@@ -65,6 +65,26 @@ class SampleWithdrawn(PlannerEvent, frozen=True):
     failure: AttemptFailure
 
 
+class SampleRetried(PlannerEvent, frozen=True):
+    """An open sample is to be tried again: at once, or in another round if an attempt is running.
+
+    The running attempt ends with this failure.
+    """
+
+    instance: int
+    sample: int
+    failure: AttemptFailure
+
+
+class SamplesExpected(PlannerEvent, frozen=True):
+    """So many closed samples are about to be opened again: the run does not end before.
+
+    A negative count takes an announcement back.
+    """
+
+    count: int
+
+
 class MemberArrived(PlannerEvent, frozen=True):
     """The attempt has been graded and waits for the rest of its group."""
 
@@ -81,6 +101,20 @@ class TimerFired(PlannerEvent, frozen=True):
     """The time of a `SetTimer` has come."""
 
 
+class PauseRequested(PlannerEvent, frozen=True):
+    """Start no more attempts until `PauseEnded`."""
+
+
+class PauseEnded(PlannerEvent, frozen=True):
+    """Start attempts again."""
+
+
+class PolicyChanged(PlannerEvent, frozen=True):
+    """Decide by this policy from now on."""
+
+    policy: PlannerPolicy
+
+
 class DrainRequested(PlannerEvent, frozen=True):
     """Start no more attempts."""
 
@@ -94,8 +128,13 @@ AnyEvent = (
     | SuiteExhausted
     | VerdictCommitted
     | SampleWithdrawn
+    | SampleRetried
+    | SamplesExpected
     | MemberArrived
     | PreemptRequested
+    | PauseRequested
+    | PauseEnded
+    | PolicyChanged
     | TimerFired
     | DrainRequested
     | AbortRequested

@@ -46,6 +46,7 @@ class Limits(Record, frozen=True):
             "For acting, from when the agent starts (3600)",
             name="timeout",
             resume="Time limit for acting, in seconds",
+            live=True,
         ),
     ] = 3600.0
     # Acting time without the time spent waiting for a rate limit.
@@ -119,7 +120,15 @@ class Limits(Record, frozen=True):
         ConfigOption(BUDGETS, "Output tokens of an attempt", name="max_output_tokens", positive=True),
     ] = None
     cost: Annotated[
-        float | None, ConfigOption(BUDGETS, "Cost of an attempt", name="max_cost", positive=True)
+        float | None,
+        ConfigOption(
+            BUDGETS,
+            "Cost of an attempt",
+            name="max_cost",
+            positive=True,
+            resume="The limit of an attempt's cost, in US dollars",
+            live=True,
+        ),
     ] = None
     lease: int | None = None  # bytes of memory if no limit was declared; it changes over time
 

@@ -27,6 +27,7 @@ from .events import (
     RefuseAttempt,
     ReplaceMember,
     SampleOpened,
+    SampleRetried,
     SampleWithdrawn,
     ScoreGroup,
     SetTimer,
@@ -46,8 +47,8 @@ from .planner_state import (
     SampleQueues,
     make_outcome,
 )
-from .policy import NextTry, PlannerPolicy, TryCounts, VerdictSummary, decide, rank
-from .records import Attempt, AttemptFailure, FailureOrigin, Outcome
+from .policy import NextTry, PlannerPolicy, TryCounts, VerdictSummary, decide
+from .records import AttemptFailure, FailureOrigin, Outcome
 
 LOG_BOUND = 4096
 # Seconds by which a timer may fire early; a timer that fires earlier belongs to another `SetTimer`.
@@ -105,6 +106,19 @@ class RunPlanner:
     def draining(self) -> bool:
         return self._state.draining
 
+    def find_sample(self, instance: int, sample: int) -> Sample | None:
+        """Return an open sample."""
+        return self._state.open.get((instance, sample))
+
+    def has_group(self, group: int) -> bool:
+        """Whether the group has not ended."""
+        return group in self._state.groups
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ends now: no further sample is tried."""
+        return self._state.finished
+
     @property
     def complete(self) -> bool:
         """Whether every sample of the run has been closed."""
@@ -123,6 +137,8 @@ class RunPlanner:
                 return self._settle_attempt(result, at)
             case SampleWithdrawn():
                 return self._withdraw((event.instance, event.sample), event.failure)
+            case SampleRetried():
+                return self._retry((event.instance, event.sample), event.failure)
             case MemberArrived(attempt=attempt):
                 return self._record_arrival(attempt, at)
             case PreemptRequested(attempt=attempt):
@@ -135,6 +151,8 @@ class RunPlanner:
             case AbortRequested():
                 state.draining = state.aborted = True
                 return [InterruptAttempt(attempt=attempt) for attempt in state.running]
+            case _:
+                state.change(event)
         return []
 
     def _open_sample(self, event: SampleOpened, at: float) -> list[AnyCommand]:
@@ -172,6 +190,8 @@ class RunPlanner:
         sample.running = None
         if result.where is FailureOrigin.RUN:
             return self._react(AbortRequested(), at)
+        if sample.anew and sample.withdrawn is None:
+            return self._begin_round(key, sample, result)
         lost = result.where is FailureOrigin.WORKER and result.kind != POISON
         sample.losses += lost
         sample.crashes += lost and result.kind == CRASHED
@@ -197,8 +217,7 @@ class RunPlanner:
         """Handle a verdict that counts: schedule another try, or close the sample."""
         last = self._state.find_withdrawal(sample) is not None
         following = None if last else decide(result, sample.spent, self._state.policy_for(sample))
-        if sample.best is None or rank(result) >= rank(sample.best):
-            sample.best = result
+        best = sample.compare_best(result)
         if following is not None:
             if not self._state.policy.regrading:
                 sample.regrades = result.work if following.round == sample.spent.round else None
@@ -206,8 +225,26 @@ class RunPlanner:
             return []
         del self._state.open[key]
         spent = sample.spent.retries >= self._state.policy.retries or self._state.policy.regrading
-        outcome = make_outcome(sample, sample.best, spent=spent)
+        outcome = make_outcome(sample, best, spent=spent)
         return [CloseSample(outcome=outcome), *self._leave_group(sample, outcome)]
+
+    def _begin_round(self, key: QueueKey, sample: Sample, result: VerdictSummary) -> list[AnyCommand]:
+        """Queue a sample for the round that was requested while its attempt ran."""
+        if result.where is not FailureOrigin.INTERRUPTED:
+            sample.compare_best(result)
+        sample.begin_round()
+        self._queues.add(key, first=True)
+        return []
+
+    def _retry(self, key: QueueKey, failure: AttemptFailure) -> list[AnyCommand]:
+        sample = self._state.open.get(key)
+        if sample is None or sample.withdrawn is not None or sample.anew:
+            return []
+        if sample.running is None:
+            self._queues.hurry(key)
+            return []
+        sample.anew = True
+        return [EndAttempt(attempt=sample.running.id, failure=failure)]
 
     def _schedule_retry(self, key: QueueKey, sample: Sample, following: NextTry, at: float) -> None:
         sample.spent = TryCounts(following.round, following.retries, following.scale, sample.spent.first)
@@ -246,7 +283,7 @@ class RunPlanner:
         return self._refuse(key, failure)
 
     def _refuse(self, key: QueueKey, failure: AttemptFailure) -> list[AnyCommand]:
-        return [RefuseAttempt(attempt=self._make_attempt(key, alone=False), failure=failure)]
+        return [RefuseAttempt(attempt=self._state.make_attempt(key, alone=False), failure=failure)]
 
     def _record_arrival(self, attempt: int, at: float) -> list[AnyCommand]:
         key = self._state.running.get(attempt)
@@ -305,15 +342,14 @@ class RunPlanner:
                 self._queues.add(key)
             elif key[0] in state.groups and state.groups[key[0]].cut_at == when:
                 commands += self._cut_stragglers(state.groups[key[0]])
-        if not state.aborted:
+        if not (state.aborted or state.paused):
             self._start_members(commands)
-        if not state.draining:
+        if not (state.draining or state.paused):
             self._start_ready(commands)
             self._pull(commands)
         if not state.draining or self._state.unfinished_groups:
             self._set_timer(commands)
-        over = (state.draining and not self._state.unfinished_groups) or (state.exhausted and not state.open)
-        if over and not state.running and not state.finished:
+        if state.over and not state.running and not state.finished:
             state.finished = True
             commands.append(FinishRun())
 
@@ -323,41 +359,19 @@ class RunPlanner:
             key = self._queues.members.popleft()
             group = self._state.group_of(key)
             alone = group is not None and self._state.is_suspect(group)
-            commands.append(StartAttempt(attempt=self._make_attempt(key, alone)))
+            commands.append(StartAttempt(attempt=self._state.make_attempt(key, alone)))
 
     def _start_ready(self, commands: list[AnyCommand]) -> None:
         while (entry := self._queues.pop_ready()) is not None:
             key, alone = entry
             if key[1] != WHOLE_GROUP:
-                commands.append(StartAttempt(attempt=self._make_attempt(key, alone)))
+                commands.append(StartAttempt(attempt=self._state.make_attempt(key, alone)))
                 continue
             group = self._state.groups[key[0]]
             group.started = True
             for sample in [s for s, standing in group.members.items() if standing is MemberState.WAITING]:
-                commands.append(StartAttempt(attempt=self._make_attempt((group.instance, sample), alone)))
-
-    def _make_attempt(self, key: QueueKey, alone: bool) -> Attempt:
-        state = self._state
-        sample = state.open[key]
-        sample.number += 1
-        attempt = Attempt(
-            id=state.next_attempt,
-            instance=sample.instance,
-            sample=sample.sample,
-            number=sample.number,
-            round=sample.spent.round,
-            scale=sample.spent.scale,
-            alone=alone,
-            regrades=sample.regrades,
-            group=sample.group,
-            crashes=sample.crashes,
-        )
-        if sample.group is not None:
-            state.groups[sample.group].members[sample.sample] = MemberState.RUNNING
-        state.next_attempt += 1
-        state.running[attempt.id] = key
-        sample.running = attempt
-        return attempt
+                attempt = self._state.make_attempt((group.instance, sample), alone)
+                commands.append(StartAttempt(attempt=attempt))
 
     def _pull(self, commands: list[AnyCommand]) -> None:
         state = self._state

@@ -11,8 +11,9 @@ from collections import deque
 
 import msgspec
 
-from .groups import Group, make_cut_failure
-from .policy import PlannerPolicy, TryCounts, VerdictSummary, outcome_kind
+from .events import AnyEvent, PauseEnded, PauseRequested, PolicyChanged, SamplesExpected
+from .groups import Group, MemberState, make_cut_failure
+from .policy import PlannerPolicy, TryCounts, VerdictSummary, outcome_kind, rank
 from .records import Attempt, AttemptFailure, Outcome
 
 
@@ -32,6 +33,19 @@ class Sample(msgspec.Struct):
     regrades: int | None = None
     group: int | None = None
     withdrawn: AttemptFailure | None = None  # why the sample was withdrawn
+    anew: bool = False  # another round follows the running attempt, however that ends
+
+    def begin_round(self) -> None:
+        """Begin another round: its tries count anew, and nothing of earlier rounds is used again."""
+        following = self.spent.round + 1
+        self.spent = TryCounts(following, 0, self.spent.scale, following)
+        self.anew, self.regrades = False, None
+
+    def compare_best(self, result: VerdictSummary) -> VerdictSummary:
+        """Keep the better one of the best verdict so far and this one; return it."""
+        if self.best is None or rank(result) >= rank(self.best):
+            self.best = result
+        return self.best
 
 
 QueueKey = tuple[int, int]  # (instance, sample), or (group, one of the following markers)
@@ -52,11 +66,49 @@ class PlannerState(msgspec.Struct):
     delayed: list[tuple[float, QueueKey]] = []  # a heap
     running: dict[int, QueueKey] = {}  # bound: `policy.concurrency`
     pulling: int = 0
+    expected: int = 0  # closed samples that are about to be opened again
+    paused: bool = False
     exhausted: bool = False
     draining: bool = False
     aborted: bool = False
     finished: bool = False
     wake_at: float | None = None
+
+    def change(self, event: AnyEvent) -> None:
+        """Apply an event that concerns the whole run."""
+        match event:
+            case PauseRequested():
+                self.paused = True
+            case PauseEnded():
+                # The clock stood still: the timer is set anew.
+                self.paused, self.wake_at = False, None
+            case PolicyChanged(policy=policy):
+                self.policy = policy
+            case SamplesExpected(count=count):
+                self.expected += count
+
+    def make_attempt(self, key: QueueKey, alone: bool) -> Attempt:
+        """Make the next attempt of an open sample, which takes a slot."""
+        sample = self.open[key]
+        sample.number += 1
+        attempt = Attempt(
+            id=self.next_attempt,
+            instance=sample.instance,
+            sample=sample.sample,
+            number=sample.number,
+            round=sample.spent.round,
+            scale=sample.spent.scale,
+            alone=alone,
+            regrades=sample.regrades,
+            group=sample.group,
+            crashes=sample.crashes,
+        )
+        if sample.group is not None:
+            self.groups[sample.group].members[sample.sample] = MemberState.RUNNING
+        self.next_attempt += 1
+        self.running[attempt.id] = key
+        sample.running = attempt
+        return attempt
 
     def group_of(self, key: QueueKey) -> Group | None:
         group = self.open[key].group
@@ -109,6 +161,13 @@ class PlannerState(msgspec.Struct):
         concurrency = self.policy.concurrency
         ahead = max(4, concurrency)
         return min(concurrency + ahead + len(self.delayed), 4 * concurrency + ahead)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left that may be started."""
+        if self.draining:
+            return not self.unfinished_groups
+        return self.exhausted and not self.open and not self.expected
 
     @property
     def running_alone(self) -> int:
@@ -194,6 +253,12 @@ class SampleQueues:
         if self.ready and self._state.count_slots(self.ready[0]) <= free:
             return self.ready.popleft(), False
         return None
+
+    def hurry(self, key: QueueKey) -> None:
+        """Move a sample in back-off to the front of its queue."""
+        if any(delayed == key for _, delayed in self._state.delayed):
+            self.remove(key)
+            self.add(key, first=True)
 
     def remove(self, key: QueueKey) -> None:
         for queue in (self.ready, self._alone, self.members):

@@ -116,6 +116,7 @@ class RunBudget(Record, frozen=True):
             name="run_requests",
             positive=True,
             resume="The budget of model calls",
+            live=True,
         ),
     ] = None
     tokens: Annotated[
@@ -126,6 +127,7 @@ class RunBudget(Record, frozen=True):
             name="run_tokens",
             positive=True,
             resume="The budget of tokens",
+            live=True,
         ),
     ] = None
     cost: Annotated[
@@ -136,6 +138,7 @@ class RunBudget(Record, frozen=True):
             name="run_cost",
             positive=True,
             resume="The budget of cost, in US dollars",
+            live=True,
         ),
     ] = None
     seconds: Annotated[
@@ -146,6 +149,7 @@ class RunBudget(Record, frozen=True):
             name="run_time",
             positive=True,
             resume="The budget of time, in seconds",
+            live=True,
         ),
     ] = None
 

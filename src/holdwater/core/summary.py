@@ -75,6 +75,21 @@ class RefusedRequests(Record, frozen=True):
     last: tuple[str, ...] = ()  # descriptions of the latest ones, the oldest first
 
 
+class RunPause(Record, frozen=True):
+    """The pause of a run."""
+
+    since: float  # seconds since the epoch
+    by: str  # who requested it
+
+
+class ControlEvent(Record, frozen=True):
+    """A request to the running run, such as a pause or a note."""
+
+    at: float  # seconds since the epoch
+    verb: str
+    message: str
+
+
 class RunSummary(Record, frozen=True):
     """The output of `show --json`: a run on one page."""
 
@@ -103,13 +118,15 @@ class RunSummary(Record, frozen=True):
     saved: ModelUsage = NO_USAGE  # usage of replies that came from the record, at no cost
     started: float = 0.0
     ended: float | None = None
-    seconds: float = 0.0  # total time of its conductors
+    seconds: float = 0.0  # total time of its conductors, without pauses
     gauge: RunGauge | None = None
     lag_max: float = 0.0  # the longest event-loop lag of the run, in seconds
     events: dict[str, int] = field(default_factory=dict)  # kind -> count, for example `worker.lost`
     open: str = ""  # resources that sandboxes were not isolated from; empty: they were isolated
     regrade: RegradeState | None = None  # None: no sample was regraded
     refused: RefusedRequests | None = None  # None: every refused request belongs to an attempt
+    paused: RunPause | None = None  # only while the run is running
+    control: tuple[ControlEvent, ...] = ()  # the last requests to the running run, the oldest first
 
 
 def compute_pass_rates(scored: PassCounts) -> tuple[PassRate, ...]:

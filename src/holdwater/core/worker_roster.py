@@ -79,6 +79,9 @@ class WorkerRoster:
         self._numbers = 0
         self._assembled = False  # all workers have been ready at once
 
+    def change(self, config: RunConfig) -> None:
+        self._config = config
+
     def add(self, *, solo: bool) -> WorkerEntry:
         self._numbers += 1
         worker = self._workers[self._numbers] = WorkerEntry(self._numbers, solo)

@@ -72,6 +72,11 @@ class WorkerPlanner:
         self._closing = True  # no worker is started: the fleet is not open, or the run ends
         self.lost = self.recycled = 0
 
+    def change(self, config: RunConfig) -> None:
+        """Place attempts by this configuration from now on; the number of workers stays."""
+        self._config = config
+        self.workers.change(config)
+
     def handle(self, event: AnyFleetEvent, at: float) -> list[AnyFleetCommand]:
         """Process one event; return the resulting commands in order."""
         self._commands = []

@@ -30,7 +30,7 @@ from ..dialect import CHAT, DIALECTS
 from ..dialect.interface import Dialect
 from .body import ByteAdmission
 from .body_reader import UnreadableBody
-from .call_terms import CallTerms, ModelRoute, SharedResources
+from .call_terms import CallTerms, ModelRoute, RateLimiter, SharedResources
 from .connections import (
     GatewayConnection,
     GatewayServer,
@@ -96,6 +96,8 @@ class Gateway:
             int, RefusedCalls
         ] = {}  # by attempt; an entry lives as long as its session
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway-media")
+        self._unheld = asyncio.Event()  # not set: the run is paused
+        self._unheld.set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -144,6 +146,16 @@ class Gateway:
         Calls in flight keep their route.
         """
         self.relay.default_route = own
+
+    def hold_calls(self, *, held: bool) -> None:
+        """Hold calls that come from now on, or let them go. Calls in flight finish."""
+        (self._unheld.clear if held else self._unheld.set)()
+
+    def change_rate(self, rate: RateLimiter | None) -> None:
+        """Pace the calls of the run's own model by this rate, also in open sessions."""
+        self._terms = self._terms._replace(rate=rate)
+        for session in self.sessions.values():
+            session.change_rate(rate)
 
     async def listen_on(self, address: str) -> None:
         """Listen on one of our ports on the container network: the firewall there allows these."""
@@ -252,10 +264,13 @@ class Gateway:
         self.calls += 1
         self.serving += 1
         try:
-            async with session.call(), session.turn():
-                if asked.kind is RouteKind.COUNT:
-                    return await self.relay.count(request, session, asked)
-                return await self.relay.pass_on(request, session, asked)
+            async with session.call():
+                if not self._unheld.is_set():
+                    await self._unheld.wait()
+                async with session.turn():
+                    if asked.kind is RouteKind.COUNT:
+                        return await self.relay.count(request, session, asked)
+                    return await self.relay.pass_on(request, session, asked)
         except AttemptOver as error:
             return make_refusal(asked.dialect, 400, error.message, "attempt_over")
         except LimitReached as error:

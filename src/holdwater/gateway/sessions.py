@@ -34,7 +34,7 @@ from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, Mode
 from ..dialect.interface import Dialect
 from . import media
 from .body import ByteAdmission
-from .call_terms import CallTerms, ModelRoute, SharedResources
+from .call_terms import CallTerms, ModelRoute, RateLimiter, SharedResources
 from .json_checks import LARGE, LargeRequest
 from .recorder import CallEnding, ConversationRecorder, RequestDelta, identify_request
 from .request_parser import ParsedRequest
@@ -201,6 +201,11 @@ class Session:
         async with self._terms.rate.turn(self.track_waiting):
             self._check_budget(but=1)  # other calls may have used it up meanwhile
             yield
+
+    def change_rate(self, rate: RateLimiter | None) -> None:
+        """Pace further calls by this rate, if the session uses the run's own model."""
+        if self.model_route is None or self.model_route.upstream is None:
+            self._terms = self._terms._replace(rate=rate)
 
     def find_recorded(self, request: RepeatedRequest) -> RecordedReply | None:
         """Return an earlier attempt's reply to the same request, or in a replay to the same turn."""

@@ -15,6 +15,7 @@ from .resource_reading import ResourceBound
 
 RESERVE = 0.06  # share of a limit that stays free: for growth between two readings and for the kernel
 LEAST_RESERVE = 24 * MiB
+PAUSE = "pause"  # a reason to hold all attempts: the run is paused
 HOPELESS_READINGS = 40  # readings without any lease after which a firm request that does not fit is refused
 
 
@@ -211,7 +212,7 @@ class Gate:
         if not self._waiting:
             return ""
         if self.holds:
-            return "disk" if "disk" in self.holds else "memory"
+            return next((why for why in (PAUSE, "disk") if why in self.holds), "memory")
         need, _ = next(iter(self._waiting.values()))
         if self._crowded:
             return "cpu"

@@ -65,6 +65,10 @@ class AttemptLeases:
         self._workers = worker_memory(agent.worker_memory if agent else 0)
         self._disks = sandbox_disk()
 
+    def change(self, config: RunConfig) -> None:
+        """Grant leases by this configuration from now on."""
+        self._config = config
+
     async def lease(self, attempt: Attempt, asks: LimitOverrides, images: int = 0) -> Lease | AttemptFailure:
         """Wait for the lease of an attempt; return it, or why it cannot be had.
 

@@ -124,9 +124,15 @@ class MemoryControl:
         self._seen_version = 0
         self._pause = 0  # looks until an attempt may be preempted again
         self._last: tuple[str, int] | None = None  # the last step, and the use before it
+        self._cpu_watch: CpuWatch | None = None
+        self.change(config)
+
+    def change(self, config: RunConfig) -> None:
+        """Control by this configuration from now on."""
         automatic = config.concurrency is None and not config.ungoverned
-        self._cpu_watch = CpuWatch(config.slots) if automatic else None
-        self._gate.limit_attempts(self._cpu_watch.most if self._cpu_watch else None)
+        if automatic != (self._cpu_watch is not None):
+            self._cpu_watch = CpuWatch(config.slots) if automatic else None
+            self._gate.limit_attempts(self._cpu_watch.most if self._cpu_watch else None)
 
     async def look_if_due(self) -> None:
         """Look, if the use of memory has changed or the last look is old. To be called often."""

@@ -37,6 +37,9 @@ class ResourceMeter:
         self._proc = proc
         self._cgroups = cgroups
 
+    def change_budget(self, budget: int | None) -> None:
+        self._budget = budget
+
     def read(self, own: int) -> ResourceReading:
         """Take one reading; `own` is the total memory of this run's processes in bytes."""
         groups = self.groups()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 
+from ..core.config import RunConfig
 from ..kernel_files import list_children, read_pss, read_resident, read_tree_memory
 from .meter import ResourceMeter
 from .resource_reading import FleetCensus
@@ -71,6 +72,10 @@ class RunUsage:
     def disk_uses(self) -> dict[int, int]:
         """Bytes of disk by attempt."""
         return {attempt: use.disk for attempt, use in self.census.uses.items()}
+
+    def change(self, config: RunConfig) -> None:
+        """Measure against the budget of this configuration from now on."""
+        self._meter.change_budget(config.memory)
 
     def measure(self, census: FleetCensus) -> None:
         """Take a reading of everything."""

@@ -116,6 +116,10 @@ class Ledger:
     list_unsettled = _query(resume_state.list_unsettled)
     close_sample = _commit(LedgerStatements.close_sample)
     reopen = _commit(LedgerStatements.reopen)
+    reopen_samples = _commit(LedgerStatements.reopen_samples)
+    mark_round = _query(resume_state.mark_round)
+    list_closed = _query(resume_state.closed_of_instance)
+    read_sample = _query(resume_state.read_sample)
 
     async def settle(self, verdict: Verdict) -> bool:
         """Commit a verdict; return False if the attempt has one already or has another fencing token.
@@ -184,6 +188,7 @@ class Ledger:
 
     # The run.
 
+    was_paused = _query(resume_state.was_paused)
     note = _commit(LedgerStatements.note)
     add_gauge = _commit(LedgerStatements.add_gauge)
     set_total = _commit(LedgerStatements.set_total)

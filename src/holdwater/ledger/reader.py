@@ -16,9 +16,18 @@ from typing import Any
 
 import msgspec
 
+from ..core.control import EVENT_PREFIX, PAUSE_EVENT, UNPAUSE_EVENT
 from ..core.errors import LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
-from ..core.summary import PassRate, RefusedRequests, RunGauge, RunSummary, compute_pass_rates
+from ..core.summary import (
+    ControlEvent,
+    PassRate,
+    RefusedRequests,
+    RunGauge,
+    RunPause,
+    RunSummary,
+    compute_pass_rates,
+)
 from .directory import RunDirectory
 from .record_encoding import unpack
 from .regrades import explain_refusal, has_regrades, latest_regrade
@@ -35,6 +44,7 @@ from .rows import (
 )
 from .schema import check_version, connect, to_ledger_error
 
+MOST_CONTROLS = 5  # requests to the running run that are shown
 MOST_REFUSALS = 3  # refused requests whose messages are shown
 PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one at a time
 
@@ -100,6 +110,8 @@ class LedgerReader:
             open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
             refused=self._refused_requests(),
+            paused=self._find_pause() if state == "running" and PAUSE_EVENT in found.events else None,
+            control=self._list_control(found.events),
         )
 
     def counts(self) -> LedgerCounts:
@@ -152,6 +164,27 @@ class LedgerReader:
         rows = self.rows(f"SELECT message {of} ORDER BY id DESC LIMIT {MOST_REFUSALS}")
         last = tuple(message for (message,) in reversed(rows))
         return RefusedRequests(events=count, last=last) if count else None
+
+    def _find_pause(self) -> RunPause | None:
+        """Return the pause of the present conductor, if it has one."""
+        rows = self.rows(
+            "SELECT at, message, kind, token = (SELECT max(token) FROM conductor) FROM event"
+            " WHERE kind IN (?, ?) ORDER BY id DESC LIMIT 1",
+            (PAUSE_EVENT, UNPAUSE_EVENT),
+        )
+        at, by, kind, present = rows[0]
+        return RunPause(since=at, by=by) if present and kind == PAUSE_EVENT else None
+
+    def _list_control(self, counted: Iterable[str]) -> tuple[ControlEvent, ...]:
+        """Return the last requests to the running run, if any kind of them is among the `counted` events."""
+        if not any(kind.startswith(EVENT_PREFIX) for kind in counted):
+            return ()
+        query = "SELECT at, kind, message FROM event WHERE kind LIKE ? ORDER BY id DESC LIMIT ?"
+        rows = self.rows(query, (f"{EVENT_PREFIX}%", MOST_CONTROLS))
+        return tuple(
+            ControlEvent(at=at, verb=kind.removeprefix(EVENT_PREFIX), message=message)
+            for at, kind, message in reversed(rows)
+        )
 
     def gauge(self) -> RunGauge | None:
         """Return the latest gauge reading."""

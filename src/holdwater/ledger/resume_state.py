@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.control import PAUSE_EVENT, UNPAUSE_EVENT
 from ..core.failures import CRASHED, POISON, RULES, RetryRule
 from ..core.policy import LOSSES_BEFORE_ALONE, ClosedSample, TryCounts, VerdictSummary, rank
 from ..core.records import Attempt, FailureOrigin, Record, Verdict
@@ -220,6 +221,20 @@ def closed_rollouts(connection: sqlite3.Connection, order: int) -> list[ClosedSa
     return [_make_closed(row) for row in connection.execute(f"{_COLUMNS} WHERE {of_order}", (order,))]
 
 
+def closed_of_instance(connection: sqlite3.Connection, instance: int) -> list[ClosedSample]:
+    """Return the samples of an instance that have an outcome."""
+    rows = connection.execute(f"{_COLUMNS} WHERE o.instance = ? ORDER BY o.sample", (instance,))
+    return [_make_closed(row) for row in rows]
+
+
+def read_sample(connection: sqlite3.Connection, instance: int, sample: int) -> OpenSample:
+    """Return an open sample; `scored` is about the other samples of its instance."""
+    standing = read_open_sample(connection, instance, sample)
+    query = "SELECT count(*) FROM outcome WHERE instance = ? AND score IS NOT NULL"
+    scored = connection.execute(query, (instance,)).fetchone()[0] > 0
+    return msgspec.structs.replace(standing, scored=scored)
+
+
 def reopen(
     connection: sqlite3.Connection, samples: Iterable[ClosedSample], now: float
 ) -> Iterator[tuple[str, float | None]]:
@@ -232,11 +247,25 @@ def reopen(
         gone = connection.execute(
             "DELETE FROM outcome WHERE instance = ? AND sample = ? RETURNING kind, score", key
         ).fetchone()
-        connection.execute(
-            "INSERT INTO reopened (instance, sample, number, round, at) VALUES (?, ?, ?, ?, ?)",
-            (*key, closed.number, closed.next_round, now),
-        )
+        mark_round(connection, key, closed.number, closed.next_round, now)
         yield gone[0], gone[1]
+
+
+def mark_round(
+    connection: sqlite3.Connection, key: tuple[int, int], number: int, round_: int, now: float
+) -> None:
+    """Write that the tries of a sample count anew after its attempt `number`, in this round."""
+    connection.execute(
+        "INSERT INTO reopened (instance, sample, number, round, at) VALUES (?, ?, ?, ?, ?)",
+        (*key, number, round_, now),
+    )
+
+
+def was_paused(connection: sqlite3.Connection) -> bool:
+    """Return whether the last conductor that was paused ended before its pause did."""
+    query = "SELECT kind FROM event WHERE kind IN (?, ?) ORDER BY id DESC LIMIT 1"
+    row = connection.execute(query, (PAUSE_EVENT, UNPAUSE_EVENT)).fetchone()
+    return row is not None and row[0] == PAUSE_EVENT
 
 
 def find_reopening(connection: sqlite3.Connection, instance: int, sample: int) -> tuple[int, int]:

@@ -277,17 +277,18 @@ class LedgerStatements:
 
         `chosen` runs in the writer's thread.
         """
-        return self._reopen(filter(chosen, resume_state.closed_samples(self.connection)))
+        return self.reopen_samples(filter(chosen, resume_state.closed_samples(self.connection)))
 
     def reopen_abandoned(self, order: int) -> int:
         """Reopen the rollouts that were cancelled because the client had disconnected; return the number."""
         rollouts = resume_state.closed_rollouts(self.connection, order)
-        count = self._reopen(closed for closed in rollouts if closed.abandoned)
+        count = self.reopen_samples(closed for closed in rollouts if closed.abandoned)
         if count:
             orders.withdraw_delivery(self.connection, order)
         return count
 
-    def _reopen(self, samples: Iterable[ClosedSample]) -> int:
+    def reopen_samples(self, samples: Iterable[ClosedSample]) -> int:
+        """Reopen these closed samples; return their number."""
         count = 0
         for kind, score in resume_state.reopen(self.connection, samples, self._now()):
             self._count_outcome(kind, score, -1)

@@ -205,7 +205,7 @@ class AttemptRunner:
             await prepare_sandbox(instance, self.open_sandbox, self.view)
             self.model = self.view_model(self.session, instance)
             try:
-                async with limit_step(instance):
+                async with limit_step(instance, state):
                     await self._act_on(instance)
             except Exception as error:  # boundary: raised again, unless the next step follows
                 failure = step_failure(error, self.session)

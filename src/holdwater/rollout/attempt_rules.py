@@ -26,7 +26,7 @@ from ..core.records import (
     Limits,
     Salvage,
 )
-from .attempt_state import PhaseLimit
+from .attempt_state import AttemptState
 from .views import SandboxView, wait_healthy
 from .worker_protocol import AttemptJob
 
@@ -144,7 +144,7 @@ async def prepare_sandbox(instance: Instance, sandbox: ManagedSandbox, view: San
         await wait_healthy(view, instance.start.health)
 
 
-def limit_step(instance: Instance) -> AbstractAsyncContextManager[None]:
+def limit_step(instance: Instance, state: AttemptState) -> AbstractAsyncContextManager[None]:
     """Return the time limit of this step alone, beside the limit for all steps."""
     seconds = instance.limits.acting
-    return nullcontext() if seconds is None else PhaseLimit(lambda: seconds, AttemptPhase.ACTING)
+    return nullcontext() if seconds is None else state.limit(lambda: seconds, AttemptPhase.ACTING)

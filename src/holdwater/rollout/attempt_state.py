@@ -38,6 +38,7 @@ from .user_calls import UserCalls
 from .worker_protocol import AttemptJob
 
 MOST_KEPT = 256  # children that a verdict lists
+LOOK_SECONDS = 0.05  # at least, between two looks at a limit that has moved
 
 
 class ChildTracker:
@@ -69,7 +70,7 @@ class ChildTracker:
 class PhaseLimit:
     """Like `asyncio.timeout`, but the allowed time may grow while it runs.
 
-    `suspended` returns for how many seconds the process did not run: they do not count.
+    `suspended` returns for how many seconds the process did not run or the run was paused: they do not count.
     It is a class because a nested function that arms itself again would be a reference cycle, which would
     keep the attempt alive.
     """
@@ -86,7 +87,7 @@ class PhaseLimit:
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
-        self._arm()
+        self._handle = self._loop.call_at(self._end, self._check)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -97,18 +98,16 @@ class PhaseLimit:
         except TimeoutError as late:
             raise LimitReached(f"{self._phase} took longer than {self._allowed():g} s") from late
 
-    def _arm(self) -> None:
-        self._handle = self._loop.call_at(self._end, self._check)
-
     @property
     def _end(self) -> float:
         return self._start + self._suspended() + self._allowed()
 
     def _check(self) -> None:
-        if self._loop.time() >= self._end:
-            self._timeout.reschedule(self._loop.time())
-        else:
-            self._arm()
+        now = self._loop.time()
+        if now >= self._end:
+            self._timeout.reschedule(now)
+        else:  # while the run is paused, the end moves with the clock
+            self._handle = self._loop.call_at(max(self._end, now + LOOK_SECONDS), self._check)
 
 
 class AttemptState:
@@ -124,7 +123,7 @@ class AttemptState:
         self.calls = UserCalls(f"attempt-{job.attempt.id}")
         self.scope = Scope(note, closing)
         self.note = note
-        self._suspended = suspended  # returns the seconds in which the process did not run
+        self._suspended = suspended  # returns the seconds that count against no limit
         self.ready = False  # set-up is over: there is something to grade
         self.failure: AttemptFailure | None = None
         self.grade: Grade | None = None
@@ -185,6 +184,10 @@ class AttemptState:
             self._ending = failure
             self._task.cancel()
 
+    def limit(self, allowed: Callable[[], float], phase: AttemptPhase) -> PhaseLimit:
+        """Return a time limit for a part of this attempt."""
+        return PhaseLimit(allowed, phase, self._suspended)
+
     async def run_phase(
         self,
         phase: AttemptPhase,
@@ -195,8 +198,9 @@ class AttemptState:
         """Run `work` as `phase` within `allowed` seconds (None: no limit); return its failure, or None."""
         loop = asyncio.get_running_loop()
         self.phase, self.since = phase, loop.time()
+        stopped = self._suspended()
         try:
-            async with PhaseLimit(allowed, phase, self._suspended) if allowed is not None else nullcontext():
+            async with self.limit(allowed, phase) if allowed is not None else nullcontext():
                 await work()
         except asyncio.CancelledError as error:
             if self._ending is None:
@@ -215,7 +219,8 @@ class AttemptState:
             late = failure.where is FailureOrigin.LIMIT and phase is not AttemptPhase.ACTING
             return msgspec.structs.replace(failure, where=otherwise.where) if late else failure
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + loop.time() - self.since
+            took = loop.time() - self.since - (self._suspended() - stopped)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, took)
         return None
 
     def make_verdict(self, token: int, session: SessionStatus | None, exchanges: int, peak: int) -> Verdict:

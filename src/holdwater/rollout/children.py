@@ -22,7 +22,7 @@ from ..core.masking import clean_text
 from ..core.records import NO_USAGE, AttemptFailure, Instance
 from .attempt_rules import prefer_model_failure
 from .attempt_services import AttemptServices
-from .attempt_state import AttemptState, PhaseLimit
+from .attempt_state import AttemptState
 from .user_calls import being_cancelled
 from .views import AttemptView, BlockingView, ModelView, SandboxView, adapt_arguments, mirror
 
@@ -143,7 +143,7 @@ class ChildSpawner(AttemptView):
                 if loan.model and loan.session is not None:
                     session = await stack.enter_async_context(lender.services.lend(loan.session, loan.name))
                 loan = loan._replace(session=session)
-                async with PhaseLimit(lambda: timeout, phase) if timeout is not None else nullcontext():
+                async with state.limit(lambda: timeout, phase) if timeout is not None else nullcontext():
                     answer = await self._act(agent, lender, loan, number, stack)
             failure = prefer_model_failure(None, session)
         except Exception as error:  # boundary: the parent decides about a child's failure  # noqa: BLE001

@@ -94,7 +94,7 @@ class GroupScoring:
         if self._hook is None:
             return ScoringResult()
         if self._task is None:  # in the context of the first member, for its log file
-            work = self._score(self._hook, member.instance, member.seconds)
+            work = self._score(self._hook, member.instance, member.limit_scoring())
             self._task = asyncio.get_running_loop().create_task(
                 work
             )  # awaited by all members, ended by `leave`
@@ -114,10 +114,10 @@ class GroupScoring:
         return True
 
     async def _score(
-        self, hook: GroupHook, instance: Instance, seconds: float
+        self, hook: GroupHook, instance: Instance, limit: PhaseLimit
     ) -> dict[int, Grade | None] | AttemptFailure:
         try:
-            async with PhaseLimit(lambda: seconds, AttemptPhase.SCORING):
+            async with limit:
                 return await self._call_hook(hook, instance)
         except Exception as error:  # boundary: the suite's code  # noqa: BLE001
             failure = as_failure(error, GradeFailed, AttemptPhase.SCORING)
@@ -209,6 +209,10 @@ class WaitingMember(AttemptView):
     def begin_scoring(self, scoring: GroupScoring) -> None:
         self._scoring = scoring
         self._scoring_begun.set()
+
+    def limit_scoring(self) -> PhaseLimit:
+        seconds = self.seconds
+        return self._require_access().state.limit(lambda: seconds, AttemptPhase.SCORING)
 
     async def leave(self) -> None:
         """Leave the group and drop every reference to the attempt."""

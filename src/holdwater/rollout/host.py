@@ -59,11 +59,13 @@ from .worker_protocol import (
     AttemptDone,
     AttemptJob,
     AttemptStatus,
+    ChangeWorker,
     EventNoted,
     FetchHeldCall,
     MemberWaiting,
+    PauseWorker,
     ScoreMembers,
-    SteerWorker,
+    StandingMessage,
     ToConductor,
     WorkerBroken,
     WorkerSetup,
@@ -206,10 +208,14 @@ class AttemptHost:
         if self._calls is not None:
             self._calls.answer(message)
 
-    async def steer(self, message: SteerWorker) -> None:
-        """Replace the run's model from now on, for running attempts too."""
+    async def follow(self, message: StandingMessage) -> None:
+        """Change the run's model, its pause or its settings from now on, for running attempts too."""
+        if isinstance(message, PauseWorker):
+            self._suspension.pauses.turn(paused=message.paused)
+        elif isinstance(message, ChangeWorker):
+            self.limits = message.config.limits
         if self._calls is not None:
-            await self._calls.steer(message)
+            await self._calls.follow(message)
 
     def give_up(self, attempt: int) -> asyncio.Task[None]:
         """Abandon an attempt, even if its code still runs; return its task."""

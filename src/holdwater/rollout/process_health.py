@@ -1,7 +1,7 @@
 """How well this process runs: how late its event loop is, how long it was suspended, how many files it opens.
 
 A suspension (`SIGSTOP`, `docker pause`, a batch system) counts neither against the limits of attempts nor as
-silence of workers.
+silence of workers. A pause of the run (`PausableClock`) counts against no limit of attempts and of the run.
 """
 
 from __future__ import annotations
@@ -70,14 +70,40 @@ class LoopLag:
         self._each(busy)  # after arming the timer: the time that this takes is lag as well
 
 
+class PausableClock:
+    """Seconds in which the run was not paused. Any thread may read it; one thread pauses it."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._pauses: tuple[float, float | None] = 0.0, None  # seconds of ended pauses, start of this one
+
+    @property
+    def paused(self) -> bool:
+        return self._pauses[1] is not None
+
+    def turn(self, *, paused: bool) -> None:
+        """Begin or end a pause."""
+        if paused != self.paused:
+            self._pauses = self.count_paused(), self._now() if paused else None
+
+    def time(self) -> float:
+        return self._now() - self.count_paused()
+
+    def count_paused(self) -> float:
+        """Return the seconds of all pauses so far."""
+        seconds, since = self._pauses
+        return seconds if since is None else seconds + self._now() - since
+
+
 class SuspensionWatch:
-    """Measures suspensions inside of `with`; a process that hosts attempts has one.
+    """Measures suspensions inside of `with`, and pauses of the run; a process that hosts attempts has one.
 
     A thread reads the clock. A long gap between two readings in which the process used no CPU is a
     suspension; a blocked event loop does not delay the thread.
     """
 
     def __init__(self) -> None:
+        self.pauses = PausableClock()
         self._ended = threading.Event()
         self._seconds = 0.0
         self._looked = time.monotonic(), time.process_time()
@@ -93,7 +119,11 @@ class SuspensionWatch:
         self._ended.set()
 
     def seconds(self) -> float:
-        """Return the time of all suspensions so far, including one that the thread has not seen yet."""
+        """Return the time of all suspensions and pauses so far."""
+        return self._measure() + self.pauses.count_paused()
+
+    def _measure(self) -> float:
+        """Return the time of all suspensions, including one that the thread has not seen yet."""
         looked, worked = self._looked
         gap = time.monotonic() - looked
         idle = time.process_time() - worked < gap * BUSY
@@ -101,7 +131,7 @@ class SuspensionWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            self._seconds = self.seconds()
+            self._seconds = self._measure()
             self._looked = time.monotonic(), time.process_time()
 
 

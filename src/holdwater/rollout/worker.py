@@ -32,12 +32,14 @@ from .worker_protocol import (
     AnswerHeldCall,
     AttemptJob,
     CancelAttempt,
+    ChangeWorker,
     EventNoted,
     ExitWorker,
     ExtendLease,
     FetchHeldCall,
     LineLogged,
     MessageReader,
+    PauseWorker,
     ScoreMembers,
     SteerWorker,
     ToConductor,
@@ -127,8 +129,8 @@ async def _handle_messages(
                 host.take(message, emit)
             case AnswerHeldCall():
                 host.answer(message)
-            case SteerWorker():
-                await host.steer(message)
+            case SteerWorker() | PauseWorker() | ChangeWorker():
+                await host.follow(message)
             case TrimMemory():
                 upkeep.trim()
             case ExitWorker():

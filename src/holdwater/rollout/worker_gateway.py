@@ -24,8 +24,11 @@ from ..sandbox.process_marks import find_attempt
 from .attempt_services import SegmentLog
 from .models import ProgressLog, WorkerModels, terms_of
 from .worker_protocol import (
+    ChangeWorker,
     EventNoted,
     OrderTerms,
+    PauseWorker,
+    StandingMessage,
     SteerWorker,
     ToConductor,
     WorkerSetup,
@@ -71,9 +74,15 @@ class WorkerGateway:
                 await self._server.listen_on(address)
             yield self._server.socket
 
-    async def steer(self, message: SteerWorker) -> None:
-        """Replace the run's model from now on, for running attempts too."""
-        self._server.steer(await self._models.steer(message))
+    async def follow(self, message: StandingMessage) -> None:
+        """Change the run's model, hold its calls or change their rate from now on, for running attempts too."""
+        match message:
+            case SteerWorker():
+                self._server.steer(await self._models.steer(message))
+            case PauseWorker(paused=paused):
+                self._server.hold_calls(held=paused)
+            case ChangeWorker(config=config):
+                self._server.change_rate(terms_of(config).rate)
 
     def traffic(self) -> tuple[int, int]:
         """Return the number of model calls received so far, and of calls in progress."""

@@ -106,6 +106,18 @@ class SteerWorker(WorkerMessage, frozen=True):
     key: str | None = None  # never written to a file
 
 
+class PauseWorker(WorkerMessage, frozen=True):
+    """Hold new model calls and stop the clocks of attempts while the run is paused."""
+
+    paused: bool
+
+
+class ChangeWorker(WorkerMessage, frozen=True):
+    """Apply the limits and rates of this configuration: limits to attempts that start from now on."""
+
+    config: RunConfig
+
+
 class FetchHeldCall(WorkerMessage, frozen=True):
     """Request the content of a held call; `HeldCallContent` is the reply."""
 
@@ -249,9 +261,13 @@ ToWorker = (
     | ExitWorker
     | ScoreMembers
     | SteerWorker
+    | PauseWorker
+    | ChangeWorker
     | FetchHeldCall
     | AnswerHeldCall
 )
+StandingMessage = SteerWorker | PauseWorker | ChangeWorker
+"""A message to all workers, also to workers that start later: the last one of each kind holds."""
 ToConductor = (
     WorkerReady
     | WorkerUnfit

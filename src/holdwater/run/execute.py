@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -41,11 +39,13 @@ from ..ledger.reader import LedgerReader
 from ..ledger.regrades import latest_regrade, list_refusals
 from ..rollout.logs import RunLog, route_output
 from ..rollout.periodic_task import PeriodicTask
-from ..rollout.process_health import LoopLag
+from ..rollout.process_health import LoopLag, PausableClock
 from ..rollout.sandbox_kinds import UNISOLATED, find_kind
 from ..rollout.worker_protocol import UpstreamConfig, WorkerSetup
-from ..sandbox.scratch import claim, list_temporary_places, remove_dead_runs, sweep, temporary_prefix
+from ..sandbox.scratch import claim
 from .conductor.admission import AttemptAdmission
+from .conductor.control import ControlledParts, RunControl
+from .conductor.control_socket import listen_for_control
 from .conductor.feed import EmptyFeed, RunFeed, SampleFeed, compare_suite
 from .conductor.instance_selection import InstanceSelection
 from .conductor.instance_source import InstanceSource
@@ -66,6 +66,7 @@ from .orders.server_status import ServerStatus
 from .resources.budget import BudgetWatch
 from .resources.disk_space import DiskControls, DiskSpace
 from .resources.retention import FileRetention
+from .resources.run_places import list_places, sweep_all, sweep_leftovers
 from .setup.config import ProcessEnvironment, forms_groups, select_passed_variables
 from .setup.resumption import change_settings, reopen_samples
 
@@ -136,12 +137,13 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
         log = stack.enter_context(closing(RunLog(directory.path / "run.log", given.say)))
         stack.enter_context(route_output(log.say))
         stack.enter_context(claim(directory.sandbox_root(config)))
-        for place in {directory.sandbox_root(config).parent, *list_temporary_places()}:
-            remove_dead_runs(place)
-        sweep_leftovers(directory, config)
-        space = DiskSpace(config, directory, list_places(directory, config))
-        async with Ledger(directory, relieve=space.relieve) as ledger:
+        sweep_all(directory, config)
+        space, clock = DiskSpace(config, directory, list_places(directory, config)), PausableClock()
+        ledger = Ledger(directory, relieve=space.relieve, clock=clock.time)
+        control = RunControl(config, ledger, clock, signals)
+        async with ledger, listen_for_control(ledger, control):
             await recover(ledger, directory)
+            await control.tell_earlier_pause(log.say)
             await _tell_isolation(ledger, config, given, log.say)
             if given.resumed and config.serving is None:
                 await change_settings(ledger, given.config)
@@ -150,7 +152,7 @@ async def conduct_run(directory: RunDirectory, given: RunSetup) -> RunSummary:
             try:
                 with convert_cancellation(signals):
                     async with given.build_run or nullcontext():
-                        await _conduct(config, ledger, space, given, log.say, signals)
+                        await _conduct(config, ledger, space, given, log.say, control)
                     log.check()
             except HoldwaterError as error:
                 await _end(ledger, directory, config, error)
@@ -169,7 +171,7 @@ async def _conduct(
     space: DiskSpace,
     given: RunSetup,
     say: Callable[[str], None],
-    signals: CommandSignals,
+    control: RunControl,
 ) -> None:
     if given.build_run is None and config.serving is None:  # the first line of a server says where it listens
         say(f"network: `{config.network}`, unless an instance names another\n")
@@ -179,7 +181,7 @@ async def _conduct(
     usage = RunUsage(ResourceMeter(places, config.memory, given.environment.memory_request))
     timeline = TimelineWriter(ledger, usage, space)
     async with AsyncExitStack() as stack:
-        with signals.answer_with(current_task().cancel):
+        with control.signals.answer_with(current_task().cancel):
             provision = await timeline.measure_setup(_open_provision(config, ledger, given, stack))
             if provision.store is not None:
                 space.use_store(provision.store)
@@ -191,9 +193,9 @@ async def _conduct(
         )
         elsewhere = find_kind(config.sandbox).elsewhere
         leases = AttemptLeases(config, usage, space.bound, given.agent, elsewhere=elsewhere)
-        around = _RunServices(given, ledger, space, usage, leases, timeline, provision)
+        around = _RunServices(given, ledger, space, usage, leases, timeline, provision, control)
         try:
-            await _schedule(config, feed, observers, RunInbox(say), around, signals)
+            await _schedule(config, feed, observers, RunInbox(say), around)
         finally:
             for missed in await asyncio.to_thread(observers.close):
                 await ledger.note("observer.behind", missed)
@@ -209,6 +211,7 @@ class _RunServices(NamedTuple):
     leases: AttemptLeases
     timeline: TimelineWriter
     provision: SandboxProvision
+    control: RunControl
 
 
 async def _schedule(
@@ -217,11 +220,10 @@ async def _schedule(
     observers: VerdictObservers,
     inbox: RunInbox,
     around: _RunServices,
-    signals: CommandSignals,
 ) -> None:
     """Run until everything is settled, with all periodic tasks beside it."""
-    given, ledger, space, usage, leases, timeline, provision = around
-    watch = BudgetWatch(config, ledger)
+    given, ledger, space, usage, leases, timeline, provision, control = around
+    watch = BudgetWatch(config, ledger, control.clock.time)
     retention = FileRetention(config, ledger.directory, ledger)
     if given.regrade is None:
         await watch.begin()
@@ -232,24 +234,27 @@ async def _schedule(
         admission = AttemptAdmission(
             ledger, leases, make_earlier_lookup(config, ledger), provision.images, book
         )
-        parts = RunParts(feed, admission, fleet, inbox, space, observers, book)
+        parts = RunParts(feed, admission, fleet, inbox, space, observers, book, control.clock)
         scheduler = AttemptScheduler(config, ledger, await ledger.next_attempt(), parts)
-        control = MemoryControl(config, usage, leases, fleet, scheduler.preempt, inbox.note)
+        memory = MemoryControl(config, usage, leases, fleet, scheduler.preempt, inbox.note)
         levers = DiskControls(
             leases.hold, leases.release, inbox.note, scheduler.stop, lambda: scheduler.running
         )
         lag = LoopLag()
         further = given.build_run.periodic_tasks(leases) if given.build_run else ()
         regular = (
-            PeriodicTask("governor", LOOK_SECONDS, control.look_if_due),
+            PeriodicTask("governor", LOOK_SECONDS, memory.look_if_due),
             timeline.periodic_task(scheduler, leases, lag, lambda: book.calls.held_count if book else 0),
             PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop)),
         )
         further = (*further, *provision.periodic_tasks(scheduler, leases), *given.periodic_tasks)
         duties = (*regular, *further, *retention.periodic_tasks)
-        answered = signals.answer_with(scheduler.drain, scheduler.leave)
+        grouped = config.serving is None and forms_groups(given.suite, config)
+        changes = [part.change for part in (usage, leases, space, memory, watch, fleet, scheduler)]
+        attached = control.attach(ControlledParts(scheduler, admission, fleet, grouped, changes, inbox.note))
+        answered = control.signals.answer_with(control.drain, scheduler.leave)
         async with _open_orders(config, scheduler, fleet, book, around) as service:
-            with lag, answered, space.watch_run(levers) as watches:
+            with lag, attached, answered, space.watch_run(levers) as watches:
                 try:
                     await scheduler.run((*duties, *service, *watches))
                     if ledger.regrade is not None:
@@ -345,7 +350,7 @@ async def _open_orders(
     around: _RunServices,
 ) -> AsyncIterator[Sequence[PeriodicTask]]:
     """Accept orders if the run is a server's; yield the periodic tasks of the server."""
-    given, ledger, _, usage, leases, timeline, _ = around
+    given, ledger, _, usage, leases, timeline, _, _ = around
     if book is None or given.open_server is None:
         yield ()
         return
@@ -378,20 +383,3 @@ def _find_status(reader: LedgerReader) -> int:
     failed = list_refusals(reader, regrade.id) if regrade is not None else ()
     left = [*reader.failures(), *((str(where), where) for where in failed)]
     return max((exit_status(kind, where) for kind, where in left), default=0)
-
-
-def sweep_leftovers(directory: RunDirectory, config: RunConfig) -> None:
-    """Remove leftovers of this run's conductors: processes, sandboxes, sockets."""
-    sweep(config.id, directory.sandbox_root(config))
-    for place in list_temporary_places():
-        for left in place.glob(f"{temporary_prefix(config.id)}*"):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def list_places(directory: RunDirectory, config: RunConfig) -> dict[str, Path]:
-    """Return the directories that a run writes to."""
-    return {
-        "run": directory.path,
-        "scratch": directory.sandbox_root(config),
-        "temp": Path(tempfile.gettempdir()),
-    }

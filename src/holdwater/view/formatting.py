@@ -182,10 +182,12 @@ def make_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
 
 
-def render_state(name: str, state: str, reason: str) -> Text:
+def render_state(name: str, state: str, reason: str, *, paused: bool = False) -> Text:
     """Return the name of a run, its state and the reason for it."""
     styles = {"finished": "green", "running": "cyan"}
     title = Text(f"{name}  ", "bold").append(state, styles.get(state, "yellow"))
+    if paused:
+        title.append(", paused", "yellow")
     return title.append(f": {line(reason)}", "yellow") if reason else title
 
 

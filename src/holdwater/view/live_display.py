@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Protocol
 
@@ -39,6 +39,7 @@ EVERY_ON_TERMINAL = 0.5
 EVERY_ELSEWHERE = 30.0
 READING_SHARE = 0.05  # maximum share of time spent on reading: a large ledger is read less often
 MOST_FAILURES = 5  # consecutive failed readings that end the display
+MOST_CONTROLS = 3  # requests to the running run
 RECENT = 20  # memory readings in the chart
 NOTHING_LEFT = "nothing left to do"  # the limit of a run that is about to end
 PACE_SECONDS = 300.0  # seconds over which the rate is measured
@@ -200,6 +201,8 @@ def render_frame(summary: RunSummary, pace: SettlePace, recent: tuple[int, ...] 
         facts.add_row("saved", Text(saved_usage(summary.saved)))
     if summary.events:
         facts.add_row("events", Text(line(list_counts(summary.events)), "yellow"))
+    for name, text in render_control(summary, MOST_CONTROLS):
+        facts.add_row(name, text)
     return Group(render_heading(summary), *render_bar(summary), facts)
 
 
@@ -228,6 +231,19 @@ def describe_progress(summary: RunSummary, pace: SettlePace) -> str:
     rate = [] if pace.per_minute is None else [f"{pace.per_minute:.1f} a minute"]
     left = [] if pace.left is None else [f"{duration(pace.left)} left"]
     return ", ".join([settled, *rate, f"{duration(summary.seconds)} so far", *left])
+
+
+def render_control(summary: RunSummary, most: int) -> Iterator[tuple[str, Text]]:
+    """Render a pause and the last requests to the running run, each with a name."""
+    for event in summary.control[-most:]:
+        yield event.verb, Text(f"{format_clock(event.at)} {line(event.message, 200)}", "dim")
+    if summary.paused is not None:
+        said = f"since {format_clock(summary.paused.since)}: `holdwater unpause` continues the run"
+        yield "paused", Text(said, "yellow")
+
+
+def format_clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def render_running(gauge: RunGauge) -> Text:
@@ -284,6 +300,8 @@ def progress_line(summary: RunSummary, pace: SettlePace) -> str:
     """Return the progress as one line, for logs."""
     total = "?" if summary.total is None else summary.total
     facts = {"settled": f"{summary.settled}/{total}", **{line(k, 40): v for k, v in summary.outcomes.items()}}
+    if summary.paused is not None:
+        facts |= {"paused": "yes"}
     if summary.gauge:
         facts |= {"running": summary.gauge.running, "waiting": sum(summary.gauge.waiting.values())}
         facts |= {"memory": size(summary.gauge.memory).replace(" ", "")}

@@ -41,7 +41,7 @@ from .formatting import (
     tally,
     tokens,
 )
-from .live_display import render_running, render_waiting
+from .live_display import render_control, render_running, render_waiting
 
 SCORED = ("passed", "failed")
 INSTANCE, WHAT = "instance", "what happened"
@@ -63,7 +63,7 @@ def render_report(summary: RunSummary, reader: LedgerReader) -> RenderableType:
     seen = make_overview(reader.outcomes(), summary)
     rows: list[RenderableType] = [OutcomeTable(seen, reader), Text()] if seen.rows else []
     return Group(
-        render_state(name_run(summary), summary.state, summary.reason),
+        render_state(name_run(summary), summary.state, summary.reason, paused=summary.paused is not None),
         *rows,
         totals(summary, seen, list(reader.gauges())),
         *failures(seen, summary),
@@ -148,11 +148,8 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
         facts.add_row("limited by", Text(summarize_limits(gauges) or "nothing"))
     if summary.lag_max > NOTABLE_LAG:
         facts.add_row("lag", Text(f"{summary.lag_max:.2f} s, the longest delay of an event loop"))
-    if summary.events:
-        events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
-        facts.add_row("events", Text(events))
-    for told in summary.refused.last if summary.refused is not None else ():
-        facts.add_row("refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow"))
+    for name, text in list_events(summary):
+        facts.add_row(name, text)
     for name, origin in list_origins(summary):
         facts.add_row(name, Text(line(origin), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
@@ -165,6 +162,16 @@ def list_origins(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "replays", summary.replays
     if summary.fork is not None:
         yield "repeats", summary.fork.place
+
+
+def list_events(summary: RunSummary) -> Iterator[tuple[str, Text]]:
+    """Yield the events of a run by kind, the requests to it, and requests that a gateway refused."""
+    if summary.events:
+        events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
+        yield "events", Text(events)
+    yield from render_control(summary, len(summary.control))
+    for told in summary.refused.last if summary.refused is not None else ():
+        yield "refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow")
 
 
 def choose_rates(rates: Sequence[PassRate]) -> list[PassRate]:
@@ -215,8 +222,10 @@ def suggest_commands(summary: RunSummary, seen: OutcomeOverview) -> list[str]:
         said.append(f"holdwater resume {directory}")
     elif summary.exit_status == 1:
         said.append(f"holdwater resume {directory} --retry infrastructure")
+    if summary.paused is not None:
+        said.append(f"holdwater unpause {directory}")
     if summary.state == "running":
-        said.append(f"holdwater show {directory} --watch")
+        said.append(f"holdwater top {directory}")
     problem = next((row for kind, row in sorted(seen.first.items()) if kind != "passed"), None)
     if problem is not None:
         said.append(f"holdwater show {directory} {shlex.quote(problem.instance)}")

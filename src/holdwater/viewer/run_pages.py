@@ -31,7 +31,12 @@ MARKS = {  # kind of an event -> its label on the time axis
     "resume.changed": "resumed",
     "serve.steered": "steered",
     "control.pause": "paused",
-    "control.unpause": "resumed",
+    "control.unpause": "unpaused",
+    "control.stop": "stop",
+    "control.set": "set",
+    "control.cancel": "cancel",
+    "control.retry": "retry",
+    "control.note": "note",
 }
 COLUMNS = ("at", "memory", "leased", "memory_limit", "sandboxes", "disk_used", "running", "workers", "lag")
 RUN_SORTS = ("started", "score", "cost", "seconds", "state")

@@ -14,12 +14,13 @@ from types import TracebackType
 
 import msgspec
 
+from ...core.config import RunConfig
 from ...core.errors import ImageFailed, as_failure, drop_tracebacks
 from ...core.failures import make_daemon_failure, make_interrupt_failure
 from ...core.image import ImageEngine, ImageTarget, PublishedImage
 from ...core.records import Attempt, AttemptFailure, AttemptPhase, Grade, Instance, PhaseTimes, Verdict
 from ...governor.resource_reading import AttemptUse, FleetCensus
-from ...rollout.worker_protocol import AttemptDone, AttemptJob
+from ...rollout.worker_protocol import AttemptDone, AttemptJob, StandingMessage
 from ..fleet.interface import Emit
 from .build_daemon import BuildDaemon
 
@@ -106,6 +107,12 @@ class ImageFleet:
         phases = Counter(living.doing for living in self._living.values())
         uses = {attempt: AttemptUse(disk=living.bytes) for attempt, living in self._living.items()}
         return FleetCensus(workers=0, phases=dict(phases), uses=uses)
+
+    def announce(self, message: StandingMessage) -> None:
+        return  # a build calls no model: a running one finishes
+
+    def change(self, config: RunConfig) -> None:
+        return
 
     # There is no worker whose memory could be governed.
 

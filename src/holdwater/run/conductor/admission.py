@@ -8,6 +8,7 @@ from then on: images outlive the attempt and are removed when room is needed.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -24,7 +25,7 @@ from ...core.records import (
     SandboxSpec,
     Verdict,
 )
-from ...governor.gate import Lease
+from ...governor.gate import PAUSE, Lease
 from ...governor.leases import AttemptLeases
 from ...ledger.ledger import Ledger
 from ...rollout.worker_protocol import AttemptJob
@@ -108,6 +109,8 @@ class AttemptAdmission:
         self._orders = orders
         self._groups = _GroupLeases(leases)
         self._fetching: dict[int, asyncio.Timeout] = {}  # attempts waiting for images; bound: the concurrency
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
         # attempts not yet admitted -> why they were cancelled, if they were; bound: the concurrency
         self._entering: dict[int, str | None] = {}
 
@@ -129,6 +132,9 @@ class AttemptAdmission:
         self._entering.setdefault(attempt.id, None)
         try:
             granted = await self._grant(attempt, payload, asks)
+            if not (isinstance(granted, AttemptFailure) or self._unpaused.is_set()):
+                waited = await self._await_supply(attempt.id, self._unpaused.wait())
+                granted = waited if isinstance(waited, AttemptFailure) else granted
             granted = self._find_cancellation(attempt.id) or granted
         finally:
             del self._entering[attempt.id]
@@ -153,6 +159,19 @@ class AttemptAdmission:
             offer=terms,
         )
         return ReadyJob(job, asks)
+
+    def pause(self) -> None:
+        """Admit no attempt until `unpause`; attempts wait as they are."""
+        self._unpaused.clear()
+        self._leases.hold(PAUSE)
+
+    def unpause(self) -> None:
+        self._unpaused.set()
+        self._leases.release(PAUSE)
+
+    def is_waiting(self, attempt: int) -> bool:
+        """Return whether the attempt has not been admitted yet."""
+        return attempt in self._entering
 
     def cancel_wait(self, attempt: int, reason: str) -> bool:
         """Return whether the attempt was still waiting; if so, end its wait, and `admit` refuses it."""
@@ -180,7 +199,9 @@ class AttemptAdmission:
     @property
     def waiting(self) -> dict[str, int]:
         """The number of attempts that have a slot, but not yet a lease or images, by what they wait for."""
-        return {self._leases.binds: len(self._leases.waiting), "image": len(self._fetching)}
+        waiting = Counter({self._leases.binds: len(self._leases.waiting)})
+        waiting["image" if self._unpaused.is_set() else PAUSE] += len(self._fetching)
+        return waiting
 
     def cancel_all(self, reason: str) -> None:
         """End the wait of all attempts that are not admitted, and expect no more of them."""

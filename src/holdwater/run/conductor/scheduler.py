@@ -25,12 +25,12 @@ from ...core.events import (
     GroupClosed,
     InterruptAttempt,
     MemberArrived,
+    PolicyChanged,
     PreemptRequested,
     PullSamples,
     RefuseAttempt,
     ReplaceMember,
     SampleOpened,
-    SampleWithdrawn,
     ScoreGroup,
     SetTimer,
     StartAttempt,
@@ -44,6 +44,7 @@ from ...core.policy import PlannerPolicy, VerdictSummary
 from ...core.records import Attempt, AttemptFailure, FailureOrigin, Outcome, Verdict
 from ...ledger.ledger import Ledger
 from ...rollout.periodic_task import PeriodicTask
+from ...rollout.process_health import PausableClock
 from ...rollout.worker_protocol import (
     AttemptDone,
     AttemptProgress,
@@ -80,6 +81,7 @@ class RunParts(NamedTuple):
     space: DiskSpace
     observers: VerdictObservers
     orders: OrderBook | None = None  # of a server
+    clock: PausableClock | None = None  # None: the run is never paused
 
 
 class AttemptScheduler:
@@ -95,6 +97,7 @@ class AttemptScheduler:
         self._space = parts.space
         self._observers = parts.observers
         self._orders = parts.orders
+        self._clock = parts.clock or PausableClock()
         self._plan = RunPlanner(PlannerPolicy.of(config, regrading=ledger.regrade is not None), next_attempt)
         self._loop = asyncio.get_running_loop()
         self._tasks = RunTasks()
@@ -103,7 +106,8 @@ class AttemptScheduler:
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self._unstarted: set[int] = set()  # bound: the run's concurrency
-        self._deadlines = AttemptDeadlines(config)
+        self._deadlines = AttemptDeadlines(config, self._clock)
+        self._early: set[tuple[int, int]] = set()  # samples opened before the feed; bound: requests of users
         # Ended before they were started; bound: the run's concurrency.
         self._ended_early: dict[int, AttemptFailure] = {}
         self._error: HoldwaterError | None = None
@@ -130,7 +134,7 @@ class AttemptScheduler:
 
     def preempt(self, attempt: int) -> bool:
         """Preempt an attempt for its memory; return whether it was, to be retried later without blame."""
-        commands = self._plan.handle(PreemptRequested(attempt=attempt), self._loop.time())
+        commands = self._plan.handle(PreemptRequested(attempt=attempt), self._clock.time())
         reason, self._reason = self._reason, "memory was short"
         for command in commands:
             self._carry_out(command)
@@ -142,19 +146,30 @@ class AttemptScheduler:
         new = [event.instance for event in opened if event.last is None]
         self._tasks.spawn_cancellable(self._admission.expect(new))
         for event in opened:
-            self._handle_event(event)
+            self.handle(event)
 
-    def withdraw(self, instance: int, sample: int, failure: AttemptFailure) -> None:
-        """Cancel a sample that no client wants any more."""
-        self._handle_event(SampleWithdrawn(instance=instance, sample=sample, failure=failure))
+    def open_early(self, opened: Sequence[SampleOpened]) -> None:
+        """Open samples that the feed may yield later: then they are ignored."""
+        self._early.update((event.instance, event.sample) for event in opened)
+        self.open_samples(opened)
+
+    def change(self, config: RunConfig) -> None:
+        """Schedule by this configuration from now on."""
+        self._deadlines.change(config)
+        policy = PlannerPolicy.of(config, regrading=self._ledger.regrade is not None)
+        self.handle(PolicyChanged(policy=policy))
 
     @property
     def draining(self) -> bool:
         return self._plan.draining
 
+    @property
+    def paused(self) -> bool:
+        return self._clock.paused
+
     def finish(self) -> None:
         """Start nothing more; the run ends well when the running attempts are over."""
-        self._handle_event(DrainRequested())
+        self.handle(DrainRequested())
 
     async def run(self, duties: Sequence[PeriodicTask] = ()) -> None:
         """Run until everything is settled, or raise the error that stopped the run."""
@@ -164,7 +179,7 @@ class AttemptScheduler:
                 for duty in (watch, *duties):
                     self._tasks.spawn_cancellable(duty.perform(self._inbox.note))
                 self._tasks.spawn_cancellable(self._read_inbox())
-                self._handle_event(TimerFired())
+                self.handle(TimerFired())
                 self.started.set()
                 await self._finished.wait()
                 self._tasks.cancel()
@@ -185,7 +200,7 @@ class AttemptScheduler:
         grace = f"{self.running} running attempts get {self._config.grace:g} s"
         self._inbox.say(f"draining: {grace}, a second signal exits at once\n")
         self._loop.call_later(self._config.grace, self.abort)
-        self._handle_event(DrainRequested())
+        self.handle(DrainRequested())
         self._admission.cancel_all(self._reason)
 
     def abort(self) -> None:
@@ -194,7 +209,7 @@ class AttemptScheduler:
         self._admission.expect_nothing()
         if not self._finished.is_set():
             self._loop.call_later(ABORT_SECONDS, self._finished.set)
-            self._handle_event(AbortRequested())
+            self.handle(AbortRequested())
 
     def stop(self, error: HoldwaterError) -> None:
         """End the run early with an error that would hit every instance."""
@@ -228,7 +243,7 @@ class AttemptScheduler:
                 self._tasks.spawn(self._ledger.forget_journal(worker))
             case MemberWaiting(attempt=attempt):
                 self._deadlines.pause(attempt)
-                self._handle_event(MemberArrived(attempt=attempt))
+                self.handle(MemberArrived(attempt=attempt))
             case AttemptProgress() | CallHeld() | CallReleased() | HeldCallContent():
                 if self._orders is not None:
                     self._orders.on_update(update)
@@ -241,8 +256,9 @@ class AttemptScheduler:
 
     # Carrying out commands.
 
-    def _handle_event(self, event: AnyEvent) -> None:
-        for command in self._plan.handle(event, self._loop.time()):
+    def handle(self, event: AnyEvent) -> None:
+        """Let the planner decide on an event, and carry out its commands; once the scheduler `started`."""
+        for command in self._plan.handle(event, self._clock.time()):
             self._carry_out(command)
 
     def _carry_out(self, command: AnyCommand) -> None:
@@ -271,7 +287,7 @@ class AttemptScheduler:
             case CloseSample(outcome=outcome):
                 self._tasks.spawn(self._close(outcome))
             case SetTimer(at=at):
-                self._loop.call_at(at, self._handle_event, TimerFired())
+                self._loop.call_later(at - self._clock.time(), self.handle, TimerFired())
             case FinishRun():
                 self._finished.set()
 
@@ -281,10 +297,11 @@ class AttemptScheduler:
                 count -= len(opened)
                 await self._admission.expect([event.instance for event in opened if event.last is None])
                 for event in opened:
-                    self._handle_event(event)
+                    if (event.instance, event.sample) not in self._early:
+                        self.handle(event)
         if count > 0:
             self._error = self._error or self._feed.error
-            self._handle_event(SuiteExhausted())
+            self.handle(SuiteExhausted())
 
     async def _start(self, attempt: Attempt) -> None:
         """Start an attempt; its time begins when a worker has it."""
@@ -350,9 +367,7 @@ class AttemptScheduler:
         self._unstarted.discard(attempt)
         self._attempts.pop(attempt, None)
         self._admission.on_settled(Verdict(attempt=attempt, token=self._ledger.token, failure=failure))
-        self._handle_event(
-            VerdictCommitted(result=VerdictSummary(attempt=attempt, where=FailureOrigin.INTERRUPTED))
-        )
+        self.handle(VerdictCommitted(result=VerdictSummary(attempt=attempt, where=FailureOrigin.INTERRUPTED)))
 
     async def _settle(self, verdict: Verdict) -> None:
         """Commit the verdict, then notify the observers and the planner, in that order."""
@@ -370,7 +385,7 @@ class AttemptScheduler:
         self._observers.tell(verdict)
         if verdict.failure is not None and verdict.failure.where is FailureOrigin.RUN:
             self.stop(RunStopped(verdict.failure.message, verdict.failure.hint))
-        self._handle_event(VerdictCommitted(result=VerdictSummary.of(verdict)))
+        self.handle(VerdictCommitted(result=VerdictSummary.of(verdict)))
 
     def _count_outage(self, verdict: Verdict) -> Verdict:
         """Note the loss of a sandbox; return the verdict with the failure that it is after so many losses."""

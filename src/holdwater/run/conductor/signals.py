@@ -80,6 +80,11 @@ class CommandSignals:
         finally:
             self._answers = ()
 
+    def request_stop(self, *, now: bool) -> None:
+        """Act as on a first signal, or as on a second one."""
+        self.count = max(self.count, MOST_SIGNALS if now else 1)
+        self._answer()
+
     def _answer(self) -> None:
         while self._answered < min(self.count, len(self._answers)):
             self._answered += 1

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ...core.errors import HoldwaterError
 from ...core.summary import RunGauge
 from ...governor.disks import DiskLevel
+from ...governor.gate import PAUSE
 from ...governor.leases import AttemptLeases
 from ...governor.resource_reading import FleetCensus
 from ...governor.run_usage import RunUsage
@@ -107,6 +108,8 @@ class TimelineWriter:
 
 def _find_constraint(scheduler: AttemptScheduler, leases: AttemptLeases, census: FleetCensus) -> str:
     """Return what keeps more attempts from running at once."""
+    if scheduler.paused:
+        return PAUSE
     if leases.waiting:
         return leases.binds
     uses = census.uses.values()

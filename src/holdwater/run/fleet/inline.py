@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ...core.authoring import Agent, CriticFunction, Policy, ResourceWrapper, Suite
+from ...core.config import RunConfig
 from ...core.failures import make_interrupt_failure
 from ...core.records import AttemptFailure
 from ...governor.resource_reading import AttemptUse, FleetCensus
@@ -23,10 +24,11 @@ from ...rollout.worker_protocol import (
     AnswerHeldCall,
     AttemptDone,
     AttemptJob,
+    ChangeWorker,
     EventNoted,
     FetchHeldCall,
     ScoreMembers,
-    SteerWorker,
+    StandingMessage,
     ToConductor,
     WorkerBroken,
     WorkerSetup,
@@ -129,8 +131,11 @@ class InlineFleet:
     def score_group(self, group: int, together: bool) -> None:
         self._host.score(ScoreMembers(group=group, together=together))
 
-    def steer(self, message: SteerWorker) -> None:
-        self.create_task(self._host.steer(message))
+    def announce(self, message: StandingMessage) -> None:
+        self.create_task(self._host.follow(message))
+
+    def change(self, config: RunConfig) -> None:
+        self.announce(ChangeWorker(config=config))
 
     def adjust_workers(self, running: int, waiting: int, room: int) -> None:
         return  # there is always one host

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from ...core.config import RunConfig
 from ...core.records import AttemptFailure, ModelUsage, Record
 from ...governor.memory_control import CountedWorkers, GovernedWorkers
 from ...rollout.worker_protocol import (
@@ -23,7 +24,7 @@ from ...rollout.worker_protocol import (
     HeldCallContent,
     LineLogged,
     MemberWaiting,
-    SteerWorker,
+    StandingMessage,
     WorkerBroken,
     WorkerUnfit,
 )
@@ -72,7 +73,13 @@ class Fleet(CountedWorkers, Protocol):
 
 
 class GovernedFleet(Fleet, GovernedWorkers, Protocol):
-    """A fleet whose memory can be governed."""
+    """A fleet whose memory can be governed, and whose run can be controlled."""
+
+    def announce(self, message: StandingMessage) -> None:
+        """Send a message to all workers, also to workers that start later."""
+
+    def change(self, config: RunConfig) -> None:
+        """Place attempts by this configuration from now on."""
 
 
 class ServingFleet(GovernedFleet, Protocol):
@@ -80,9 +87,6 @@ class ServingFleet(GovernedFleet, Protocol):
 
     def send(self, attempt: int, message: ToAttempt) -> bool:
         """Send a message to the worker that hosts the attempt; return False if none does."""
-
-    def steer(self, message: SteerWorker) -> None:
-        """Change the run's model on all workers, also on workers that start later."""
 
     def adjust_workers(self, running: int, waiting: int, room: int) -> None:
         """Start or drain workers by demand and by the free memory in bytes (`room`)."""

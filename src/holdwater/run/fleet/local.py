@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import NamedTuple
 
+from ...core.config import RunConfig
 from ...core.records import AttemptFailure, Verdict
 from ...core.worker_events import (
     AnyFleetCommand,
@@ -53,11 +54,12 @@ from ...rollout.worker_protocol import (
     AttemptDone,
     AttemptJob,
     CancelAttempt,
+    ChangeWorker,
     EventNoted,
     ExtendLease,
     LineLogged,
     ScoreMembers,
-    SteerWorker,
+    StandingMessage,
     TrimMemory,
     WorkerBroken,
     WorkerHeartbeat,
@@ -92,7 +94,7 @@ class LocalFleet:
         self._carrying_out = False
         self._running = RunningClock()  # measures silence, lateness and overdue starts
         self.memory_version = 0
-        self._steered: SteerWorker | None = None  # the last one: for workers that start later
+        self._standing: dict[type, StandingMessage] = {}  # the last of each kind, for workers to come
         self._remains = WorkerRemains(welcome, self._note)
         self._stack = AsyncExitStack()
         self._clock = asyncio.get_running_loop().time
@@ -197,10 +199,14 @@ class LocalFleet:
             if group in worker.groups:
                 self._processes[worker.number].send(ScoreMembers(group=group, together=together))
 
-    def steer(self, message: SteerWorker) -> None:
-        self._steered = message
+    def announce(self, message: StandingMessage) -> None:
+        self._standing[type(message)] = message
         for worker in self._plan.workers.opened:
             self._processes[worker.number].send(message)
+
+    def change(self, config: RunConfig) -> None:
+        self._plan.change(config)
+        self.announce(ChangeWorker(config=config))
 
     def adjust_workers(self, running: int, waiting: int, room: int) -> None:
         if self._welcome.config.serving is not None:
@@ -306,8 +312,8 @@ class LocalFleet:
         async for message in worker.messages():
             match message:
                 case WorkerReady():
-                    if self._steered is not None:
-                        worker.send(self._steered)
+                    for standing in self._standing.values():
+                        worker.send(standing)
                     self._handle(WorkerOpened(worker=number))
                 case WorkerHeartbeat():
                     self.memory_version += 1

@@ -20,6 +20,7 @@ from ...conversation.nodes import read_nodes
 from ...conversation.order_results import build_result
 from ...core.config import RunConfig, ServingConfig
 from ...core.errors import HoldwaterError, RequestRefused
+from ...core.events import SampleWithdrawn
 from ...core.groups import CLIENT_GONE, make_cancel_failure
 from ...core.records import Instance
 from ...core.serving_protocol import (
@@ -149,7 +150,7 @@ class OrderService:
         """Change the run's model from now on; `key` is its API key."""
         await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
         self._has_model = True
-        self._fleet.steer(SteerWorker(to=to, key=key))
+        self._fleet.announce(SteerWorker(to=to, key=key))
         await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
 
     def drain(self) -> None:
@@ -231,7 +232,8 @@ class OrderService:
         for member in order.members:
             if member.outcome is None:
                 failure = make_cancel_failure(kind, message)
-                self._scheduler.withdraw(order.row.instance, member.sample, failure)
+                where = {"instance": order.row.instance, "sample": member.sample}
+                self._scheduler.handle(SampleWithdrawn(**where, failure=failure))
 
     # Accepting orders.
 
@@ -320,7 +322,7 @@ class OrderService:
         """Restore open orders: detached ones start with the scheduler, others when their clients return."""
         if (steered := await self._ledger.recall(STEERED)) is not None:
             self._has_model = True
-            self._fleet.steer(SteerWorker(to=msgspec.msgpack.decode(steered, type=SteerRequest)))
+            self._fleet.announce(SteerWorker(to=msgspec.msgpack.decode(steered, type=SteerRequest)))
         async for row in self._ledger.open_orders():
             order = msgspec.msgpack.decode(row.asked, type=Order)
             if order.detached:

@@ -6,7 +6,6 @@ enforce the limits of an attempt themselves; `AttemptDeadlines` catches workers 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from ...core.config import CriticKind, RunConfig
@@ -14,7 +13,7 @@ from ...core.errors import RunStopped
 from ...core.prices import RunBudget
 from ...core.records import Attempt, LimitOverrides
 from ...ledger.ledger import Ledger
-from ...rollout.process_health import RunningClock
+from ...rollout.process_health import PausableClock, RunningClock
 from ...rollout.scope import CANCEL_SECONDS
 from ..fleet.interface import Fleet
 
@@ -26,13 +25,18 @@ MORE_CLOSES = 3  # for a member of a group: its membership, its children, the sc
 class BudgetWatch:
     """Watches the use of a run's budget over all conductors that the run had."""
 
-    def __init__(self, config: RunConfig, ledger: Ledger) -> None:
+    def __init__(self, config: RunConfig, ledger: Ledger, clock: Callable[[], float]) -> None:
+        """`clock` stands still while the run is paused."""
         self._budget: RunBudget = config.budget
         self._config = config
         self._ledger = ledger
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
         self._began = self._clock()
         self._before = 0.0  # seconds that earlier conductors spent
+
+    def change(self, config: RunConfig) -> None:
+        """Apply the budget of this configuration from now on."""
+        self._budget = config.budget
 
     async def begin(self) -> None:
         """Raise `RunStopped` if work is left and the budget is used up."""
@@ -58,11 +62,16 @@ class BudgetWatch:
 class AttemptDeadlines:
     """The deadlines of the running attempts."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, pauses: PausableClock) -> None:
+        """The time of attempts stands still while `pauses` does."""
         self._config = config
-        self._clock = RunningClock()
+        self._clock = RunningClock(pauses.time)
         self._due: dict[int, float] = {}  # bound: the run's concurrency
         self._scoring: dict[int, float] = {}  # seconds that scoring may take; bound: the same
+
+    def change(self, config: RunConfig) -> None:
+        """Apply the limits of this configuration to attempts that begin from now on."""
+        self._config = config
 
     def begin(self, attempt: Attempt, asks: LimitOverrides) -> None:
         """Start the attempt's time: a worker has it."""

@@ -84,6 +84,10 @@ class DiskSpace:
         self._hurried = threading.Event()
         self._hurried.set()
 
+    def change(self, config: RunConfig) -> None:
+        """Apply the budget of this configuration from now on."""
+        self._budget = config.disk
+
     @contextmanager
     def watch_run(self, run: DiskControls) -> Iterator[tuple[PeriodicTask, ...]]:
         """Watch the disks in this block; yield the periodic tasks that must run meanwhile."""
@@ -96,7 +100,7 @@ class DiskSpace:
         watch = PeriodicTask("space", LOOK_SECONDS, self.look)
         walk = PeriodicTask("disk use", LOOK_SECONDS, self._walk, LONGEST_WALK)
         try:
-            yield (watch, walk) if self._budget is not None and self._store is None else (watch,)
+            yield watch, walk
         finally:
             self.stop_waiting()
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -238,7 +242,7 @@ class DiskSpace:
         return f"{free}, {_size(int(enough))} are needed to go on{budget}"
 
     async def _walk(self) -> None:
-        if time.monotonic() < self._walk_at:
+        if self._budget is None or self._store is not None or time.monotonic() < self._walk_at:
             return
         began = time.monotonic()
         self.used = await self._in_thread(self._walk_directories)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -140,6 +141,7 @@ class ResumeOptions(TypedDict, total=False):
     sandbox_token_file: str | Path | None
     sandbox_ca: str | Path | None
     pass_env: Sequence[str] | None
+    max_cost: float | None
     rpm: float | None
     tpm: float | None
     run_requests: int | None
@@ -212,7 +214,7 @@ def parse_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     """Return the run's configuration with the given settings replaced."""
     known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.resume}
-    fields = _parse_changes(config, options, {**dict.fromkeys(RETRY_OPTIONS), **known})
+    fields = _replace_fields(config, options, {**dict.fromkeys(RETRY_OPTIONS), **known})
     changed = msgspec.structs.replace(config, **fields)
     check_config(changed)
     return changed
@@ -221,10 +223,10 @@ def replace_settings(config: RunConfig, options: Mapping[str, Any]) -> RunConfig
 def parse_fork_changes(config: RunConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a run's configuration that a fork of it changes."""
     known = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.fork}
-    return _parse_changes(config, options, known)
+    return _replace_fields(config, options, known)
 
 
-def _parse_changes(
+def _replace_fields(
     config: RunConfig, options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]
 ) -> dict[str, Any]:
     fields = _parse(options, known)
@@ -232,6 +234,33 @@ def _parse_changes(
         fields[name] = msgspec.structs.replace(getattr(config, name), **fields[name])
     fields["env"] = tuple(dict.fromkeys((*config.env, *fields.get("env", ()))))
     return fields
+
+
+def parse_changes(words: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings of a running run from their texts (`max-cost` -> `20`), as options of a resume."""
+    entries = {name: entry for name, entry in list_options(RunConfig).items() if entry.option.resume}
+    return {word.replace("-", "_"): _read_change(word, text, entries) for word, text in words.items()}
+
+
+def _read_change(word: str, text: str, entries: Mapping[str, OptionEntry]) -> Any:
+    live = [name.replace("_", "-") for name, entry in entries.items() if entry.option.live]
+    entry = entries.get(word.replace("-", "_"))
+    if entry is None:
+        near = find_close_name(word, live)
+        hint = f"did you mean `{near}`?" if near else f"a running run can change: {', '.join(live)}"
+        raise BadInput(f"unknown setting: `{word[:200]}`", hint)
+    if not entry.option.live:
+        hint = f"`holdwater stop RUN`, then `holdwater resume RUN {entry.flag} {text[:200]}`"
+        raise BadInput(f"a running run cannot change `{word}`", hint)
+    if entry.option.parse is not None or entry.option.size:
+        return text
+    try:
+        value = msgspec.convert(text, entry.kind, strict=False)
+    except msgspec.ValidationError:
+        value = None
+    if value is None or not math.isfinite(value):
+        raise BadInput(f"`{entry.flag}` must be a number: `{text[:200]}`")
+    return value
 
 
 def _parse(options: Mapping[str, Any], known: Mapping[str, OptionEntry | None]) -> dict[str, Any]:

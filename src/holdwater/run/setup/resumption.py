@@ -77,13 +77,15 @@ def read_choices(directory: RunDirectory, options: ResumeOptions) -> tuple[str, 
     return choices
 
 
-async def change_settings(ledger: Ledger, config: RunConfig) -> None:
-    """Make `config` the run's own, and record each change as an event."""
+async def change_settings(ledger: Ledger, config: RunConfig, kind: str = CHANGED, by: str = "") -> list[str]:
+    """Make `config` the run's own, and record each change as an event, after `by`; return the changes."""
     before = ledger.directory.read_config()
-    for change in describe_changes(before, config):
-        await ledger.note(CHANGED, change)
+    changes = list(describe_changes(before, config))
+    for change in changes:
+        await ledger.note(kind, by + change)
     if config != before:
         ledger.directory.replace_config(config)
+    return changes
 
 
 async def reopen_samples(ledger: Ledger, choices: Sequence[str]) -> None:

@@ -42,8 +42,8 @@ from ...rollout.process_health import LoopLag
 from ...rollout.sandbox_kinds import find_kind
 from ...rollout.worker_protocol import AttemptJob
 from ...run.conductor.admission import ImageRequest
-from ...run.execute import list_places
 from ...run.resources.disk_space import DiskControls, DiskSpace
+from ...run.resources.run_places import list_places
 from ...run.setup.config import ProcessEnvironment
 from ...shielded_wait import run_uncancellable
 from .group_leases import GroupLeases
