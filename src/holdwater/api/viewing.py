@@ -32,10 +32,14 @@ def serve_view(
     *,
     listen: str = "127.0.0.1:0",
     hosts: Sequence[str] = (),
+    read_only: bool = False,
 ) -> None:
-    """Serve the runs below `roots` (default: `runs/`) until Ctrl-C; `announce` gets address and token."""
+    """Serve the runs below `roots` (default: `runs/`) until Ctrl-C; `announce` gets address and token.
+
+    A view that is not `read_only` has buttons that control running runs.
+    """
     settings = ServerSettings(listen=listen, hosts=tuple(hosts))
-    asyncio.run(_serve(open_pool(roots), settings, announce))
+    asyncio.run(_serve(ViewServer(open_pool(roots), settings, read_only=read_only), announce))
 
 
 def open_pool(roots: Sequence[str | os.PathLike[str]]) -> RunPool:
@@ -66,8 +70,8 @@ def export_instance_view(
     return export_instance(open_pool(roots), instance, out, tell)
 
 
-async def _serve(pool: RunPool, settings: ServerSettings, announce: Callable[[str, str], None]) -> None:
-    async with ViewServer(pool, settings) as server:
+async def _serve(view: ViewServer, announce: Callable[[str, str], None]) -> None:
+    async with view as server:
         announce(server.address, server.token)
         await asyncio.Event().wait()
 

@@ -46,13 +46,14 @@ def view(
     *directories: str,
     listen: str = "127.0.0.1:0",
     allow_host: Annotated[list[str] | None, Parameter(negative=())] = None,
+    read_only: Flag = False,
     files: ExportFlags = ExportFlags(),  # noqa: B008 - frozen
     json: Flag = False,
 ) -> int:
     """Show runs in a browser: outcomes, instances, transcripts, memory and disk over time.
 
-    The view only reads. It shows running, finished, killed and copied runs, and ends with Ctrl-C. With
-    `--export` it writes its pages as files that a browser opens without a server.
+    The view only reads; its buttons send requests to running runs of the same user. It shows runs in any
+    state, and ends with Ctrl-C. With `--export` it writes its pages as files that need no server.
 
     For example: `holdwater view`, `holdwater view runs/mine --listen 127.0.0.1:8401`, or
     `holdwater view runs/mine --export pages/`.
@@ -65,6 +66,8 @@ def view(
         The address to listen on; port 0 takes a free one.
     allow_host
         Another host name under which browsers reach the view; may be repeated.
+    read_only
+        Show no buttons that control a running run, and refuse their requests.
     json
         Print `{"url": ..., "token": ...}` as one line on stdout as soon as the view serves; with `--export`
         print what was written.
@@ -85,7 +88,7 @@ def view(
             console.flush()
 
     try:
-        serve_view(directories, announce, listen=listen, hosts=allow_host or ())
+        serve_view(directories, announce, listen=listen, hosts=allow_host or (), read_only=read_only)
     except KeyboardInterrupt:
         pass  # the user closes the view
     return 0

@@ -123,6 +123,7 @@ class RunConfig(Record, frozen=True):
             CHOICE,
             "The URL of the model's server; overrides `OPENAI_BASE_URL`",
             resume="The URL of the model's server",
+            live=False,
         ),
     ] = None
     # What the agent's `configure` takes.
@@ -181,7 +182,6 @@ class RunConfig(Record, frozen=True):
             "Retries after an infrastructure failure (2)",
             least=0,
             resume="Retries after an infrastructure failure",
-            live=True,
         ),
     ] = 2
     attempts: Annotated[
@@ -191,7 +191,6 @@ class RunConfig(Record, frozen=True):
             "Attempts per instance until the critic accepts one (1)",
             least=1,
             resume="Attempts per instance",
-            live=True,
             serve=False,
         ),
     ] = 1
@@ -217,7 +216,6 @@ class RunConfig(Record, frozen=True):
             "The run's budget: attempts wait until they fit (default: the container's limit)",
             size=True,
             resume="The memory budget, such as `8GiB`",
-            live=True,
         ),
     ] = None
     # The budget for the run directory and scratch together. With containers: for the daemon's disk use beyond
@@ -230,7 +228,6 @@ class RunConfig(Record, frozen=True):
             size=True,
             positive=True,
             resume="The disk budget, such as `80GiB`",
-            live=True,
         ),
     ] = None
     disk_patience: Annotated[
@@ -253,17 +250,12 @@ class RunConfig(Record, frozen=True):
             "Model calls per minute, over all workers",
             positive=True,
             resume="Model calls per minute",
-            live=True,
         ),
     ] = None
     tpm: Annotated[
         float | None,
         ConfigOption(
-            BUDGETS,
-            "Tokens per minute, over all workers",
-            positive=True,
-            resume="Tokens per minute",
-            live=True,
+            BUDGETS, "Tokens per minute, over all workers", positive=True, resume="Tokens per minute"
         ),
     ] = None
     # The price of the model when the run was created; None: unknown.
@@ -285,7 +277,6 @@ class RunConfig(Record, frozen=True):
             parse=parse_slots,
             least=1,
             resume="Concurrent attempts, or `auto`",
-            live=True,
         ),
     ] = None
     ungoverned: Annotated[bool, ConfigOption(MACHINE, "Only measure memory; attempts do not wait for it")] = (
@@ -298,6 +289,7 @@ class RunConfig(Record, frozen=True):
             "Worker processes that host the attempts; 0: only this process (one per core)",
             least=0,
             resume="Worker processes that host the attempts",
+            live=False,
         ),
     ] = 2
     sandbox: Annotated[
@@ -344,6 +336,7 @@ class RunConfig(Record, frozen=True):
             MACHINE,
             "`NAME` or `NAME=VALUE`: a variable for the agent, whose value is in no file; may be repeated",
             resume="A variable for the agent: `NAME=VALUE`, or `NAME` for its value here; may be repeated",
+            live=False,
         ),
     ] = ()
     # Variables of the operator's environment that `${NAME}` may refer to.
@@ -353,6 +346,7 @@ class RunConfig(Record, frozen=True):
             MACHINE,
             "A variable that a suite may use as `${NAME}`; may be repeated (none)",
             resume="A variable that a suite may use as `${NAME}`; may be repeated",
+            live=False,
         ),
     ] = ()
     # The recipe that provides the instances' images.

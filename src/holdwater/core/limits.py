@@ -46,7 +46,6 @@ class Limits(Record, frozen=True):
             "For acting, from when the agent starts (3600)",
             name="timeout",
             resume="Time limit for acting, in seconds",
-            live=True,
         ),
     ] = 3600.0
     # Acting time without the time spent waiting for a rate limit.
@@ -127,7 +126,6 @@ class Limits(Record, frozen=True):
             name="max_cost",
             positive=True,
             resume="The limit of an attempt's cost, in US dollars",
-            live=True,
         ),
     ] = None
     lease: int | None = None  # bytes of memory if no limit was declared; it changes over time

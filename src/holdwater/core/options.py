@@ -37,7 +37,7 @@ class ConfigOption(msgspec.Struct, frozen=True):
     least: float | None = None
     positive: bool = False  # the value must be more than 0
     resume: str = ""  # the help of `holdwater resume`; empty: a resume cannot change it
-    live: bool = False  # `holdwater set` can change it while the run is running
+    live: bool = True  # if a resume can change it, `holdwater set` can, too, while the run is running
     serve: bool = True  # a server has it too
     fork: bool = True  # a fork has it too
 

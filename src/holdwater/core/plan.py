@@ -110,10 +110,6 @@ class RunPlanner:
         """Return an open sample."""
         return self._state.open.get((instance, sample))
 
-    def has_group(self, group: int) -> bool:
-        """Whether the group has not ended."""
-        return group in self._state.groups
-
     @property
     def finished(self) -> bool:
         """Whether the run ends now: no further sample is tried."""

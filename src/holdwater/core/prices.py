@@ -116,7 +116,6 @@ class RunBudget(Record, frozen=True):
             name="run_requests",
             positive=True,
             resume="The budget of model calls",
-            live=True,
         ),
     ] = None
     tokens: Annotated[
@@ -127,7 +126,6 @@ class RunBudget(Record, frozen=True):
             name="run_tokens",
             positive=True,
             resume="The budget of tokens",
-            live=True,
         ),
     ] = None
     cost: Annotated[
@@ -138,7 +136,6 @@ class RunBudget(Record, frozen=True):
             name="run_cost",
             positive=True,
             resume="The budget of cost, in US dollars",
-            live=True,
         ),
     ] = None
     seconds: Annotated[
@@ -149,7 +146,6 @@ class RunBudget(Record, frozen=True):
             name="run_time",
             positive=True,
             resume="The budget of time, in seconds",
-            live=True,
         ),
     ] = None
 

@@ -39,6 +39,7 @@ class RemoteAddress(Record, frozen=True):
             "With `remote`: the server, `https://HOST:PORT`; see `holdwater help remote`",
             name="sandbox_url",
             resume="The URL of the sandbox server",
+            live=False,
         ),
     ] = None
     token_file: Annotated[
@@ -48,6 +49,7 @@ class RemoteAddress(Record, frozen=True):
             "With `remote`: the file with the server's token; else `HOLDWATER_SANDBOX_TOKEN`",
             name="sandbox_token_file",
             resume="The file with the sandbox server's token",
+            live=False,
         ),
     ] = None
     ca: Annotated[
@@ -57,6 +59,7 @@ class RemoteAddress(Record, frozen=True):
             "With `remote`: certificates (PEM) that the server's must be signed by",
             name="sandbox_ca",
             resume="Certificates (PEM) of the sandbox server",
+            live=False,
         ),
     ] = None
     plain: Annotated[

@@ -155,7 +155,8 @@ class Gateway:
         """Pace the calls of the run's own model by this rate, also in open sessions."""
         self._terms = self._terms._replace(rate=rate)
         for session in self.sessions.values():
-            session.change_rate(rate)
+            if session.model_route is None or session.model_route.upstream is None:
+                session.terms = session.terms._replace(rate=rate)
 
     async def listen_on(self, address: str) -> None:
         """Listen on one of our ports on the container network: the firewall there allows these."""

@@ -34,7 +34,7 @@ from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, Mode
 from ..dialect.interface import Dialect
 from . import media
 from .body import ByteAdmission
-from .call_terms import CallTerms, ModelRoute, RateLimiter, SharedResources
+from .call_terms import CallTerms, ModelRoute, SharedResources
 from .json_checks import LARGE, LargeRequest
 from .recorder import CallEnding, ConversationRecorder, RequestDelta, identify_request
 from .request_parser import ParsedRequest
@@ -88,7 +88,7 @@ class Session:
         self._shared = shared
         self.admission = ByteAdmission(shared.admission.most_each, shared.admission)
         self._limits = limits
-        self._terms = terms
+        self.terms = terms
         self._recording = recording
         self._limit_failure: AttemptFailure | None = None
         self._broken: AttemptFailure | None = None
@@ -112,7 +112,7 @@ class Session:
             self._log,
             self._shared,
             self._limits,
-            self._terms,
+            self.terms,
             self._recording,
             self.model_route,
         )
@@ -146,7 +146,7 @@ class Session:
 
     def _blame(self, failure: AttemptFailure | None) -> AttemptFailure | None:
         """Return the failure; a run-level failure of a model other than the run's fails only this attempt."""
-        if failure is not None and failure.where is FailureOrigin.RUN and not self._terms.shared:
+        if failure is not None and failure.where is FailureOrigin.RUN and not self.terms.shared:
             return structs.replace(
                 failure, where=FailureOrigin.MODEL, again=failure.kind == BreakerTripped.kind
             )
@@ -184,7 +184,7 @@ class Session:
         """Return the context of a turn; raise `LimitReached` if the budget does not allow it."""
         self._check_budget()
         # A call that the record answers is not paced: see `pace`.
-        waits = self._recording is None and self._terms.rate is not None
+        waits = self._recording is None and self.terms.rate is not None
         return self._pace_turn() if waits else UnrecordedTurn(self._unrecorded)
 
     @asynccontextmanager
@@ -195,24 +195,19 @@ class Session:
     @asynccontextmanager
     async def pace(self) -> AsyncIterator[None]:
         """Run a call to the upstream when the run's rate allows it."""
-        if self._terms.rate is None:
+        if self.terms.rate is None:
             yield
             return
-        async with self._terms.rate.turn(self.track_waiting):
+        async with self.terms.rate.turn(self.track_waiting):
             self._check_budget(but=1)  # other calls may have used it up meanwhile
             yield
-
-    def change_rate(self, rate: RateLimiter | None) -> None:
-        """Pace further calls by this rate, if the session uses the run's own model."""
-        if self.model_route is None or self.model_route.upstream is None:
-            self._terms = self._terms._replace(rate=rate)
 
     def find_recorded(self, request: RepeatedRequest) -> RecordedReply | None:
         """Return an earlier attempt's reply to the same request, or in a replay to the same turn."""
         if self._recording is None:
             return None
         found = self._recording.take(request)
-        if found is None and self._terms.replays:
+        if found is None and self.terms.replays:
             found = self._recording.nearest(request.dialect, request.messages)
             found = found and found._replace(drifted=True)
         if found is None:
@@ -354,7 +349,7 @@ class Session:
         ending = ending._replace(
             reply=self._extract_reply(ending.reply), chunks=self._extract_reply(ending.chunks)
         )
-        exchange = ending.make_exchange(number, delta, self._terms.price, started, self._by)
+        exchange = ending.make_exchange(number, delta, self.terms.price, started, self._by)
         try:
             self._log.append(exchange)
         except AttemptOver:
@@ -364,8 +359,8 @@ class Session:
         self._count(exchange.usage, exchange.saved, limited=not ending.unlimited)
         self.version = exchange.version or self.version
         self._unrecorded.discard(asyncio.current_task())
-        if self._terms.rate is not None and ending.saved is None:
-            self._terms.rate.spend(exchange.usage.tokens)
+        if self.terms.rate is not None and ending.saved is None:
+            self.terms.rate.spend(exchange.usage.tokens)
         answered = ending.status == 200 and not ending.error
         self._recorders[delta.dialect].on_written(delta, number, ending.reply if answered else None)
         self.threads.on_written(call, number)
@@ -392,9 +387,8 @@ class Session:
         message = f"an exchange could not be written: {error}"
         hint = error.hint if isinstance(error, HoldwaterError) else ""
         kind = error.kind if isinstance(error, AttemptError) else "record"
-        self._mark_broken(
-            AttemptFailure(where=FailureOrigin.RUN, kind=kind, message=message, hint=hint, again=False)
-        )
+        where = FailureOrigin.RUN
+        self._mark_broken(AttemptFailure(where=where, kind=kind, message=message, hint=hint, again=False))
         return RecordFailed(message, hint)
 
     def _mark_broken(self, failure: AttemptFailure) -> None:

@@ -75,7 +75,7 @@ class WorkerGateway:
             yield self._server.socket
 
     async def follow(self, message: StandingMessage) -> None:
-        """Change the run's model, hold its calls or change their rate from now on, for running attempts too."""
+        """Change the run's model, or hold its calls or change their rate, for running attempts too."""
         match message:
             case SteerWorker():
                 self._server.steer(await self._models.steer(message))

@@ -32,10 +32,16 @@ class PageRequest(NamedTuple):
     parts: Mapping[str, str]  # of the address
     query: Mapping[str, str]
     fragment: bool = False  # htmx asks for a part of the page
+    form_token: str = ""  # of the forms that control a run; empty: the view only reads
 
     @property
     def run(self) -> str:
         return self.parts["run"]
+
+    @property
+    def controls(self) -> bool:
+        """Whether the page has buttons: this view may control the run, and the run is running."""
+        return bool(self.form_token) and self.pool.is_controllable(self.run)
 
     def read_part(self, name: str) -> int:
         """Return a whole number of the address."""
@@ -68,6 +74,7 @@ class PageResponse(NamedTuple):
     status: int = 200
     charset: str | None = "utf-8"
     file: Path | None = None  # sent in place of the body, as a download
+    location: str = ""  # the address to go to instead
 
 
 def render_page(template: str, **values: Any) -> PageResponse:

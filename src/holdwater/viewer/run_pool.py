@@ -53,6 +53,15 @@ class RunPool:
             raise BadInput("no such run below the directories of this view", "it may have been moved")
         return self._known[run]
 
+    def is_controllable(self, run: str) -> bool:
+        """Return whether a process conducts the run that takes requests of this user."""
+        directory = RunDirectory(self.find(run).path)
+        try:
+            owner = directory.path.stat().st_uid
+        except OSError:
+            return False
+        return os.geteuid() in (0, owner) and directory.find_holder() is not None
+
     @contextmanager
     def open(self, run: str) -> Iterator[LedgerReader]:
         """Open the ledger of a run for one page."""

@@ -21,6 +21,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from ..core.errors import BadInput, HoldwaterError, RequestRefused
 from ..serve.settings import ServerSettings, make_rules, make_tls_context, resolve_address
+from ..web.request_rules import check_content
+from .control_pages import CONTROL_ROUTE, control_run
 from .live import follow_run, send_work
 from .page import PageRequest, PageResponse, render_error
 from .routes import PAGES, WORK, show_page
@@ -38,7 +40,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-STATUS = {"misdirected": 421, "unauthorized": 401, "foreign": 403}
+STATUS = {"misdirected": 421, "unauthorized": 401, "foreign": 403, "read_only": 403, "content_type": 415}
+FORM = "application/x-www-form-urlencoded"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,8 +49,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ViewServer:
     """`async with ViewServer(pool, settings) as server` serves `server.address`."""
 
-    def __init__(self, pool: RunPool, settings: ServerSettings) -> None:
+    def __init__(self, pool: RunPool, settings: ServerSettings, *, read_only: bool = False) -> None:
         self.token = secrets.token_urlsafe(32)
+        self._form_token = "" if read_only else secrets.token_urlsafe(32)
         self.address = ""
         self._pool = pool
         self._place = resolve_address(settings._replace(keys=(self.token,)))
@@ -70,6 +74,7 @@ class ViewServer:
             app.router.add_get(path, self._send_page)
         for path in WORK:
             app.router.add_get(path, self._send_work)
+        app.router.add_post(CONTROL_ROUTE, self._control_run)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSING, handler_cancellation=True)
         async with AsyncExitStack() as stack:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
@@ -145,7 +150,15 @@ class ViewServer:
 
     def _describe(self, request: web.Request) -> PageRequest:
         fragment = request.headers.get("HX-Request-Type") == "partial"
-        return PageRequest(self._pool, dict(request.match_info), request.query, fragment)
+        parts = dict(request.match_info)
+        return PageRequest(self._pool, parts, request.query, fragment, self._form_token)
+
+    async def _control_run(self, request: web.Request) -> web.StreamResponse:
+        """Send the request of a form to a run, then show the page of the form again."""
+        check_content(request.headers, (FORM,))
+        fields = {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+        asked = PageRequest(self._pool, dict(request.match_info), fields, form_token=self._form_token)
+        return _respond(await asyncio.get_running_loop().run_in_executor(self._threads, control_run, asked))
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         return await follow_run(self._pool, request.match_info["run"], request)
@@ -166,6 +179,8 @@ def _find_path(request: web.Request) -> str:
 
 
 def _respond(page: PageResponse) -> web.StreamResponse:
+    if page.location:
+        return web.Response(status=303, headers={"Location": page.location})
     if page.file is not None:
         name = quote(page.file.name)
         return web.FileResponse(

@@ -236,7 +236,8 @@ class RunControl:
 
     async def _reopen(self, parts: ControlledParts, chosen: ChosenSamples) -> list[int]:
         """Open the chosen closed samples again; return them."""
-        if parts.grouped and chosen.closed and parts.scheduler.plan.has_group(chosen.instance):
+        plan, samples = parts.scheduler.plan, range(self._config.samples)
+        if parts.grouped and chosen.closed and any(plan.find_sample(chosen.instance, s) for s in samples):
             raise BadInput(
                 f"the other samples of `{chosen.name}` are still running, and all are scored together",
                 "try it again when they have ended",
@@ -302,7 +303,7 @@ class RunControl:
         if parts.grouped:
             group = GroupMembership(group=instance, size=members, scored=standing.scored)
             event = msgspec.structs.replace(event, group=group)
-        parts.scheduler.open_early([event])
+        parts.scheduler.open_samples([event], early=True)
 
     def _find_attempt(self, chosen: ChosenSamples) -> int | None:
         """Return the running attempt of the first chosen sample that has one."""

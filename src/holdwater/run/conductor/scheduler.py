@@ -97,7 +97,7 @@ class AttemptScheduler:
         self._space = parts.space
         self._observers = parts.observers
         self._orders = parts.orders
-        self._clock = parts.clock or PausableClock()
+        self.clock = parts.clock or PausableClock()
         self._plan = RunPlanner(PlannerPolicy.of(config, regrading=ledger.regrade is not None), next_attempt)
         self._loop = asyncio.get_running_loop()
         self._tasks = RunTasks()
@@ -106,7 +106,7 @@ class AttemptScheduler:
         self._pulling = asyncio.Lock()  # one pull at a time: a suite yields in one order
         self._attempts: dict[int, Attempt] = {}  # bound: the run's concurrency
         self._unstarted: set[int] = set()  # bound: the run's concurrency
-        self._deadlines = AttemptDeadlines(config, self._clock)
+        self._deadlines = AttemptDeadlines(config, self.clock)
         self._early: set[tuple[int, int]] = set()  # samples opened before the feed; bound: requests of users
         # Ended before they were started; bound: the run's concurrency.
         self._ended_early: dict[int, AttemptFailure] = {}
@@ -134,24 +134,20 @@ class AttemptScheduler:
 
     def preempt(self, attempt: int) -> bool:
         """Preempt an attempt for its memory; return whether it was, to be retried later without blame."""
-        commands = self._plan.handle(PreemptRequested(attempt=attempt), self._clock.time())
+        commands = self._plan.handle(PreemptRequested(attempt=attempt), self.clock.time())
         reason, self._reason = self._reason, "memory was short"
         for command in commands:
             self._carry_out(command)
         self._reason = reason
         return InterruptAttempt(attempt=attempt) in commands
 
-    def open_samples(self, opened: Sequence[SampleOpened]) -> None:
-        """Open samples that are in the ledger. To be called once the scheduler has `started`."""
+    def open_samples(self, opened: Sequence[SampleOpened], *, early: bool = False) -> None:
+        """Open samples that are in the ledger, once `started`; `early`: the feed may yield them later."""
+        self._early.update((event.instance, event.sample) for event in opened if early)
         new = [event.instance for event in opened if event.last is None]
         self._tasks.spawn_cancellable(self._admission.expect(new))
         for event in opened:
             self.handle(event)
-
-    def open_early(self, opened: Sequence[SampleOpened]) -> None:
-        """Open samples that the feed may yield later: then they are ignored."""
-        self._early.update((event.instance, event.sample) for event in opened)
-        self.open_samples(opened)
 
     def change(self, config: RunConfig) -> None:
         """Schedule by this configuration from now on."""
@@ -162,10 +158,6 @@ class AttemptScheduler:
     @property
     def draining(self) -> bool:
         return self._plan.draining
-
-    @property
-    def paused(self) -> bool:
-        return self._clock.paused
 
     def finish(self) -> None:
         """Start nothing more; the run ends well when the running attempts are over."""
@@ -258,7 +250,7 @@ class AttemptScheduler:
 
     def handle(self, event: AnyEvent) -> None:
         """Let the planner decide on an event, and carry out its commands; once the scheduler `started`."""
-        for command in self._plan.handle(event, self._clock.time()):
+        for command in self._plan.handle(event, self.clock.time()):
             self._carry_out(command)
 
     def _carry_out(self, command: AnyCommand) -> None:
@@ -287,7 +279,7 @@ class AttemptScheduler:
             case CloseSample(outcome=outcome):
                 self._tasks.spawn(self._close(outcome))
             case SetTimer(at=at):
-                self._loop.call_later(at - self._clock.time(), self.handle, TimerFired())
+                self._loop.call_later(at - self.clock.time(), self.handle, TimerFired())
             case FinishRun():
                 self._finished.set()
 

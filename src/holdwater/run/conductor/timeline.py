@@ -108,7 +108,7 @@ class TimelineWriter:
 
 def _find_constraint(scheduler: AttemptScheduler, leases: AttemptLeases, census: FleetCensus) -> str:
     """Return what keeps more attempts from running at once."""
-    if scheduler.paused:
+    if scheduler.clock.paused:
         return PAUSE
     if leases.waiting:
         return leases.binds

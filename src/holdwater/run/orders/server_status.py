@@ -93,6 +93,8 @@ class ServerStatus:
         return "degraded" if condition.unfit or condition.ready < condition.wanted else "serving"
 
     def _explain_state(self, condition: FleetCondition) -> str:
+        if self._scheduler.clock.paused:
+            return "the run is paused"
         if condition.unfit:
             return f"a worker cannot be started: {condition.unfit}"
         if condition.ready < condition.wanted:

@@ -119,7 +119,7 @@ async function refresh() {
   const reply = await fetch(location.href);
   if (!reply.ok) return;
   const page = new DOMParser().parseFromString(await reply.text(), "text/html");
-  for (const id of ["live", "live-rest"]) {
+  for (const id of ["live", "live-control", "live-rest"]) {
     const found = page.getElementById(id);
     if (found) document.getElementById(id)?.replaceWith(found);
   }
