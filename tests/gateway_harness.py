@@ -13,12 +13,14 @@ import msgspec
 from blake3 import blake3
 
 from holdwater.core.exchange import Exchange
-from holdwater.dialect import find_dialect
+from holdwater.dialect import find_dialect, list_chat_family
 from holdwater.gateway.in_process_calls import ChatClient
+from holdwater.gateway.recorder import RequestDelta
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
 from holdwater.gateway.upstreams.http import HttpUpstream, ProviderAddress
 from holdwater.gateway.upstreams.retry import CircuitBreaker
+from holdwater.gateway.upstreams.translation import TranslatedUpstream
 from holdwater.ledger.blobs import BlobStore, resolve_references
 
 MODEL = "test-model"
@@ -109,15 +111,25 @@ async def scene(
     retries: int = 4,
     stall: float = 30.0,
     breaker: CircuitBreaker | None = None,
+    server: str = "same",
     **options: Any,
 ) -> AsyncIterator[Scene]:
+    """Open a gateway before `upstream`; with `server="chat"`, that understands Chat Completions alone."""
+    if server == "chat" and isinstance(upstream, str):
+        upstream = dict.fromkeys(list_chat_family(), ProviderAddress(upstream, UPSTREAM_KEY))
     log = log or Log()
+
+    def read_conversation(attempt: int, delta: RequestDelta) -> list[Any]:
+        before = log.requests()[delta.parent - 1]["input"][: delta.keep] if delta.parent else []
+        return [*before, *map(msgspec.json.decode, delta.append)]
+
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hw"))
         up = await stack.enter_async_context(
             HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
         )
-        gateway = await stack.enter_async_context(Gateway(up, Path(directory) / "s", **options))
+        model = TranslatedUpstream(up, read_conversation) if server == "chat" else up
+        gateway = await stack.enter_async_context(Gateway(model, Path(directory) / "s", **options))
         http = await stack.enter_async_context(connect(gateway.socket))
         session = await stack.enter_async_context(gateway.open_session(1, log))
         yield Scene(gateway, session, log, http)

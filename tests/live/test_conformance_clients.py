@@ -177,6 +177,7 @@ async def play(
     instruction: str,
     monkeypatch: pytest.MonkeyPatch,
     samples: int = 2,
+    server: str = "same",
 ) -> Played:
     monkeypatch.setenv("PATH", f"{PROGRAMS}:{os.environ['PATH']}")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -189,6 +190,7 @@ async def play(
             out=place / "run",
             model="test-model",
             base_url=url,
+            upstream_dialect=server,
             workers=1,
             samples=samples,
             concurrency=2,
@@ -220,6 +222,24 @@ async def test_a_client(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         again = await hw.areplay(played.run, out=tmp_path / "again")
         assert (again.outcomes, again.events) == ({"passed": 2}, {}), attempts(tmp_path / "again")
         assert (again.usage.requests, again.saved.requests) == (0, played.summary.usage.requests)
+
+
+@pytest.mark.parametrize("name", ["claude-code", "codex", "gemini-cli"])
+async def test_a_client_works_on_a_server_of_chat_completions(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = CLIENTS[name]
+    need(PRESETS[name].program)
+    upstream = Upstream(client._replace(returned='"role":"tool"'))
+
+    played = await play(tmp_path, name, upstream, SHORT, monkeypatch, server="chat")
+
+    assert played.summary.outcomes == {"passed": 2}, attempts(played.run)
+    assert all("messages" in request and "system" not in request for request in upstream.seen)
+    assert all(DONE in json.loads(attempt["answer"]) for attempt in attempts(played.run))
+    check_secrets(played)
+    again = await hw.areplay(played.run, out=tmp_path / "again")
+    assert (again.outcomes, again.events) == ({"passed": 2}, {}), attempts(tmp_path / "again")
 
 
 def check_record(played: Played, client: Client) -> None:

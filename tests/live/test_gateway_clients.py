@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientS
 CALL = {"name": "add", "arguments": {"a": 19, "b": 23}}
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 WAYS = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+SERVERS = pytest.mark.parametrize("server", ["same", "chat"])  # the dialect of the model's server
 
 
 def client_library(name):
@@ -44,18 +45,43 @@ class Upstream:
         return ScriptedReply(text="it is 42")
 
 
-def check(s, upstream, dialect, stream):
+def check(s, upstream, dialect, stream, server="same"):
     """Two turns are in the record, as the upstream saw them, and only what is new of the second."""
-    requests = s.log.requests()
-    if dialect == "gemini":
-        assert [request.pop("model") for request in requests] == [MODEL, MODEL]
-    assert requests == upstream.seen
     first, second = s.log.exchanges
+    if server == "same":
+        requests = s.log.requests()
+        if dialect == "gemini":
+            assert [request.pop("model") for request in requests] == [MODEL, MODEL]
+        assert requests == upstream.seen
+        assert first.original is None
+    else:
+        check_translated(upstream.seen, stream)
+        assert json.loads(bytes(first.original))["choices"][0]["message"]["content"] == "let me add"
     assert (first.dialect, first.streamed, first.error, second.error) == (dialect, stream, "", "")
     assert (second.parent, second.keep, second.head) == (1, len(first.append), None)
     assert first.usage.cached_tokens == 4
     assert s.session.usage.output_tokens > 0
     assert s.session.failure is None
+
+
+def check_translated(requests, stream):
+    """A server of Chat Completions got the conversation in its own dialect."""
+    first, second = requests
+    function = {"name": "add", "parameters": PARAMETERS}
+    for request in requests:
+        assert request["model"] == MODEL
+        assert request.get("stream", False) == stream
+        [tool] = request["tools"]
+        assert {key: tool["function"][key] for key in function} == function
+        assert [message["role"] for message in request["messages"][:2]] == ["system", "user"]
+        assert "be exact" in json.dumps(request["messages"][0])
+    assert second["messages"][:2] == first["messages"] == first["messages"][:2]
+    said, result = second["messages"][2:]
+    [called] = said["tool_calls"]
+    assert (said["role"], said["content"], called["function"]["name"]) == ("assistant", "let me add", "add")
+    assert json.loads(called["function"]["arguments"]) == CALL["arguments"]
+    assert (result["role"], result["tool_call_id"]) == ("tool", called["id"])
+    assert "42" in json.dumps(result["content"])
 
 
 @WAYS
@@ -94,11 +120,12 @@ async def test_openai_chat(stream):
 
 
 @WAYS
-async def test_openai_responses(stream):
+@SERVERS
+async def test_openai_responses(stream, server):
     openai = client_library("openai")
     upstream = Upstream()
     tool = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": False}
-    async with serve_raw(upstream) as url, scene(url) as s:
+    async with serve_raw(upstream) as url, scene(url, server=server) as s:
         client = openai.AsyncOpenAI(base_url=s.gateway.url, api_key=s.session.key)
         items = [{"role": "user", "content": "19 + 23?"}]
 
@@ -119,16 +146,17 @@ async def test_openai_responses(stream):
         items += [{"type": "function_call_output", "call_id": call.call_id, "output": "42"}]
         assert (await turn()).output_text == "it is 42"
         await client.close()
-        check(s, upstream, "responses", stream)
+        check(s, upstream, "responses", stream, server)
 
 
 @WAYS
+@SERVERS
 @pytest.mark.parametrize("token", [False, True], ids=["key", "token"])
-async def test_anthropic_messages(stream, token):
+async def test_anthropic_messages(stream, server, token):
     anthropic = client_library("anthropic")
     upstream = Upstream()
     tool = {"name": "add", "input_schema": PARAMETERS}
-    async with serve_raw(upstream) as url, scene(url) as s:
+    async with serve_raw(upstream) as url, scene(url, server=server) as s:
         key = {"auth_token": s.session.key} if token else {"api_key": s.session.key}
         client = anthropic.AsyncAnthropic(base_url=root(s), **key)
         messages = [{"role": "user", "content": "19 + 23?"}]
@@ -147,19 +175,20 @@ async def test_anthropic_messages(stream, token):
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "42"}
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
         assert (await turn()).content[0].text == "it is 42"
-        check(s, upstream, "messages", stream)
+        check(s, upstream, "messages", stream, server)
         counted = await client.messages.count_tokens(model=MODEL, messages=messages)
         assert counted.input_tokens > 1
         await client.close()
-        assert s.log.last.dialect == "messages_count"
+        assert s.log.last.dialect == ("messages_count" if server == "same" else "messages")
 
 
 @WAYS
-async def test_google_genai(stream):
+@SERVERS
+async def test_google_genai(stream, server):
     genai = client_library("google.genai")
     types = genai.types
     upstream = Upstream()
-    async with serve_raw(upstream) as url, scene(url) as s:
+    async with serve_raw(upstream) as url, scene(url, server=server) as s:
         options = types.HttpOptions(base_url=root(s))
         declared = types.FunctionDeclaration(name="add", parameters_json_schema=PARAMETERS)
         config = types.GenerateContentConfig(
@@ -183,10 +212,10 @@ async def test_google_genai(stream):
             result = types.Part.from_function_response(name="add", response={"result": 42})
             contents += [types.Content(role="model", parts=parts), types.Content(role="user", parts=[result])]
             assert "".join(part.text for part in await turn() if part.text) == "it is 42"
-            check(s, upstream, "gemini", stream)
+            check(s, upstream, "gemini", stream, server)
             counted = await client.models.count_tokens(model=MODEL, contents=contents)
             assert counted.total_tokens > 1
-        assert s.log.last.dialect == "gemini_count"
+        assert s.log.last.dialect == ("gemini_count" if server == "same" else "gemini")
 
 
 @WAYS

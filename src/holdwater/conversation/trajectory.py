@@ -320,7 +320,8 @@ def open_conversation(reader: LedgerReader, attempt: int) -> ExchangeTree:
 def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
     """Yield one JSON document: `{"turn", "dialect", "status", "error", "streamed", "request", "reply"}`.
 
-    Request and reply are as they were sent and received, media included, but for the order of keys.
+    Request and reply are as they were sent and received, media included, but for the order of keys. If the
+    reply was translated, `original` is the one of the upstream.
     """
     exchange = tree.exchange(number)
     about = {
@@ -334,6 +335,8 @@ def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
     yield from _render_request(tree, number)
     yield b',"reply":'
     yield b"null" if exchange.reply is None else resolve_references(bytes(exchange.reply), tree.blobs)
+    if exchange.original is not None:
+        yield b',"original":' + resolve_references(bytes(exchange.original), tree.blobs)
     yield b"}\n"
 
 

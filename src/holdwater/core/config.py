@@ -126,6 +126,15 @@ class RunConfig(Record, frozen=True):
             live=False,
         ),
     ] = None
+    upstream_dialect: Annotated[
+        str,
+        ConfigOption(
+            CHOICE,
+            "The API of the model's server: `same` as the agent's, or `chat`: calls are translated (same)",
+            accepts=Literal["same", "chat"],
+            resume="The API of the model's server: `same` as the agent's, or `chat`",
+        ),
+    ] = "same"
     # What the agent's `configure` takes.
     agent_options: Annotated[
         dict[str, Any],

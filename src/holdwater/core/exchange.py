@@ -43,6 +43,8 @@ class Exchange(Record, frozen=True):
     by: str = ""  # the child attempt that made the call; empty: the attempt itself
     # The chunks of a stream as a JSON array, for the dialect whose clients keep them apart (Gemini).
     chunks: msgspec.Raw | None = None
+    # The reply as the upstream sent it, if it was translated to the dialect of the agent.
+    original: msgspec.Raw | None = None
 
     @property
     def complete(self) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "DIALECTS",
     "find_dialect",
     "has_conversations",
+    "list_chat_family",
     "list_conversations",
     "list_key_variables",
     "list_providers",
@@ -59,6 +60,11 @@ def make_counter(dialect: Dialect) -> Dialect:
 def list_conversations() -> frozenset[str]:
     """Return the names of the dialects in which calls are turns of a conversation."""
     return frozenset(name for name, dialect in DIALECTS.items() if not dialect.auxiliary)
+
+
+def list_chat_family() -> frozenset[str]:
+    """Return the names of Chat Completions and of the plain calls that its servers take."""
+    return frozenset({CHAT.name} | {name for name, dialect in DIALECTS.items() if dialect.auxiliary})
 
 
 def has_conversations(name: str) -> bool:

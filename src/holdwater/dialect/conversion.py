@@ -77,10 +77,13 @@ def _encode_text(value: Any) -> str:
 
 
 def convert_tools(request: Mapping[str, Any], parse: Callable[[Object], Iterator[Object]]) -> list[Object]:
-    """Return the tools of a request; a tool that takes a text takes an object with this text."""
+    """Return the tools of a request; a tool that takes a text takes an object with this text.
+
+    Tools that the provider runs itself, such as a web search, are left out: no other server has them.
+    """
     tools = as_list(request.get("tools"))
     texts = [tool for tool in tools if _is_text_tool(tool)]
-    others = {**request, "tools": [tool for tool in tools if not _is_text_tool(tool)]}
+    others = {**request, "tools": [t for t in tools if not (_is_text_tool(t) or _is_provided(t))]}
     return [*parse(others), *map(_convert_text_tool, texts)]
 
 
@@ -91,6 +94,10 @@ def list_text_tools(tools: Any) -> frozenset[str]:
 
 def _is_text_tool(tool: Any) -> bool:
     return as_dict(tool).get("type") == "custom" and "input_schema" not in tool
+
+
+def _is_provided(tool: Any) -> bool:
+    return as_dict(tool).get("type") not in (None, "function", "custom")
 
 
 def _convert_text_tool(tool: Object) -> Object:
@@ -138,13 +145,15 @@ class CompletionContent:
         self.text = _join_text(message.get("content")) or as_string(message.get("refusal"))
         self.thoughts = as_string(message.get("reasoning_content")) or as_string(message.get("reasoning"))
         self.calls = [
-            _parse_call(as_dict(call), context.text_tools) for call in as_list(message.get("tool_calls"))
+            parse_call(as_dict(call), context.text_tools) for call in as_list(message.get("tool_calls"))
         ]
         self.finish = as_string(choice.get("finish_reason"))
         usage = as_dict(completion.get("usage"))
         self.prompt = _count_tokens(usage.get("prompt_tokens"), completion.get("prompt_token_ids"))
         self.sampled = _count_tokens(usage.get("completion_tokens"), choice.get("token_ids"))
         self.cached = _count_tokens(as_dict(usage.get("prompt_tokens_details")).get("cached_tokens"), None)
+        spent = as_dict(usage.get("completion_tokens_details"))
+        self.reasoned = _count_tokens(spent.get("reasoning_tokens"), None)
 
 
 class CompletionCall(NamedTuple):
@@ -183,7 +192,7 @@ def _first_choice(completion: Object) -> Object:
     return as_dict(next(iter(as_list(completion.get("choices"))), None))
 
 
-def _parse_call(call: Object, text_tools: frozenset[str]) -> CompletionCall:
+def parse_call(call: Object, text_tools: frozenset[str]) -> CompletionCall:
     custom = as_dict(call.get("custom"))
     called = custom or as_dict(call.get("function"))
     name = as_string(called.get("name"))

@@ -26,6 +26,7 @@ from .conversion import (
 )
 from .message import CommonMessage, ModelReply, as_list, merge_messages, to_part
 from .sse import EventStream
+from .stream_writer import StreamWriter
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -150,8 +151,7 @@ class Dialect:
     chaining: ChainRules | None = None
 
     @property
-    def upstream_dialect(self) -> str:
-        """The dialect that an upstream must support."""
+    def upstream_dialect(self) -> str:  # that an upstream must support
         return self.counted_dialect or self.name
 
     # Requests on their way upstream
@@ -300,7 +300,10 @@ class Dialect:
         return msgspec.json.encode({**self.render_completion(content), **pick_token_fields(completion)})
 
     def render_completion(self, content: CompletionContent) -> dict[str, Any]:
-        """Return a reply with the content of a completion."""
+        raise NotImplementedError
+
+    def write_stream(self, context: ReplyContext) -> StreamWriter:
+        """Return the writer of a stream whose content arrives in Chat Completions."""
         raise NotImplementedError
 
     def append_text(self, reply: dict[str, Any], text: str) -> None:

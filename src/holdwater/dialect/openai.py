@@ -141,7 +141,10 @@ class ChoiceStream(EventStream):
         if data == b"[DONE]":
             self.done = True
             return True
-        chunk = decode_object(data)
+        return self.take_chunk(decode_object(data))
+
+    def take_chunk(self, chunk: dict[str, Any]) -> bool:
+        """Add a chunk; return whether the client gets it."""
         choices, usage = chunk.pop("choices", None) or [], chunk.pop("usage", None)
         self.error = chunk.pop("error", None) or self.error
         self._usage = self._usage if usage is None else usage

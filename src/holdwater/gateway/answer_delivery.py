@@ -242,7 +242,12 @@ class AnswerDelivery:
         self._written = True
         if self._dialect.counted_dialect:  # no provider charges for a count
             ending = ending._replace(billed=False)
-        ending = ending._replace(saved=self._saved, version=self._find_version(), unlimited=self._unlimited)
+        ending = ending._replace(
+            saved=self._saved,
+            version=self._find_version(),
+            unlimited=self._unlimited,
+            original=self._answer.original if self._answer is not None else None,
+        )
         self._session.write(self._delta, ending, self._started, self._call)
         self._threads.end(self._call, failure)
 

@@ -303,6 +303,7 @@ class CallEnding(NamedTuple):
     saved: ModelUsage | None = None  # replaces `usage`: the reply came from the record
     version: str = ""  # of the answering policy
     chunks: bytes | None = None  # as in `Exchange`
+    original: bytes | None = None  # as in `Exchange`
     billed: bool = True  # False: refused by the upstream, or never sent, so it costs nothing
     unlimited: bool = False  # does not count against the limits of the attempt
 
@@ -333,4 +334,5 @@ class CallEnding(NamedTuple):
             version=self.version,
             by=by,
             chunks=Raw(self.chunks) if self.chunks is not None else None,
+            original=Raw(self.original) if self.original is not None else None,
         )

@@ -86,7 +86,7 @@ class CallRelay:
         prepared = await self._prepare(request, session, route, behind)
         estimate = estimate_tokens(route.dialect, prepared.call.body.size)
         upstream = behind.upstream
-        able = upstream is not None and upstream.counts and counts in upstream.dialects - session.uncounted
+        able = upstream is not None and counts in upstream.counting - session.uncounted
         if prepared.recorded is None and not able:
             prepared.call.body.free()
             return estimate

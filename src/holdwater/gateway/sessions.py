@@ -347,7 +347,9 @@ class Session:
         """Write the exchange to the record. Only after that may the end of its reply be sent."""
         number = self._owner.exchanges + 1
         ending = ending._replace(
-            reply=self._extract_reply(ending.reply), chunks=self._extract_reply(ending.chunks)
+            reply=self._extract_reply(ending.reply),
+            chunks=self._extract_reply(ending.chunks),
+            original=self._extract_reply(ending.original),
         )
         exchange = ending.make_exchange(number, delta, self.terms.price, started, self._by)
         try:

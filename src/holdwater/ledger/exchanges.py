@@ -155,7 +155,7 @@ def decode_exchange(content: bytes, attempt: int) -> Exchange:
     except msgspec.MsgspecError as e:
         raise LedgerCorrupt(f"invalid exchange record in attempt {attempt}: {e}") from e
     fields = msgspec.structs.asdict(stored)
-    for name in ("head", "reply", "chunks"):
+    for name in ("head", "reply", "chunks", "original"):
         fields[name] = None if bytes(fields[name]) == b"null" else fields[name]
     return Exchange(**fields)
 
@@ -181,6 +181,7 @@ class _StoredExchange(Record, frozen=True):
     version: str = ""
     by: str = ""
     chunks: msgspec.Raw = msgspec.Raw(b"null")
+    original: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _encode = msgspec.json.Encoder().encode

@@ -27,6 +27,7 @@ from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
+from ..dialect import DIALECTS, list_chat_family
 from ..gateway.call_terms import CallTerms, ModelRoute, RateLimiter
 from ..gateway.recorder import RequestDelta
 from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
@@ -34,6 +35,7 @@ from ..gateway.upstreams.endpoints import EndpointPool
 from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream, ProviderAddress
 from ..gateway.upstreams.policy import PolicyUpstream
+from ..gateway.upstreams.translation import TranslatedUpstream
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
 from ..plugin import find_object
@@ -47,6 +49,7 @@ from .worker_protocol import (
     OrderTerms,
     SteerWorker,
     ToConductor,
+    UpstreamConfig,
     WorkerSetup,
 )
 
@@ -92,10 +95,16 @@ class WorkerModels:
             return nullcontext(ReplayOnly())
         if given is None:
             return nullcontext(NoModel())
-        if given.everywhere is not None:
-            return HttpUpstream(given.everywhere.url, given.everywhere.key, stall=config.stall)
-        addresses = {d: ProviderAddress(p.url, p.key, p.bearer) for d, p in given.spoken.items()}
-        return HttpUpstream(addresses, stall=config.stall)
+        addresses = _list_addresses(given)
+        if config.upstream_dialect == "same":
+            return HttpUpstream(addresses, stall=config.stall)
+        understood = {name: addresses[name] for name in list_chat_family() if name in addresses}
+        return self._translate_calls(HttpUpstream(understood, stall=config.stall))
+
+    @asynccontextmanager
+    async def _translate_calls(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
+        async with server:
+            yield TranslatedUpstream(server, self._read_conversation)
 
     @asynccontextmanager
     async def open_route(
@@ -218,6 +227,13 @@ class _SegmentHistory:
 
     def read_head(self, number: int) -> bytes:
         return ExchangeTree(self._directory, self._attempt).raw_head(number)
+
+
+def _list_addresses(given: UpstreamConfig) -> dict[str, ProviderAddress]:
+    """Return the address of each dialect that a server is known for."""
+    if given.everywhere is not None:
+        return dict.fromkeys(DIALECTS, ProviderAddress(given.everywhere.url, given.everywhere.key))
+    return {name: ProviderAddress(p.url, p.key, p.bearer) for name, p in given.spoken.items()}
 
 
 def load_policy(spec: str) -> Policy:

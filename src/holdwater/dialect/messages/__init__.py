@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
-from ..conversion import TOOL_CHOICES, CompletionContent, make_tool_choice, pick_options
+from ..conversion import TOOL_CHOICES, CompletionContent, ReplyContext, make_tool_choice, pick_options
 from ..interface import (
     AdaptedRequest,
     Dialect,
@@ -38,7 +38,15 @@ from ..message import (
     to_media,
     to_part,
 )
-from .stream import MessagesStream, count_usage, render_events
+from .stream import (
+    MessagesStream,
+    MessagesWriter,
+    count_usage,
+    find_stop_reason,
+    make_message,
+    make_usage,
+    render_events,
+)
 
 _PATH = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
 _EPOCH = "1970-01-01T00:00:00Z"
@@ -155,21 +163,11 @@ class MessagesDialect(Dialect):
         }
 
     def render_completion(self, content: CompletionContent) -> dict[str, Any]:
-        stop = {"length": "max_tokens", "content_filter": "refusal"}.get(content.finish)
         return {
-            "id": f"msg_{content.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": content.model,
+            **make_message(content),
             "content": list(_render_blocks(content)),
-            "stop_reason": stop or ("tool_use" if content.calls else "end_turn"),
-            "stop_sequence": None,
-            "usage": {
-                "input_tokens": content.prompt - content.cached,
-                "cache_read_input_tokens": content.cached,
-                "cache_creation_input_tokens": 0,
-                "output_tokens": content.sampled,
-            },
+            "stop_reason": find_stop_reason(content),
+            "usage": make_usage(content),
         }
 
     def append_text(self, reply: dict[str, Any], text: str) -> None:
@@ -178,6 +176,9 @@ class MessagesDialect(Dialect):
             place for place, block in enumerate(blocks) if _get_kind(as_dict(block)).endswith("tool_use")
         )
         blocks.insert(next(calls, len(blocks)), {"type": "text", "text": text})
+
+    def write_stream(self, context: ReplyContext) -> MessagesWriter:
+        return MessagesWriter(context)
 
 
 def strip_transient(message: bytes) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
+from ..conversion import CompletionContent, pick_token_fields
 from ..interface import read_counts
 from ..message import SHAPE_ERRORS
 from ..sse import (
@@ -28,6 +29,7 @@ from ..sse import (
     to_objects,
     to_text,
 )
+from ..stream_writer import TEXT, Events, OpenPart, StreamWriter
 
 
 class _MessagesDetails(msgspec.Struct):
@@ -191,3 +193,70 @@ def _block_events(place: int, block: Object) -> Iterator[dict[str, Any]]:
     for delta in deltas:
         yield {"type": "content_block_delta", "index": place, "delta": delta}
     yield {"type": "content_block_stop", "index": place}
+
+
+class MessagesWriter(StreamWriter):
+    """Writes a stream of blocks; the counts come with its end."""
+
+    def begin(self, content: CompletionContent) -> Events:
+        message = {**make_message(content), "content": (), "stop_reason": None}
+        counts = {"input_tokens": 0, "output_tokens": 0}
+        yield _render({"type": "message_start", "message": {**message, "usage": counts}})
+
+    def open(self, part: OpenPart) -> Events:
+        if part.call is not None:
+            block = {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+        elif part.kind == TEXT:
+            block = {"type": "text", "text": ""}
+        else:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        yield _render({"type": "content_block_start", "index": part.place, "content_block": block})
+
+    def add(self, part: OpenPart, piece: str) -> Events:
+        if part.call is not None:
+            delta = {"type": "input_json_delta", "partial_json": piece}
+        elif part.kind == TEXT:
+            delta = {"type": "text_delta", "text": piece}
+        else:
+            delta = {"type": "thinking_delta", "thinking": piece}
+        yield _render({"type": "content_block_delta", "index": part.place, "delta": delta})
+
+    def close(self, part: OpenPart, whole: str) -> Events:
+        yield _render({"type": "content_block_stop", "index": part.place})
+
+    def end(self, content: CompletionContent, completion: dict[str, Any]) -> Events:
+        last = {"stop_reason": find_stop_reason(content), "stop_sequence": None}
+        counts = {"usage": make_usage(content), **pick_token_fields(completion)}
+        yield _render({"type": "message_delta", "delta": last, **counts})
+        yield _render({"type": "message_stop"})
+
+
+def _render(event: dict[str, Any]) -> bytes:
+    return render_event(event, event["type"])
+
+
+def make_message(content: CompletionContent) -> dict[str, Any]:
+    """Return the fields of a reply that are known at its start."""
+    return {
+        "id": f"msg_{content.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": content.model,
+        "stop_sequence": None,
+    }
+
+
+def find_stop_reason(content: CompletionContent) -> str:
+    stop = {"length": "max_tokens", "content_filter": "refusal"}.get(content.finish)
+    return stop or ("tool_use" if content.calls else "end_turn")
+
+
+def make_usage(content: CompletionContent) -> dict[str, Any]:
+    reasoned = {"output_tokens_details": {"thinking_tokens": content.reasoned}} if content.reasoned else {}
+    return {
+        "input_tokens": content.prompt - content.cached,
+        "cache_read_input_tokens": content.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": content.sampled,
+        **reasoned,
+    }

@@ -7,7 +7,6 @@ item is one common message, until `merge_messages` joins them.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from msgspec import Raw
 from ...core.records import ModelUsage
 from ..conversion import (
     CompletionContent,
+    ReplyContext,
     make_response_format,
     make_tool_choice,
     pick_options,
@@ -40,7 +40,17 @@ from ..message import (
 )
 from ..openai import OpenAIDialect, parse_content
 from ..sse import NULL
-from .stream import ResponsesReply, ResponsesStream, count_usage, render_events
+from .stream import (
+    ResponsesReply,
+    ResponsesStream,
+    ResponsesWriter,
+    count_usage,
+    make_call_item,
+    make_response,
+    make_text_item,
+    make_thought_item,
+    render_events,
+)
 
 LONGEST_REFERENCE = 512  # bytes
 _REFERENCE = frozenset({"id", "type"})  # the keys of an `item_reference`
@@ -193,31 +203,10 @@ class ResponsesDialect(OpenAIDialect):
         }
 
     def render_completion(self, content: CompletionContent) -> dict[str, Any]:
-        reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(content.finish)
-        return {
-            "id": f"resp_{content.id}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "incomplete" if reason else "completed",
-            "incomplete_details": {"reason": reason} if reason else None,
-            "error": None,
-            "instructions": None,
-            "metadata": {},
-            "model": content.model,
-            "output": list(_render_items(content)),
-            "parallel_tool_calls": True,
-            "temperature": None,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": None,
-            "usage": {
-                "input_tokens": content.prompt,
-                "input_tokens_details": {"cached_tokens": content.cached},
-                "output_tokens": content.sampled,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": content.prompt + content.sampled,
-            },
-        }
+        return make_response(content, list(_render_items(content)))
+
+    def write_stream(self, context: ReplyContext) -> ResponsesWriter:
+        return ResponsesWriter(context)
 
     def append_text(self, reply: dict[str, Any], text: str) -> None:
         part = {"type": "output_text", "text": text, "annotations": []}
@@ -249,16 +238,8 @@ def _parse_call(kind: str, item: dict[str, Any]) -> ToolCall:
 
 def _render_items(content: CompletionContent) -> Iterator[dict[str, Any]]:
     if content.thoughts:
-        summary = [{"type": "summary_text", "text": content.thoughts}]
-        yield {"type": "reasoning", "id": f"rs_{content.id}", "summary": summary}
+        yield make_thought_item(content, 0, content.thoughts)
     if content.text or not content.calls:
-        part = {"type": "output_text", "text": content.text, "annotations": []}
-        own = {"id": f"msg_{content.id}", "role": "assistant", "status": "completed"}
-        yield {"type": "message", **own, "content": [part]}
+        yield make_text_item(content, 0, content.text)
     for place, call in enumerate(content.calls):
-        ids = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if call.takes_text:
-            yield {"type": "custom_tool_call", "id": f"ctc_{content.id}_{place}", **ids, "input": call.input}
-        else:
-            own = {"id": f"fc_{content.id}_{place}", "arguments": call.arguments}
-            yield {"type": "function_call", **own, **ids}
+        yield make_call_item(content, place, call)

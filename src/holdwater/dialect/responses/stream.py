@@ -5,13 +5,15 @@ The event that ends a stream holds the complete reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
+from ..conversion import CompletionCall, CompletionContent, pick_token_fields
 from ..interface import read_counts
 from ..openai import TokenDetails
 from ..sse import (
@@ -26,7 +28,9 @@ from ..sse import (
     to_objects,
     to_text,
 )
+from ..stream_writer import TEXT, Events, OpenPart, StreamWriter
 
+Place = dict[str, Any]  # the fields of an event that say which text it belongs to
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
@@ -230,3 +234,129 @@ def _text_events(
     """Return the text in one delta, if it is not empty, and the event that ends it."""
     delta = [{"type": f"{name}.delta", **where, "delta": text}] if is_text(text) else []
     return delta, {"type": f"{name}.done", **where, field: text}
+
+
+class ResponsesWriter(StreamWriter):
+    """Writes a stream of items; its last event holds all of them."""
+
+    def begin(self, content: CompletionContent) -> Events:
+        self._begun = content
+        self._output: list[dict[str, Any]] = []
+        self._number = 0  # of the next event
+        reply = make_response(content, (), status="in_progress", usage=None)
+        yield self._render("response.created", response=reply)
+        yield self._render("response.in_progress", response=reply)
+
+    def open(self, part: OpenPart) -> Events:
+        self._text = self._find_text(part)
+        item = {**self._make_item(part, ""), "status": "in_progress"}
+        kind = item["type"]
+        empty = dict.fromkeys(_ITEM_PARTS.get(kind, ()), ()) | dict.fromkeys(_ITEM_TEXTS.get(kind, ()), "")
+        given = {field: empty.get(field, value) for field, value in item.items()}
+        yield self._render("response.output_item.added", output_index=part.place, item=given)
+        if (frame := self._find_frame(part)) is not None:
+            name, where, piece = frame
+            yield self._render(f"{name}.added", **where, part=piece)
+
+    def add(self, part: OpenPart, piece: str) -> Events:
+        if part.call is not None and part.call.takes_text:
+            return  # its text is inside the JSON that now arrives
+        name, where, _ = self._text
+        yield self._render(f"{name}.delta", **where, delta=piece)
+
+    def close(self, part: OpenPart, whole: str) -> Events:
+        item = self._make_item(part, whole)
+        name, where, field = self._text
+        if part.call is not None and part.call.takes_text:
+            whole = part.call.input
+            yield self._render(f"{name}.delta", **where, delta=whole)
+        yield self._render(f"{name}.done", **where, **{field: whole})
+        if (frame := self._find_frame(part, whole)) is not None:
+            name, where, piece = frame
+            yield self._render(f"{name}.done", **where, part=piece)
+        self._output.append(item)
+        yield self._render("response.output_item.done", output_index=part.place, item=item)
+
+    def end(self, content: CompletionContent, completion: dict[str, Any]) -> Events:
+        reply = {**make_response(content, self._output), **pick_token_fields(completion)}
+        yield self._render(f"response.{reply['status']}", response=reply)
+
+    def _render(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return render_event({"type": kind, **fields, "sequence_number": self._number - 1}, kind)
+
+    def _make_item(self, part: OpenPart, whole: str) -> dict[str, Any]:
+        if part.call is not None:
+            return make_call_item(self._begun, part.place, part.call)
+        make = make_text_item if part.kind == TEXT else make_thought_item
+        return make(self._begun, part.place, whole)
+
+    def _find_text(self, part: OpenPart) -> tuple[str, Place, str]:
+        """Return the name of the events of a part's text, their place, and the field of the whole text."""
+        item = self._make_item(part, "")
+        where = {"item_id": item["id"], "output_index": part.place}
+        if part.call is not None:
+            [(field, name)] = _ITEM_TEXTS[item["type"]].items()
+            return name, where, field
+        if part.kind == TEXT:
+            return "response.output_text", {**where, "content_index": 0, "logprobs": ()}, "text"
+        return "response.reasoning_summary_text", {**where, "summary_index": 0}, "text"
+
+    def _find_frame(self, part: OpenPart, whole: str = "") -> tuple[str, Place, dict[str, Any]] | None:
+        """Return the name of the events around a text, their place, and the text's part of the item."""
+        if part.call is not None:
+            return None
+        item = self._make_item(part, whole)
+        [(field, (name, number))] = list(_ITEM_PARTS[item["type"]].items())[:1]
+        return name, {"item_id": item["id"], "output_index": part.place, number: 0}, item[field][0]
+
+
+def make_response(
+    content: CompletionContent, output: Sequence[dict[str, Any]], **fields: Any
+) -> dict[str, Any]:
+    """Return a reply with some items."""
+    reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(content.finish)
+    return {
+        "id": f"resp_{content.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if reason else "completed",
+        "incomplete_details": {"reason": reason} if reason else None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": content.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "usage": {
+            "input_tokens": content.prompt,
+            "input_tokens_details": {"cached_tokens": content.cached},
+            "output_tokens": content.sampled,
+            "output_tokens_details": {"reasoning_tokens": content.reasoned},
+            "total_tokens": content.prompt + content.sampled,
+        },
+        **fields,
+    }
+
+
+def make_thought_item(content: CompletionContent, place: int, text: str) -> dict[str, Any]:
+    summary = [{"type": "summary_text", "text": text}]
+    return {"type": "reasoning", "id": f"rs_{content.id}_{place}", "summary": summary}
+
+
+def make_text_item(content: CompletionContent, place: int, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    own = {"id": f"msg_{content.id}_{place}", "role": "assistant", "status": "completed"}
+    return {"type": "message", **own, "content": [part]}
+
+
+def make_call_item(content: CompletionContent, place: int, call: CompletionCall) -> dict[str, Any]:
+    ids = {"call_id": call.id, "name": call.name, "status": "completed"}
+    if call.takes_text:
+        return {"type": "custom_tool_call", "id": f"ctc_{content.id}_{place}", **ids, "input": call.input}
+    own = {"id": f"fc_{content.id}_{place}", "arguments": call.arguments}
+    return {"type": "function_call", **own, **ids}

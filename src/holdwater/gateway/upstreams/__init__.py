@@ -41,6 +41,7 @@ class UpstreamAnswer(Protocol):
     failure: AttemptFailure | None  # the failure that the status means for the attempt
     version: str | None  # of the policy, if the answer names it; known once the body is
     waits: bool  # the body may start late: send keep-alive events to a streaming client
+    original: bytes | None  # the reply as the upstream sent it, if it was translated; known once the body is
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; raise `ModelFailed` if it breaks off."""
@@ -54,8 +55,8 @@ class Upstream(Protocol):
         """The names of the supported dialects."""
 
     @property
-    def counts(self) -> bool:
-        """Whether the upstream may support token counts."""
+    def counting(self) -> frozenset[str]:
+        """The names of the dialects in which it may count the tokens of a request."""
 
     def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
         """Send `call`; raise `ModelFailed` if there is no answer. Leaving the context cancels the call."""
@@ -67,7 +68,7 @@ class AbsentModel:
     message: str
     hint: str
     kind: str
-    counts = False
+    counting: frozenset[str] = frozenset()
 
     @property
     def dialects(self) -> frozenset[str]:

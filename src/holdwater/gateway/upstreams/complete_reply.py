@@ -32,6 +32,7 @@ class CompleteReply:
     status = 200
     failure: AttemptFailure | None = None
     waits = False
+    original: bytes | None = None
 
     def __init__(
         self,

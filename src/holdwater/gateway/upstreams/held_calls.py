@@ -69,7 +69,7 @@ class EarlierExchanges(Protocol):
 class HeldUpstream:
     """Implements `Upstream`, for one attempt."""
 
-    counts = False
+    counting: frozenset[str] = frozenset()
 
     def __init__(self, listener: HeldCallListener, earlier: EarlierExchanges, executor: Executor) -> None:
         self._listener = listener
@@ -169,6 +169,7 @@ class HeldAnswer:
     status = 200
     failure: AttemptFailure | None = None
     waits = True
+    original: bytes | None = None
 
     def __init__(
         self,

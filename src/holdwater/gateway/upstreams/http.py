@@ -98,7 +98,7 @@ class HttpUpstream:
     ) -> None:
         addresses = dict.fromkeys(DIALECTS, ProviderAddress(url, key)) if isinstance(url, str) else dict(url)
         self.dialects = frozenset(addresses)
-        self.counts = True
+        self.counting = self.dialects
         self._bases = {dialect: address.build_base(dialect) for dialect, address in addresses.items()}
         self._keys = {dialect: address.build_headers(dialect) for dialect, address in addresses.items()}
         self.scrubber = SecretScrubber(address.key for address in addresses.values() if address.key)
@@ -291,6 +291,7 @@ class HttpAnswer:
     """A response of an HTTP server that is forwarded to the client."""
 
     waits = False
+    original: bytes | None = None
 
     def __init__(
         self,

@@ -10,28 +10,22 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
-
-import msgspec
 
 from ...core.authoring import Policy
 from ...core.errors import ModelFailed, RunFailed
 from ...dialect import DIALECTS, list_conversations
-from ..recorder import RequestDelta
 from . import UpstreamCall
 from .complete_reply import CompleteReply, read_context, render_reply
-
-ReadConversation = Callable[[int, RequestDelta], list[Any]]
-"""Returns all messages of an attempt's request, decoded. It reads files: do not call it on the event loop."""
+from .request_conversion import ReadConversation, convert_request
 
 
 class PolicyUpstream:
     """Implements `Upstream`."""
 
-    counts = False
+    counting: frozenset[str] = frozenset()
 
     def __init__(self, policy: Policy, conversation: ReadConversation | None = None) -> None:
         self._policy = policy
@@ -45,15 +39,9 @@ class PolicyUpstream:
     async def send(self, call: UpstreamCall) -> AsyncIterator[CompleteReply]:
         assert call.delta is not None, "the policy answers only turns"
         dialect, wanted = DIALECTS[call.dialect], read_context(call)
-        request = msgspec.json.decode(call.body.to_bytes())
+        request = await convert_request(call, wanted, self._conversation)
         call.body.free()
-        if call.delta.linked and self._conversation is not None:  # the policy does not store replies
-            read = partial(self._conversation, call.attempt, call.delta)
-            loop = asyncio.get_running_loop()
-            request[dialect.key] = await loop.run_in_executor(None, read)
-        if dialect.model_in_path:
-            request["model"] = wanted.model
-        answer = await self._call_policy(dialect.request_to_chat(request))
+        answer = await self._call_policy(request)
         reply = render_reply(answer, dialect, wanted)
         version = answer.get("policy_version") if isinstance(answer, dict) else None
         yield CompleteReply(reply, dialect, call.reply_format, None if version is None else str(version))

@@ -55,6 +55,7 @@ class RunOptions(TypedDict, total=False):
 
     model: str | None
     base_url: str | None
+    upstream_dialect: str | None
     agent_option: Mapping[str, Any] | Sequence[str] | None
     concurrency: int | str | None
     ungoverned: bool | None
@@ -136,6 +137,7 @@ class ResumeOptions(TypedDict, total=False):
     memory: int | str | None
     disk: int | str | None
     base_url: str | None
+    upstream_dialect: str | None
     env: Mapping[str, str | None] | Sequence[str] | None
     sandbox_url: str | None
     sandbox_token_file: str | Path | None

@@ -1,6 +1,7 @@
 """Gemini generateContent and streamGenerateContent: the model is in the path, and a stream has no end mark.
 
-A stream that is not requested as events is one JSON array: it is read as a whole.
+A stream that is not requested as events is one JSON array: it is read as a whole. `stream.py` has the
+streams.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw
 
-from ..core.records import ModelUsage
-from .conversion import TOOL_CHOICES, CompletionContent, ReplyContext, make_response_format
-from .interface import (
+from ..conversion import TOOL_CHOICES, CompletionContent, ReplyContext, make_response_format
+from ..interface import (
     AdaptedRequest,
     Dialect,
     ParsedReply,
@@ -25,9 +25,8 @@ from .interface import (
     RequestTarget,
     check_utf8,
     know_headers,
-    read_counts,
 )
-from .message import (
+from ..message import (
     DECODE_ERRORS,
     ROLES,
     SHAPE_ERRORS,
@@ -44,7 +43,16 @@ from .message import (
     to_media,
     to_part,
 )
-from .sse import EventStream, decode_object, decode_values, join_values, render_event
+from ..sse import decode_values, render_event
+from .stream import (
+    GeminiStream,
+    GeminiWriter,
+    count_usage,
+    find_finish_reason,
+    make_call_part,
+    make_chunk,
+    make_usage,
+)
 
 _ROUTE = re.compile(r"(?:/v1)*?(?:/(v1(?:alpha|beta)?\d*))?/((?:models|tunedModels)/[^:]+):(\w+)")
 _METHODS = {"generateContent": False, "streamGenerateContent": False, "countTokens": True}
@@ -153,7 +161,7 @@ class GeminiDialect(Dialect):
         check_utf8(body)
         if not body.lstrip().startswith(b"["):
             reply = msgspec.json.decode(body, type=_GeminiReply)
-            return ParsedReply(_count_usage(reply.usageMetadata), reply.error)
+            return ParsedReply(count_usage(reply.usageMetadata), reply.error)
         stream = GeminiStream()
         try:
             for chunk in msgspec.json.decode(body, type=list[dict[str, Any]]):
@@ -237,23 +245,19 @@ class GeminiDialect(Dialect):
             parts.append({"text": content.thoughts, "thought": True})
         if content.text or not content.calls:
             parts.append({"text": content.text})
-        for call in content.calls:
-            parts.append({"functionCall": {"id": call.id, "name": call.name, "args": call.object}})
-        finish = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}.get(content.finish, "STOP")
-        answer = {"parts": parts, "role": "model"}
-        counts = {"promptTokenCount": content.prompt, "candidatesTokenCount": content.sampled}
-        cached = {"cachedContentTokenCount": content.cached} if content.cached else {}
+        parts += map(make_call_part, content.calls)
         return {
-            "candidates": [{"content": answer, "finishReason": finish, "index": 0}],
-            "usageMetadata": {**counts, **cached, "totalTokenCount": content.prompt + content.sampled},
-            "modelVersion": content.model,
-            "responseId": content.id,
+            **make_chunk(content, parts, finishReason=find_finish_reason(content)),
+            "usageMetadata": make_usage(content),
         }
 
     def append_text(self, reply: dict[str, Any], text: str) -> None:
         parts = reply["candidates"][0]["content"]["parts"]
         calls = (place for place, part in enumerate(parts) if _get_either(as_dict(part), "functionCall"))
         parts.insert(next(calls, len(parts)), {"text": text})
+
+    def write_stream(self, context: ReplyContext) -> GeminiWriter:
+        return GeminiWriter(context)
 
 
 def _parse_answer(answer: dict[str, Any]) -> Iterator[str | MessageMedia]:
@@ -271,9 +275,12 @@ def _make_message(role: str, parts: list[dict[str, Any]]) -> CommonMessage:
     aside = {"thoughtSignature", "thought_signature"}
     others = [part for part in parts if part.get("thought") is not True and set(part) - aside]
     shown = [part for part in others if not _get_either(part, "functionCall")]
+    said = [_parse_part(part) for part in shown if part.get("text") != ""]
+    if said and role == "assistant" and all(isinstance(part, str) for part in said):
+        said = ["".join(map(str, said))]  # clients send the chunks of a stream back
     return CommonMessage(
         role=role,
-        parts=tuple(_parse_part(part) for part in shown if part.get("text") != ""),
+        parts=tuple(said),
         reasoning="".join(thoughts),
         calls=tuple(parse_call(call, "args") for call in calls),
     )
@@ -301,100 +308,3 @@ def _list_parts(content: dict[str, Any]) -> list[dict[str, Any]]:
 class _GeminiReply(msgspec.Struct):
     usageMetadata: Any = None
     error: Any = None
-
-
-class _GeminiUsage(msgspec.Struct):
-    promptTokenCount: int | None = None
-    toolUsePromptTokenCount: int | None = None
-    cachedContentTokenCount: int | None = None
-    candidatesTokenCount: int | None = None
-    thoughtsTokenCount: int | None = None
-
-
-def _count_usage(counts: Any) -> ModelUsage:
-    usage = read_counts(counts, _GeminiUsage)
-    return ModelUsage(
-        requests=1,
-        input_tokens=(usage.promptTokenCount or 0) + (usage.toolUsePromptTokenCount or 0),
-        cached_tokens=usage.cachedContentTokenCount or 0,
-        output_tokens=(usage.candidatesTokenCount or 0) + (usage.thoughtsTokenCount or 0),
-        reasoning_tokens=usage.thoughtsTokenCount or 0,
-    )
-
-
-class GeminiStream(EventStream):
-    """Assembles chunks, each a reply with the new parts. Clients send each back as a content of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._envelope: dict[str, Any] = {}
-        self._candidates: dict[int, _CandidateAssembly] = {}
-        self._chunks: list[bytes] = []  # bound: `LARGEST_REPLY` of `answer_delivery.py`
-
-    @property
-    def chunks(self) -> bytes | None:
-        return b"[" + b",".join(self._chunks) + b"]"
-
-    @property
-    def usage(self) -> ModelUsage:
-        return _count_usage(self._envelope.get("usageMetadata"))
-
-    def add(self, chunk: dict[str, Any]) -> None:
-        self.error = chunk.pop("error", None) or self.error
-        for candidate in chunk.pop("candidates", None) or ():
-            self._candidates.setdefault(int(candidate.get("index", 0)), _CandidateAssembly()).take(candidate)
-            self.began = True
-            self.finished = self.finished or candidate.get("finishReason") is not None
-        self._envelope.update({field: value for field, value in chunk.items() if value is not None})
-        if (chunk.get("promptFeedback") or {}).get("blockReason") is not None:
-            self.began = self.finished = True
-
-    def _take(self, data: bytes) -> bool:
-        if data != b"[DONE]":  # some compatible servers send it
-            self.add(decode_object(data))
-            self._chunks.append(data)
-        return True
-
-    def _reply(self) -> dict[str, Any]:
-        candidates = [self._candidates[index].build_candidate() for index in sorted(self._candidates)]
-        error = {"error": self.error} if self.error is not None else {}
-        return {"candidates": candidates, **self._envelope, **error}
-
-
-class _CandidateAssembly:
-    def __init__(self) -> None:
-        self._fields: dict[str, Any] = {}
-        self._content: dict[str, Any] = {}
-        self._parts: list[dict[str, Any]] = []
-        self._texts: list[str] = []  # pieces of the last part, if that is a text
-
-    def take(self, candidate: dict[str, Any]) -> None:
-        content = dict(candidate.get("content") or {})
-        for part in content.pop("parts", None) or ():
-            self._add_part(dict(part))
-        self._content.update(content)
-        for field, value in candidate.items():
-            if field == "content" or value is None:
-                continue
-            lists = field in ("logprobsResult", "citationMetadata")
-            self._fields[field] = join_values(self._fields.get(field), value) if lists else value
-
-    def _add_part(self, part: dict[str, Any]) -> None:
-        """Add a part; it continues the last one if both are plain text of the same kind."""
-        plain = part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
-        if plain and self._texts and self._parts[-1].get("thought") == part.get("thought"):
-            self._texts.append(part["text"])
-            return
-        self._close_text()
-        self._parts.append(part)
-        self._texts = [part["text"]] if plain else []
-
-    def _close_text(self) -> None:
-        if self._texts:
-            self._parts[-1]["text"] = "".join(self._texts)
-            self._texts = [self._parts[-1]["text"]]
-
-    def build_candidate(self) -> dict[str, Any]:
-        self._close_text()
-        content = {"parts": self._parts, **self._content} if self._parts or self._content else {}
-        return {**({"content": content} if content else {}), **self._fields}

@@ -1,0 +1,160 @@
+"""The upstream for servers that support Chat Completions alone: it translates the calls of other dialects.
+
+Requests are converted whole, replies as they arrive: no stream waits for its end. The dialects know how;
+`http.py` sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDict
+
+from ...core.errors import ModelFailed
+from ...core.records import MiB
+from ...dialect import CHAT, DIALECTS, list_conversations
+from ...dialect.chat import ChatStream
+from ...dialect.conversion import ReplyContext
+from ...dialect.interface import Dialect, ReplyFormat, know_headers
+from ...dialect.message import DECODE_ERRORS, SHAPE_ERRORS
+from . import Upstream, UpstreamAnswer, UpstreamCall
+from .complete_reply import CompleteReply, content_type, read_context, render_reply
+from .request_conversion import ReadConversation, convert_request
+from .retry import failure_inside, parse_error
+
+LARGEST_REPLY = 64 * MiB
+_COMMON_HEADERS = know_headers(set()).names
+
+
+class TranslatedUpstream:
+    """Implements `Upstream`: sends the calls of the dialects that `inner` supports unchanged."""
+
+    def __init__(self, inner: Upstream, read_conversation: ReadConversation) -> None:
+        self._inner = inner
+        self._read_conversation = read_conversation
+        self.dialects = inner.dialects | list_conversations()
+        self.counting = inner.counting
+
+    @asynccontextmanager
+    async def send(self, call: UpstreamCall) -> AsyncIterator[UpstreamAnswer]:
+        if call.dialect in self._inner.dialects:
+            async with self._inner.send(call) as answer:
+                yield answer
+            return
+        wanted = read_context(call)
+        request = await convert_request(call, wanted, self._read_conversation)
+        request.pop("stream", None)
+        if call.reply_format is ReplyFormat.EVENTS:
+            request |= {"stream": True, "stream_options": {"include_usage": True}}
+        call.body.replace((msgspec.json.encode(request),))
+        headers = {name: value for name, value in call.headers.items() if name.lower() in _COMMON_HEADERS}
+        translated = call._replace(path=CHAT.path, headers=headers, dialect=CHAT.name)
+        async with self._inner.send(translated) as answer:
+            yield TranslatedAnswer(answer, DIALECTS[call.dialect], call.reply_format, wanted)
+
+
+class TranslatedAnswer:
+    """Implements `UpstreamAnswer`: an answer in Chat Completions, in the dialect of the agent."""
+
+    def __init__(
+        self, answer: UpstreamAnswer, dialect: Dialect, manner: ReplyFormat, wanted: ReplyContext
+    ) -> None:
+        self._answer = answer
+        self._dialect = dialect
+        self._manner = manner
+        self._wanted = wanted
+        self.original: bytes | None = None
+        self.status = answer.status
+        self.failure = answer.failure
+        self.version = answer.version
+        self.waits = answer.waits
+        self._streamed = manner is ReplyFormat.EVENTS and _is_stream(answer)
+        kind = content_type(manner if answer.status < 300 else ReplyFormat.WHOLE)
+        kept = [item for item in answer.headers.items() if item[0].lower() not in ("content-type", "etag")]
+        self.headers = CIMultiDict([*kept, ("Content-Type", kind)])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        if self._streamed:
+            async for piece in self._translate_stream():
+                yield piece
+            return
+        body = b"".join([piece async for piece in _bound_size(self._answer)])
+        if self.status >= 300:
+            error = parse_error(body)
+            yield self._dialect.error_body(self.status, error.message or "no message", error.code or None)
+            return
+        self.original, self.version = body, self._answer.version
+        async for piece in self._translate_whole(body).pieces():
+            yield piece
+
+    def _translate_whole(self, body: bytes) -> CompleteReply:
+        try:
+            reply = msgspec.json.decode(body, type=dict[str, Any])
+        except DECODE_ERRORS as error:
+            raise ModelFailed(f"the upstream's reply is not valid JSON: {error}", kind="garbage") from None
+        _check_error(reply.get("error"))
+        return CompleteReply(render_reply(reply, self._dialect, self._wanted), self._dialect, self._manner)
+
+    async def _translate_stream(self) -> AsyncIterator[bytes]:
+        stream = ChunkReader()
+        writer = self._dialect.write_stream(self._wanted)
+        try:
+            async for piece in _bound_size(self._answer):
+                if events := [event for chunk in stream.read(piece) for event in writer.write(chunk)]:
+                    yield b"".join(events)
+                _check_error(stream.error)
+                if stream.done:
+                    break
+            if not stream.ended:
+                raise ModelFailed("the upstream's stream ended early", kind="cut")
+            self.original, self.version = stream.reply(), self._answer.version
+            yield b"".join(writer.finish(msgspec.json.decode(self.original)))
+        except SHAPE_ERRORS as error:
+            raise ModelFailed(
+                f"the upstream's stream cannot be translated: {error}", kind="garbage"
+            ) from None
+
+
+class ChunkReader(ChatStream):
+    """Assembles the reply of a stream, and returns its chunks."""
+
+    def __init__(self) -> None:
+        super().__init__(wants_usage=True)
+        self._chunks: list[dict[str, Any]] = []
+
+    def read(self, piece: bytes) -> list[dict[str, Any]]:
+        """Return the chunks that `piece` completes."""
+        for _ in self.events(piece):
+            pass
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def take_chunk(self, chunk: dict[str, Any]) -> bool:
+        self._chunks.append({**chunk})
+        return super().take_chunk(chunk)
+
+
+def _is_stream(answer: UpstreamAnswer) -> bool:
+    return answer.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+def _check_error(error: Any) -> None:
+    """Raise `ModelFailed` for an error inside a 200."""
+    if error is not None:
+        found = failure_inside(error)
+        failed = ModelFailed(found.message, found.hint, kind=found.kind, again=found.again, after=found.after)
+        failed.where = found.where
+        raise failed
+
+
+async def _bound_size(answer: UpstreamAnswer) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in answer.pieces():
+        size += len(piece)
+        if size > LARGEST_REPLY:
+            message = f"the upstream's reply is larger than {LARGEST_REPLY} bytes"
+            raise ModelFailed(message, kind="garbage")
+        yield piece
