@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdwater.core.config import parse_sampling
 from holdwater.core.errors import BadInput
+from holdwater.core.option_values import parse_sampling
 from holdwater.core.prices import RunBudget, find_used_up
 from holdwater.core.records import FailureOrigin, LimitOverrides, Limits, ModelUsage
 

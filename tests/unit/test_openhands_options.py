@@ -10,8 +10,8 @@ import pytest
 from holdwater.agent.loader import find_agent
 from holdwater.agent.openhands.settings import SdkSettings, parse_settings
 from holdwater.core.authoring import Agent
-from holdwater.core.config import parse_agent_options
 from holdwater.core.errors import BadInput
+from holdwater.core.option_values import parse_agent_options
 
 
 def refuse(*pairs: str) -> BadInput:

@@ -5,16 +5,14 @@ A field that users set says its flag, help and parser here, and nowhere else (`o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .errors import BadInput
 from .fork_origin import ForkOrigin
 from .image import ImageRecipe
+from .option_values import parse_agent_options, parse_sampling, parse_shard, parse_slots
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
@@ -49,47 +47,6 @@ class KeepRule(StrEnum):
     ALL = "all"
     FAILURES = "failures"  # files of samples that did not pass
     NONE = "none"
-
-
-def parse_slots(value: int | str) -> int | None:
-    if isinstance(value, int):
-        return value
-    if value.strip().lower() == "auto":
-        return None
-    if not value.strip().isdigit():
-        raise BadInput(f"`--concurrency` must be a number or `auto`: `{value}`")
-    return int(value)
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise BadInput(f"`--shard` must look like `1/4`: `{text}`")
-    return int(match[1]), int(match[2])
-
-
-def parse_sampling(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    return _parse_pairs(pairs, "--sampling", "temperature=0.7")
-
-
-def parse_agent_options(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    return _parse_pairs(pairs, "--agent-option", "max_iterations=100")
-
-
-def _parse_pairs(pairs: Mapping[str, Any] | Sequence[str], flag: str, example: str) -> dict[str, Any]:
-    """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
-    if isinstance(pairs, Mapping):
-        return dict(pairs)
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.strip():
-            raise BadInput(f"`{flag}` must look like `{example}`: `{pair}`")
-        try:
-            found[name.strip()] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            found[name.strip()] = text
-    return found
 
 
 class SelectionRecord(Record, frozen=True):

@@ -346,11 +346,8 @@ class Session:
     def write(self, delta: RequestDelta, ending: CallEnding, started: float, call: ThreadCall) -> None:
         """Write the exchange to the record. Only after that may the end of its reply be sent."""
         number = self._owner.exchanges + 1
-        ending = ending._replace(
-            reply=self._extract_reply(ending.reply),
-            chunks=self._extract_reply(ending.chunks),
-            original=self._extract_reply(ending.original),
-        )
+        reply, chunks, original = map(self._extract_reply, (ending.reply, ending.chunks, ending.original))
+        ending = ending._replace(reply=reply, chunks=chunks, original=original)
         exchange = ending.make_exchange(number, delta, self.terms.price, started, self._by)
         try:
             self._log.append(exchange)

@@ -21,11 +21,11 @@ from ...core.config import (
     Network,
     RunConfig,
     SandboxRoot,
-    parse_shard,
 )
 from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
 from ...core.image import EngineKind, ForcedPhase, ImageRecipe
+from ...core.option_values import parse_shard
 from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits
