@@ -1,31 +1,26 @@
 """Measures the browser view on large runs: time to the first byte of each page, and memory of the process.
 
-    python benchmarks/view.py [--quick] [--json]
+    python benchmarks/view.py [--quick] [--json] [--peers] [--beside]
 
 The ledger itself writes the runs: 100,000 instances, transcripts of 500 and of 20,000 turns, a message of
-50 MB, and 2,000 images. It measures; it asserts nothing.
+50 MB, and 2,000 images. `--peers` opens conversations in Chromium instead, here and in Inspect View;
+`--beside` plays a run with and without an open view. It measures; it asserts nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
-import msgspec
 import psutil
 import table
+import view_peers
 from table import Row, at_most, say
+from view_runs import fetch, find_runs, new_run, serve, write_talk
 
-from holdwater.core.config import RunConfig
-from holdwater.core.exchange import Exchange
 from holdwater.core.records import (
     Attempt,
     AttemptFailure,
@@ -36,9 +31,6 @@ from holdwater.core.records import (
     PhaseTimes,
     Verdict,
 )
-from holdwater.gateway import media
-from holdwater.ledger.directory import RunDirectory
-from holdwater.ledger.exchanges import AttemptLog
 from holdwater.ledger.ledger import Ledger, PlannedInstance
 
 INSTANCES, TURNS, LONG, MESSAGE, IMAGES = 100_000, 500, 20_000, 50 << 20, 2000
@@ -48,10 +40,16 @@ FIRST_BYTE, MEMORY = 300.0, 80.0  # targets: ms at the 95th percentile, MiB
 
 
 def main() -> None:
-    options = table.options(__doc__ or "")
+    parser = table.parser(__doc__ or "")
+    parser.add_argument("--beside", action="store_true", help="the same run with and without an open view")
+    options = parser.parse_args()
     share = 20 if options.quick else 1
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
+        if options.peers or options.beside:
+            measure_there = view_peers.measure_peers if options.peers else view_peers.measure_beside
+            table.show(measure_there(place, share), json=options.json)
+            return
         say(f"writing {INSTANCES // share} instances")
         asyncio.run(write_instances(place / "instances", INSTANCES // share))
         say("writing transcripts")
@@ -109,76 +107,18 @@ async def write_transcripts(path: Path, share: int) -> None:
             ("message", 2, MESSAGE // share, 0),
             ("images", IMAGES // share, 100, 1),
         ):
-            planned = PlannedInstance(name=name, digest=b"d", payload=b"{}", place="suite")
-            [row] = await ledger.plan([planned])
-            attempt = await ledger.next_attempt()
-            await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
-            write_turns(directory, attempt, turns, text, images)
-            grade = Grade(passed=True, score=1.0)
-            await ledger.settle(Verdict(attempt=attempt, token=ledger.token, grade=grade, exchanges=turns))
-            outcome = Outcome(instance=row, sample=0, attempt=attempt, kind="passed", score=1.0)
-            await ledger.close_sample(outcome)
-
-
-def write_turns(directory: RunDirectory, attempt: int, turns: int, text: int, images: int) -> None:
-    log = AttemptLog(directory, attempt)
-    encode = msgspec.json.encode
-    for number in range(1, turns + 1):
-        content: list[dict[str, object]] = [{"type": "text", "text": f"question {number} " + "x" * text}]
-        for _ in range(images):
-            data = random.Random(number).randbytes(2000).hex()
-            content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}})
-        asked = {"role": "user", "content": content}
-        said = {"role": "assistant", "content": f"answer {number}"}
-        before = [{"role": "assistant", "content": f"answer {number - 1}"}] if number > 1 else []
-        messages = [encode(message) for message in (*before, asked)]
-        reply = {"model": "m", "choices": [{"index": 0, "finish_reason": "stop", "message": said}]}
-        log.append(
-            Exchange(
-                number=number,
-                parent=number - 1 or None,
-                keep=max(0, 2 * number - 3),
-                append=tuple(msgspec.Raw(media.extract_media(message, log.blob)) for message in messages),
-                head=msgspec.Raw(b'{"model":"m"}') if number == 1 else None,
-                reply=msgspec.Raw(encode(reply)),
-                status=200,
-                usage=ModelUsage(requests=1, input_tokens=5, output_tokens=2),
-                started=1e9 + number,
-                seconds=1.0,
-            )
-        )
-    log.close()
-
-
-def new_run(path: Path) -> RunDirectory:
-    directory = RunDirectory.create(path)
-    Ledger.create(directory)
-    directory.write_config(RunConfig(id=path.name, suite="made", agent="nop", created=1.0, version="0"))
-    return directory
+            await write_talk(ledger, directory, name, turns, text, images)
 
 
 def measure(place: Path) -> list[Row]:
-    words = [sys.executable, "-m", "holdwater", "view", str(place), "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        served = json.loads(process.stdout.readline())
-        rows = [
-            row for title, paths in list_pages(served).items() for row in [time_page(served, title, paths)]
-        ]
-        memory = psutil.Process(process.pid).memory_info().rss / (1 << 20)
+    with serve(place) as (served, pid):
+        rows = [time_page(served, title, paths) for title, paths in list_pages(served).items()]
+        memory = psutil.Process(pid).memory_info().rss / (1 << 20)
         return [*rows, at_most("memory of the view after all pages", memory, MEMORY, "MiB")]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def list_pages(served: dict[str, str]) -> dict[str, str]:
-    page = fetch(served, "/")[1].decode()
-    runs = {
-        name: page[: page.index(f"/{name}</a>")].rpartition('href="/runs/')[2].partition('"')[0]
-        for name in ("instances", "transcripts")
-    }
+    runs = find_runs(served)
     table_page, talks = f"/runs/{runs['instances']}/instances", f"/runs/{runs['transcripts']}/attempts"
     return {
         "runs": "/",
@@ -202,16 +142,6 @@ def time_page(served: dict[str, str], title: str, path: str) -> Row:
     return at_most(
         f"{title}: first byte, 95th percentile", 1000 * taken[int(0.95 * REPEATS) - 1], FIRST_BYTE, "ms"
     )
-
-
-def fetch(served: dict[str, str], path: str) -> tuple[float, bytes]:
-    request = urllib.request.Request(
-        served["url"] + path, headers={"Authorization": f"Bearer {served['token']}"}
-    )
-    begun = time.perf_counter()
-    with urllib.request.urlopen(request) as reply:
-        first = time.perf_counter() - begun
-        return first, reply.read()
 
 
 if __name__ == "__main__":

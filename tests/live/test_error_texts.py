@@ -92,6 +92,48 @@ hint: make a run: `holdwater run demo`
 $ holdwater view DONE --listen unix:view.sock
 2 error: a browser cannot open a unix socket: `--listen` must be HOST:PORT
 
+$ holdwater view DONE --failed
+2 error: `--failed` needs `--export`
+hint: for example `--export pages/`
+
+> site/index.html of somebody else
+$ holdwater view DONE --export site --force
+2 error: the directory is not empty and holds no export: `site`
+hint: give another directory
+
+> site/holdwater-export.json of an earlier export
+$ holdwater view DONE --export site
+2 error: the directory holds an export already: `site`
+hint: `--force` replaces it
+
+> site.html x
+$ holdwater view DONE --export site.html
+2 error: not a directory: `site.html`
+hint: only `--instance NAME` writes a file
+
+$ holdwater view DONE --export site --only 'no-*'
+2 error: no instance is chosen by `--only` and `--failed`
+
+> notes/notes.txt x
+$ holdwater view notes --export site
+2 error: no run below `notes`
+
+$ holdwater view DONE --export one.html --instance nobody
+2 error: no such instance in the run: `nobody`
+
+$ holdwater view DONE --export one.html --instance nobody --failed
+2 error: `--instance` writes one file: leave out `--failed`
+
+> site/x y
+$ holdwater view DONE --export site --instance nobody
+2 error: a directory: `site`
+hint: with `--instance`, `--export` names a file
+
+> notes/notes.txt x
+$ holdwater view notes --export one.html --instance nobody
+2 error: `--instance` takes one run, and there are 0
+hint: name the run's directory
+
 $ holdwater run demo --timeout soon
 2 error: invalid value for --timeout: `soon`, expected a number
 hint: `holdwater run --help` lists its arguments

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ..core.control import EVENT_PREFIX, PAUSE_EVENT, UNPAUSE_EVENT
-from ..core.errors import LedgerCorrupt
+from ..core.errors import BadInput, LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
 from ..core.summary import (
     ControlEvent,
@@ -366,9 +366,7 @@ def _open_database(path: Path) -> tuple[sqlite3.Connection, int]:
     """Return a connection and the version of the ledger."""
     if not path.exists():
         raise LedgerCorrupt(f"the ledger is missing: `{path}`")
-    log = path.with_name(path.name + "-wal")
-    archived = not log.exists() and not os.access(path.parent, os.W_OK)  # SQLite cannot create its index
-    connection = connect(path, "ro&immutable=1" if archived else "ro")
+    connection = connect(path, _choose_mode(path))
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         check_version(version)
@@ -379,6 +377,19 @@ def _open_database(path: Path) -> tuple[sqlite3.Connection, int]:
     except BaseException:  # boundary: close the connection, then raise again
         connection.close()
         raise
+
+
+def _choose_mode(path: Path) -> str:
+    """Return how SQLite opens a ledger for reading; in a read-only directory it cannot make its index."""
+    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    if os.access(path.parent, os.W_OK) or (log.exists() and index.exists()):
+        return "ro"
+    if log.exists() and log.stat().st_size:
+        raise BadInput(
+            f"the ledger has a write-ahead log, which cannot be read in a read-only directory: `{path}`",
+            "copy the run to a writable directory",
+        )
+    return "ro&immutable=1"
 
 
 _gauges = msgspec.msgpack.Decoder(RunGauge)

@@ -174,7 +174,7 @@ def estimate_pages(pool: RunPool, runs: Sequence[str], wanted: ExportSelection) 
                     chosen += 1
                     pages += 2 + turns // WINDOW
     if not chosen and (wanted.only or wanted.failed):
-        raise BadInput("no instance of the run is chosen by `--only` and `--failed`")
+        raise BadInput("no instance is chosen by `--only` and `--failed`")
     return round(pages)
 
 

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Generator
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
@@ -18,7 +17,7 @@ from aiohttp import web
 from ..core.errors import HoldwaterError
 from ..ledger.directory import RunDirectory
 from ..shielded_wait import wait_shielded
-from .run_pool import RunPool
+from .run_pool import RunPool, read_state
 
 LOOK_SECONDS = 1.0
 QUIET_LOOKS = 15  # between two comment lines, which find out whether the browser is still there
@@ -32,12 +31,12 @@ async def follow_run(pool: RunPool, run: str, request: web.Request) -> web.Strea
     directory = RunDirectory(pool.find(run).path)
     response = web.StreamResponse(headers={"Content-Type": EVENTS, "Cache-Control": "no-store"})
     await response.prepare(request)
-    seen = await asyncio.to_thread(_read_state, directory)
+    seen = await asyncio.to_thread(read_state, directory)
     quiet = 0
     while True:
         running = await asyncio.to_thread(directory.find_holder) is not None
         await asyncio.sleep(LOOK_SECONDS)
-        state = await asyncio.to_thread(_read_state, directory)
+        state = await asyncio.to_thread(read_state, directory)
         if state != seen:
             seen, quiet = state, 0
             await response.write(b"event: changed\ndata:\n\n")
@@ -46,19 +45,6 @@ async def follow_run(pool: RunPool, run: str, request: web.Request) -> web.Strea
             return response
         elif (quiet := quiet + 1) % QUIET_LOOKS == 0:
             await response.write(b": quiet\n\n")
-
-
-def _read_state(directory: RunDirectory) -> tuple[tuple[int, int], ...]:
-    database = directory.database
-    return tuple(_read_status(path) for path in (database, database.with_name(database.name + "-wal")))
-
-
-def _read_status(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
 
 
 class PageEvent(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import HoldwaterError
 from ..core.summary import RunGauge, RunSummary, compute_pass_rates
+from ..ledger.directory import RunDirectory
 from ..ledger.listing import (
     FIGURE_SORTS,
     SampleFilter,
@@ -18,7 +19,7 @@ from ..ledger.listing import (
 )
 from ..ledger.reader import LedgerReader
 from .page import PageRequest, PageResponse, render_data, render_page
-from .run_pool import FoundRun, RunPool
+from .run_pool import FoundRun, RunPool, read_state
 
 MOST_CELLS = 2000  # of a waffle; the rest is counted
 MOST_POINTS = 2000  # of a chart
@@ -70,10 +71,22 @@ def read_runs(pool: RunPool) -> Iterator[ListedRun]:
     """Read the summary of every run; a damaged one does not hide the others."""
     for found in pool.list_runs():
         try:
-            with pool.open(found.id) as reader:
-                yield ListedRun(found, reader.summary())
+            yield ListedRun(found, read_summary(pool, found))
         except (HoldwaterError, OSError) as error:
             yield ListedRun(found, None, str(error))
+
+
+def read_summary(pool: RunPool, found: FoundRun) -> RunSummary:
+    """Return the summary of a run; if it has ended, it is read again only after a change of its ledger."""
+    state = read_state(RunDirectory(found.path))
+    known = pool.summaries.get(found.id)
+    if known is not None and known[0] == state:
+        return known[1]
+    with pool.open(found.id) as reader:
+        summary = reader.summary()
+    if summary.ended is not None:
+        pool.summaries[found.id] = state, summary
+    return summary
 
 
 def show_run(asked: PageRequest) -> PageResponse:

@@ -14,12 +14,16 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from ..core.errors import BadInput
+from ..core.summary import RunSummary
 from ..ledger.directory import RunDirectory
 from ..ledger.reader import LedgerReader
 
 DEEPEST = 3  # levels of directories between a root and a run
 MOST_RUNS = 2000
 ID_LENGTH = 12
+
+
+LedgerState = tuple[tuple[int, int], ...]
 
 
 class FoundRun(NamedTuple):
@@ -37,12 +41,14 @@ class RunPool:
         """`cache`: a directory for what cannot be kept beside a run."""
         self.roots = tuple(Path(root) for root in roots)
         self.cache = cache
+        self.summaries: dict[str, tuple[LedgerState, RunSummary]] = {}  # of ended runs; bound: MOST_RUNS
         self._known: dict[str, FoundRun] = {}  # bound: MOST_RUNS
 
     def list_runs(self) -> list[FoundRun]:
         """Return the runs below the roots as they are now."""
         found = [run for root in self.roots for run in _search(root, DEEPEST)]
         self._known = {run.id: run for run in found[:MOST_RUNS]}
+        self.summaries = {run: kept for run, kept in self.summaries.items() if run in self._known}
         return list(self._known.values())
 
     def find(self, run: str) -> FoundRun:
@@ -72,6 +78,20 @@ class RunPool:
             raise BadInput(f"the directory of the run has vanished: `{found.path}`") from None
         with reader:
             yield reader
+
+
+def read_state(directory: RunDirectory) -> LedgerState:
+    """Return sizes and times of the files of a ledger, which only grows: they say whether it has changed."""
+    database = directory.database
+    return tuple(_read_status(path) for path in (database, database.with_name(database.name + "-wal")))
+
+
+def _read_status(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _search(place: Path, depth: int) -> Iterator[FoundRun]:

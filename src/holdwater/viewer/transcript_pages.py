@@ -45,8 +45,10 @@ def show_transcript(asked: PageRequest) -> PageResponse:
         start = _find_start(thread, asked)
         turns = read_window(tree, thread, start)
         row = find_attempt_row(reader, attempt)
+        recorded = reader.whole_verdict(attempt).exchanges
     values = _describe_window(asked, thread, start, turns)
-    return render_page("transcript.html", threads=threads, row=row, **values)
+    lost = max(0, recorded - len(tree))
+    return render_page("transcript.html", threads=threads, row=row, lost=lost, **values)
 
 
 def show_turns(asked: PageRequest) -> PageResponse:

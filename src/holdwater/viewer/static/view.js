@@ -117,8 +117,11 @@ function showMoment(place, at) {
 // One stream for each page: the server says that something changed, the page asks for its new state.
 async function refresh() {
   const reply = await fetch(location.href);
-  if (!reply.ok) return;
   const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+  if (!reply.ok) {
+    document.querySelector("main").replaceChildren(...page.querySelector("main").childNodes); // says why
+    return;
+  }
   for (const id of ["live", "live-control", "live-rest"]) {
     const found = page.getElementById(id);
     if (found) document.getElementById(id)?.replaceWith(found);
@@ -126,6 +129,18 @@ async function refresh() {
   const charts = document.getElementById("charts");
   if (charts) await drawCharts(charts);
   document.dispatchEvent(new Event("refreshed"));
+}
+
+// The view has ended, or cannot be reached: the browser tries again, and the page says that it is old.
+function showLoss(lost) {
+  let note = document.getElementById("lost");
+  if (lost && !note) {
+    note = document.createElement("p");
+    note.id = "lost";
+    note.className = "problem";
+    note.textContent = `No connection to the view: this page shows the state of ${new Date().toLocaleTimeString()}.`;
+    document.querySelector("main").prepend(note);
+  } else if (!lost) note?.remove();
 }
 
 function listen(place) {
@@ -144,6 +159,8 @@ function listen(place) {
     stream.close();
     await refresh();
   });
+  stream.addEventListener("error", () => showLoss(true));
+  stream.addEventListener("open", () => showLoss(false));
   addEventListener("pagehide", () => stream.close());
 }
 
