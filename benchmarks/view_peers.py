@@ -136,7 +136,7 @@ def open_transcript(browser: Browser, pid: int, door: str, address: str) -> Seen
         received += event["encodedDataLength"]
 
     page.goto(door)
-    session.on("Network.dataReceived", count)
+    session.on("Network.loadingFinished", count)
     session.send("Network.enable")
     try:
         with watch_memory(pid) as read_peak:

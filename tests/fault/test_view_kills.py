@@ -309,7 +309,7 @@ from pathlib import Path
 from holdwater.viewer.run_pages import read_runs
 from holdwater.viewer.run_pool import RunPool
 
-pool = RunPool([Path(sys.argv[1])])
+pool = RunPool([Path(sys.argv[1])], Path())
 found = {run.found.path.name: run.problem for run in read_runs(pool)}
 killed = next(run for run in pool.list_runs() if run.path.name == "killed")
 with pool.open(killed.id) as reader:

@@ -26,20 +26,22 @@ from .instance_pages import PAGE_SIZE, open_entry
 from .page import JSON, PageResponse
 from .routes import show_page
 from .run_pool import RunPool
-from .static import STATIC
+from .static import NAMES, STATIC
 from .static_links import BLOB, FILE, INSTANCE, ExportSelection, StaticLinks, StaticPage, find_page, link_file
 from .transcript_pages import IMAGES, WINDOW
 
 MARKER = "holdwater-export.json"  # says that a directory is an export, which `--force` may replace
-SCRIPTS, STYLES = ("uplot.min.js", "view.js"), ("uplot.min.css", "view.css")
-COPIED = (*SCRIPTS, *STYLES, "icon.svg")
+SCRIPTS, STYLES = ("uplot.min.js", "view.js"), ("uplot.min.css", "view.css")  # of one file
+COPIED = tuple(name for name in NAMES if name not in ("htmx.min.js", "search.js"))  # these need a server
 MOST_PROBLEMS = 20
 BESIDE = "script-src 'self'; style-src 'self'; img-src 'self'"  # the files of a directory
 HEAD = '<meta charset="utf-8">'
 # A part that the browser asks for: at once, or when it is scrolled to. The latter contains a link to itself.
 FRAGMENT = re.compile(r'<div hx-get="([^"]*)" hx-trigger="(load|revealed)"[^>]*>(.*?)</div>', re.DOTALL)
-TAG = re.compile(r'<[a-z]+\b[^>]* (?:href|src|hx-get|action|data-timeline|data-live|id)="[^>]*>')
-ATTRIBUTE = re.compile(r' (href|src|hx-get|action|data-timeline|data-moment|data-live|id)="([^"]*)"')
+TAG = re.compile(r'<[a-z]+\b[^>]* (?:href|src|hx-get|action|data-timeline|data-charts|data-live|id)="[^>]*>')
+ATTRIBUTE = re.compile(
+    r' (href|src|hx-get|action|data-timeline|data-charts|data-moment|data-live|id)="([^"]*)"'
+)
 NEIGHBOURS = ("data-next", "data-previous")  # links that the lists have as well
 
 
@@ -98,8 +100,8 @@ class StaticRenderer:
         new = ATTRIBUTE.sub(lambda found: self._rewrite_attribute(page, found, ids), tag)
         if any(name in tag for name in NEIGHBOURS):
             del self.found[before:]
-        timeline = re.search(r' data-timeline="([^"]*)"', tag)
-        return new + self._inline_data(html.unescape(timeline[1])) if timeline else new
+        chart = re.search(r' data-(?:timeline|charts)="([^"]*)"', tag)
+        return new + self._inline_data(html.unescape(chart[1])) if chart else new
 
     def _rewrite_attribute(self, page: StaticPage, attribute: re.Match[str], ids: set[str]) -> str:
         name, value = attribute[1], html.unescape(attribute[2])

@@ -26,9 +26,9 @@ function drawChart(place, chart) {
 
 async function drawRollouts() {
   const place = document.getElementById("rollout-charts");
-  const reply = await fetch(place.dataset.charts);
-  if (!reply.ok) return;
-  const charts = (await reply.json()).filter((chart) => chart.x.length > 1);
+  const read = await readData(place, place.dataset.charts);
+  if (!read) return;
+  const charts = read.filter((chart) => chart.x.length > 1);
   place.replaceChildren();
   for (const chart of charts) drawChart(place, chart);
 }

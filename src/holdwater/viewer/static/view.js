@@ -64,15 +64,15 @@ function drawMarks(marks) {
   };
 }
 
-async function readTimeline(place) {
+async function readData(place, address) {
   const inlined = place.querySelector("script"); // in an export
   if (inlined) return JSON.parse(inlined.textContent);
-  const reply = await fetch(place.dataset.timeline);
+  const reply = await fetch(address);
   return reply.ok ? reply.json() : null;
 }
 
 async function drawCharts(place) {
-  const data = await readTimeline(place);
+  const data = await readData(place, place.dataset.timeline);
   if (!data?.at) return;
   place.replaceChildren();
   if (data.at.length < 2) return;
