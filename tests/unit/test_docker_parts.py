@@ -78,6 +78,10 @@ def test_a_full_disk_is_a_matter_of_resources_wherever_it_shows() -> None:
 
 def test_a_build_that_failed_fails_again_unless_the_daemon_is_gone() -> None:
     assert failure_causes.build_error("`a`", "exit code: 1").again is False
+    lost = "#4 ERROR: failed to prepare xbsb: open /data/overlay2/xsei/committed: no such file or directory"
+    damaged = failure_causes.build_error("`a`", lost)
+    assert (damaged.kind, damaged.again) == ("daemon", True)
+    assert "build cache of the daemon is damaged" in damaged.hint
     gone = failure_causes.build_error(
         "`a`", "Cannot connect to the Docker daemon at unix:///x. Is it running?"
     )

@@ -40,11 +40,18 @@ _TRANSIENT = (
     "server error",
     "unavailable",
 )
+# A daemon that was killed may have lost a layer that its build cache still names.
+_DAMAGED = re.compile(r"failed to (?:prepare|get usage)\b.*no such file or directory", re.DOTALL)
 _RETRY_AFTER = re.compile(r"retry.after[:=\s]*(\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 def is_disk_full(text: str) -> bool:
     return any(word in text.lower() for word in _FULL)
+
+
+def is_cache_damaged(text: str) -> bool:
+    """Return whether the daemon's build cache names data that the daemon does not have."""
+    return _DAMAGED.search(text) is not None
 
 
 def transfer_error(doing: str, text: str) -> AttemptError:
@@ -74,6 +81,8 @@ def build_error(doing: str, text: str, *, timed_out: bool = False) -> AttemptErr
         return ImageFailed(message, kind="timeout", again=False)
     if "cannot connect to the docker daemon" in text.lower():
         return daemon_error(message)
+    if is_cache_damaged(text):
+        return daemon_error(message, "the build cache of the daemon is damaged: `docker builder prune --all`")
     return ImageFailed(message, "see the whole output in the image's log", kind="build", again=False)
 
 
