@@ -19,6 +19,8 @@ from tests.live.test_export_formats import READ_HARBOR, READ_OPENHANDS
 from tests.scripted_fixer import MEND
 from tests.swebench_rows import Benchmark
 
+import holdwater as hw
+
 AGENTS = {"claude-code": "claude", "mini-swe-agent": "mini"}
 KEY = "sk-upstream-0ddba11"
 READ_SWEBENCH = """
@@ -89,6 +91,7 @@ def test_an_agent_mends_a_bug_and_others_read_what_it_did(
         spec = benchmark.spec(image=IMAGE)
         command = scene.start("run", spec, "--out", str(scene.out), "--json", *words)
         assert command.wait(110) == 0, (command, logs(scene))
+        check_fork(scene, tmp_path / "fork")
 
     assert scene.outcomes() == {"mended": "passed"}, logs(scene)
     patch = (scene.out / "artifacts" / "000001.patch").read_text()
@@ -123,6 +126,17 @@ def test_an_agent_that_the_plan_puts_into_the_image_is_found_there(
     assert scene.outcomes() == {"mended": "passed"}, logs(scene)
     ground.assert_clean()
     assert images <= ground.images()
+
+
+def check_fork(scene: Scene, out: Path) -> None:
+    """A fork of the attempt repeats its first turn in a new container, and goes on from there."""
+    [first, *rest] = [turn.number for turn in hw.transcript(scene.out, "mended") if turn.thread == 0]
+    command = scene.start("fork", str(scene.out), "mended", "--turn", str(first), "--out", str(out), "--json")
+    assert command.wait(110) == 0, command
+    summary = command.document()
+    assert summary["outcomes"] == {"passed": 1} and summary["saved"]["requests"] >= 1
+    [now, *later] = [turn for turn in hw.transcript(out, "mended") if turn.thread == 0]
+    assert now.recorded and len(later) == len(rest) and not any(turn.recorded for turn in later)
 
 
 def read_back(run: Path, place: Path, patch: str) -> None:

@@ -95,6 +95,16 @@ def test_a_fork_leads_to_its_branches_and_their_transcripts(page: Page) -> None:
     expect(page.locator(".turn").last).to_contain_text("good 5")
 
 
+def test_a_comparison_with_a_fork_leads_to_its_branches(page: Page) -> None:
+    page.get_by_role("link", name="better").first.click()
+    page.get_by_role("link", name="compare").click()
+    page.select_option("select[name=a]", label=page.locator("select[name=a] option").all_inner_texts()[2])
+    page.get_by_role("button", name="compare").click()
+    page.get_by_role("link", name="branches").click()
+
+    expect(page.locator("section.branches")).to_have_count(1)
+
+
 def test_an_instance_without_forks_says_so(page: Page) -> None:
     page.get_by_role("link", name="origin").first.click()
     page.get_by_role("link", name="all instances").click()

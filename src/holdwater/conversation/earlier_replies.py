@@ -60,7 +60,8 @@ class EarlierReplies:
 
     def nearest(self, dialect: str, messages: int) -> RecordedReply | None:
         """Return a reply to a request with as many messages, of the last attempt that has one; each once."""
-        return self._take_first(self._by_length.get((dialect, messages)))
+        found = self._take_first(self._by_length.get((dialect, messages)))
+        return found and found._replace(drifted=True)
 
     def _add(self, places: list[_ReplyLocation]) -> None:
         """Add the replies of an attempt.

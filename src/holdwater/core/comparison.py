@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec import field, structs
 
 from .branch_tree import BranchTree
+from .fork_origin import ForkOrigin
 from .record import Record
 from .records import NO_USAGE, ModelUsage
 from .summary import PassCounts, PassRate, Z, compute_pass_rates, estimate_pass
@@ -116,6 +117,7 @@ class RunFigures(Record, frozen=True):
     usage: ModelUsage = NO_USAGE
     cost: float | None = None
     seconds: float = 0.0
+    fork: ForkOrigin | None = None  # the attempt that it repeats up to a turn
 
 
 class ComparisonReport(RunComparison, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from .body import ByteAdmission, RequestBody, RetainedBytes, join_request
 from .body_reader import make_oversize_error, read_body
 from .call_terms import ModelRoute
 from .in_process_calls import IncomingRequest, InProcessRequest
-from .recorder import RequestDelta, change_head, make_repeated_request
+from .recorder import RequestDelta, change_head
 from .request_parser import MalformedRequest, ParsedRequest
 from .routes import CallRoute, estimate_tokens, pick_headers
 from .sessions import Session
@@ -163,9 +163,7 @@ class CallRelay:
                 # The name of a policy in training changes in mid-conversation.
                 named = {key: raw for key, raw in told.items() if key != "model"}
             delta = await session.find_delta(dialect, reading, told, named)
-            repeated = make_repeated_request(delta, named)
-            recorded = session.find_recorded(repeated)
-            changes = session.change_live(repeated) if recorded is None else recorded.changes
+            recorded, changes = session.find_recorded(delta, named)
             if changes:
                 told, sent = change_head(told, changes), change_head(sent, changes)
                 delta = await session.find_delta(dialect, reading, told, change_head(named, changes))

@@ -24,7 +24,6 @@ from ..core.exchange import (
     ExchangeLog,
     HeadChanges,
     RecordedReply,
-    RepeatedRequest,
     ReplyRecording,
 )
 from ..core.fork_origin import make_drift_failure
@@ -36,7 +35,13 @@ from . import media
 from .body import ByteAdmission
 from .call_terms import CallTerms, ModelRoute, SharedResources
 from .json_checks import LARGE, LargeRequest
-from .recorder import CallEnding, ConversationRecorder, RequestDelta, identify_request
+from .recorder import (
+    CallEnding,
+    ConversationRecorder,
+    RequestDelta,
+    identify_request,
+    make_repeated_request,
+)
 from .request_parser import ParsedRequest
 from .session_calls import ActiveCall, CallThreads, ThreadCall, UnrecordedTurn
 from .upstreams.retry import BreakerTripped
@@ -202,16 +207,18 @@ class Session:
             self._check_budget(but=1)  # other calls may have used it up meanwhile
             yield
 
-    def find_recorded(self, request: RepeatedRequest) -> RecordedReply | None:
-        """Return an earlier attempt's reply to the same request, or in a replay to the same turn."""
+    def find_recorded(
+        self, delta: RequestDelta, head: RawMembers
+    ) -> tuple[RecordedReply | None, HeadChanges]:
+        """Return the recorded reply to a request with the keys `head`, if any, and the keys to change."""
         if self._recording is None:
-            return None
+            return None, NO_CHANGES
+        request = make_repeated_request(delta, head)
         found = self._recording.take(request)
         if found is None and self.terms.replays:
             found = self._recording.nearest(request.dialect, request.messages)
-            found = found and found._replace(drifted=True)
         if found is None:
-            return None
+            return None, self._recording.change_live(request)
         if found.drifted:
             owner = self._owner
             owner.drifted += 1
@@ -220,11 +227,7 @@ class Session:
         if found.refused:
             self._mark_broken(make_drift_failure(found.refused))
         chunks = None if found.chunks is None else unmask_bytes(found.chunks, self.key)
-        return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks)
-
-    def change_live(self, request: RepeatedRequest) -> HeadChanges:
-        """Return the keys to change in a request that goes to the model."""
-        return NO_CHANGES if self._recording is None else self._recording.change_live(request)
+        return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks), found.changes
 
     @property
     def unrepeated(self) -> str:

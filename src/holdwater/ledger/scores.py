@@ -76,6 +76,7 @@ def read_figures(reader: LedgerReader, scores: RunScores) -> RunFigures:
         usage=summary.usage,
         cost=summary.cost,
         seconds=summary.seconds,
+        fork=config.fork,
     )
 
 
