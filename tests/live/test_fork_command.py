@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shlex
 import shutil
@@ -18,6 +19,8 @@ from tests.command_runner import Command
 from tests.dialect_requests import DIALECTS, speak, text_of
 
 import holdwater as hw
+from holdwater.api.forking import prepare_fork
+from holdwater.api.runs import start
 from holdwater.core.errors import BadInput
 from holdwater.core.exchange import Exchange
 from holdwater.ledger.exchanges import read_exchanges
@@ -371,6 +374,18 @@ async def test_calls_of_a_child_are_repeated_too(tmp_path: Path, model: Counting
     assert len(model.asked) - before == 3
 
 
+async def test_a_record_that_has_vanished_is_no_zero(tmp_path: Path, url: str) -> None:
+    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
+    options: Any = {"suite": make_suite(("one",)), "agent": WritingAgent()}
+    setup = prepare_fork(origin, "one", 2, tmp_path / "fork", options)
+    shutil.rmtree(origin / "exchanges")
+
+    summary = await start(setup)
+
+    assert summary.outcomes == {"model": 1} and summary.usage.requests == 0
+    assert read_failure(tmp_path / "fork").kind == "unrecorded"
+
+
 @pytest.mark.parametrize(
     ("turn", "options", "message"),
     [
@@ -432,6 +447,9 @@ async def test_a_command_agent_is_forked_from_the_command_line(
     assert command.document()["saved"]["requests"] == 4 and len(model.asked) == 8
     assert command.document()["fork"]["turn"] == 2
     assert hw.audit(out).ok
+    rows = io.BytesIO()
+    hw.export(out, rows, what="outcomes")
+    assert len(rows.getvalue().splitlines()) == 2
 
 
 async def wait_for(command: Command) -> int:
