@@ -33,7 +33,7 @@ SHAPES = (  # name, instances, turns, characters of a question
     ("2,000 instances", 2000, 20, 500),
     ("50 MB message", 1, 2, 50 << 20),
 )
-TALKS, PAIRS = 600, 6  # of the run beside a view
+TALKS, PAIRS = 300, 5  # of the run beside a view
 MOST_SLOWER = 1.02
 PATIENCE = 300_000.0  # milliseconds until a transcript is given up
 PROBE = 0.05  # seconds between two readings of memory

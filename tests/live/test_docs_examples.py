@@ -131,7 +131,7 @@ def run_example(example: Example, desk: Desk) -> None:
 
 def run_command(command: str, output: str, desk: Desk) -> None:
     line = " ".join(shlex.split(command, comments=True))
-    if line.startswith((*SHELL_ONLY, *ELSEWHERE)):
+    if line.startswith((*SHELL_ONLY, *ELSEWHERE)) and " --export " not in line:
         return
     if line.startswith(("holdwater serve ", "holdwater sandboxd ")):
         desk.serve(command, output)

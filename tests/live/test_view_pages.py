@@ -21,6 +21,8 @@ from tests.recorded_conversations import CONVERSATIONS, recorded
 from tests.viewed_runs import make_hostile_run, make_parted_run, run_async
 from tests.wait_bounds import stretch
 
+from holdwater.core.summary import RunGauge
+from holdwater.ledger.attempt_files import log_path
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.rows import SettledFigures
@@ -35,7 +37,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("view")
     run_async(recorded(place / "runs/talks", **{name: name != "gemini" for name in sorted(CONVERSATIONS)}))
     run_async(make_hostile_run(place / "runs/hostile"))
+    run_async(add_gauges(place / "runs/talks"))
+    for attempt, name in enumerate(sorted(CONVERSATIONS), 1):
+        path = log_path(RunDirectory(place / "runs/talks"), attempt, name)
+        path.write_text("a line of the log\n")
     return place / "runs"
+
+
+async def add_gauges(path: Path) -> None:
+    async with Ledger(RunDirectory.open(path)) as ledger:
+        for second in range(30):
+            await ledger.add_gauge(RunGauge(at=1e9 + second, running=2, memory=second << 20))
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +119,37 @@ def test_keys_step_through_rows_and_instances(page: Page) -> None:
         page.wait_for_load_state()
     page.keyboard.press("?")
     expect(page.locator("dialog#keys")).to_be_visible()
+
+
+def test_keys_step_within_the_filtered_list(page: Page) -> None:
+    open_run(page, "talks")
+    page.get_by_role("link", name="3 passed").click()
+    won = [name for name in sorted(CONVERSATIONS) if name != "gemini"]
+    page.get_by_role("link", name=won[0], exact=True).click()
+    for key, name in (("n", won[1]), ("n", won[2]), ("p", won[1])):
+        page.wait_for_load_state()  # the script of the page reads the next key
+        page.keyboard.press(key)
+        expect(page.get_by_role("heading", name=name)).to_be_visible()
+    assert "kind=passed" in page.url
+    page.wait_for_load_state()
+    page.keyboard.press("/")
+    page.get_by_role("link", name="instances").click()
+    expect(page.locator("#rows tbody tr")).to_have_count(3)
+
+
+def test_a_moment_of_the_chart_a_log_and_a_download_are_shown(page: Page, runs: Path) -> None:
+    open_run(page, "talks")
+    expect(page.locator("#charts canvas")).to_have_count(3)
+    expect(page.get_by_role("heading", name="Most tries")).to_be_visible()
+    page.locator("#charts .u-over").first.click()
+    expect(page.locator("#moment h2")).to_contain_text("attempts")
+    page.get_by_role("heading", name="Most tries").locator("xpath=..").get_by_role("link").first.click()
+    page.get_by_role("link", name=".log").click()
+    expect(page.get_by_text("a line of the log")).to_be_visible()
+    page.go_back()
+    with page.expect_download() as downloaded:
+        page.get_by_role("link", name="download").last.click()
+    assert downloaded.value.path().read_text() == "a line of the log\n"
 
 
 def test_text_of_agents_is_shown_as_text(page: Page) -> None:

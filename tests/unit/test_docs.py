@@ -15,6 +15,7 @@ from holdwater.cli import VERBS
 from holdwater.cli.run_flags import ResumeFlags, RunFlags
 from holdwater.cli.sandboxd import SandboxServerFlags
 from holdwater.cli.serve import ServerFlags as ServeFlags
+from holdwater.cli.view import ExportFlags
 from holdwater.core.config import RunConfig
 from holdwater.core.failures import RULES, RetryRule
 from holdwater.core.options import list_options
@@ -67,6 +68,7 @@ OTHER_FLAGS = {
 }
 # Flags of programs that the docs mention, and of benchmarks.
 NOT_OURS = {"die-with-parent", "task", "prompt-file", "minutes", "hours", "plot", "help", "warm", "against"}
+NOT_OURS |= {"beside"}
 # Flags of verifiers, in the table of its page.
 NOT_OURS |= {"env", "max-concurrent", "resume", "select"}
 # Flags of docker, pip and kubectl.
@@ -76,7 +78,7 @@ NOT_OURS |= {"headless", "num-workers", "n-limit", "max-attempts", "max-iteratio
 
 
 def flags() -> set[str]:
-    kinds = (RunFlags, ServeFlags, ResumeFlags, SandboxServerFlags)
+    kinds = (RunFlags, ServeFlags, ResumeFlags, SandboxServerFlags, ExportFlags)
     return {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
 
 

@@ -24,6 +24,7 @@ from ..viewer.static_links import ExportSelection as ExportSelection
 
 BESIDE = "import sys; from holdwater.api.viewing import serve_beside; serve_beside(sys.argv[1])"
 PR_SET_PDEATHSIG = 1  # from `linux/prctl.h`
+NICENESS = 5  # where processor time is short, the run comes first
 
 
 def serve_view(
@@ -100,4 +101,5 @@ def open_view(directory: Path) -> Iterator[str]:
 def serve_beside(directory: str) -> None:
     """Serve a run until the parent process ends; print the address as the first line."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.nice(NICENESS)
     serve_view([directory], lambda address, token: print(f"{address}/?token={token}", flush=True))  # noqa: T201
