@@ -14,7 +14,7 @@ from .instance_pages import send_file, show_instance, show_instances, show_log
 from .live import PageWork
 from .page import PageRequest, PageResponse, render_error
 from .rollout_pages import read_rollout_charts, show_order, show_rollouts
-from .run_pages import read_timeline, show_extremes, show_moment, show_run, show_runs
+from .run_pages import count_models, read_timeline, show_extremes, show_moment, show_run, show_runs
 from .search_pages import build_search_index, search_runs, show_search
 from .transcript_pages import send_blob, show_raw_turn, show_transcript, show_turns
 
@@ -44,6 +44,7 @@ PAGES: dict[str, Callable[[PageRequest], PageResponse]] = {
 WORK: dict[str, Callable[[PageRequest], PageWork]] = {
     "/search/hits": search_runs,
     "/search/index": build_search_index,
+    "/runs/{run}/models": count_models,
 }
 
 

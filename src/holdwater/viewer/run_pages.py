@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ..conversation.model_usage import ModelUsageSums
 from ..core.errors import HoldwaterError
 from ..core.summary import RunGauge, RunSummary, compute_pass_rates
 from ..ledger.directory import RunDirectory
 from ..ledger.listing import (
     FIGURE_SORTS,
-    SampleFilter,
-    SampleList,
+    ListedSample,
     count_failures,
+    list_extremes,
     list_kinds,
     list_marks,
     list_running,
 )
 from ..ledger.reader import LedgerReader
-from .page import PageRequest, PageResponse, render_data, render_page
+from ..ledger.schema import FIGURES_VERSION
+from .live import PageEvent, PageWork
+from .page import PageRequest, PageResponse, load_templates, render_data, render_page
 from .run_pool import FoundRun, RunPool, read_state
 
 MOST_CELLS = 2000  # of a waffle; the rest is counted
 MOST_POINTS = 2000  # of a chart
+EXTREMES = ("time", "cost", "tries", "memory", "tokens")
 HIGHEST = 5  # rows of the slowest and most expensive samples
 MARKS = {  # kind of an event -> its label on the time axis
     "worker.lost": "worker lost",
-    "worker.recycled": "recycled",
-    "memory.oom": "OOM",
-    "governor.preempted": "preempted",
-    "resume.changed": "resumed",
-    "serve.steered": "steered",
+    "worker.retired": "recycled",
+    "governor.preempt": "preempted",
+    "model.steered": "steered",
     "control.pause": "paused",
     "control.unpause": "unpaused",
     "control.stop": "stop",
@@ -39,8 +43,13 @@ MARKS = {  # kind of an event -> its label on the time axis
     "control.retry": "retry",
     "control.note": "note",
 }
-COLUMNS = ("at", "memory", "leased", "memory_limit", "sandboxes", "disk_used", "running", "workers", "lag")
-RUN_SORTS = ("started", "score", "cost", "seconds", "state")
+MEMORY = ("memory", "memory_limit", "leased", "sandboxes")
+DISK = ("disk_used", "disk_limit", "disk_free")
+COLUMNS = ("at", *MEMORY, *DISK, "running", "workers", "lag")
+RUN_SORTS = ("started", "score", "cost", "seconds", "settled", "state", "name")
+RUN_STATES = ("running", "finished", "interrupted", "stopped", "unfinished", "unreadable")
+DEFAULT_ORDER = {"state": "up", "name": "up"}  # of the others: down
+PROGRESS_SECONDS = 0.5
 
 
 class ListedRun(NamedTuple):
@@ -51,20 +60,28 @@ class ListedRun(NamedTuple):
     problem: str = ""
 
     @property
+    def state(self) -> str:
+        return self.summary.state if self.summary is not None else "unreadable"
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the share of passed samples."""
         return compute_interval(self.summary) if self.summary is not None else None
 
 
 def show_runs(asked: PageRequest) -> PageResponse:
-    wanted = asked.query.get("find", "").lower()
+    wanted, state = asked.query.get("find", "").lower(), asked.query.get("state", "")
     runs = [run for run in read_runs(asked.pool) if wanted in _describe(run).lower()]
-    sort = asked.query.get("sort", "started")
-    runs.sort(key=lambda run: _rank(run, sort), reverse=sort != "state")
+    runs = [run for run in runs if not state or run.state == state]
+    sort, order = asked.query.get("sort", "started"), asked.query.get("order", "")
+    runs.sort(key=lambda run: _rank(run, sort), reverse=(order or DEFAULT_ORDER.get(sort, "down")) == "down")
     groups: dict[str, list[ListedRun]] = {}
     for run in runs:
         groups.setdefault(run.summary.suite if run.summary else "", []).append(run)
-    return render_page("runs.html", asked=asked, groups=groups, sort=sort, sorts=RUN_SORTS)
+    choices = {"sorts": RUN_SORTS, "states": RUN_STATES, "orders": ("down", "up")}
+    return render_page(
+        "runs.html", asked=asked, groups=groups, sort=sort, state=state, order=order, **choices
+    )
 
 
 def read_runs(pool: RunPool) -> Iterator[ListedRun]:
@@ -103,6 +120,29 @@ def show_run(asked: PageRequest) -> PageResponse:
     return render_page("run.html", asked=asked, run=asked.run, summary=summary, interval=interval, **values)
 
 
+def count_models(asked: PageRequest) -> PageWork:
+    """Yield the usage of each model as a table, while the exchanges of the run are read."""
+    told = time.monotonic()
+    with asked.pool.open(asked.run) as reader:
+        counts = reader.counts()
+        sums = ModelUsageSums(reader)
+        for _ in sums.sum_attempts():
+            if time.monotonic() >= told + PROGRESS_SECONDS:
+                told = time.monotonic()
+                yield PageEvent("progress", f"{sums.attempts} of {counts.attempts} attempts")
+                yield _render_models(sums)
+            else:
+                yield None
+    yield _render_models(sums)
+    skipped = f", without {sums.skipped} turns that are too large or damaged" if sums.skipped else ""
+    yield PageEvent("end", f"{sums.attempts} attempts{skipped}")
+
+
+def _render_models(sums: ModelUsageSums) -> PageEvent:
+    models = sorted(sums.models.items(), key=lambda item: (-item[1].nanodollars, -item[1].tokens, item[0]))
+    return PageEvent("part", load_templates().get_template("models.html").render(models=models))
+
+
 def show_extremes(asked: PageRequest) -> PageResponse:
     """Show failures by kind and the most extreme samples: the page loads this part afterwards."""
     with asked.pool.open(asked.run) as reader:
@@ -114,7 +154,7 @@ def read_timeline(asked: PageRequest) -> PageResponse:
     """Return the readings of a run as columns for the chart, and the marks on its axis."""
     with asked.pool.open(asked.run) as reader:
         gauges = thin_gauges(reader.gauges())
-        marks = list_marks(reader, MARKS)
+        marks = sorted([*list_marks(reader, MARKS), *_find_kills(gauges)])
     reasons = sorted({reason for gauge in gauges for reason in gauge.waiting})
     return render_data(
         {
@@ -124,6 +164,13 @@ def read_timeline(asked: PageRequest) -> PageResponse:
             "marks": [{"at": at, "label": label, "message": message[:300]} for at, label, message in marks],
         }
     )
+
+
+def _find_kills(gauges: Sequence[RunGauge]) -> Iterator[tuple[float, str, str]]:
+    """Yield a mark for each reading that saw further OOM kills in the run's own control group."""
+    for before, after in pairwise(gauges):
+        if after.oom_kills > before.oom_kills:
+            yield after.at, "OOM", f"{after.oom_kills - before.oom_kills} in the run's control group"
 
 
 def show_moment(asked: PageRequest) -> PageResponse:
@@ -140,13 +187,10 @@ def compute_interval(summary: RunSummary) -> tuple[float, float] | None:
     return (rates[0].low, rates[0].high) if rates else None
 
 
-def _list_highest(reader: LedgerReader) -> dict[str, Sequence[Any]]:
-    names = ("time", "cost", "tries", "memory", "tokens")
-    lists = {name: SampleFilter(sort=name, descending=True) for name in names}
-    if not SampleList(reader, SampleFilter()).has_figures:
-        lists = {name: wanted for name, wanted in lists.items() if name not in FIGURE_SORTS}
-    rows = {name: SampleList(reader, wanted).read_page(HIGHEST) for name, wanted in lists.items()}
-    return {name: found for name, found in rows.items() if found and found[0].position}
+def _list_highest(reader: LedgerReader) -> dict[str, Sequence[ListedSample]]:
+    has_figures = reader.version >= FIGURES_VERSION
+    names = [name for name in EXTREMES if has_figures or name not in FIGURE_SORTS]
+    return {name: list_extremes(reader, name, HIGHEST) for name in names}
 
 
 def thin_gauges(gauges: Iterator[RunGauge]) -> Sequence[RunGauge]:
@@ -170,7 +214,7 @@ def _describe(run: ListedRun) -> str:
 
 def _rank(run: ListedRun, sort: str) -> Any:
     summary = run.summary
-    if sort == "state":
-        return summary.state if summary else ""
+    if sort in DEFAULT_ORDER:
+        return run.state if sort == "state" else run.found.name
     value = getattr(summary, sort if sort in RUN_SORTS else "started") if summary else None
     return -1.0 if value is None else value

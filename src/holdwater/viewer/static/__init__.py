@@ -10,7 +10,7 @@ NAMES = (
     "uplot.min.css",
     "view.css",
     "view.js",
-    "search.js",
+    "work.js",
     "rollouts.js",
     "icon.svg",
 )

@@ -44,7 +44,8 @@ document.addEventListener("change", (event) => {
 // The charts of a run share one time axis. A click asks for the attempts that ran at that moment.
 const MiB = 1048576;
 const CHARTS = [
-  ["memory, MiB", { used: "memory", leased: "leased", limit: "memory_limit", sandboxes: "sandboxes", disk: "disk_used" }, MiB],
+  ["memory, MiB", { used: "memory", leased: "leased", limit: "memory_limit", sandboxes: "sandboxes" }, MiB],
+  ["disk, GiB", { used: "disk_used", limit: "disk_limit", free: "disk_free" }, 1024 * MiB],
   ["attempts", { running: "running", workers: "workers" }, 1],
   ["loop lag, s", { lag: "lag" }, 1],
 ];
@@ -64,6 +65,36 @@ function drawMarks(marks) {
   };
 }
 
+// A band along the axis: its colour says what limits the number of running attempts.
+function drawBinds(at, binds, names) {
+  return (plot) => {
+    const { ctx, bbox } = plot;
+    const place = (moment) => Math.round(plot.valToPos(moment, "x", true));
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    for (const [index, reason] of binds.entries()) {
+      if (!reason) continue;
+      const from = place(at[index]);
+      ctx.fillStyle = COLOURS[names.indexOf(reason) % COLOURS.length];
+      ctx.fillRect(from, bbox.top + bbox.height - 6, Math.max(1, place(at[index + 1] ?? at[index]) - from), 6);
+    }
+    ctx.restore();
+  };
+}
+
+function nameBinds(box, names) {
+  const line = box.appendChild(document.createElement("p"));
+  line.className = "dim";
+  line.append("limited by: ");
+  for (const [index, name] of names.entries()) {
+    const word = line.appendChild(document.createElement("span"));
+    word.textContent = ` ■ ${name}`;
+    word.style.color = COLOURS[index % COLOURS.length];
+  }
+}
+
 async function readData(place, address) {
   const inlined = place.querySelector("script"); // in an export
   if (inlined) return JSON.parse(inlined.textContent);
@@ -76,6 +107,7 @@ async function drawCharts(place) {
   if (!data?.at) return;
   place.replaceChildren();
   if (data.at.length < 2) return;
+  const binds = [...new Set(data.binds)].filter(Boolean);
   for (const [title, series, unit] of CHARTS) {
     const named = { ...series };
     const columns = Object.values(series).map((name) => data[name].map((value) => value / unit));
@@ -94,7 +126,7 @@ async function drawCharts(place) {
         height: 170,
         cursor: { sync: { key: "run" } },
         hooks: {
-          draw: [drawMarks(data.marks)],
+          draw: [drawMarks(data.marks), ...(title === "attempts" ? [drawBinds(data.at, data.binds, binds)] : [])],
           ready: [(plot) => plot.over.addEventListener("click", () => showMoment(place, plot.posToVal(plot.cursor.left, "x")))],
         },
         series: [{}, ...Object.keys(named).map((label, at) => ({ label, stroke: COLOURS[at % COLOURS.length], width: 1.5 }))],
@@ -103,6 +135,7 @@ async function drawCharts(place) {
       [data.at, ...columns],
       box,
     );
+    if (title === "attempts" && binds.length) nameBinds(box, binds);
   }
   const marks = place.appendChild(document.createElement("p"));
   marks.className = "dim";

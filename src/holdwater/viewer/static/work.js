@@ -1,4 +1,4 @@
-// Shows the events of long work: the hits of a search, the progress of an index. It ends with the page.
+// Shows the events of long work: the hits of a search, an index, the usage of models. It ends with the page.
 "use strict";
 
 const work = new Set(); // open streams
@@ -50,7 +50,8 @@ document.addEventListener("click", (event) => {
   button.disabled = true;
   const status = document.getElementById("work");
   const show = (text) => text && (status.textContent = text);
-  openWork(button.dataset.work, { progress: show, end: show });
+  const part = (html) => (document.getElementById("part").innerHTML = html); // escaped by the server
+  openWork(button.dataset.work, { progress: show, part, end: show });
 });
 
 document.addEventListener("DOMContentLoaded", () => {
