@@ -351,7 +351,7 @@ async def test_the_ledger_of_an_older_version_can_be_read_and_pruned(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory = await finished(tmp_path / "run")
-    for table in ("rollout", "orders", "dropped", "reopened", "regraded", "regrade"):
+    for table in ("tag", "rollout", "orders", "dropped", "reopened", "regraded", "regrade"):
         query(directory, f"DROP TABLE {table}")
     query(directory, "ALTER TABLE conductor DROP COLUMN regrade")
     for column in SettledFigures._fields:

@@ -97,7 +97,7 @@ def open_instance(page: Page, run: str, name: str) -> None:
 def test_a_user_clicks_through_the_files_of_an_export(browser: Browser, site: Path) -> None:
     with open_files(browser, site / "index.html") as page:
         page.get_by_role("link", name="talks").first.click()
-        expect(page.locator("#charts canvas")).to_have_count(3)
+        expect(page.locator("#charts canvas")).to_have_count(4)
         expect(page.get_by_role("heading", name="Most tries")).to_be_visible()
         page.get_by_role("link", name="all instances").click()
         page.get_by_role("link", name="chat").click()
@@ -146,7 +146,9 @@ def read_texts(page: Page, names: tuple[str, ...]) -> list[str]:
     for name in names:
         page.get_by_role("link", name=name).first.click()
         page.wait_for_load_state("networkidle")
-        page.evaluate("document.querySelectorAll('form, .chart, #charts').forEach((part) => part.remove())")
+        page.evaluate(
+            "document.querySelectorAll('form, .chart, #charts, .models').forEach((part) => part.remove())"
+        )
         texts.append(page.inner_text("main"))
     return texts
 

@@ -203,6 +203,7 @@ def test_a_page_of_a_running_run_follows_it(browser: Browser, tmp_path: Path) ->
 
 
 SLOW_SUITE = """
+import asyncio
 import pathlib
 
 import holdwater as hw
