@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.replayed_planner import ReplayedPlanner
 
 from holdwater.core.events import (
     AnyCommand,
@@ -65,7 +66,7 @@ class Serving(RuleBasedStateMachine):
     @initialize(retries=st.integers(0, 2))
     def begin(self, retries: int) -> None:
         policy = PlannerPolicy(concurrency=SLOTS, retries=retries, backoff=1.0, ordered=True)
-        self.plan = RunPlanner(policy)
+        self.plan = ReplayedPlanner(policy)
         self.now = 0.0
         self.orders: dict[int, tuple[int, GroupTerms | None]] = {}  # order -> members so far, terms
         self.ordered: dict[Key, int] = {}
@@ -83,7 +84,7 @@ class Serving(RuleBasedStateMachine):
         self.take(TimerFired())
 
     def take(self, event: AnyEvent) -> list[AnyCommand]:
-        twin = self.plan.rebuild()
+        twin = self.plan.build_twin()
         commands = self.plan.handle(event, self.now)
         assert twin.handle(event, self.now) == commands
         for command in commands:
@@ -261,7 +262,7 @@ class Serving(RuleBasedStateMachine):
 
     @invariant()
     def its_twin_is_equal(self) -> None:
-        assert self.plan.rebuild()._snapshot() == self.plan._snapshot()
+        assert self.plan.build_twin().encode() == self.plan.encode()
 
     def teardown(self) -> None:
         """From wherever it stands, everything that was ordered comes to its end within a bound."""

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, deque
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.replayed_planner import ReplayedPlanner
 
-from holdwater.core import plan as planning
 from holdwater.core.config import CriticKind
 from holdwater.core.events import (
     AbortRequested,
@@ -152,11 +152,11 @@ class Conduct(RuleBasedStateMachine):
         self.interrupted: Counter[Key] = Counter()
         self.widest = 0
         self.fresh: list[Key] = []  # closed by the last event
-        self.plan = RunPlanner(self.policy, next_attempt=max(self.ids, default=0) + 1)
+        self.plan = ReplayedPlanner(self.policy, next_attempt=max(self.ids, default=0) + 1)
         self.take(TimerFired())
 
     def take(self, event: AnyEvent) -> list[AnyCommand]:
-        twin = self.plan.rebuild()
+        twin = self.plan.build_twin()
         commands = self.plan.handle(event, self.now)
         assert twin.handle(event, self.now) == commands
         self.fresh = []
@@ -416,7 +416,7 @@ class Conduct(RuleBasedStateMachine):
 
     @invariant()
     def its_twin_is_equal(self) -> None:
-        assert self.plan.rebuild()._snapshot() == self.plan._snapshot()
+        assert self.plan.build_twin().encode() == self.plan.encode()
 
     def teardown(self) -> None:
         """From wherever it stands, the run comes to its end within a bound."""
@@ -468,15 +468,7 @@ def expected(rows: list[Row], retries: int) -> tuple[str, float | None]:
     return ("passed" if passes else "failed"), score
 
 
-@pytest.fixture
-def short_log() -> Iterator[None]:
-    """A log so short that every run of the machine crosses many checkpoints."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "LOG_BOUND", 5)
-        yield
-
-
-def test_every_sample_ends_in_exactly_one_outcome_whatever_happens(short_log):
+def test_every_sample_ends_in_exactly_one_outcome_whatever_happens():
     run_state_machine_as_test(
         Conduct,
         settings=settings(
@@ -705,3 +697,19 @@ def test_what_waits_is_counted_by_its_reason():
         plan.handle(event, 3.0)
 
     assert plan.waiting == {"slot": 1}
+
+
+def test_a_planner_keeps_no_event_of_samples_that_are_closed():
+    def count_events() -> int:
+        gc.collect()
+        return sum(isinstance(found, SampleOpened | VerdictCommitted) for found in gc.get_objects())
+
+    before = count_events()
+    plan = RunPlanner(PlannerPolicy(concurrency=4, ordered=True))
+    for instance in range(20):
+        [attempt] = started(plan.handle(SampleOpened(instance=instance, sample=0), 0.0))
+        result = VerdictSummary(attempt=attempt.id, passed=True)
+        assert closes(plan.handle(VerdictCommitted(result=result), 0.0))
+    del attempt, result
+
+    assert count_events() == before

@@ -1,15 +1,11 @@
 """The planner: events in, commands out. It decides which attempt starts next and when a sample is closed.
 
-Pure and O(open samples): it never waits, reads no clock and holds no finished instance. It can be rebuilt
-from its own bounded log (`RunPlanner.rebuild`). `policy.py` decides what follows from a verdict;
+Pure and O(open samples): it never waits, reads no clock and holds no finished instance. The same events give
+the same commands. `policy.py` decides what follows from a verdict;
 `run/conductor/scheduler.py` executes the commands.
 """
 
 from __future__ import annotations
-
-from collections import deque
-
-import msgspec
 
 from .events import (
     AbortRequested,
@@ -50,7 +46,6 @@ from .planner_state import (
 from .policy import NextTry, PlannerPolicy, TryCounts, VerdictSummary, decide
 from .records import AttemptFailure, FailureOrigin, Outcome
 
-LOG_BOUND = 4096
 # Seconds by which a timer may fire early; a timer that fires earlier belongs to another `SetTimer`.
 TIMER_TOLERANCE = 0.05
 
@@ -59,27 +54,14 @@ class RunPlanner:
     """The planner of one run."""
 
     def __init__(self, policy: PlannerPolicy, next_attempt: int = 1) -> None:
-        self._restore(PlannerState(policy=policy, next_attempt=next_attempt))
-        self._checkpoint = self._snapshot()
+        self._state = PlannerState(policy=policy, next_attempt=next_attempt)
+        self._queues = SampleQueues(self._state)
 
     def handle(self, event: AnyEvent, at: float) -> list[AnyCommand]:
         """Process one event; return the resulting commands in order."""
-        if len(self._log) >= LOG_BOUND:
-            self._checkpoint = self._snapshot()
-            self._log.clear()
-        self._log.append((at, event))
         commands = self._react(event, at)
         self._advance(at, commands)
         return commands
-
-    def rebuild(self) -> RunPlanner:
-        """Return an equal planner, rebuilt from the last checkpoint and the events since."""
-        twin = RunPlanner.__new__(RunPlanner)
-        twin._restore(msgspec.msgpack.decode(self._checkpoint, type=PlannerState))
-        twin._checkpoint = self._checkpoint
-        for at, event in self._log:
-            twin.handle(event, at)
-        return twin
 
     @property
     def running(self) -> int:
@@ -384,14 +366,3 @@ class RunPlanner:
         if state.delayed and (state.wake_at is None or state.delayed[0][0] < state.wake_at):
             state.wake_at = state.delayed[0][0]
             commands.append(SetTimer(at=state.wake_at))
-
-    # The log.
-
-    def _snapshot(self) -> bytes:
-        self._queues.save()
-        return msgspec.msgpack.encode(self._state)
-
-    def _restore(self, state: PlannerState) -> None:
-        self._state = state
-        self._queues = SampleQueues(state)
-        self._log: deque[tuple[float, AnyEvent]] = deque(maxlen=LOG_BOUND)

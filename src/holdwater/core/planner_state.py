@@ -1,7 +1,6 @@
-"""The planner's state as plain records (open samples, groups, queues), and the queues that work on it.
+"""The planner's state as plain records (open samples, groups), and the queues that work on it.
 
-The state can be encoded and decoded (`RunPlanner.rebuild`). The queues decide which entry starts next; all
-other decisions are in `plan.py`.
+The queues decide which entry starts next; all other decisions are in `plan.py`.
 """
 
 from __future__ import annotations
@@ -54,15 +53,12 @@ STRAGGLER_CUT = -2  # the deadline of the group's stragglers has passed
 
 
 class PlannerState(msgspec.Struct):
-    """The complete state of the planner."""
+    """The state of the planner, without its queues."""
 
     policy: PlannerPolicy
     next_attempt: int
     open: dict[QueueKey, Sample] = {}  # bound: `window` samples, or the limit on open orders
     groups: dict[int, Group] = {}  # bound: as `open`
-    ready: list[QueueKey] = []
-    members: list[QueueKey] = []  # ready members of groups that have their slots
-    alone: list[QueueKey] = []  # ready samples that need a worker of their own
     delayed: list[tuple[float, QueueKey]] = []  # a heap
     running: dict[int, QueueKey] = {}  # bound: `policy.concurrency`
     pulling: int = 0
@@ -190,17 +186,13 @@ def make_outcome(sample: Sample, best: VerdictSummary, *, spent: bool) -> Outcom
 
 
 class SampleQueues:
-    """The queues of one planner, over its state. `save` writes them back before the state is encoded."""
+    """The queues of one planner, over its state. Bound of each: as `PlannerState.open`."""
 
     def __init__(self, state: PlannerState) -> None:
         self._state = state
-        self._alone = deque(state.alone)  # bound: as `PlannerState.open`
-        self.ready = deque(state.ready)  # bound: as `PlannerState.open`
-        self.members = deque(state.members)  # bound: as `PlannerState.open`
-
-    def save(self) -> None:
-        state = self._state
-        state.ready, state.alone, state.members = list(self.ready), list(self._alone), list(self.members)
+        self._alone: deque[QueueKey] = deque()  # samples that need a worker of their own
+        self.ready: deque[QueueKey] = deque()
+        self.members: deque[QueueKey] = deque()  # of groups that have their slots
 
     def count_waiting(self) -> dict[str, int]:
         """Count the queued samples, by the reason for their wait."""
