@@ -418,6 +418,14 @@ $ holdwater run demo --agent bash --model m --base-url http://127.0.0.1:1/v1 --r
 2 error: a cost limit needs the model's price, which is unknown: `m`
 hint: give it with `--prices FILE.toml`
 
+$ holdwater run demo --agent nop --judge-base-url http://user:secret@host/v1
+2 error: `--judge-base-url` must not contain credentials: they would be stored in the run's files
+hint: put the key into `JUDGE_API_KEY`
+
+$ holdwater run demo --agent nop --judge-base-url http://127.0.0.1:1/v1 --run-cost 5
+2 error: `--run-cost` needs the price of the judges' model
+hint: name it: `--judge-model`
+
 $ holdwater run nosuch
 2 error: unknown suite: `nosuch`; known are ...
 hint: use one of these or `path.py:name`, `module:name`, `file.jsonl`, `swebench:FILE`, `swt:FILE`, `vf:MODULE`, `openhands:module:Class` or a directory of Harbor tasks

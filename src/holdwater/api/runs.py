@@ -36,6 +36,7 @@ from ..run.setup.agent_variables import AgentVariables, read_values
 from ..run.setup.config import (
     POLICY_URL,
     SCRIPTED,
+    add_judge,
     build_config,
     check_requirements,
     default_directory,
@@ -352,13 +353,14 @@ async def _open_upstream(setup: RunSetup) -> AsyncIterator[UpstreamConfig | None
     """Yield the upstream for the run's model calls; the scripted model is served from here."""
     config = setup.config
     if setup.policy is not None:
-        yield None
+        yield add_judge(None, config, setup.environment)
         return
     if config.model != SCRIPTED or config.replays is not None:
-        yield find_upstream(config, setup.environment)
+        yield add_judge(find_upstream(config, setup.environment), config, setup.environment)
         return
     from ..suite.demo.script import reply
     from ..testing.scripted_model import serve_script
 
     async with serve_script(reply) as url:
-        yield UpstreamConfig(everywhere=ModelProvider(url=url))
+        upstream = UpstreamConfig(everywhere=ModelProvider(url=url))
+        yield add_judge(upstream, config, setup.environment)

@@ -12,6 +12,7 @@ import msgspec
 
 from .fork_origin import ForkOrigin
 from .image import ImageRecipe
+from .judge import JudgeModel
 from .option_values import parse_agent_options, parse_sampling, parse_shard, parse_slots
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
@@ -92,6 +93,7 @@ class RunConfig(Record, frozen=True):
             resume="The API of the model's server: `same` as the agent's, or `chat`",
         ),
     ] = "same"
+    judge: JudgeModel = JudgeModel()
     # What the agent's `configure` takes.
     agent_options: Annotated[
         dict[str, Any],

@@ -19,6 +19,7 @@ from .errors import SandboxFailed
 
 SERVE_KEYS = "HOLDWATER_SERVE_KEYS"  # API keys of a server, separated by commas
 SANDBOX_TOKEN = "HOLDWATER_SANDBOX_TOKEN"  # the token of a sandbox server
+JUDGE_KEY = "JUDGE_API_KEY"  # the key of the server of `--judge-base-url`
 KEYS_WITHHELD = "keys of model providers never enter a sandbox"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Set for every grading command: packages in a user's home do not belong to the suite.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..core.environment import SANDBOX_TOKEN, SERVE_KEYS
+from ..core.environment import JUDGE_KEY, SANDBOX_TOKEN, SERVE_KEYS
 from ..core.errors import LedgerCorrupt
 from .chat import ChatDialect
 from .completions import CompletionsDialect, EmbeddingsDialect
@@ -80,4 +80,4 @@ def list_providers() -> list[ProviderVariables]:
 def list_key_variables() -> frozenset[str]:
     """Return the variables that hold keys: only the conductor has them, and no other process gets them."""
     names = {name for provider in list_providers() for name in (*provider.keys, provider.bearer) if name}
-    return frozenset({*names, SERVE_KEYS, SANDBOX_TOKEN})
+    return frozenset({*names, JUDGE_KEY, SERVE_KEYS, SANDBOX_TOKEN})

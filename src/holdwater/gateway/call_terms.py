@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..core.judge import JudgeModel
 from ..core.prices import ModelPrice
 from .body import ByteAdmission
 from .recorder import RequestDelta
@@ -115,10 +116,11 @@ class ModelRoute(NamedTuple):
     on_written: Callable[[RequestDelta, int], None] | None = (
         None  # receives the number of each recorded exchange
     )
+    sampled: bool = True  # the gateway's sampling parameters are imposed
 
     def with_defaults(self, own: ModelRoute) -> ModelRoute:
         """Return this route, with the gateway's `own` values for fields that are not set."""
-        sampling = {**own.sampling, **self.sampling} if self.sampling else own.sampling
+        sampling = {**own.sampling, **self.sampling} if self.sampled else self.sampling
         if self.upstream is not None:
             return self._replace(sampling=sampling)
         model, version = self.model or own.model, own.version or self.version
@@ -131,6 +133,25 @@ class CallTerms(NamedTuple):
     replays: bool = False  # the run only replays a record, without an upstream
     sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request
     shared: bool = True  # all attempts share the upstream: a failure common to all of them fails the run
+
+
+class JudgeRoute(NamedTuple):
+    """Where the calls of judges go, if that is not where the calls of the scored attempt go."""
+
+    upstream: Upstream | None  # None: the attempt's
+    model: JudgeModel
+
+    def derive_route(self, attempt: ModelRoute | None) -> ModelRoute:
+        """Return the route for judges of an attempt. Sampling parameters are for the agent alone."""
+        route = (attempt or ModelRoute())._replace(sampling=NO_SAMPLING, sampled=False, version="")
+        if self.upstream is not None:  # a judge without an imposed model names its own
+            route = route._replace(upstream=self.upstream, model=None, on_written=None)
+        return route if self.model.name is None else route._replace(model=self.model.name)
+
+    def derive_terms(self, attempt: CallTerms) -> CallTerms:
+        """Return the terms for judges of an attempt: the rate is that of the run's server."""
+        rate = attempt.rate if self.upstream is None else None
+        return attempt._replace(price=self.model.price, rate=rate)
 
 
 class SharedResources(NamedTuple):

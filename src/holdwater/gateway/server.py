@@ -30,7 +30,7 @@ from ..dialect import CHAT, DIALECTS
 from ..dialect.interface import Dialect
 from .body import ByteAdmission
 from .body_reader import UnreadableBody
-from .call_terms import CallTerms, ModelRoute, RateLimiter, SharedResources
+from .call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter, SharedResources
 from .connections import (
     GatewayConnection,
     GatewayServer,
@@ -201,9 +201,11 @@ class Gateway:
             self._attempt_refusals.pop(attempt).close()
 
     @asynccontextmanager
-    async def lend(self, session: Session, by: str, *, limited: bool = True) -> AsyncIterator[Session]:
+    async def lend(
+        self, session: Session, by: str, *, limited: bool = True, judge: JudgeRoute | None = None
+    ) -> AsyncIterator[Session]:
         """Open a session with its own key for the borrower `by`: see `Session.lend`."""
-        with session.lend(by, limited=limited) as borrower:
+        with session.lend(by, limited=limited, judge=judge) as borrower:
             async with self._register_session(borrower):
                 yield borrower
 

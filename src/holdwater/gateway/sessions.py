@@ -33,7 +33,7 @@ from ..core.records import NO_USAGE, AttemptFailure, FailureOrigin, Limits, Mode
 from ..dialect.interface import Dialect
 from . import media
 from .body import ByteAdmission
-from .call_terms import CallTerms, ModelRoute, SharedResources
+from .call_terms import CallTerms, JudgeRoute, ModelRoute, SharedResources
 from .json_checks import LARGE, LargeRequest
 from .recorder import (
     CallEnding,
@@ -107,20 +107,15 @@ class Session:
         self._waiting_since = 0.0
 
     @contextmanager
-    def lend(self, by: str, *, limited: bool = True) -> Iterator[Session]:
+    def lend(self, by: str, *, limited: bool = True, judge: JudgeRoute | None = None) -> Iterator[Session]:
         """Open a session for the borrower `by`, with the same record and, if `limited`, the same budget.
 
         Its usage counts here too. The caller or `close` closes it before this session.
         """
-        borrower = Session(
-            self.attempt,
-            self._log,
-            self._shared,
-            self._limits,
-            self.terms,
-            self._recording,
-            self.model_route,
-        )
+        terms, route = self.terms, self.model_route
+        if judge is not None:
+            terms, route = judge.derive_terms(terms), judge.derive_route(route)
+        borrower = Session(self.attempt, self._log, self._shared, self._limits, terms, self._recording, route)
         borrower._lender, borrower._by, borrower._limited = self, by, limited and self._limited
         borrower.admission = self.admission
         borrower._recorders, borrower._unrecorded = self._recorders, self._unrecorded

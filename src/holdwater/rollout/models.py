@@ -28,7 +28,7 @@ from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
 from ..dialect import DIALECTS, list_chat_family
-from ..gateway.call_terms import CallTerms, ModelRoute, RateLimiter
+from ..gateway.call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter
 from ..gateway.recorder import RequestDelta
 from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
 from ..gateway.upstreams.endpoints import EndpointPool
@@ -70,6 +70,7 @@ class WorkerModels:
             policy = load_policy(serving.policy)
         self._policy = None if policy is None else PolicyUpstream(policy, self._read_conversation)
         self._endpoints = EndpointPool(welcome.config.stall)
+        self.judge: JudgeRoute | None = None  # None: judges call the model of their attempt
         self._held: dict[int, HeldUpstream] = {}  # by attempt; bound: the run's concurrency
         self._stack = AsyncExitStack()
         self._steered: tuple[str, str | None] | None = None  # the endpoint of the last `SteerWorker`
@@ -78,6 +79,9 @@ class WorkerModels:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._endpoints)
             self.upstream = await stack.enter_async_context(self._open_upstream())
+            if self._welcome.config.judge.given:
+                upstream = await stack.enter_async_context(self._open_judge())
+                self.judge = JudgeRoute(upstream, self._welcome.config.judge)
             self._stack = stack.pop_all()
         return self
 
@@ -89,6 +93,8 @@ class WorkerModels:
     def _open_upstream(self) -> AbstractAsyncContextManager[Upstream]:
         """Open the upstream that the run was started with."""
         given, config = self._welcome.upstream, self._welcome.config
+        if given is not None and not (given.everywhere or given.spoken):
+            given = None  # it is for judges alone
         if given is None and self._policy is not None:
             return nullcontext(self._policy)
         if config.replays is not None:
@@ -105,6 +111,15 @@ class WorkerModels:
     async def _translate_calls(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
         async with server:
             yield TranslatedUpstream(server, self._read_conversation)
+
+    def _open_judge(self) -> AbstractAsyncContextManager[Upstream | None]:
+        """Open the judges' own server; None: their calls go where those of their attempt go."""
+        given, config = self._welcome.upstream, self._welcome.config
+        if config.judge.url is None:
+            return nullcontext()
+        if given is None or given.judge is None:  # a replay
+            return nullcontext(ReplayOnly())
+        return HttpUpstream(given.judge.url, given.judge.key, stall=config.stall)
 
     @asynccontextmanager
     async def open_route(

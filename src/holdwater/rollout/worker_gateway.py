@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..core.authoring import Model, Policy, SandboxProvider, SessionStatus
 from ..core.errors import AttemptOver
-from ..core.exchange import ExchangeLog, ReplyRecording
+from ..core.exchange import SCORING_BORROWERS, ExchangeLog, ReplyRecording
 from ..core.prices import make_price_error
 from ..core.records import Limits, Network
 from ..core.serving_protocol import ModelSource
@@ -126,7 +126,8 @@ class WorkerGateway:
         """Open a session for the borrower `by`; it writes to the same log and is closed before its lender."""
         if (lender := self._server.sessions.get(session.key)) is None:
             raise AttemptOver("the attempt is over")
-        return self._server.lend(lender, by, limited=limited)
+        judge = self._models.judge if by in SCORING_BORROWERS else None
+        return self._server.lend(lender, by, limited=limited, judge=judge)
 
     def make_model(
         self, session: SessionStatus, sandboxes: SandboxProvider, network: Network | None

@@ -34,10 +34,11 @@ class ModelProvider(Record, frozen=True):
 
 
 class UpstreamConfig(Record, frozen=True):
-    """The servers for model calls: one for all dialects, or one for each dialect in use."""
+    """The servers for model calls: one for all dialects, or one for each dialect in use; none: no model."""
 
     everywhere: ModelProvider | None = None
     spoken: dict[str, ModelProvider] = msgspec.field(default_factory=dict)
+    judge: ModelProvider | None = None  # for the calls of judges; None: they go where the agent's calls go
 
 
 class OrderTerms(Record, frozen=True):

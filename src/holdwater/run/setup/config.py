@@ -19,10 +19,11 @@ import msgspec
 
 from ...core.authoring import Agent, Suite
 from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
-from ...core.environment import KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
+from ...core.environment import JUDGE_KEY, KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.fork_origin import ForkOrigin
 from ...core.input_checks import find_url_problem
+from ...core.judge import JudgeModel
 from ...core.limits import parse_size
 from ...core.options import list_options
 from ...core.prices import RunBudget, make_price_error
@@ -56,6 +57,7 @@ class ProcessEnvironment(Record, frozen=True):
     cache: Path = Path(tempfile.gettempdir(), "holdwater")  # layers, and the state of builds on daemons
     cache_size: int | None = None  # bytes of layers, and of images on a daemon, that may stay
     serve_keys: tuple[str, ...] = ()
+    judge_key: str | None = None
     sandbox_token: str | None = None  # of a sandbox server
     token_links: tuple[Path, ...] = ()  # directories in which clients look for the token of a server
     # The environment of workers: everything but keys.
@@ -74,6 +76,7 @@ def read_environment() -> ProcessEnvironment:
         cache=find_cache(env),
         cache_size=_parse_variable(env, CACHE_SIZE),
         serve_keys=tuple(key.strip() for key in env.get(SERVE_KEYS, "").split(",") if key.strip()),
+        judge_key=env.get(JUDGE_KEY) or None,
         sandbox_token=env.get(SANDBOX_TOKEN, "").strip() or None,
         token_links=tuple(list_link_directories(env)),
         inherited={name: value for name, value in env.items() if name not in keys},
@@ -118,6 +121,16 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
     return UpstreamConfig(spoken=spoken)
 
 
+def add_judge(
+    upstream: UpstreamConfig | None, config: RunConfig, env: ProcessEnvironment
+) -> UpstreamConfig | None:
+    """Return the upstream with the judges' own server, if the run has one."""
+    if config.judge.url is None or config.replays is not None:
+        return upstream
+    judge = ModelProvider(url=config.judge.url.rstrip("/"), key=env.judge_key)
+    return msgspec.structs.replace(upstream or UpstreamConfig(), judge=judge)
+
+
 def _find_other_url() -> str | None:
     """Return the environment's base URL unless it is the provider's own: other servers have other prices."""
     openai = read_environment().providers.get(CHAT.provider.url)
@@ -156,6 +169,10 @@ def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: di
     prices = said.pop("price", {})
     if said.get("model") is not None:
         said["price"] = price_of(said["model"], prices, said.get("base_url") or _find_other_url())
+    judge: JudgeModel = said.get("judge", JudgeModel())
+    if judge.name is not None:
+        url = judge.url or said.get("base_url") or _find_other_url()
+        said["judge"] = msgspec.structs.replace(judge, price=price_of(judge.name, prices, url))
     config = RunConfig(
         id=secrets.token_hex(8),
         suite=named[0],
@@ -254,6 +271,7 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
     if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
         raise BadInput(f"`--base-url` {problem}", "put the key into `OPENAI_API_KEY`")
+    _check_judge(config)
     check_containers(config)
     timeouts = {"setup": "--setup-timeout", "acting": "--timeout", "grading": "--grade-timeout"}
     for name, flag in timeouts.items():
@@ -262,6 +280,18 @@ def check_config(config: RunConfig) -> None:
     limited = config.limits.cost is not None or config.budget.cost is not None
     if limited and config.model and config.price is None:
         error = make_price_error(config.model)
+        raise BadInput(error.message, error.hint)
+
+
+def _check_judge(config: RunConfig) -> None:
+    """Refuse credentials in the URL of the judges' server, and calls that a limit on cost would not count."""
+    judge = config.judge
+    if judge.url is not None and (problem := find_url_problem(judge.url)):
+        raise BadInput(f"`--judge-base-url` {problem}", f"put the key into `{JUDGE_KEY}`")
+    if judge.given and config.budget.cost is not None and judge.price is None:
+        if judge.name is None:
+            raise BadInput("`--run-cost` needs the price of the judges' model", "name it: `--judge-model`")
+        error = make_price_error(judge.name)
         raise BadInput(error.message, error.hint)
 
 

@@ -25,6 +25,7 @@ from ...core.config import (
 from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
 from ...core.image import EngineKind, ForcedPhase, ImageRecipe
+from ...core.judge import JudgeModel
 from ...core.option_values import parse_shard
 from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
@@ -43,6 +44,7 @@ INNER_RECORDS: dict[str, type[msgspec.Struct]] = {  # field of a `RunConfig` -> 
     "limits": Limits,
     "budget": RunBudget,
     "remote": RemoteAddress,
+    "judge": JudgeModel,
 }
 RETRY_OPTIONS = {"retry", "retry_poison"}  # not settings of a run
 
@@ -56,6 +58,8 @@ class RunOptions(TypedDict, total=False):
     model: str | None
     base_url: str | None
     upstream_dialect: str | None
+    judge_model: str | None
+    judge_base_url: str | None
     agent_option: Mapping[str, Any] | Sequence[str] | None
     concurrency: int | str | None
     ungoverned: bool | None
@@ -138,6 +142,7 @@ class ResumeOptions(TypedDict, total=False):
     disk: int | str | None
     base_url: str | None
     upstream_dialect: str | None
+    judge_base_url: str | None
     env: Mapping[str, str | None] | Sequence[str] | None
     sandbox_url: str | None
     sandbox_token_file: str | Path | None
