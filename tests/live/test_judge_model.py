@@ -92,7 +92,7 @@ class Played:
         return [(exchange.by, msgspec.json.decode(exchange.head or b"{}")["model"]) for exchange in exchanges]
 
 
-async def test_a_judge_on_a_server_of_its_own_has_its_key_and_its_choice(place: Path) -> None:
+async def test_a_judge_with_its_own_server_has_its_key_and_choice(place: Path) -> None:
     played = await Played(place).play(lambda it: it.run(judge_base_url=it.judges.url))
 
     assert played.agents.list_calls() == [(AGENTS_KEY, "policy", 0.5)]
