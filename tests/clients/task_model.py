@@ -34,6 +34,14 @@ class TaskModel:
             return ScriptedReply(tool_calls=[{"name": "ledger_note", "arguments": {"text": "milk"}}])
         if "Make a" in text:
             return ScriptedReply(tool_calls=[{"name": "bash", "arguments": {"command": "cp template work"}}])
+        if "Hangman" in text:
+            return ScriptedReply(text="[z]")
+        if "is not in the word" in text:
+            return ScriptedReply(text="[gear]")
+        if "Write `yes`" in text:
+            return ScriptedReply(
+                tool_calls=[{"name": "bash", "arguments": {"command": "echo yes > answer.txt"}}]
+            )
         if "more than once" in text:
             return ScriptedReply(text="a" * self._count)
         return ScriptedReply(text="yes" if "reference" in text.lower() else "blue")

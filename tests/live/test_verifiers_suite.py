@@ -230,7 +230,11 @@ def test_tasks_that_no_sandbox_can_run_are_refused_by_field(scene: TaskScene) ->
             "taskset `RewritingTaskset` rewrites model calls, which are passed on unchanged",
         ),
         ("unfit:NoTaskset", "has no taskset `NoTaskset`"),
-        ("scripted_user", "comes with an environment that drives its agents itself: `QuizEnv`"),
+        (
+            "scripted_user",
+            "`QuizEnv` drives the turns of a harness of verifiers, which agent `agent.py:solve`",
+        ),
+        ("contest", "comes with an environment that compares the runs of its agent: `ContestEnv`"),
         ("reversal?wrods=1", "option `wrods`: Extra inputs are not permitted"),
         ("reversal?env=isolated_verifier", "environment `IsolatedVerifierEnv` cannot score samples"),
         ("reversal?env=agentic_judge", "environment `IsolatedAgenticJudgeEnv` has 2 agents: solver, judge"),
@@ -249,8 +253,7 @@ def test_a_taskset_that_cannot_run_is_refused_before_the_run(
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("vf:harbor", "an environment that drives its agents itself: `HarborEnv`"),
-        ("vf:openenv?base_url=http://127.0.0.1:1", "itself: `OpenEnvEnv`"),
+        ("vf:harbor", "RuntimeError: Harbor tasksets require the Harbor CLI"),
         ("vf:textarena?game=Wordle-v0", "ImportError: textarena requires nltk and textarena"),
         ("vf:nemo_gym", "option `dataset`: Field required"),
         ("vf:nosuch_env", "taskset 'nosuch_env' not found"),
@@ -325,6 +328,19 @@ def test_a_harness_that_does_not_exist_ends_the_run(scene: TaskScene) -> None:
 
     assert command.wait(120) == 4, command
     assert "harness 'nosuch' not found" in " ".join(command.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "opening", ['&words=["lever"]', pytest.param("&prompt=null", marks=pytest.mark.proof)]
+)
+def test_an_environment_plays_the_user_of_a_harness(scene: TaskScene, opening: str) -> None:
+    harness = "holdwater.suite.verifiers.harness:null"
+    (row,) = scene.finish(f"scripted_user?pass=1.5{opening}", "--model", "m", agent=harness)
+
+    assert (read_grade(row).passed, read_grade(row).score) == (True, 1.5)
+    exchanges = list(read_exchanges(RunDirectory(scene.out), row.attempt))
+    assert [len(exchange.append) for exchange in exchanges] == [1, 2]  # one conversation
+    assert scene.read_trace(row.attempt)["stop_condition"] == "user_closed"
 
 
 class ResourceServer(ThreadingHTTPServer):

@@ -294,6 +294,9 @@ class ChildResult(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptHandle(Protocol):
     """An attempt that can have children. Children use its lease and its budget, and end before it does."""
 
+    @property
+    def reference(self) -> TrajectoryReference: ...  # its record on disk: while it acts, the calls so far
+
     async def spawn(
         self,
         agent: str | AgentFunction | Agent,
@@ -337,8 +340,7 @@ class GradedAttempt(AgentRecord, Protocol):
     def answer(self) -> Any: ...  # of the agent, also where a patch is graded in its place
 
     @property
-    def model(self) -> Model:
-        """The run's model for a judge. Its calls are recorded as the grader's, beyond the agent's limits."""
+    def model(self) -> Model: ...  # for a judge: its calls are the grader's, beyond the agent's limits
 
 
 class MemberResult(AgentRecord, Protocol):
@@ -359,8 +361,7 @@ class GroupMember(MemberResult, AttemptHandle, Protocol):
     """A member of a group during scoring: its sandbox, model and record are still open."""
 
     @property
-    def number(self) -> int:
-        """0, 1, 2, ... among the scored members."""
+    def number(self) -> int: ...  # 0, 1, 2, ... among the scored members
 
     @property
     def sandbox(self) -> GradingSandbox: ...

@@ -20,6 +20,7 @@ from ..core.errors import AgentFailed, AttemptOver, LimitReached, as_failure, dr
 from ..core.groups import make_cancel_failure
 from ..core.masking import clean_text
 from ..core.records import NO_USAGE, AttemptFailure, Instance
+from ..core.serving_protocol import TrajectoryReference
 from .attempt_rules import prefer_model_failure
 from .attempt_services import AttemptServices
 from .attempt_state import AttemptState
@@ -75,6 +76,12 @@ class ChildSpawner(AttemptView):
         if self._tasks:
             await asyncio.wait(set(self._tasks))  # soon: `UserCalls` abandons code that ignores it
         self._owner = None
+
+    @property
+    def reference(self) -> TrajectoryReference:
+        """See `core.authoring.AttemptHandle`."""
+        lender, _ = self._require_owner()
+        return lender.services.locate_record(lender.state.job.attempt.id)
 
     async def spawn(
         self,

@@ -42,12 +42,20 @@ def _load_taskset(spec: str) -> Suite:
 
     def check_agent(agent: Agent) -> None:
         _check_package(listing)
-        if listing.facts.toolsets and not agent.name.startswith(NAME_PREFIX):
+        if agent.name.startswith(NAME_PREFIX):
+            return
+        if listing.facts.toolsets:
             names = ", ".join(f"`{name}`" for name in listing.facts.toolsets)
             raise BadInput(
                 f"taskset `{listing.facts.name}` has tool servers, which agent `{agent.name}` is not given:"
                 f" {names}",
                 "leave `--agent` out: a harness of verifiers is given them",
+            )
+        if listing.facts.player:
+            raise BadInput(
+                f"environment `{listing.facts.player}` drives the turns of a harness of verifiers,"
+                f" which agent `{agent.name}` is not",
+                "leave `--agent` out",
             )
 
     return Suite(

@@ -10,16 +10,18 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...core.authoring import Agent, AgentFunction, GradingSandbox, Model
+from ...core.authoring import Agent, AgentFunction, AttemptHandle, GradingSandbox, Model
 from ...core.errors import AgentFailed, AttemptError, RunFailed, SandboxFailed
 from ...core.records import Instance
+from ...core.serving_protocol import TrajectoryReference
 from . import tool_servers
-from .scoring import STATE, OpenTask, find_open_task
+from .scoring import EPISODE_FILE, STATE, OpenTask, find_open_task, refresh_trace, write_trace
 from .tasks import TASK, read_task
 
 OWN = "own"
@@ -30,18 +32,24 @@ STATE_FILE = ".vf-state.json"
 def make_agent(harness: str) -> Agent:
     """Return the agent that runs a harness; `own`: the one of the task's taskset."""
 
-    async def act(instance: Instance, sandbox: GradingSandbox, model: Model) -> Any:
+    async def act(instance: Instance, sandbox: GradingSandbox, model: Model, attempt: AttemptHandle) -> Any:
         if TASK not in instance.data:
             raise AgentFailed("a harness of verifiers needs a task of `vf:`", kind="task", again=False)
         named = read_task(instance).harness if harness == OWN else harness
-        return await play_task(instance, sandbox, model, named)
+        return await play_task(instance, sandbox, model, named, attempt.reference)
 
     return Agent(
         name=f"{NAME_PREFIX}{harness}", act=act, needs_model=True, description="a harness of verifiers"
     )
 
 
-async def play_task(instance: Instance, sandbox: GradingSandbox, model: Model, harness: str) -> Any:
+async def play_task(
+    instance: Instance,
+    sandbox: GradingSandbox,
+    model: Model,
+    harness: str,
+    reference: TrajectoryReference,
+) -> Any:
     """Run a harness on a task until its program ends; return the state that tool servers left."""
     from .runtime import SandboxRuntime
 
@@ -60,7 +68,16 @@ async def play_task(instance: Instance, sandbox: GradingSandbox, model: Model, h
         session = await program.session(
             context, trace, runtime, model.sandbox_url, model.key, urls, opened.task.data
         )
-        await session.turn()
+        if opened.taskset.drives_turns:
+            from .episode import HarnessRollout, play_episode
+
+            refresh = partial(refresh_trace, trace, reference)
+            try:
+                await play_episode(opened, HarnessRollout(opened, session, refresh))
+            finally:
+                write_trace(trace, sandbox, EPISODE_FILE)
+        else:
+            await session.turn()
     except vf.RolloutError as error:
         cause: Any = error.__cause__
         if isinstance(cause, AttemptError):

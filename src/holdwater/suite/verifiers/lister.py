@@ -51,7 +51,8 @@ def _open_taskset(spec: str) -> tuple[TasksetFacts, Iterator[TaskDescription]]:
     taskset = LoadedTaskset(parse_spec(spec))
     taskset.check()
     toolsets, stops = tuple(taskset.list_toolsets()), tuple(taskset.list_stops())
-    return TasksetFacts(taskset.cls.__name__, toolsets, stops), taskset.describe_tasks()
+    player = taskset.env_cls.__name__ if taskset.drives_turns else ""
+    return TasksetFacts(taskset.cls.__name__, toolsets, stops, player), taskset.describe_tasks()
 
 
 def _open_environment(spec: str) -> tuple[TasksetFacts, Iterator[TaskDescription]]:

@@ -54,8 +54,10 @@ class LoadedTaskset:
         container = bool(self.task_cls.NEEDS_CONTAINER)
         harness = self.vf.default_harness_id("" if self._spec.path is not None else self._ident)
         for task in self.taskset:
-            data = task.data.model_dump(mode="json", exclude_none=True)
-            yield TaskDescription(data, type(task).__name__, task.key, task.hash, container, harness)
+            data = task.data.model_dump(mode="json")
+            yield TaskDescription(
+                data, type(task).__name__, task.key, task.hash, container, self.drives_turns, harness
+            )
 
     def build_task(self, data: Mapping[str, Any]) -> Any:
         """Build a task from its data, as verifiers' own server does."""
@@ -78,16 +80,28 @@ class LoadedTaskset:
                 f"taskset `{self.cls.__name__}` rewrites model calls, which are passed on unchanged here:"
                 f" `@intercept {intercepts[0]}`"
             )
-        env = self._exported_env
-        if env is not None and not self._spec.env and env.run is not self.vf.SingleAgentEnv.run:
-            module = self._spec.name
-            raise BadInput(
-                f"taskset `{self.cls.__name__}` comes with an environment that drives its agents itself:"
-                f" `{env.__name__}`",
-                f"if it only repeats one agent, `vf:{module}?env={module}` scores samples by its `finalize`",
-            )
         if self._spec.env:
             self.check_env()
+        elif self.drives_turns:
+            self._check_seats()
+            if self.env_cls.finalize is not self.vf.Env.finalize:
+                module = self._spec.name
+                raise BadInput(
+                    f"taskset `{self.cls.__name__}` comes with an environment that compares the runs of its"
+                    f" agent: `{self.env_cls.__name__}`",
+                    f"`vf:{module}?env={module}` compares the samples of a task",
+                )
+
+    @property
+    def drives_turns(self) -> bool:
+        """Whether the exported environment drives the turns of its agent, as a game does."""
+        env = self._exported_env
+        return (
+            env is not None
+            and not self._spec.env
+            and env.run is not self.vf.SingleAgentEnv.run
+            and env.__name__ not in PLAIN
+        )
 
     def list_stops(self) -> list[str]:
         """Return the names of the task's `@stop` predicates."""
@@ -97,23 +111,29 @@ class LoadedTaskset:
 
     def check_env(self) -> None:
         """Raise BadInput if the environment does not score the runs of one agent."""
-        seats = [name for name, field in self.env_config if isinstance(field, self.vf.AgentConfig)]
-        if len(seats) != 1:
-            raise BadInput(
-                f"environment `{self.env_cls.__name__}` has {len(seats)} agents: {', '.join(seats)}",
-                "only an environment with one agent can score the samples of a task",
-            )
+        self._check_seats()
         if self.env_cls.finalize is self.vf.Env.finalize or self.env_cls.__name__ in RUNNERS:
             raise BadInput(
                 f"environment `{self.env_cls.__name__}` cannot score samples: its `finalize` does not compare"
                 " the runs of one agent"
             )
 
+    def list_seats(self) -> list[str]:
+        """Return the names of the environment's agents."""
+        return [name for name, field in self.env_config if isinstance(field, self.vf.AgentConfig)]
+
+    def _check_seats(self) -> None:
+        if len(seats := self.list_seats()) != 1:
+            raise BadInput(
+                f"environment `{self.env_cls.__name__}` has {len(seats)} agents: {', '.join(seats)}",
+                "only an environment with one agent can be used",
+            )
+
     @cached_property
     def env_cls(self) -> Any:
-        """The class of the environment that the spec names."""
+        """The class of the environment that the spec names, or of the one that the taskset brings."""
         name = self._spec.env
-        if self._exported_env is not None and name in (self._spec.name, self._ident):
+        if self._exported_env is not None and name in ("", self._spec.name, self._ident):
             return self._exported_env
         return call_guarded(lambda: self.vf.environment_class("", name), f"environment `{name}`")
 
@@ -186,6 +206,8 @@ class LoadedTaskset:
 
 # Environments whose `finalize` needs a second runtime of verifiers.
 RUNNERS = ("IsolatedVerifierEnv", "HarborEnv")
+# Environments that run their agent once and nothing else, unless a task asks for what `tasks.py` refuses.
+PLAIN = ("HarborEnv",)
 
 
 def _concrete_type(cls: Any, base: Any, origin: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from .tool_servers import NO_ANSWER
 # The block of a script that names its packages (PEP 723).
 SCRIPT_BLOCK = re.compile(r"(?m)^# /// script\n((?:#.*\n)*?)# ///$")
 LONGEST_REASON = 2000
+COPY = 'mkdir -p "$(dirname "$2")" && cp "$1" "$2"'
 ROOT = "root"  # runs a task's hooks, if the agent has a user of its own
 
 
@@ -75,7 +77,14 @@ class SandboxRuntime(vf.Runtime):  # type: ignore[misc]
         return await self._sandbox.read(path)
 
     async def write(self, path: str, data: bytes) -> None:
-        await self._sandbox.write(path, data)
+        if self._reaches(path):
+            await self._sandbox.write(path, data)
+        else:  # a process sandbox lets commands alone write there
+            staged = f"{self._sandbox.private}/vf-{secrets.token_hex(8)}"
+            await self._sandbox.write(staged, data)
+            copied = await self.run(["sh", "-c", COPY, "sh", staged, path], {})
+            if copied.exit_code:
+                raise SandboxFailed(f"cannot write `{path}`: {copied.stderr.strip()}", kind="files")
         if self.user is not None:
             await self.run(["chown", self.user, self._locate(path)], {})
 
@@ -99,6 +108,10 @@ class SandboxRuntime(vf.Runtime):  # type: ignore[misc]
             return [sys.executable, path]
         words: list[str] = await super().prepare_uv_script(script, env, activate=activate)
         return words
+
+    def _reaches(self, path: str) -> bool:
+        places = (self._sandbox.workdir, self._sandbox.private)
+        return any(PurePosixPath(self._locate(path)).is_relative_to(place) for place in places)
 
     def _locate(self, path: str) -> str:
         return str(PurePosixPath(self._sandbox.workdir, path))

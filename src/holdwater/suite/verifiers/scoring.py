@@ -25,6 +25,7 @@ from ...core.errors import AttemptError, GradeFailed, SandboxFailed
 from ...core.masking import mask_bytes
 from ...core.records import AttemptFailure, Grade, Instance
 from ...core.serving_protocol import TrajectoryReference
+from ...ledger.attempt_files import taken_out_path
 from ...ledger.directory import RunDirectory
 from ...ledger.durable_files import make_directory, write_private
 from .tasks import TasksetSpec, read_task
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .package import LoadedTaskset
 
 TRACE_FILE = "trace.json"
+EPISODE_FILE = "episode.json"  # the trace as the `run` of an environment has left it
 MOST_OPEN = 4096  # attempts between their set-up and their grade, in one process
 THREADS = 2  # for the import of the package, and for reading records
 # The failures with which an agent's time ends, in the words of verifiers.
@@ -84,13 +86,16 @@ class TasksetScorer:
         taskset, task, trace = opened
         runtime = _make_runtime(instance, sandbox, opened)
         await self._fill_trace(trace, attempt, answer)
+        if taskset.drives_turns:  # also of an earlier attempt, whose work is graded again
+            run, acted = RunDirectory(Path(attempt.reference.directory)), attempt.reference.attempt
+            _restore_scores(trace, taken_out_path(run, acted) / EPISODE_FILE)
         with _judged_by(attempt):
             await _call_hook(task.finalize, GradeFailed, trace=trace, runtime=runtime)
             await _await_hook(task.score(trace, runtime), GradeFailed)
             trace.ok = True
             if self._spec.env and not attempt.grouped:
                 await self._compare_traces(taskset, task, [trace])
-        _write_trace(trace, sandbox)
+        write_trace(trace, sandbox)
         del _open_tasks[sandbox.artifacts]
         return self._make_grade(trace)
 
@@ -102,12 +107,12 @@ class TasksetScorer:
         for member in members:
             trace = make_trace(taskset.vf, task)
             await self._fill_trace(trace, member, member.answer)
-            _restore_scores(trace, member.sandbox)
+            _restore_scores(trace, member.sandbox.artifacts / TRACE_FILE)
             traces.append(trace)
         with _judged_by(members[0]):
             await self._compare_traces(taskset, task, traces)
         for member, trace in zip(members, traces, strict=True):
-            _write_trace(trace, member.sandbox)
+            write_trace(trace, member.sandbox)
         return [self._make_grade(trace) for trace in traces]
 
     async def _fill_trace(self, trace: Any, attempt: AgentRecord, answer: Any) -> None:
@@ -171,6 +176,12 @@ def _make_runtime(instance: Instance, sandbox: GradingSandbox, opened: OpenTask)
     return SandboxRuntime(sandbox, opened.trace.id, opened.task.runtime_env(), instance.start.user)
 
 
+async def refresh_trace(trace: Any, reference: TrajectoryReference) -> None:
+    """Fill a trace with the conversation so far, while the agent still acts."""
+    graph = await asyncio.get_running_loop().run_in_executor(None, _read_graph, reference)
+    _fill_messages(trace, graph, graph.nodes)
+
+
 def _read_graph(reference: TrajectoryReference) -> TraceGraph:
     """Read the agent's own conversation: neither its children's, nor a judge's. Blocks."""
     tree = ExchangeTree(RunDirectory(Path(reference.directory)), reference.attempt)
@@ -179,10 +190,6 @@ def _read_graph(reference: TrajectoryReference) -> TraceGraph:
 
 def _fill_trace(trace: Any, graph: TraceGraph, answer: Any, failure: AttemptFailure | None) -> None:
     """Fill a trace from the record; the answer stands for the reply of an agent that called no model."""
-    from verifiers.v1.graph import MessageNode
-    from verifiers.v1.trace import ModelCall
-    from verifiers.v1.types import Tool
-
     nodes = graph.nodes
     if not nodes and isinstance(answer, str):
         prompt = {"parent": None, "message": {"role": "user", "content": trace.task.data.prompt_text}}
@@ -190,11 +197,19 @@ def _fill_trace(trace: Any, graph: TraceGraph, answer: Any, failure: AttemptFail
         nodes = [prompt, reply]
     if isinstance(answer, dict) and STATE in answer:
         trace.state = type(trace.state).model_validate(answer[STATE])
+    _fill_messages(trace, graph, nodes)
+    trace.stop("agent_completed" if failure is None else STOPS.get(failure.kind, failure.kind))
+    trace.is_timeout = failure is not None and failure.kind == "timeout"
+
+
+def _fill_messages(trace: Any, graph: TraceGraph, nodes: Sequence[dict[str, Any]]) -> None:
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.trace import ModelCall
+    from verifiers.v1.types import Tool
+
     trace.nodes = [MessageNode.model_validate(node) for node in nodes]
     trace.calls = [ModelCall.model_validate(call) for call in graph.calls]
     trace.tools = [Tool.model_validate(tool) for tool in graph.tools]
-    trace.stop("agent_completed" if failure is None else STOPS.get(failure.kind, failure.kind))
-    trace.is_timeout = failure is not None and failure.kind == "timeout"
 
 
 async def _call_hook(hook: Any, otherwise: type[AttemptError], **available: Any) -> None:
@@ -219,18 +234,18 @@ async def _await_hook(work: Awaitable[Any], otherwise: type[AttemptError]) -> No
         raise otherwise(f"{type(error).__name__}: {error}", kind="task") from error
 
 
-def _write_trace(trace: Any, sandbox: GradingSandbox) -> None:
+def write_trace(trace: Any, sandbox: GradingSandbox, name: str = TRACE_FILE) -> None:
     """Keep verifiers' own record of the trace with the attempt; the exchanges are in the run's record."""
     record = {
         name: value for name, value in trace.to_record().items() if name not in ("nodes", "calls", "tools")
     }
     make_directory(sandbox.artifacts)
-    write_private(sandbox.artifacts / TRACE_FILE, mask_bytes(msgspec.json.encode(record)))
+    write_private(sandbox.artifacts / name, mask_bytes(msgspec.json.encode(record)))
 
 
-def _restore_scores(trace: Any, sandbox: GradingSandbox) -> None:
-    """Restore what the member's own grading has left in its trace."""
-    record = msgspec.json.decode((sandbox.artifacts / TRACE_FILE).read_bytes())
+def _restore_scores(trace: Any, path: Path) -> None:
+    """Restore the scores of a trace that was written: by a member's own grading, or by an environment."""
+    record = msgspec.json.decode(path.read_bytes())
     trace.id, trace.info, trace.ok = record["id"], record["info"], True
     trace.record_metrics({name: value for name, value in record["metrics"].items() if value is not None})
     for name, reward in record["rewards"].items():

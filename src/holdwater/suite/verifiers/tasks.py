@@ -18,6 +18,9 @@ from ...core.records import GiB, Instance, LimitOverrides, Network, Record, Sand
 
 PREFIX = "vf:"
 TASK = "task"  # the key in an instance's data
+HARBOR_FIELD = "task_dir"  # only tasks of Harbor have it, whose tests use these directories:
+HARBOR_DIRECTORIES = ("/tests", "/logs/agent", "/logs/verifier", "/logs/artifacts")
+COMPOSE_FILE = "environment/docker-compose.yaml"
 OWN_OPTIONS = ("env", "pass")  # all others configure the taskset, or the environment (`env.NAME`)
 
 
@@ -45,6 +48,7 @@ class TaskDescription(Record, frozen=True):
     key: str = ""
     hash: str = ""
     container: bool = False  # it needs a container
+    opened: bool = False  # its environment opens the conversation, so that it needs no prompt
     harness: str = "bash"  # the harness that its package suggests
     source: str = ""  # the spec of the environment of verifiers 0.1 that has it
 
@@ -55,6 +59,7 @@ class TasksetFacts(Record, frozen=True):
     name: str
     toolsets: tuple[str, ...] = ()  # names of its tool servers
     stops: tuple[str, ...] = ()  # names of its `@stop` predicates
+    player: str = ""  # the environment that drives the agent's turns
 
 
 def parse_spec(spec: str) -> TasksetSpec:
@@ -95,7 +100,7 @@ def make_instance(task: TaskDescription) -> Instance:
     """Return the instance of a task, with its limits and its sandbox."""
     data = task.data
     described = msgspec.to_builtins(task)
-    if reason := _find_refusal(data):
+    if reason := _find_refusal(data, task.opened):
         return Instance(id=name_task(data), data={TASK: described}, refused=reason)
     return Instance(
         id=name_task(data),
@@ -107,6 +112,7 @@ def make_instance(task: TaskDescription) -> Instance:
             workdir=data.get("workdir") or None,
             user=data.get("agent_user"),
             network=Network.GATEWAY if data.get("network_allow") == [] else None,
+            directories=HARBOR_DIRECTORIES if HARBOR_FIELD in data else (),
             processes=not (task.container or data.get("image")),
         ),
     )
@@ -131,9 +137,9 @@ def _read_text(content: Any) -> str:
     return "\n".join(part["text"] for part in content or [] if part.get("type") == "text")
 
 
-def _find_refusal(data: Mapping[str, Any]) -> str:
+def _find_refusal(data: Mapping[str, Any], opened: bool) -> str:
     """Return the field of a task that no sandbox here can implement, and why; empty: all can be."""
-    if data.get("prompt") is None:
+    if data.get("prompt") is None and not opened:
         return "field `prompt`: missing, and the user who would open the conversation is not supported"
     if data.get("network_allow", ["*"]) not in ([], ["*"]):
         return "field `network_allow`: a sandbox has no filter for hosts"
@@ -141,6 +147,10 @@ def _find_refusal(data: Mapping[str, Any]) -> str:
         return "field `network_block`: a sandbox has no filter for hosts"
     if (data.get("resources") or {}).get("gpu"):
         return "field `resources.gpu`: a sandbox has no GPU"
+    if data.get("verifier"):
+        return "field `verifier`: a verifier in a sandbox of its own is not supported"
+    if HARBOR_FIELD in data and Path(data[HARBOR_FIELD], COMPOSE_FILE).exists():
+        return f"file `{COMPOSE_FILE}`: Compose services are not supported"
     if data.get("skills"):
         return "field `skills`: agents are not given skills"
     if (workdir := data.get("workdir")) and not str(workdir).startswith("/"):
