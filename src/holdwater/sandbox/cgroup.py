@@ -224,10 +224,25 @@ def group_prefix(run: str) -> str:
 def find_leftovers(run: str, root: Path = ROOT) -> list[Path]:
     """Return the groups of a run, wherever its processes were started."""
     wanted = group_prefix(run)
-    found = [
-        Path(top, d) for top, directories, _ in os.walk(root) for d in directories if d.startswith(wanted)
-    ]
-    return sorted(found, reverse=True)
+    found = (group for group in _walk_groups(str(root)) if group.rpartition("/")[2].startswith(wanted))
+    return [Path(group) for group in sorted(found, reverse=True)]
+
+
+def _walk_groups(place: str) -> Iterator[str]:
+    """Yield all directories below `place`. A group has many files: one without groups in it is not listed."""
+    try:
+        with os.scandir(place) as entries:
+            groups = [
+                (entry.path, entry.stat(follow_symlinks=False).st_nlink)
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        return  # it was removed meanwhile
+    for group, links in groups:
+        yield group
+        if links != 2:
+            yield from _walk_groups(group)
 
 
 def remove_group(directory: Path) -> bool:

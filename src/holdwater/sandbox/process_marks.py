@@ -59,7 +59,8 @@ def find_marked(marks: Mapping[str, str]) -> list[int]:
     """Return the processes whose environment has all of `marks`, except this one and its ancestors."""
     spared = _list_ancestors()
     wanted = _encode_marks(marks)
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     return [pid for pid in pids if pid not in spared and _carries(pid, wanted)]
 
 
@@ -144,16 +145,29 @@ def _read_attempt(environ: list[bytes]) -> bytes:
 
 
 def _carries(pid: int, wanted: list[bytes]) -> bool:
-    environ = _read_environ(pid)
+    content = _read_content(pid)
+    if not all(mark in content for mark in wanted):  # of most processes of the machine
+        return False
+    environ = content.split(b"\0")
     return all(mark in environ for mark in wanted)
 
 
 def _read_environ(pid: int) -> list[bytes]:
+    return _read_content(pid).split(b"\0")
+
+
+def _read_content(pid: int) -> bytes:
+    """Read a process's environment with few calls: a sweep reads that of each process of the machine."""
     try:
-        with Path(f"/proc/{pid}/environ").open("rb") as file:
-            return file.read(LONGEST_ENVIRON).split(b"\0")
+        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
     except OSError:
-        return []
+        return b""
+    try:
+        return os.read(fd, LONGEST_ENVIRON)  # the kernel returns as much as there is
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _signal(pid: int, number: int, wanted: list[bytes]) -> bool:
