@@ -215,15 +215,18 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
-    """Apply the missing migrations, each in one transaction."""
+    """Apply the missing migrations, each in one transaction; a new ledger has all of them in one."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     check_version(version, len(migrations))
     connection.create_function("verdict_figure", 2, _read_figure, deterministic=True)
     connection.create_function("instance_tags", 1, _dump_tags, deterministic=True)
-    for number in range(version, len(migrations)):
-        script = f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
+    scripts = [
+        f"{migration}; PRAGMA user_version = {number};"
+        for number, migration in enumerate(migrations[version:], version + 1)
+    ]
+    for script in scripts if version else ["".join(scripts)]:
         try:
-            connection.executescript(script)
+            connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
         except sqlite3.Error:
             if connection.in_transaction:
                 connection.rollback()
