@@ -6,17 +6,19 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from tests import harbor_tasks
 from tests.command_runner import SOURCE, serving, until
-from tests.forked_command import run_forked
+from tests.forked_command import ForkedCommand, run_forked
 from tests.image_builds import ImageScene, real_registry
 from tests.registry_server import free_port
 from tests.wait_bounds import stretch
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("mytool", "claude", "codex", "mini", "opencode", "gemini", "aider")
 PATIENCE = 180.0  # seconds for one command
-SHELL_SYNTAX = frozenset("|&;<>$`*\n\\")  # a line without these needs no shell: the command is forked
+SHELL_SYNTAX = frozenset("|&;<>$`*\n\\")  # a line without these, but in quotes, needs no shell: it is forked
 # Placeholders of the pages, and values that stand here.
 VALUES = {"SUITE": "tasks.jsonl", "AGENT": "bash", "MODEL": "gpt-5", "DIR": "runs/first"}
 ROW = {"instruction": "Write 2 to out.txt", "grade": "grep -qx 2 out.txt", "solution": "echo 2 > out.txt"}
@@ -105,7 +107,7 @@ class Desk:
         self.port = free_port()
         self.sandbox_port = free_port()
         self.protocol_port = free_port()
-        self._servers: list[subprocess.Popen[bytes]] = []
+        self._servers: list[ForkedCommand] = []
         self.env = {
             **os.environ,
             "PYTHONPATH": f"{SOURCE}:{place}",
@@ -118,7 +120,8 @@ class Desk:
             "SEARCH_TOKEN": "token-of-the-pages",
         }
 
-    def furnish(self) -> None:
+    def furnish(self, *, run: bool) -> None:
+        """Make the files; with `run`, also the run `runs/mine` to read from."""
         suite, solve = (
             next(e.text for e in examples(ROOT / "README.md") if e.language == "python" and word in e.text)
             for word in ("suite = hw.Suite", "def solve(")
@@ -143,6 +146,8 @@ class Desk:
         (self.place / "token").chmod(0o600)
         for tree in ("terminal-bench", "terminal-bench-2"):
             harbor_tasks.task(self.place / tree / "one", '[environment]\ndocker_image = "debian:12"\n')
+        if not run:
+            return
         words = "holdwater run mine.py:suite --agent mine.py:talk --model gpt-5 --samples 2 --attempts 2"
         self.type(f"{words} --out runs/mine --quiet")
 
@@ -150,7 +155,7 @@ class Desk:
         """Run a line in this place; what it prints on stdout."""
         line = self.here(command)
         words = shlex.split(line, comments=True)
-        if words[0] == "holdwater" and not SHELL_SYNTAX & set(line):
+        if words[0] == "holdwater" and not SHELL_SYNTAX & set(re.sub(r"'[^']*'", "", line)):
             done = run_forked(*words[1:], seconds=PATIENCE, env=self.env, cwd=self.place)
         else:
             done = subprocess.run(
@@ -176,31 +181,24 @@ class Desk:
         self.stop()
         path = self.place / "serving.txt"
         with path.open("wb") as told:
-            words = shlex.split(self.here(command), comments=True)
-            self._servers.append(
-                subprocess.Popen(
-                    [*words, *place],
-                    cwd=self.place,
-                    env=self.env,
-                    stdin=subprocess.DEVNULL,
-                    stderr=told,
-                )
-            )
+            words = [*shlex.split(self.here(command), comments=True)[1:], *place]
+            self._servers.append(ForkedCommand(words, 1, told.fileno(), env=self.env, cwd=self.place))
         until("the server is there", lambda: word in path.read_text(), PATIENCE)
         assert self.here(output).strip().partition("...")[0] in path.read_text()
 
     def execute(self, code: str) -> None:
         """Run Python as it stands, with `await` allowed everywhere."""
-        done = subprocess.run(
-            [sys.executable, "-c", AWAITED],
-            input=self.here(code),
-            cwd=self.place,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=stretch(PATIENCE),
-            check=False,
-        )
+        with TemporaryFile() as file:
+            file.write(self.here(code).encode())
+            file.seek(0)
+            done = run_forked(
+                *("-c", AWAITED),
+                seconds=PATIENCE,
+                stdin=file.fileno(),
+                env=self.env,
+                cwd=self.place,
+                program=True,
+            )
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
 
     def here(self, text: str) -> str:
@@ -214,10 +212,10 @@ class Desk:
 
     def stop(self) -> None:
         for server in self._servers:
-            server.terminate()
+            server.send_signal(signal.SIGTERM)
         for server in self._servers:
             try:
-                server.wait(60)
+                server.wait(stretch(60))
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
@@ -225,13 +223,13 @@ class Desk:
 
 
 @contextmanager
-def furnished(place: Path, *, registry: bool = False) -> Iterator[Desk]:
-    """A desk that is ready; with a registry and a recipe for it where the page is about images."""
+def furnished(place: Path, page: str = "") -> Iterator[Desk]:
+    """A desk with what the text of a page names: a run, a registry with a recipe for it."""
     with ExitStack() as stack:
         url = stack.enter_context(serving("-c", textwrap.dedent(MODEL)))
         desk = Desk(place, url)
         stack.callback(desk.stop)
-        if registry:
+        if "holdwater images build" in page:
             port = stack.enter_context(real_registry(place / "registry"))
             scene = ImageScene(place, port)
             stack.callback(scene.close)
@@ -239,5 +237,5 @@ def furnished(place: Path, *, registry: bool = False) -> Iterator[Desk]:
         else:
             recipe = '[bases]\nimages = ["debian:12"]\n[target]\nrepository = "127.0.0.1:1/a"\n'
             (place / "images.toml").write_text(recipe)
-        desk.furnish()
+        desk.furnish(run="runs/mine" in page or "latest" in page)
         yield desk

@@ -104,11 +104,19 @@ def run_forked(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     interpreter: Interpreter = OWN,
+    program: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; `seconds` are those of a quiet machine."""
+    """Run a command, or a Python program, to its end; `seconds` are those of a quiet machine."""
     with TemporaryFile() as out, TemporaryFile() as err:
         command = ForkedCommand(
-            words, out.fileno(), err.fileno(), stdin=stdin, env=env, cwd=cwd, interpreter=interpreter
+            words,
+            out.fileno(),
+            err.fileno(),
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            interpreter=interpreter,
+            program=program,
         )
         try:
             status = command.wait(stretch(seconds))

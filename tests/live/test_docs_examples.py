@@ -92,7 +92,7 @@ def test_the_examples_of_a_page_run_as_they_stand(page: Path, tmp_path: Path) ->
     found = examples(page)
     if not found:
         return
-    with furnished(tmp_path, registry="holdwater images build" in page.read_text()) as desk:
+    with furnished(tmp_path, page.read_text()) as desk:
         for example in found:
             run_example(example, desk)
 
