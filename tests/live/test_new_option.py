@@ -20,7 +20,7 @@ RUN = ("run", "demo", "--agent", "nop", "--limit", "1", "--workers", "0")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package whose configuration has one more field."""
     place = tmp_path_factory.mktemp("zeal")
-    shutil.copytree(SOURCE / "holdwater", place / "holdwater", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE / "holdwater", place / "holdwater")  # with its compiled modules
     config = place / "holdwater/core/config.py"
     before, end, after = config.read_text().partition("    recipe: ImageRecipe | None = None")
     config.write_text(before + FIELD + end + after)
