@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.command_runner import MARK, Command, until
+from tests.command_runner import MARK, Command, find_carriers, until
 from tests.registry_server import free_port
 
 TOKEN = "a token of the tests"
@@ -93,8 +92,7 @@ class ServedSandboxes:
     def processes(self) -> list[psutil.Process]:
         """The processes in its sandboxes, by the mark in their environment."""
         identity = self.directory / "identity.json"
-        mark = f"{MARK}={json.loads(identity.read_text())['run']}".encode()
-        return [process for process in psutil.process_iter() if _carries(process, mark)]
+        return find_carriers(f"{MARK}={json.loads(identity.read_text())['run']}")
 
     def assert_clean(self) -> None:
         """Nothing of a sandbox is left."""
@@ -195,11 +193,3 @@ class CutConnection:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._listener.close()
-
-
-def _carries(process: psutil.Process, mark: bytes) -> bool:
-    try:
-        environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        return mark in environ and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
-    except (OSError, psutil.Error):
-        return False
