@@ -261,7 +261,7 @@ def hears(pid: int) -> bool:
 
 
 def find_carriers(mark: str) -> list[psutil.Process]:
-    """The living processes with this variable in their environment. Each scene looks for them: it is quick."""
+    """The living processes with this variable in their environment; quick, as each scene looks for them."""
     found = []
     with os.scandir("/proc") as entries:
         pids = [entry.name for entry in entries if entry.name.isdigit()]

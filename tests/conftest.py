@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,13 @@ settings.load_profile("patient")  # an example that takes long is no failure: th
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of garbage collections: each of a leak check would take half a second."""
+    gc.collect()
+    gc.freeze()
+
 
 DAEMONS = ("ground", "netdaemon", "registry", "daemon")  # fixtures of `docker/conftest.py`
 

@@ -64,9 +64,9 @@ def _find_leaks(objects: Counter[str], threads: set[threading.Thread], files: Co
 
 def count_objects() -> Counter[str]:
     """Return the number of live objects by scoped class."""
-    kinds = (type(thing) for thing in gc.get_objects())
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-    return Counter(name for name in names if name in SCOPED)
+    kinds = Counter(map(type, gc.get_objects()))
+    names = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+    return Counter({name: kinds[kind] for kind, name in names.items() if name in SCOPED})
 
 
 def _count_open_files() -> Counter[str]:
