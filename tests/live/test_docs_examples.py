@@ -38,6 +38,7 @@ ELSEWHERE = {
     "holdwater view": "tests/live/test_view_pages.py",
     "holdwater run demo --view": "tests/live/test_view_pages.py",
     "holdwater compare": "tests/live/test_compare.py",
+    "holdwater search": "tests/live/test_view_search.py",
     **{
         f"holdwater {verb} ": "tests/live/test_control_verbs.py"
         for verb in ("top", "pause", "unpause", "set", "retry", "cancel", "note", "stop")

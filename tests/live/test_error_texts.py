@@ -67,6 +67,20 @@ $ holdwater stop HERE/nothing
 $ holdwater set DONE concurrency
 2 error: a setting must look like `concurrency=40`: `concurrency`
 
+$ holdwater search
+2 error: missing argument: TEXT
+hint: `holdwater search --help` lists its arguments
+
+$ holdwater search "" DONE
+2 error: the text to search for is empty
+
+$ holdwater search text HERE
+2 error: no run in `HERE`
+
+$ holdwater search text HERE/nothing
+2 error: no such directory: `HERE/nothing`
+hint: make a run: `holdwater run demo`
+
 $ holdwater cancel DONE
 2 error: missing argument: INSTANCE
 hint: `holdwater cancel --help` lists its arguments

@@ -26,6 +26,7 @@ from holdwater.suite.jsonl import SuiteRow
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHER_FLAGS = {
+    "index",
     "out",
     "trust",
     "attack",

@@ -155,10 +155,11 @@ def test_a_large_record_is_searched_in_pieces(tmp_path: Path) -> None:
     for number, text in ((2, "x" * (256 * 1024 - 40)), (3, "y" * 4 * LARGEST)):
         message = json.dumps({"role": "user", "content": f'{text} a "quoted" Thing {text}'}).encode()
         _append(directory, number, message)
+    _append(directory, 4, b'{"role":"user","content":"a \\"quoted\\" thing"}')
 
     hits = search(directory, 'A "quoted" thing')
 
-    assert places(hits) == [("i0", 2, "user"), ("i0", 3, "")]
+    assert places(hits) == [("i0", 2, "user"), ("i0", 3, ""), ("i0", 4, "user")]
     assert hits[1].match == 'a \\"quoted\\" Thing'
 
 

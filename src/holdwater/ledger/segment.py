@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import zstandard
 
@@ -170,17 +170,29 @@ def _measure_record(file: BinaryIO, header: tuple[int, int, int]) -> int:
 
 def _read_pieces(file: BinaryIO, at: int, header: tuple[int, int, int]) -> Iterator[bytes]:
     """Yield the content of a large record. Its checksum is not checked: that would read it twice."""
-    flags, left, _ = header
+    flags, length, _ = header
     file.seek(at + HEADER)
+    body = cast(BinaryIO, _FrameBody(file, length))
     try:
-        with open_expanded(file, squeezed=bool(flags & COMPRESSED_FLAG)) as content:
-            while piece := content.read(PIECE if flags & COMPRESSED_FLAG else min(PIECE, left)):
-                left -= len(piece)
+        with open_expanded(body, squeezed=bool(flags & COMPRESSED_FLAG)) as content:
+            while piece := content.read(PIECE):
                 yield piece
     except zstandard.ZstdError:
-        raise LedgerCorrupt(
-            f"a large record is damaged at byte {at}", "restore the file from a copy"
-        ) from None
+        hint = "restore the file from a copy"
+        raise LedgerCorrupt(f"a large record is damaged at byte {at}", hint) from None
+
+
+class _FrameBody:
+    """Reads the body of one frame: a decompressor of the file would go on into the next frame."""
+
+    def __init__(self, file: BinaryIO, length: int) -> None:
+        self._file = file
+        self._left = length
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(min(size, self._left))
+        self._left -= len(piece)
+        return piece
 
 
 def _find_end(path: Path) -> int:

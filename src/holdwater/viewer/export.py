@@ -32,7 +32,7 @@ from .transcript_pages import IMAGES, WINDOW
 
 MARKER = "holdwater-export.json"  # says that a directory is an export, which `--force` may replace
 SCRIPTS, STYLES = ("uplot.min.js", "view.js"), ("uplot.min.css", "view.css")  # of one file
-COPIED = tuple(name for name in NAMES if name not in ("htmx.min.js", "search.js"))  # these need a server
+COPIED = tuple(name for name in NAMES if name not in ("htmx.min.js", "work.js"))  # these need a server
 MOST_PROBLEMS = 20
 BESIDE = "script-src 'self'; style-src 'self'; img-src 'self'"  # the files of a directory
 HEAD = '<meta charset="utf-8">'
