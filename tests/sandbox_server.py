@@ -126,6 +126,7 @@ class CutConnection:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, name="proxy")
         self.passed = 0  # connections so far
+        self.bytes = 0  # in both directions
 
     def cut(self, part: str = "") -> None:
         """Cut the connections of the `conductor`, the `worker` or both, and refuse new ones until `heal`."""
@@ -180,6 +181,7 @@ class CutConnection:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while content := await reader.read(65536):
+                self.bytes += len(content)
                 writer.write(content)
                 await writer.drain()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import time
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.command_runner import Command, Scene, lines, until
-from tests.sandbox_server import CutConnection, ServedSandboxes, sandbox_server
+from tests.sandbox_server import TOKEN, CutConnection, ServedSandboxes, sandbox_server
+
+from holdwater.core.sandbox_protocol import ServerAccess
+from holdwater.sandbox.remote.connection import ask_health
 
 SUITE = """
 import os
@@ -61,8 +65,8 @@ def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
 def begin(scene: Scene, options: list[str], *, count: int = 1, seconds: float = 3.0) -> Command:
     source = SUITE.replace("SECONDS", str(seconds))
     scene.suite(source, TRACE=str(scene.place / "trace"), COUNT=count)
-    words = (*scene.agent(), "--concurrency", str(count), "--workers", "1", "--backoff", "0.1")
-    return scene.run(*words, "--retries", "0", *options)
+    words = (*scene.agent(), "--concurrency", str(count), "--workers", "1", "--retries", "0")
+    return scene.run(*words, *([] if "--backoff" in options else ["--backoff", "0.1"]), *options)
 
 
 def until_acting(scene: Scene, server: ServedSandboxes, command: Command, starts: int = 1) -> None:
@@ -109,6 +113,34 @@ def test_a_server_that_always_loses_its_clients_ends_as_infrastructure_failure(
     last = [row for row in scene.export("attempts") if row["number"] == 10]
     assert all("lost its sandbox 10 times" in json.dumps(row) for row in last)
     scene.assert_whole(2)
+
+
+@pytest.mark.proof
+def test_a_wait_for_a_place_that_is_always_lost_ends(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Scene(tmp_path / "other")
+    with (
+        sandbox_server(tmp_path / "there", "--client-grace", "0.2", "--concurrency", "1") as server,
+        CutConnection(server.port) as proxy,
+    ):
+        until_acting(other, server, begin(other, server.options(), seconds=600.0))  # has the only place
+        command = begin(scene, [*server.options(proxy.url), "--backoff", "0.01"])
+        for _ in range(10):
+            until("the run waits for a place", lambda: count_waiting(server) == 1)
+            proxy.cut()
+            until("the server has ended its session", lambda: count_waiting(server) == 0)
+            proxy.heal()
+        assert command.wait() == 1, command
+        other.close()
+
+    assert command.document()["outcomes"] == {"sandbox": 1}
+    assert command.document()["events"]["server.lost"] == 10
+    [row] = scene.export("attempts")
+    assert "the sandbox server was lost 10 times before it gave a place" in row["failure"]
+
+
+def count_waiting(server: ServedSandboxes) -> int:
+    return asyncio.run(ask_health(ServerAccess(url=server.url, token=TOKEN))).waiting
 
 
 FAULTS = ("server", "link", "run")

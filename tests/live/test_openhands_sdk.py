@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.command_runner import SOURCE
+from tests.sandbox_server import sandbox_server
 from tests.wait_bounds import stretch
 
 import holdwater as hw
@@ -217,6 +218,19 @@ def test_a_replay_asks_the_same_and_calls_no_model(played: PlayedRun) -> None:
     assert replayed["usage"]["requests"] == 0, replayed
     assert replayed["saved"]["requests"] == played.asked
     assert replayed["events"].get("replay.drifted", 0) == 0
+
+
+@pytest.mark.proof
+async def test_tools_see_the_same_in_a_remote_sandbox(tmp_path: Path, played: PlayedRun) -> None:
+    """The conversations stay in the worker: only their tools act on the server."""
+    with sandbox_server(tmp_path / "there") as server:
+        remote = await play(tmp_path, *server.options(), "--network", "none")
+        server.assert_clean()
+
+    kinds = {name: row["kind"] for name, row in list_attempts(remote.path).items()}
+    assert kinds == {"first": "passed", "second": "passed", "endless": "failed"}, remote.stderr
+    for number in ALIKE:
+        assert remote.observed["first"][number] == played.observed["first"][number]
 
 
 @pytest.mark.proof

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sandbox_server import TOKEN
+from tests.sandbox_server import TOKEN, CutConnection
 from tests.wait_bounds import stretch
 
 from holdwater.core.authoring import ManagedSandbox, SandboxProvider
@@ -39,7 +39,7 @@ confined = pytest.mark.skipif(
 
 
 @asynccontextmanager
-async def served(place: Path, **config: Any) -> AsyncIterator[SandboxServer]:
+async def served(place: Path, grace: float = 0.5, **config: Any) -> AsyncIterator[SandboxServer]:
     """A sandbox server in this process."""
     directory = RunDirectory(place / "server")
     for folder in (directory.path, directory.scratch, directory.reserve, directory.logs):
@@ -63,7 +63,7 @@ async def served(place: Path, **config: Any) -> AsyncIterator[SandboxServer]:
     )
     terms = ServerSettings(listen="127.0.0.1:0", keys=(TOKEN,))
     (place / "sockets").mkdir()
-    async with host.open(), SandboxServer(host, terms, place / "sockets", grace=0.5) as server:
+    async with host.open(), SandboxServer(host, terms, place / "sockets", grace) as server:
         yield server
     assert [note for note in notes if "failed" in note or "leftover" in note] == []
 
@@ -349,6 +349,30 @@ async def test_a_tree_of_a_client_reaches_no_file_of_the_server(
 
         assert "secret of the server" not in seen.stdout
     assert [path.name for path in victim.iterdir()] == ["secret"]
+
+
+async def test_cuts_in_the_middle_of_a_tree_lose_no_byte(tmp_path: Path) -> None:
+    content = os.urandom(12_000_000)
+    (tmp_path / "big").write_bytes(content)
+    async with served(tmp_path, grace=stretch(30)) as server:
+        with CutConnection(int(server.address.rpartition(":")[2])) as proxy:
+            access = ServerAccess(url=proxy.url, token=TOKEN)
+            async with RemoteConnection(access, reaches_gateway=False) as connection:
+                sandboxes = RemoteSandboxes(connection, "run", Network.GATEWAY)
+                async with sandboxes.open(1, LIMITS, None, SandboxSpec()) as box:
+                    for work in (box.put(tmp_path / "big", "big"), box.take("big", tmp_path / "back")):
+                        passing, begun = asyncio.ensure_future(work), proxy.bytes
+                        async with asyncio.timeout(stretch(30)):
+                            for limit in (1_000_000, 5_000_000):
+                                while proxy.bytes - begun < limit:
+                                    await asyncio.sleep(0.001)
+                                proxy.cut()
+                                proxy.heal()
+                            await passing
+                sandboxes.close()
+
+    assert proxy.passed == 5
+    assert (tmp_path / "back").read_bytes() == content
 
 
 async def test_a_sandbox_that_is_taken_back_interrupts_its_attempt(tmp_path: Path) -> None:

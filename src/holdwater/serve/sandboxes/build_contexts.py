@@ -15,7 +15,8 @@ from typing import IO
 
 import msgspec
 
-from ...core.errors import ImageFailed
+from ...core.errors import AttemptInterrupted, ImageFailed
+from ...core.failures import SERVER
 from ...core.limits import GiB
 from ...core.records import SandboxSpec
 from ...core.sandbox_protocol import HoldPlace
@@ -72,8 +73,8 @@ class BuildContexts:
             return start
         self._check_builds()
         directory = self._directories.get(start.build)
-        if directory is None:
-            raise _make_error(f"the sandbox server does not have this build context: `{start.build[:40]}`")
+        if directory is None:  # it was sent in an earlier session
+            raise AttemptInterrupted("the sandbox server has lost a build context", kind=SERVER)
         return msgspec.structs.replace(start, build=str(directory / CONTENT))
 
     def _check_builds(self) -> None:
