@@ -34,14 +34,17 @@ async def setup(instance, sandbox):
 
 
 async def grade(instance, sandbox, answer):
-    return answer == "worked"
+    try:
+        return answer == "worked" and (await sandbox.run("sleep GRADING")).ok
+    except Exception:
+        return False
 
 
 async def solve(instance, sandbox, model):
     try:
-        result = await sandbox.run("sleep SECONDS; echo worked")
+        result = await sandbox.run("sleep ACTING; echo worked")
     except Exception:
-        return "the tool did not work"
+        raise RuntimeError("a tool did not work") from None
     return result.stdout.strip()
 
 
@@ -62,8 +65,10 @@ def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
         yield served
 
 
-def begin(scene: Scene, options: list[str], *, count: int = 1, seconds: float = 3.0) -> Command:
-    source = SUITE.replace("SECONDS", str(seconds))
+def begin(
+    scene: Scene, options: list[str], *, count: int = 1, acting: float = 3.0, grading: float = 0.0
+) -> Command:
+    source = SUITE.replace("ACTING", str(acting)).replace("GRADING", str(grading))
     scene.suite(source, TRACE=str(scene.place / "trace"), COUNT=count)
     words = (*scene.agent(), "--concurrency", str(count), "--workers", "1", "--retries", "0")
     return scene.run(*words, *([] if "--backoff" in options else ["--backoff", "0.1"]), *options)
@@ -77,10 +82,12 @@ def until_acting(scene: Scene, server: ServedSandboxes, command: Command, starts
     until("an attempt acts", is_acting)
 
 
-@pytest.mark.parametrize("part", ["conductor", "worker"])
-def test_a_loss_that_the_agent_hides_is_no_zero(scene: Scene, server: ServedSandboxes, part: str) -> None:
+@pytest.mark.parametrize(("part", "acting", "grading"), [("conductor", 2.0, 0.0), ("worker", 0.0, 2.0)])
+def test_a_loss_that_agent_or_grader_hide_is_no_zero(
+    scene: Scene, server: ServedSandboxes, part: str, acting: float, grading: float
+) -> None:
     with CutConnection(server.port) as proxy:
-        command = begin(scene, server.options(proxy.url), seconds=2.0)
+        command = begin(scene, server.options(proxy.url), acting=acting, grading=grading)
         until_acting(scene, server, command)
 
         proxy.cut(part)
@@ -99,7 +106,7 @@ def test_a_server_that_always_loses_its_clients_ends_as_infrastructure_failure(
     scene: Scene, server: ServedSandboxes
 ) -> None:
     with CutConnection(server.port) as proxy:
-        command = begin(scene, server.options(proxy.url), count=2, seconds=600.0)
+        command = begin(scene, server.options(proxy.url), count=2, acting=600.0)
         for starts in range(2, 21, 2):
             until_acting(scene, server, command, starts)
             proxy.cut()
@@ -123,7 +130,7 @@ def test_a_wait_for_a_place_that_is_always_lost_ends(scene: Scene, tmp_path: Pat
         sandbox_server(tmp_path / "there", "--client-grace", "0.2", "--concurrency", "1") as server,
         CutConnection(server.port) as proxy,
     ):
-        until_acting(other, server, begin(other, server.options(), seconds=600.0))  # has the only place
+        until_acting(other, server, begin(other, server.options(), acting=600.0))  # has the only place
         command = begin(scene, [*server.options(proxy.url), "--backoff", "0.01"])
         for _ in range(10):
             until("the run waits for a place", lambda: count_waiting(server) == 1)
@@ -153,7 +160,7 @@ def test_kills_and_cuts_in_any_order_lose_nothing(
 ) -> None:
     """All three faults come one after the other, and are mended in the same order."""
     with CutConnection(server.port) as proxy:
-        command = begin(scene, server.options(proxy.url), count=3, seconds=3.0)
+        command = begin(scene, server.options(proxy.url), count=3, acting=3.0)
         until_acting(scene, server, command, 3)
         for fault in order:
             {"server": server.kill, "link": proxy.cut, "run": command.kill}[fault]()
