@@ -6,12 +6,13 @@ The image is `deploy/Dockerfile` on the tests' own Debian, built without a netwo
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.command_runner import until
@@ -23,18 +24,51 @@ import holdwater as hw
 
 ROOT = Path(__file__).parents[2]
 BASE, NAME = "holdwater-base:test", "holdwater:test"
-POD = (
-    "--user",
-    "10001:10001",
-    "--cap-drop",
-    "ALL",
-    "--security-opt",
-    "no-new-privileges",
-    "--network",
-    "none",
-)
-# As `procMount: Unmasked` and `seccompProfile: Unconfined` of a pod.
-NAMESPACES = ("--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined")
+USER, ROOT_USER = ("--user", "10001:10001"), ("--user", "0:0")
+# As `allowPrivilegeEscalation: false` and `capabilities: { drop: [ALL] }` of a pod, and its other parts.
+DROPPED = ("--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+SECCOMP, UNMASKED = ("--security-opt", "seccomp=unconfined"), ("--security-opt", "systempaths=unconfined")
+NAMESPACES = (*SECCOMP, *UNMASKED)
+READ_ONLY = ("--read-only", "--tmpfs", "/tmp", "--tmpfs", "/work:mode=1777")
+POD = (*USER, *DROPPED)
+
+
+def find_privileges() -> tuple[str, ...]:
+    """Return the options of a privileged container; where root lacks capabilities itself, all but these."""
+    status = Path("/proc/self/status").read_text()
+    bounding = int(re.findall(r"CapBnd:\s*(\w+)", status)[0], 16)
+    lacking = [name for number, name in CAPABILITIES.items() if not bounding >> number & 1]
+    if not lacking:
+        return ("--privileged",)
+    dropped = [word for name in lacking for word in ("--cap-drop", name)]
+    return ("--cap-add", "ALL", *dropped, *NAMESPACES, "--volume", "/sys/fs/cgroup:/sys/fs/cgroup")
+
+
+class SecurityContext(NamedTuple):
+    """A security context of a pod as options of docker, and the sandboxes that it allows."""
+
+    options: tuple[str, ...]
+    isolated: bool = False
+    grouped: bool = False
+
+
+CAPABILITIES = {12: "NET_ADMIN", 16: "SYS_MODULE", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 24: "SYS_RESOURCE"}
+CONTEXTS = {
+    "restricted": SecurityContext(POD),
+    "restricted root": SecurityContext((*ROOT_USER, *DROPPED)),
+    "restricted read-only": SecurityContext((*POD, *READ_ONLY)),
+    "default root": SecurityContext(ROOT_USER),
+    "seccomp alone": SecurityContext((*POD, *SECCOMP)),
+    "unmasked alone": SecurityContext((*POD, *UNMASKED)),
+    "namespaces": SecurityContext((*POD, *NAMESPACES), isolated=True),
+    "namespaces root": SecurityContext((*ROOT_USER, *DROPPED, *NAMESPACES)),
+    "namespaces read-only": SecurityContext((*POD, *NAMESPACES, *READ_ONLY), isolated=True),
+    "privileged": SecurityContext(("--privileged", *USER), isolated=True),
+    "privileged root": SecurityContext((*find_privileges(), *ROOT_USER), isolated=True, grouped=True),
+    "privileged read-only": SecurityContext(
+        (*find_privileges(), *ROOT_USER, *READ_ONLY), isolated=True, grouped=True
+    ),
+}
 TASKS = "".join(
     json.dumps({"id": f"t{n}", "instruction": "x", "grade": "grep -q ok done.txt"}) + "\n" for n in range(4)
 )
@@ -93,9 +127,9 @@ def volume(tmp_path: Path) -> Path:
 class Pod:
     """One container after the other with the same volume."""
 
-    def __init__(self, ground: Ground, volume: Path, *options: str) -> None:
+    def __init__(self, ground: Ground, volume: Path, options: tuple[str, ...] = POD) -> None:
         self._ground = ground
-        self._options = (*POD, *options, "--volume", f"{volume}:/runs", "--memory", "1g")
+        self._options = (*options, "--network", "none", "--volume", f"{volume}:/runs", "--memory", "1g")
         self._name = f"pod-{volume.parent.name[-30:]}"
 
     def run(self, *words: str) -> tuple[int, str, str]:
@@ -172,11 +206,28 @@ def test_a_pod_that_is_killed_leaves_a_run_that_resumes(image: str, ground: Grou
 def test_bubblewrap_works_with_the_security_context_of_the_manifest(
     image: str, ground: Ground, volume: Path
 ) -> None:
-    status, out, err = Pod(ground, volume, *NAMESPACES).run(*RUN)
+    status, out, err = Pod(ground, volume, (*POD, *NAMESPACES)).run(*RUN)
 
     assert status == 0, err
     assert json.loads(out)["outcomes"] == {"passed": 4}
     assert "not isolated" not in err
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_the_security_context_decides_how_sandboxes_are_isolated(
+    image: str, ground: Ground, volume: Path, name: str
+) -> None:
+    context = CONTEXTS[name]
+    (volume / "tasks.jsonl").write_text(TASKS.splitlines()[0] + "\n")
+
+    _, out, _ = Pod(ground, volume, context.options).run("doctor", "--json")
+    status, _, err = Pod(ground, volume, context.options).run(*RUN, "--sandbox-memory", "64MiB")
+
+    found = {row["what"]: row["value"] for row in json.loads(out)["findings"]}
+    assert found["bubblewrap"].endswith("works") == context.isolated, found
+    assert (found["sandbox memory"] == "enforced by a control group") == context.grouped, found
+    assert status == 0, err
+    assert ("sandboxes are not isolated" in err) != context.isolated
 
 
 def _assert_resumed(pod: Pod, volume: Path) -> None:
