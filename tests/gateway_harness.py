@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from holdwater.core.exchange import Exchange
-from holdwater.dialect import find_dialect, list_chat_family
+from holdwater.dialect import DIALECTS, find_dialect, list_server_dialects
 from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.gateway.recorder import RequestDelta
 from holdwater.gateway.server import Gateway
@@ -114,9 +114,9 @@ async def scene(
     server: str = "same",
     **options: Any,
 ) -> AsyncIterator[Scene]:
-    """Open a gateway before `upstream`; with `server="chat"`, that understands Chat Completions alone."""
-    if server == "chat" and isinstance(upstream, str):
-        upstream = dict.fromkeys(list_chat_family(), ProviderAddress(upstream, UPSTREAM_KEY))
+    """Open a gateway before `upstream`; with another `server` than `same`, that understands one dialect."""
+    if server != "same" and isinstance(upstream, str):
+        upstream = dict.fromkeys(list_server_dialects(server), ProviderAddress(upstream, UPSTREAM_KEY))
     log = log or Log()
 
     def read_conversation(attempt: int, delta: RequestDelta) -> list[Any]:
@@ -128,7 +128,8 @@ async def scene(
         up = await stack.enter_async_context(
             HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
         )
-        model = TranslatedUpstream(up, read_conversation) if server == "chat" else up
+        target = DIALECTS.get(server)
+        model = TranslatedUpstream(up, target, read_conversation) if target is not None else up
         gateway = await stack.enter_async_context(Gateway(model, Path(directory) / "s", **options))
         http = await stack.enter_async_context(connect(gateway.socket))
         session = await stack.enter_async_context(gateway.open_session(1, log))

@@ -224,18 +224,29 @@ async def test_a_client(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (again.usage.requests, again.saved.requests) == (0, played.summary.usage.requests)
 
 
-@pytest.mark.parametrize("name", ["claude-code", "codex", "gemini-cli"])
-async def test_a_client_works_on_a_server_of_chat_completions(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [
+        ("claude-code", "chat"),
+        ("codex", "chat"),
+        ("gemini-cli", "chat"),
+        ("codex", "messages"),
+        ("gemini-cli", "messages"),
+    ],
+)
+async def test_a_client_works_on_a_server_of_another_dialect(
+    name: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = CLIENTS[name]
     need(PRESETS[name].program)
-    upstream = Upstream(client._replace(returned='"role":"tool"'))
+    returned = {"chat": '"role":"tool"', "messages": '"tool_result"'}[server]
+    upstream = Upstream(client._replace(returned=returned))
 
-    played = await play(tmp_path, name, upstream, SHORT, monkeypatch, server="chat")
+    played = await play(tmp_path, name, upstream, SHORT, monkeypatch, server=server)
 
     assert played.summary.outcomes == {"passed": 2}, attempts(played.run)
-    assert all("messages" in request and "system" not in request for request in upstream.seen)
+    roles = [{message["role"] for message in request["messages"]} for request in upstream.seen]
+    assert all(("system" in spoken) == (server == "chat") for spoken in roles)
     assert all(DONE in json.loads(attempt["answer"]) for attempt in attempts(played.run))
     check_secrets(played)
     again = await hw.areplay(played.run, out=tmp_path / "again")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientS
 CALL = {"name": "add", "arguments": {"a": 19, "b": 23}}
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 WAYS = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-SERVERS = pytest.mark.parametrize("server", ["same", "chat"])  # the dialect of the model's server
+SERVERS = pytest.mark.parametrize("server", ["same", "chat", "messages"])  # the dialect of the model's server
 
 
 def client_library(name):
@@ -48,15 +48,18 @@ class Upstream:
 def check(s, upstream, dialect, stream, server="same"):
     """Two turns are in the record, as the upstream saw them, and only what is new of the second."""
     first, second = s.log.exchanges
-    if server == "same":
+    if server in ("same", dialect):
         requests = s.log.requests()
         if dialect == "gemini":
             assert [request.pop("model") for request in requests] == [MODEL, MODEL]
         assert requests == upstream.seen
         assert first.original is None
-    else:
-        check_translated(upstream.seen, stream)
+    elif server == "chat":
+        check_chat_requests(upstream.seen, stream)
         assert json.loads(bytes(first.original))["choices"][0]["message"]["content"] == "let me add"
+    else:
+        check_messages_requests(upstream.seen, stream)
+        assert json.loads(bytes(first.original))["content"][0]["text"] == "let me add"
     assert (first.dialect, first.streamed, first.error, second.error) == (dialect, stream, "", "")
     assert (second.parent, second.keep, second.head) == (1, len(first.append), None)
     assert first.usage.cached_tokens == 4
@@ -64,7 +67,7 @@ def check(s, upstream, dialect, stream, server="same"):
     assert s.session.failure is None
 
 
-def check_translated(requests, stream):
+def check_chat_requests(requests, stream):
     """A server of Chat Completions got the conversation in its own dialect."""
     first, second = requests
     function = {"name": "add", "parameters": PARAMETERS}
@@ -84,12 +87,33 @@ def check_translated(requests, stream):
     assert "42" in json.dumps(result["content"])
 
 
+def check_messages_requests(requests, stream):
+    """A server of Messages got the conversation in its own dialect."""
+    first, second = requests
+    for request in requests:
+        assert request["model"] == MODEL
+        assert request["max_tokens"] > 0
+        assert request.get("stream", False) == stream
+        assert "be exact" in request["system"]
+        [tool] = request["tools"]
+        assert (tool["name"], tool["input_schema"]) == ("add", PARAMETERS)
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
+    assert second["messages"][0] == first["messages"][0]
+    [text, called] = second["messages"][1]["content"]
+    assert (text["text"], called["type"], called["name"]) == ("let me add", "tool_use", "add")
+    assert called["input"] == CALL["arguments"]
+    [result] = second["messages"][2]["content"]
+    assert (result["type"], result["tool_use_id"]) == ("tool_result", called["id"])
+    assert "42" in json.dumps(result["content"])
+
+
 @WAYS
-async def test_openai_chat(stream):
+@SERVERS
+async def test_openai_chat(stream, server):
     openai = client_library("openai")
     upstream = Upstream()
     tool = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
-    async with serve_raw(upstream) as url, scene(url) as s:
+    async with serve_raw(upstream) as url, scene(url, server=server) as s:
         client = openai.AsyncOpenAI(base_url=s.gateway.url, api_key=s.session.key)
         messages = [{"role": "system", "content": "be exact"}, {"role": "user", "content": "19 + 23?"}]
 
@@ -116,7 +140,7 @@ async def test_openai_chat(stream):
         assert (await turn())["content"] == "it is 42"
         assert [model.id async for model in client.models.list()] == []
         await client.close()
-        check(s, upstream, "chat", stream)
+        check(s, upstream, "chat", stream, server)
 
 
 @WAYS
@@ -179,7 +203,7 @@ async def test_anthropic_messages(stream, server, token):
         counted = await client.messages.count_tokens(model=MODEL, messages=messages)
         assert counted.input_tokens > 1
         await client.close()
-        assert s.log.last.dialect == ("messages_count" if server == "same" else "messages")
+        assert s.log.last.dialect == ("messages" if server == "chat" else "messages_count")
 
 
 @WAYS

@@ -9,7 +9,6 @@ from holdwater.dialect import CHAT, DIALECTS
 from holdwater.dialect.conversion import ReplyContext
 from holdwater.dialect.interface import AdaptedRequest, RequestTarget
 from holdwater.dialect.sse import render_event
-from holdwater.gateway.upstreams.translation import ChunkReader
 
 TRANSLATED = ("messages", "responses", "gemini")
 CONTEXT = ReplyContext("m", frozenset({"shell"}))
@@ -43,7 +42,7 @@ def make_chunks(thoughts, texts, called, finish):
 
 def translate(dialect, stream, step):
     """The events of a stream that arrives in pieces of `step` bytes, in another dialect; the whole reply."""
-    reader, writer = ChunkReader(), dialect.write_stream(CONTEXT)
+    reader, writer = CHAT.open_chunks(), dialect.write_stream(CONTEXT)
     events = b""
     for start in range(0, len(stream), step):
         for chunk in reader.read(stream[start : start + step]):

@@ -88,9 +88,10 @@ class RunConfig(Record, frozen=True):
         str,
         ConfigOption(
             CHOICE,
-            "The API of the model's server: `same` as the agent's, or `chat`: calls are translated (same)",
-            accepts=Literal["same", "chat"],
-            resume="The API of the model's server: `same` as the agent's, or `chat`",
+            "The API of the model's server: as the agent's, or one to which calls are translated (same)",
+            accepts=Literal["same", "chat", "messages"],
+            resume="The API of the model's server",
+            live=False,
         ),
     ] = "same"
     judge: JudgeModel = JudgeModel()

@@ -13,19 +13,20 @@ from ..core.errors import LedgerCorrupt
 from .chat import ChatDialect
 from .completions import CompletionsDialect, EmbeddingsDialect
 from .gemini import GeminiDialect
-from .interface import Dialect, ProviderVariables, TokenCountDialect
+from .interface import Dialect, ProviderVariables
 from .messages import MessagesDialect
 from .responses import ResponsesDialect
+from .token_counts import TokenCountDialect
 
 __all__ = [
     "CHAT",
     "DIALECTS",
     "find_dialect",
     "has_conversations",
-    "list_chat_family",
     "list_conversations",
     "list_key_variables",
     "list_providers",
+    "list_server_dialects",
     "make_counter",
 ]
 
@@ -62,9 +63,10 @@ def list_conversations() -> frozenset[str]:
     return frozenset(name for name, dialect in DIALECTS.items() if not dialect.auxiliary)
 
 
-def list_chat_family() -> frozenset[str]:
-    """Return the names of Chat Completions and of the plain calls that its servers take."""
-    return frozenset({CHAT.name} | {name for name, dialect in DIALECTS.items() if dialect.auxiliary})
+def list_server_dialects(name: str) -> frozenset[str]:
+    """Return what a server of one dialect understands; those of Chat Completions take plain calls as well."""
+    plain = {other for other, dialect in DIALECTS.items() if dialect.auxiliary and name == CHAT.name}
+    return frozenset({name, *plain})
 
 
 def has_conversations(name: str) -> bool:

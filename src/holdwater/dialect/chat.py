@@ -29,6 +29,7 @@ from .message import (
 from .openai import ChoiceStream, OpenAIDialect, check_index, parse_content, request_usage
 from .sse import (
     NULL,
+    ChunkStream,
     Object,
     decode_values,
     is_given,
@@ -38,6 +39,7 @@ from .sse import (
     to_object,
     to_objects,
 )
+from .stream_writer import Events, StreamWriter
 
 
 class ChatDialect(OpenAIDialect):
@@ -114,6 +116,21 @@ class ChatDialect(OpenAIDialect):
     def reply_from_chat(self, completion: dict[str, Any], context: ReplyContext) -> bytes:
         return msgspec.json.encode(completion)
 
+    def write_stream(self, context: ReplyContext) -> ChatWriter:
+        return ChatWriter(context)
+
+    translates = True
+
+    def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
+        usage = {"stream_options": {"include_usage": True}} if request.get("stream") else {}
+        return {**request, **usage}
+
+    def reply_to_chat(self, body: bytes) -> dict[str, Any]:
+        return msgspec.json.decode(body, type=dict[str, Any])
+
+    def open_chunks(self) -> ChatChunks:
+        return ChatChunks()
+
     def append_text(self, reply: dict[str, Any], text: str) -> None:
         message = reply["choices"][0]["message"]
         content = message.get("content")
@@ -149,6 +166,28 @@ class ChatStream(ChoiceStream):
 
     def _reply(self) -> dict[str, Any]:
         return {**super()._reply(), "object": "chat.completion"}
+
+
+class ChatChunks(ChunkStream, ChatStream):
+    """Returns the chunks of a stream as they are."""
+
+    def __init__(self) -> None:
+        ChatStream.__init__(self, wants_usage=True)
+        self._made = []
+
+    def take_chunk(self, chunk: dict[str, Any]) -> bool:
+        self._made.append({**chunk})
+        return super().take_chunk(chunk)
+
+
+class ChatWriter(StreamWriter):
+    """Passes chunks on. The gateway keeps the usage from clients that did not ask for it."""
+
+    def write(self, chunk: dict[str, Any]) -> Events:
+        yield render_event(chunk)
+
+    def finish(self, completion: dict[str, Any]) -> Events:
+        yield b"data: [DONE]\n\n"
 
 
 class _ChoiceAssembly:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..core.records import ModelUsage
 from .message import (
     DECODE_ERRORS,
     CallPairing,
     CommonMessage,
     MessageMedia,
+    ModelReply,
     as_dict,
     as_list,
     as_string,
@@ -125,6 +127,41 @@ def make_response_format(schema: Any, beside: Mapping[str, Any]) -> Object:
     given = {"name": as_string(beside.get("name")) or "reply", "schema": schema}
     strict = {"strict": beside["strict"]} if "strict" in beside else {}
     return {"type": "json_schema", "json_schema": {**given, **strict}}
+
+
+_FINISHES = {"max_tokens": "length", "max_output_tokens": "length", "length": "length"}
+_FILTERS = frozenset({"refusal", "content_filter", "safety", "prohibited_content", "recitation", "blocklist"})
+
+
+def find_finish_reason(finish: str, *, calls: bool) -> str:
+    """Return the finish reason of a completion for that of any dialect."""
+    if finish.lower() in _FILTERS:
+        return "content_filter"
+    return _FINISHES.get(finish.lower()) or ("tool_calls" if calls else "stop")
+
+
+def make_completion(reply: ModelReply, usage: ModelUsage) -> Object:
+    """Return a reply of any dialect as a `chat.completion`."""
+    said = reply.message or CommonMessage(role="assistant")
+    [message] = convert_messages([said])
+    finish = find_finish_reason(reply.finish, calls=bool(said.calls))
+    return {
+        "object": "chat.completion",
+        "model": reply.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": render_usage(usage),
+    }
+
+
+def render_usage(usage: ModelUsage) -> Object:
+    """Return the usage of a completion."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens": usage.output_tokens,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
 
 
 class ReplyContext(NamedTuple):

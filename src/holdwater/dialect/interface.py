@@ -22,10 +22,11 @@ from .conversion import (
     convert_messages,
     convert_tools,
     list_text_tools,
+    make_completion,
     pick_token_fields,
 )
 from .message import CommonMessage, ModelReply, as_list, merge_messages, to_part
-from .sse import EventStream
+from .sse import ChunkStream, EventStream
 from .stream_writer import StreamWriter
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -306,63 +307,27 @@ class Dialect:
         """Return the writer of a stream whose content arrives in Chat Completions."""
         raise NotImplementedError
 
+    # The dialect of a server to which requests of other dialects are translated
+
+    translates: bool = False  # it has the methods below
+    own_headers: Mapping[str, str] = MappingProxyType({})  # that its requests need
+
+    def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
+        """Return a request of Chat Completions, whose parsed messages these are."""
+        raise NotImplementedError
+
+    def reply_to_chat(self, body: bytes) -> dict[str, Any]:
+        """Return a reply as a `chat.completion`; raise one of `DECODE_ERRORS`."""
+        reply, usage = self.parse_reply(msgspec.json.decode(body)), self.read_reply(body).usage
+        return make_completion(reply, usage)
+
+    def open_chunks(self) -> ChunkStream:
+        """Return the reader of a stream whose content goes on in Chat Completions."""
+        raise NotImplementedError
+
     def append_text(self, reply: dict[str, Any], text: str) -> None:
         """Add a text to a decoded reply of the model, whose calls and other parts stay as they are."""
         raise NotImplementedError
-
-
-class TokenCountDialect(Dialect):
-    """The token counts of requests in another dialect: recorded and counted, but not turns."""
-
-    optional = True
-    auxiliary = True
-
-    def __init__(self, counted: Dialect) -> None:
-        self._counted = counted
-        self.name = f"{counted.name}_count"
-        self.counted_dialect = counted.name
-        self.path, self.key, self.keep_alive = counted.path, counted.key, counted.keep_alive
-        self.provider, self.known_headers = counted.provider, counted.known_headers
-        self.key_header, self.count_key = counted.key_header, counted.count_key
-
-    def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
-        return self._counted.adapt_request(head, place, model)
-
-    def error_body(self, status: int, message: str, code: str | None = None) -> bytes:
-        return self._counted.error_body(status, message, code)
-
-    def stream(self, asked: AdaptedRequest) -> EventStream:
-        return self._counted.stream(asked)
-
-    def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
-        return self._counted.parse_message(item)
-
-    def parse_system(self, head: dict[str, Any]) -> Iterator[CommonMessage]:
-        return self._counted.parse_system(head)
-
-    def parse_tools(self, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        return self._counted.parse_tools(head)
-
-    def strip_transient(self, message: bytes) -> bytes:
-        return self._counted.strip_transient(message)
-
-    def strip_generated(self, message: bytes) -> bytes:
-        return self._counted.strip_generated(message)
-
-    def impose_sampling(self, head: Mapping[str, Raw], sampling: Mapping[str, Any]) -> dict[str, Raw]:
-        return {}
-
-    def count_usage(self, counts: Any) -> ModelUsage:
-        return ModelUsage(requests=1)
-
-    def render_stream(self, reply: bytes) -> list[bytes]:
-        raise msgspec.ValidationError("token counts are not streamed")
-
-    def parse_reply(self, reply: dict[str, Any]) -> ModelReply:
-        tokens = reply.get(self.count_key)
-        if not isinstance(tokens, int):
-            return ModelReply()
-        return ModelReply(message=CommonMessage(role="assistant", parts=(f"[{tokens} tokens]",)))
 
 
 class _RequestShape(msgspec.Struct):

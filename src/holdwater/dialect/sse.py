@@ -88,6 +88,29 @@ class EventStream:
         raise NotImplementedError
 
 
+class ChunkStream(EventStream):
+    """Reads a stream of a server, and returns its content as chunks of Chat Completions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[dict[str, Any]] = []  # bound: the chunks of one piece
+        self._about: dict[str, Any] = {"id": "", "object": "chat.completion.chunk", "created": 0, "model": ""}
+
+    def read(self, piece: bytes) -> list[dict[str, Any]]:
+        """Return the chunks that `piece` completes."""
+        for _ in self.events(piece):
+            pass
+        made, self._made = self._made, []
+        return made
+
+    def _emit_delta(self, delta: dict[str, Any], finish: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        self._made.append({**self._about, "choices": [choice]})
+
+    def _emit_usage(self, usage: dict[str, Any]) -> None:
+        self._made.append({**self._about, "choices": [], "usage": usage})
+
+
 def render_event(data: Any, name: str = "") -> bytes:
     """Return an event with `data` as JSON. A `Raw` in it must be a single line."""
     head = f"event: {name}\n".encode() if name else b""

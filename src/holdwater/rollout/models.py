@@ -27,7 +27,8 @@ from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
-from ..dialect import DIALECTS, list_chat_family
+from ..dialect import DIALECTS, list_server_dialects
+from ..dialect.interface import Dialect
 from ..gateway.call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter
 from ..gateway.recorder import RequestDelta
 from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
@@ -104,13 +105,14 @@ class WorkerModels:
         addresses = _list_addresses(given)
         if config.upstream_dialect == "same":
             return HttpUpstream(addresses, stall=config.stall)
-        understood = {name: addresses[name] for name in list_chat_family() if name in addresses}
-        return self._translate_calls(HttpUpstream(understood, stall=config.stall))
+        understood = list_server_dialects(config.upstream_dialect) & addresses.keys()
+        server = HttpUpstream({name: addresses[name] for name in understood}, stall=config.stall)
+        return self._translate_calls(server, DIALECTS[config.upstream_dialect])
 
     @asynccontextmanager
-    async def _translate_calls(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
+    async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
         async with server:
-            yield TranslatedUpstream(server, self._read_conversation)
+            yield TranslatedUpstream(server, target, self._read_conversation)
 
     def _open_judge(self) -> AbstractAsyncContextManager[Upstream | None]:
         """Open the judges' own server; None: their calls go where those of their attempt go."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -38,7 +39,9 @@ from ..message import (
     to_media,
     to_part,
 )
+from .request_rendering import render_request
 from .stream import (
+    MessagesChunks,
     MessagesStream,
     MessagesWriter,
     count_usage,
@@ -179,6 +182,16 @@ class MessagesDialect(Dialect):
 
     def write_stream(self, context: ReplyContext) -> MessagesWriter:
         return MessagesWriter(context)
+
+    translates = True
+
+    own_headers = MappingProxyType({"anthropic-version": "2023-06-01"})
+
+    def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
+        return render_request(request, messages)
+
+    def open_chunks(self) -> MessagesChunks:
+        return MessagesChunks()
 
 
 def strip_transient(message: bytes) -> bytes:

@@ -5,6 +5,7 @@ Usage accumulates along the stream, and pings come at any time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,12 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
-from ..conversion import CompletionContent, pick_token_fields
+from ..conversion import CompletionContent, find_finish_reason, pick_token_fields, render_usage
 from ..interface import read_counts
-from ..message import SHAPE_ERRORS
+from ..message import SHAPE_ERRORS, as_dict, as_string
 from ..sse import (
     NULL,
+    ChunkStream,
     EventStream,
     Object,
     decode_object,
@@ -71,7 +73,11 @@ class MessagesStream(EventStream):
         return count_usage(self._usage)
 
     def _take(self, data: bytes) -> bool:
-        event = decode_object(data)
+        self.take_event(decode_object(data))
+        return True
+
+    def take_event(self, event: dict[str, Any]) -> None:
+        """Add an event to the reply."""
         kind = event.get("type")
         if kind == "message_start":
             self._message = dict(event["message"])
@@ -87,7 +93,6 @@ class MessagesStream(EventStream):
             self.done = True
         elif kind == "error":
             self.error = event.get("error") or event
-        return True
 
     def _take_delta(self, event: dict[str, Any]) -> None:
         self._add_usage(event.pop("usage", None))
@@ -193,6 +198,51 @@ def _block_events(place: int, block: Object) -> Iterator[dict[str, Any]]:
     for delta in deltas:
         yield {"type": "content_block_delta", "index": place, "delta": delta}
     yield {"type": "content_block_stop", "index": place}
+
+
+class MessagesChunks(ChunkStream, MessagesStream):
+    """Returns the events of a stream as chunks of Chat Completions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[int, int] = {}  # block -> number of its call
+
+    def take_event(self, event: dict[str, Any]) -> None:
+        match event.get("type"):
+            case "message_start":
+                message = as_dict(event.get("message"))
+                names = {name: as_string(message.get(name)) for name in ("id", "model")}
+                self._about = {**self._about, **names, "created": int(time.time())}
+                self._emit_delta({"role": "assistant", "content": ""})
+            case "content_block_start":
+                self._begin_block(event["index"], as_dict(event.get("content_block")))
+            case "content_block_delta":
+                self._add_block_delta(event["index"], as_dict(event.get("delta")))
+            case "message_delta":
+                reason = as_string(as_dict(event.get("delta")).get("stop_reason"))
+                if reason:
+                    self._emit_delta({}, find_finish_reason(reason, calls=bool(self._calls)))
+            case "message_stop":
+                self._emit_usage(render_usage(self.usage))
+        super().take_event(event)
+
+    def _begin_block(self, place: int, block: dict[str, Any]) -> None:
+        if block.get("type") == "tool_use":
+            number = self._calls[place] = len(self._calls)
+            function = {"name": as_string(block.get("name")), "arguments": ""}
+            call = {"index": number, "id": block.get("id"), "type": "function", "function": function}
+            self._emit_delta({"tool_calls": [call]})
+        elif text := as_string(block.get("text")):
+            self._emit_delta({"content": text})
+
+    def _add_block_delta(self, place: int, delta: dict[str, Any]) -> None:
+        if thought := as_string(delta.get("thinking")):
+            self._emit_delta({"reasoning_content": thought})
+        elif text := as_string(delta.get("text")):
+            self._emit_delta({"content": text})
+        elif place in self._calls and (piece := as_string(delta.get("partial_json"))):
+            call = {"index": self._calls[place], "function": {"arguments": piece}}
+            self._emit_delta({"tool_calls": [call]})
 
 
 class MessagesWriter(StreamWriter):

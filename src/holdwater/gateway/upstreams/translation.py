@@ -1,4 +1,4 @@
-"""The upstream for servers that support Chat Completions alone: it translates the calls of other dialects.
+"""The upstream for servers that understand one dialect alone: it translates the calls of the others.
 
 Requests are converted whole, replies as they arrive: no stream waits for its end. The dialects know how;
 `http.py` sends.
@@ -16,10 +16,9 @@ from multidict import CIMultiDict
 from ...core.errors import ModelFailed
 from ...core.records import MiB
 from ...dialect import CHAT, DIALECTS, list_conversations
-from ...dialect.chat import ChatStream
 from ...dialect.conversion import ReplyContext
 from ...dialect.interface import Dialect, ReplyFormat, know_headers
-from ...dialect.message import DECODE_ERRORS, SHAPE_ERRORS
+from ...dialect.message import DECODE_ERRORS, SHAPE_ERRORS, as_list
 from . import Upstream, UpstreamAnswer, UpstreamCall
 from .complete_reply import CompleteReply, content_type, read_context, render_reply
 from .request_conversion import ReadConversation, convert_request
@@ -32,8 +31,9 @@ _COMMON_HEADERS = know_headers(set()).names
 class TranslatedUpstream:
     """Implements `Upstream`: sends the calls of the dialects that `inner` supports unchanged."""
 
-    def __init__(self, inner: Upstream, read_conversation: ReadConversation) -> None:
+    def __init__(self, inner: Upstream, target: Dialect, read_conversation: ReadConversation) -> None:
         self._inner = inner
+        self._target = target
         self._read_conversation = read_conversation
         self.dialects = inner.dialects | list_conversations()
         self.counting = inner.counting
@@ -46,23 +46,39 @@ class TranslatedUpstream:
             return
         wanted = read_context(call)
         request = await convert_request(call, wanted, self._read_conversation)
-        request.pop("stream", None)
-        if call.reply_format is ReplyFormat.EVENTS:
-            request |= {"stream": True, "stream_options": {"include_usage": True}}
-        call.body.replace((msgspec.json.encode(request),))
+        request.pop("stream_options", None)
+        request["stream"] = call.reply_format is ReplyFormat.EVENTS or None
+        call.body.replace((self._render_request(request),))
+        target = self._target
         headers = {name: value for name, value in call.headers.items() if name.lower() in _COMMON_HEADERS}
-        translated = call._replace(path=CHAT.path, headers=headers, dialect=CHAT.name)
+        headers |= target.own_headers
+        translated = call._replace(path=target.path, headers=headers, dialect=target.name)
         async with self._inner.send(translated) as answer:
-            yield TranslatedAnswer(answer, DIALECTS[call.dialect], call.reply_format, wanted)
+            yield TranslatedAnswer(answer, target, DIALECTS[call.dialect], call.reply_format, wanted)
+
+    def _render_request(self, request: dict[str, Any]) -> bytes:
+        messages = [] if self._target is CHAT else CHAT.parse_messages(as_list(request.get("messages")))
+        try:
+            made = self._target.request_from_chat(request, messages)
+        except SHAPE_ERRORS as error:
+            message = f"the request cannot be translated to `{self._target.name}`: {error}"
+            raise ModelFailed(message, kind="invalid", again=False) from None
+        return msgspec.json.encode({key: value for key, value in made.items() if value is not None})
 
 
 class TranslatedAnswer:
-    """Implements `UpstreamAnswer`: an answer in Chat Completions, in the dialect of the agent."""
+    """Implements `UpstreamAnswer`: the answer of a server, in the dialect of the agent."""
 
     def __init__(
-        self, answer: UpstreamAnswer, dialect: Dialect, manner: ReplyFormat, wanted: ReplyContext
+        self,
+        answer: UpstreamAnswer,
+        target: Dialect,
+        dialect: Dialect,
+        manner: ReplyFormat,
+        wanted: ReplyContext,
     ) -> None:
         self._answer = answer
+        self._target = target
         self._dialect = dialect
         self._manner = manner
         self._wanted = wanted
@@ -92,14 +108,15 @@ class TranslatedAnswer:
 
     def _translate_whole(self, body: bytes) -> CompleteReply:
         try:
-            reply = msgspec.json.decode(body, type=dict[str, Any])
+            error_inside = self._target.read_reply(body).error
+            reply = self._target.reply_to_chat(body)
         except DECODE_ERRORS as error:
             raise ModelFailed(f"the upstream's reply is not valid JSON: {error}", kind="garbage") from None
-        _check_error(reply.get("error"))
+        _check_error(error_inside)
         return CompleteReply(render_reply(reply, self._dialect, self._wanted), self._dialect, self._manner)
 
     async def _translate_stream(self) -> AsyncIterator[bytes]:
-        stream = ChunkReader()
+        stream = self._target.open_chunks()
         writer = self._dialect.write_stream(self._wanted)
         try:
             async for piece in _bound_size(self._answer):
@@ -111,30 +128,11 @@ class TranslatedAnswer:
             if not stream.ended:
                 raise ModelFailed("the upstream's stream ended early", kind="cut")
             self.original, self.version = stream.reply(), self._answer.version
-            yield b"".join(writer.finish(msgspec.json.decode(self.original)))
+            yield b"".join(writer.finish(self._target.reply_to_chat(self.original)))
         except SHAPE_ERRORS as error:
             raise ModelFailed(
                 f"the upstream's stream cannot be translated: {error}", kind="garbage"
             ) from None
-
-
-class ChunkReader(ChatStream):
-    """Assembles the reply of a stream, and returns its chunks."""
-
-    def __init__(self) -> None:
-        super().__init__(wants_usage=True)
-        self._chunks: list[dict[str, Any]] = []
-
-    def read(self, piece: bytes) -> list[dict[str, Any]]:
-        """Return the chunks that `piece` completes."""
-        for _ in self.events(piece):
-            pass
-        chunks, self._chunks = self._chunks, []
-        return chunks
-
-    def take_chunk(self, chunk: dict[str, Any]) -> bool:
-        self._chunks.append({**chunk})
-        return super().take_chunk(chunk)
 
 
 def _is_stream(answer: UpstreamAnswer) -> bool:
