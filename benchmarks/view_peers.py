@@ -7,6 +7,7 @@ Both servers run on this machine; bytes are those that Chromium received.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import statistics
@@ -201,48 +202,76 @@ def start_browser() -> Iterator[Browser]:
 # A run with and without a view that follows it.
 
 
+class PlayedRun(NamedTuple):
+    """A run, and the view that followed it."""
+
+    seconds: float
+    cpu: float  # seconds, of conductor and workers
+    view_cpu: float  # seconds, of the view; 0 without one
+
+
 def measure_beside(place: Path, share: int) -> list[Row]:
     """Play the same run with and without an open view, in alternating order."""
-    taken: dict[bool, list[float]] = {True: [], False: []}
+    played: dict[bool, list[PlayedRun]] = {True: [], False: []}
     with upstream(3, 200) as url:
         play_run(place / "first", url, TALKS // share // 4, viewed=False)  # compiles and fills caches
         for pair in range(max(2, PAIRS // share)):
             for viewed in (True, False) if pair % 2 else (False, True):
-                seconds = play_run(place / f"{pair}-{viewed}", url, TALKS // share, viewed=viewed)
-                taken[viewed].append(seconds)
-                say(f"{'with' if viewed else 'without'} a view: {seconds:.2f} s")
-    ratios = sorted(one / other for one, other in zip(taken[True], taken[False], strict=True))
-    ratio = statistics.median(taken[True]) / statistics.median(taken[False])
-    return [
-        at_most("a run with an open view against one without, ratio of medians", ratio, MOST_SLOWER, "x"),
-        Row("the same, of each pair", f"{ratios[0]:.3f} to {ratios[-1]:.3f}", "x"),
-        Row("median without a view", round(statistics.median(taken[False]), 2), "s"),
-    ]
+                run = play_run(place / f"{pair}-{viewed}", url, TALKS // share, viewed=viewed)
+                played[viewed].append(run)
+                say(f"{'with' if viewed else 'without'} a view: {run.seconds:.2f} s, {run.cpu:.2f} s of CPU")
+    rows = []
+    for what, field in (("time", "seconds"), ("CPU", "cpu")):
+        ratios = sorted(
+            getattr(one, field) / getattr(other, field)
+            for one, other in zip(played[True], played[False], strict=True)
+        )
+        medians = [
+            statistics.median(getattr(run, field) for run in played[viewed]) for viewed in (True, False)
+        ]
+        named = f"{what} of a run with an open view against one without"
+        rows.append(at_most(f"{named}, ratio of medians", medians[0] / medians[1], MOST_SLOWER, "x"))
+        rows.append(Row(f"{named}, of each pair", f"{ratios[0]:.3f} to {ratios[-1]:.3f}", "x"))
+    shares = [100 * run.view_cpu / run.seconds for run in played[True]]
+    rows.append(
+        Row("CPU of the view while it is followed", round(statistics.median(shares), 1), "% of a core")
+    )
+    return [*rows, Row("load of the machine at the end", round(os.getloadavg()[0], 1))]
 
 
-def play_run(place: Path, url: str, count: int, *, viewed: bool) -> float:
-    """Run `count` short talks below a directory, which a view shows or not; return the seconds."""
+def play_run(place: Path, url: str, count: int, *, viewed: bool) -> PlayedRun:
+    """Run `count` short talks below a directory, which a view shows or not."""
     place.mkdir()
     out = place / "run"
     words = [*("run", f"{HERE / 'work.py'}:suite", "--agent", f"{HERE / 'view_runs.py'}:talk_briefly")]
     words += ["--out", str(out), "--limit", str(count), "--concurrency", "30", "--workers", "1"]
     words += ["--model", "benchmark", "--base-url", url, "--json", "--quiet"]
-    with follow_runs(place) if viewed else nullcontext():
+    with follow_runs(place) if viewed else nullcontext() as view:
+        before = read_cpu(view)
         launched = holdwater(words, place / "log")
+        view_cpu = read_cpu(view) - before
     if launched.status != 0:
         raise SystemExit((place / "log").read_text()[-2000:])
-    return launched.seconds
+    return PlayedRun(launched.seconds, launched.watch.cpu, view_cpu)
+
+
+def read_cpu(pid: int | None) -> float:
+    """Return the seconds of CPU that a process has used."""
+    if pid is None:
+        return 0.0
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 @contextmanager
-def follow_runs(place: Path) -> Iterator[None]:
-    """Serve a view of a directory, and do as an open page of the first run in it."""
+def follow_runs(place: Path) -> Iterator[int]:
+    """Serve a view of a directory, and do as an open page of its first run; yield the view's process."""
     over = threading.Event()
-    with serve(place) as (served, _):
+    with serve(place) as (served, pid):
         follower = threading.Thread(target=follow_run, args=(served, place / "run", over))
         follower.start()
         try:
-            yield
+            yield pid
         finally:
             over.set()
             follower.join()
