@@ -166,17 +166,6 @@ async def test_a_fork_names_its_origin(tmp_path: Path, url: str) -> None:
     assert f"attempt 1 of `two` in run `{run}`, after turn 2" in " ".join(shown.stdout.split())
 
 
-async def test_turn_zero_repeats_nothing(tmp_path: Path, model: CountingModel, url: str) -> None:
-    origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
-
-    summary = await hw.afork(
-        origin, "one", 0, out=tmp_path / "fork", suite=make_suite(), agent=WritingAgent()
-    )
-
-    assert summary.saved.requests == 0 and summary.usage.requests == TURNS
-    assert len(model.asked) == 2 * TURNS
-
-
 async def test_a_fork_of_a_fork_repeats_both_parts(tmp_path: Path, model: CountingModel, url: str) -> None:
     origin = await run_origin(tmp_path, url, WritingAgent(), make_suite(("one",)))
     options: Any = {"suite": make_suite(), "agent": WritingAgent()}
@@ -217,21 +206,25 @@ def read_text(dialect: str, body: bytes, stream: bool) -> str:
     return text_of(dialect, json.loads(events.reply()))
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_reply_is_replaced_or_continued_in_each_dialect(
-    tmp_path: Path, model: CountingModel, url: str, dialect: str, stream: bool
+    tmp_path: Path, model: CountingModel, url: str, dialect: str
 ) -> None:
-    suite = make_suite(("one",), data={"dialect": dialect, "stream": stream})
-    origin = await run_origin(tmp_path, url, talk, suite)
+    """Given a client that streams and one that does not."""
+    instances = [
+        hw.Instance(id=name, instruction="go", data={"dialect": dialect, "stream": name == "streamed"})
+        for name in ("whole", "streamed")
+    ]
+    suite = hw.Suite(name="talking", instances=lambda: iter(instances), grade=grade)
+    origin = await run_origin(tmp_path, url, talk, suite, concurrency=1)
 
-    for name, option in (("say", {"say": "an odd idea"}), ("then", {"then_say": "at odds"})):
-        summary = await hw.afork(origin, "one", 2, out=tmp_path / name, suite=suite, agent=talk, **option)
+    for name, option in (("streamed", {"say": "an odd idea"}), ("whole", {"then_say": "at odds"})):
+        summary = await hw.afork(origin, name, 2, out=tmp_path / name, suite=suite, agent=talk, **option)
         assert summary.outcomes == {"passed": 1}, read_failure(tmp_path / name)
 
-    assert len(model.asked) == 3 + 1 + 1
-    replaced, continued = (json.dumps(request) for request in model.asked[3:])
-    assert "an odd idea" in replaced and "reply 1" in replaced and "reply 2" not in replaced
+    assert len(model.asked) == 2 * 3 + 1 + 1
+    replaced, continued = (json.dumps(request) for request in model.asked[6:])
+    assert "an odd idea" in replaced and "reply 4" in replaced and "reply 5" not in replaced
     assert "reply 2" in continued and "at odds" in continued
 
 
