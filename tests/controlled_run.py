@@ -29,6 +29,7 @@ class ControlledRun:
         self.started: list[str] = []  # instances, in the order in which attempts began to act
         self.asked = 0  # model calls that agents have begun
         self.calls: list[float] = []  # when each reached the model
+        self.answered = 0
         self.replies = threading.Event()  # not set: the model keeps its calls in flight
         self.replies.set()
         self.fails: set[str] = set()  # instances whose grade is a zero
@@ -47,7 +48,7 @@ class ControlledRun:
     ) -> None:
         self.replies.set()
         self._all_finish.set()
-        if error is not None and self._thread.is_alive():
+        if self._thread.is_alive():
             try:
                 hw.stop(self.out, now=True)
             except hw.HoldwaterError:
@@ -122,6 +123,7 @@ class ControlledRun:
         self.calls.append(time.monotonic())
         while not self.replies.is_set():
             await asyncio.sleep(0.01)
+        self.answered += 1
         return "on"
 
     async def _grade(self, instance: hw.Instance, sandbox: hw.Sandbox, answer: str | None) -> bool:

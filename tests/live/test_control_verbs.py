@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.command_runner import until
+from tests.command_runner import Scene, until
 from tests.controlled_run import ControlledRun
 from tests.forked_command import ForkedCommand, run_forked
 from tests.terminal_screen import ESCAPES
@@ -25,9 +26,11 @@ from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api.control import ControlConnection
+from holdwater.client import AsyncClient
 from holdwater.core.control import CONTROL_SOCKET
 
 NOBODY = 65534
+LISTEN = ("--listen", "127.0.0.1:0", "--out")
 VERBS: dict[str, Callable[[Path], Any]] = {
     "top": lambda run: watch(run),
     "pause": hw.pause,
@@ -58,7 +61,7 @@ def run(tmp_path: Path) -> Iterator[ControlledRun]:
 def test_a_pause_holds_calls_and_starts_no_attempt(run: ControlledRun) -> None:
     run.wait_called()
     run.replies.clear()  # two calls are in flight during the pause, and finish
-    until("both attempts wait for the model", lambda: run.asked == len(run.calls))
+    until("both attempts wait for the model", lambda: len(run.calls) == run.answered + 2)
     in_flight = len(run.calls)
 
     reply = hw.pause(run.out)
@@ -502,3 +505,35 @@ def test_a_line_that_is_no_request_is_refused(wrong_settings_run: ControlledRun,
         except (BrokenPipeError, ConnectionResetError):
             return  # it was refused before its end
         assert b"the request is invalid" in connection._read_line()
+
+
+# A server.
+
+
+async def test_a_server_can_be_paused_and_its_rollouts_belong_to_clients(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, env={"HOLDWATER_SERVE_KEYS": "secret"})
+    command = scene.start("serve", "demo", "--agent", "oracle", "--workers", "1", *LISTEN, str(scene.out))
+    try:
+        until("the server listens", lambda: "serving: " in command.stderr, 60)
+        address = command.stderr.partition("serving: ")[2].split()[0]
+        async with AsyncClient(address, "secret") as client:
+            hw.pause(scene.out)
+            ordered = asyncio.create_task(client.run(hw.Instance(id="own")))
+            while not (await client.stats()).orders.get("open"):
+                await asyncio.sleep(0.02)
+            health = await client.health()
+            hw.note(scene.out, "orders are accepted and wait")
+            attempts = hw.show(scene.out).attempts
+            refused = [answer(VERBS[verb], scene.out) for verb in ("cancel", "retry")]
+            hw.change(scene.out, concurrency=2)
+            hw.unpause(scene.out)
+            rollout = await asyncio.wait_for(ordered, stretch(60))
+
+        assert (health.reason, attempts) == ("the run is paused", 0)
+        assert refused == ["the rollouts of a server belong to its clients"] * 2
+        assert rollout.attempt is not None
+        watch(scene.out)
+        hw.stop(scene.out)
+        assert command.wait(60) == 3, command
+    finally:
+        scene.close()

@@ -29,11 +29,18 @@ from holdwater.core.events import (
     AnyEvent,
     CloseSample,
     DrainRequested,
+    EndAttempt,
     FinishRun,
     InterruptAttempt,
+    PauseEnded,
+    PauseRequested,
+    PolicyChanged,
     PreemptRequested,
     PullSamples,
     SampleOpened,
+    SampleRetried,
+    SamplesExpected,
+    SampleWithdrawn,
     SetTimer,
     StartAttempt,
     SuiteExhausted,
@@ -48,11 +55,12 @@ from holdwater.core.failures import (
     RetryRule,
     ScoreRule,
     make_disk_failure,
+    make_interrupt_failure,
     make_loss_failure,
 )
 from holdwater.core.plan import RunPlanner
 from holdwater.core.policy import LARGEST_SCALE, PlannerPolicy, VerdictSummary
-from holdwater.core.records import Attempt, FailureOrigin, Outcome, Verdict
+from holdwater.core.records import Attempt, AttemptFailure, FailureOrigin, Outcome, Verdict
 
 Key = tuple[int, int]
 SHARED = 2  # workers that host many attempts
@@ -146,7 +154,7 @@ class Conduct(RuleBasedStateMachine):
         """A new conductor: `keys` are what its feed will give."""
         self.feed = deque(keys)
         self.asked = 0
-        self.told_end = self.draining = self.finished = False
+        self.told_end = self.draining = self.finished = self.paused = False
         self.running: dict[int, Attempt] = {}
         self.wakes: list[float] = []
         self.interrupted: Counter[Key] = Counter()
@@ -168,7 +176,7 @@ class Conduct(RuleBasedStateMachine):
         assert not self.finished, f"{command} after Finish"
         match command:
             case PullSamples(count=count):
-                assert count > 0 and not self.told_end and not self.draining
+                assert count > 0 and not (self.told_end or self.draining or self.paused)
                 self.asked += count
             case StartAttempt(attempt=attempt):
                 self.start(attempt)
@@ -187,7 +195,7 @@ class Conduct(RuleBasedStateMachine):
     def start(self, attempt: Attempt) -> None:
         key = (attempt.instance, attempt.sample)
         rows = self.rows.setdefault(key, [])
-        assert not self.draining
+        assert not (self.draining or self.paused)
         assert key not in self.outcomes, "started after it was closed"
         assert key not in [(a.instance, a.sample) for a in self.running.values()], "two at once"
         assert attempt.id not in self.ids
@@ -285,8 +293,15 @@ class Conduct(RuleBasedStateMachine):
         if commands and in_time:
             self.settle(VerdictSummary(attempt=attempt.id, where=FailureOrigin.INTERRUPTED))
 
+    @rule()
+    def pause_or_go_on(self) -> None:
+        self.paused = not self.paused
+        self.take(PauseRequested() if self.paused else PauseEnded())
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 200.0]))
     def pass_time(self, seconds: float) -> None:
+        if self.paused:
+            return  # the clock of the planner stands still
         until = self.now + seconds
         while self.wakes and min(self.wakes) <= until:
             self.now = min(self.wakes)
@@ -313,6 +328,8 @@ class Conduct(RuleBasedStateMachine):
         self.conduct([key for key in self.keys if key not in self.outcomes])
 
     def wind_down(self, how: str) -> None:
+        if self.paused:
+            self.pause_or_go_on()
         if how == "run failed" and not self.innocent():
             how = "abort"
         if how == "run failed":
@@ -380,7 +397,7 @@ class Conduct(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_idle_while_a_sample_could_use_it(self) -> None:
-        if self.draining or self.plan.running == self.policy.concurrency:
+        if self.draining or self.paused or self.plan.running == self.policy.concurrency:
             return
         assert "slot" not in self.plan.waiting
         if "a worker of its own" in self.plan.waiting:
@@ -422,6 +439,8 @@ class Conduct(RuleBasedStateMachine):
         """From wherever it stands, the run comes to its end within a bound."""
         if not hasattr(self, "plan"):
             return
+        if self.paused:
+            self.pause_or_go_on()
         for _ in range(20 * len(self.keys) + 20):
             if self.finished:
                 break
@@ -713,3 +732,84 @@ def test_a_planner_keeps_no_event_of_samples_that_are_closed():
     del attempt, result
 
     assert count_events() == before
+
+
+ASKED = make_interrupt_failure("asked")
+
+
+def test_a_retried_sample_gets_another_round_however_its_attempt_ends():
+    """Given an attempt that passes just when a retry is asked, then it runs again and keeps its pass."""
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
+    (attempt,) = [a for event in (*opened(1), SuiteExhausted()) for a in started(plan.handle(event, 0.0))]
+
+    asked = plan.handle(SampleRetried(instance=0, sample=0, failure=ASKED), 0.0)
+    twice = plan.handle(SampleRetried(instance=0, sample=0, failure=ASKED), 0.0)
+    (again,) = started(plan.handle(VerdictCommitted(result=passed(attempt)), 0.0))
+    failed = VerdictSummary(attempt=again.id, passed=False, score=0.0)
+    (close,) = closes(plan.handle(VerdictCommitted(result=failed), 0.0))
+
+    assert asked == [EndAttempt(attempt=attempt.id, failure=ASKED)]
+    assert twice == []
+    assert (again.round, again.number, again.regrades) == (2, 2, None)
+    assert (close.outcome.kind, close.outcome.attempt) == ("passed", attempt.id)
+
+
+def test_a_cancellation_outweighs_a_retry():
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
+    (attempt,) = started(plan.handle(opened(1)[0], 0.0))
+    plan.handle(SampleRetried(instance=0, sample=0, failure=ASKED), 0.0)
+    gone = AttemptFailure(where=FailureOrigin.CANCELLED, kind="asked", message="gone", again=False)
+
+    plan.handle(SampleWithdrawn(instance=0, sample=0, failure=gone), 0.0)
+    ended = VerdictSummary(attempt=attempt.id, where=FailureOrigin.CANCELLED, kind="asked", again=False)
+    (close,) = closes(plan.handle(VerdictCommitted(result=ended), 0.0))
+
+    assert close.outcome.kind == "cancelled"
+
+
+def test_a_retry_ends_a_back_off():
+    plan = RunPlanner(PlannerPolicy(concurrency=1, backoff=100.0))
+    (attempt,) = started(plan.handle(opened(1)[0], 0.0))
+    plan.handle(VerdictCommitted(result=VerdictSummary(attempt=attempt.id, where=FailureOrigin.MODEL)), 0.0)
+
+    commands = plan.handle(SampleRetried(instance=0, sample=0, failure=ASKED), 1.0)
+
+    assert [(a.number, a.round) for a in started(commands)] == [(2, 1)]
+
+
+def test_a_run_waits_for_samples_that_are_opened_again():
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
+    (attempt,) = [a for event in (*opened(1), SuiteExhausted()) for a in started(plan.handle(event, 0.0))]
+    plan.handle(SamplesExpected(count=1), 0.0)
+
+    closing = plan.handle(VerdictCommitted(result=passed(attempt)), 0.0)
+    ended = plan.handle(SamplesExpected(count=-1), 0.0)
+
+    assert FinishRun() not in closing
+    assert FinishRun() in ended
+
+
+def test_a_larger_concurrency_starts_more_at_once():
+    plan = RunPlanner(PlannerPolicy(concurrency=1))
+    for event in opened(4):
+        plan.handle(event, 0.0)
+
+    commands = plan.handle(PolicyChanged(policy=PlannerPolicy(concurrency=3)), 0.0)
+
+    assert [attempt.instance for attempt in started(commands)] == [1, 2]
+
+
+def test_back_off_stands_still_in_a_pause():
+    """Given a retry that is due, when the clock stood still meanwhile, then its timer is set again."""
+    plan = RunPlanner(PlannerPolicy(concurrency=1, backoff=100.0))
+    (attempt,) = started(plan.handle(opened(1)[0], 0.0))
+    result = VerdictSummary(attempt=attempt.id, where=FailureOrigin.MODEL)
+    [timer] = [c for c in plan.handle(VerdictCommitted(result=result), 0.0) if isinstance(c, SetTimer)]
+
+    plan.handle(PauseRequested(), 10.0)
+    early = plan.handle(TimerFired(), 10.0)
+    again = plan.handle(PauseEnded(), 10.0)
+
+    assert early == []
+    assert timer in again
+    assert [a.number for a in started(plan.handle(TimerFired(), timer.at))] == [2]

@@ -13,6 +13,7 @@ from .summary import RunSummary
 CONTROL_SOCKET = "control.sock"  # in the run directory
 EVENT_PREFIX = "control."  # of the kinds of events; a verb follows
 PAUSE_EVENT, UNPAUSE_EVENT = f"{EVENT_PREFIX}pause", f"{EVENT_PREFIX}unpause"
+WATCH_EVENT = f"{EVENT_PREFIX}top"
 LONGEST_LINE = 1 << 20  # bytes of a request
 LONGEST_NOTE = 10_000  # characters
 

@@ -126,7 +126,7 @@ class RunSummary(Record, frozen=True):
     regrade: RegradeState | None = None  # None: no sample was regraded
     refused: RefusedRequests | None = None  # None: every refused request belongs to an attempt
     paused: RunPause | None = None  # only while the run is running
-    control: tuple[ControlEvent, ...] = ()  # the last requests to the running run, the oldest first
+    control: tuple[ControlEvent, ...] = ()  # the last requests that changed the running run, the oldest first
 
 
 def compute_pass_rates(scored: PassCounts) -> tuple[PassRate, ...]:

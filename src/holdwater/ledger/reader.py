@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.control import EVENT_PREFIX, PAUSE_EVENT, UNPAUSE_EVENT
+from ..core.control import EVENT_PREFIX, PAUSE_EVENT, UNPAUSE_EVENT, WATCH_EVENT
 from ..core.errors import BadInput, LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
 from ..core.summary import (
@@ -176,11 +176,11 @@ class LedgerReader:
         return RunPause(since=at, by=by) if present and kind == PAUSE_EVENT else None
 
     def _list_control(self, counted: Iterable[str]) -> tuple[ControlEvent, ...]:
-        """Return the last requests to the running run, if any kind of them is among the `counted` events."""
+        """Return the last requests that changed the running run, if any kind is among `counted` events."""
         if not any(kind.startswith(EVENT_PREFIX) for kind in counted):
             return ()
-        query = "SELECT at, kind, message FROM event WHERE kind LIKE ? ORDER BY id DESC LIMIT ?"
-        rows = self.rows(query, (f"{EVENT_PREFIX}%", MOST_CONTROLS))
+        query = "SELECT at, kind, message FROM event WHERE kind LIKE ? AND kind != ? ORDER BY id DESC LIMIT ?"
+        rows = self.rows(query, (f"{EVENT_PREFIX}%", WATCH_EVENT, MOST_CONTROLS))
         return tuple(
             ControlEvent(at=at, verb=kind.removeprefix(EVENT_PREFIX), message=message)
             for at, kind, message in reversed(rows)

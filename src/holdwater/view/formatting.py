@@ -19,7 +19,7 @@ from ..core.summary import RunGauge, RunSummary
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # bars
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-STYLES = {"passed": "green", "failed": "red", "interrupted": "dim", "unsettled": "dim"}
+STYLES = {"passed": "green", "failed": "red", "interrupted": "dim", "cancelled": "dim", "unsettled": "dim"}
 
 
 def style_of(kind: str) -> str:

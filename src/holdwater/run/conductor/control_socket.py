@@ -22,6 +22,7 @@ from ...core.control import (
     EVENT_PREFIX,
     LONGEST_LINE,
     REQUESTS,
+    WATCH_EVENT,
     ControlReply,
     WatchRun,
     describe_sender,
@@ -157,7 +158,7 @@ class ControlClients:
             if not isinstance(request, WatchRun):
                 return await self._control.answer(request, by), False
             if not watches:
-                await self._ledger.note(f"{EVENT_PREFIX}top", by)
+                await self._ledger.note(WATCH_EVENT, by)
             return await self._summarize(), True
         except msgspec.MsgspecError as error:
             return ControlReply(refused=f"the request is invalid: {error}"), False
