@@ -23,8 +23,9 @@ from holdwater.ledger.rows import AttemptRow, EventRow, OutcomeRow
 class ControlledRun:
     """`with ControlledRun(path) as run`: `i0`, `i1`, ... call the model until they may finish."""
 
-    def __init__(self, out: Path, count: int = 4, **options: Any) -> None:
+    def __init__(self, out: Path, count: int = 4, *, resumes: bool = False, **options: Any) -> None:
         self.out = out
+        self.resumes = resumes
         self.count = count
         self.started: list[str] = []  # instances, in the order in which attempts began to act
         self.asked = 0  # model calls that agents have begun
@@ -33,6 +34,7 @@ class ControlledRun:
         self.replies = threading.Event()  # not set: the model keeps its calls in flight
         self.replies.set()
         self.fails: set[str] = set()  # instances whose grade is a zero
+        self.group: Any = None  # how the suite scores the samples of an instance together
         self.summary: RunSummary | None = None
         self._finishing: set[str] = set()
         self._all_finish = threading.Event()
@@ -102,9 +104,16 @@ class ControlledRun:
     # The run.
 
     def _conduct(self) -> None:
-        suite = hw.Suite(name="controlled", instances=self._list_instances, grade=self._grade)
+        suite = hw.Suite(
+            name="controlled", instances=self._list_instances, grade=self._grade, group=self.group
+        )
         agent = hw.Agent(name="acts", act=self._act)
-        self.summary = asyncio.run(hw.arun(suite, agent, out=self.out, policy=self._answer, **self._options))
+        if self.resumes:
+            slots = self._options["concurrency"]
+            work = hw.aresume(self.out, suite=suite, agent=agent, policy=self._answer, concurrency=slots)
+        else:
+            work = hw.arun(suite, agent, out=self.out, policy=self._answer, **self._options)
+        self.summary = asyncio.run(work)
 
     def _list_instances(self) -> Iterator[hw.Instance]:
         for number in range(self.count):

@@ -281,6 +281,44 @@ def test_a_queued_instance_waits_for_its_turn(run: ControlledRun) -> None:
         hw.retry(run.out, "i9")
 
 
+def test_an_instance_is_cancelled_before_a_resume_comes_to_it(tmp_path: Path) -> None:
+    with ControlledRun(tmp_path / "run", count=12, concurrency=8) as run:
+        run.wait_started(8)
+    with ControlledRun(tmp_path / "run", count=12, concurrency=1, resumes=True) as resumed:
+        resumed.wait_started(1)
+        hw.cancel(resumed.out, "i11")
+        outcome = resumed.wait_outcome("i11")
+        summary = resumed.join()
+
+    assert outcome.kind == "cancelled"
+    assert "i11" not in resumed.started
+    assert summary.outcomes == {"cancelled": 1, "passed": 11}
+    assert hw.audit(resumed.out).ok
+
+
+def test_members_of_a_group_are_cancelled_and_tried_again(tmp_path: Path) -> None:
+    def group(instance: hw.Instance, members: Any) -> list[hw.Grade]:
+        return [hw.Grade(passed=True, score=float(len(members)))] * len(members)
+
+    run = ControlledRun(tmp_path / "run", count=2, samples=2, concurrency=4)
+    run.group = group
+    with run:
+        run.wait_started(4)
+        hw.cancel(run.out, "i0", sample=1)
+        until("one is cancelled", lambda: run.outcome("i0", 1))
+        with pytest.raises(hw.BadInput, match="the other samples of `i0` are still running"):
+            hw.retry(run.out, "i0", sample=1)
+        run.finish("i0")
+        until("the rest of the group is scored", lambda: run.outcome("i0", 0))
+        hw.retry(run.out, "i0", sample=1)
+        hw.retry(run.out, "i1")
+        summary = run.join()
+
+        assert summary.outcomes == {"passed": 4}
+        assert [run.outcome("i1", sample).score for sample in (0, 1)] == [2.0, 2.0]  # type: ignore[union-attr]
+        assert hw.audit(run.out).ok
+
+
 # Every verb in every state.
 
 
