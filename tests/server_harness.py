@@ -12,9 +12,9 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from aiohttp import web
@@ -121,9 +121,16 @@ class Model:
         return web.json_response({"object": "chat.completion", "choices": choices, "usage": usage})
 
 
+ModelT = TypeVar("ModelT", bound=Model)
+
+
+def model() -> AbstractAsyncContextManager[Model]:
+    return serve_model(Model())
+
+
 @asynccontextmanager
-async def model() -> AsyncIterator[Model]:
-    found = Model()
+async def serve_model(found: ModelT) -> AsyncIterator[ModelT]:
+    """Serve a model until the block ends; its `url` is set."""
     app = web.Application(client_max_size=2**30)
     app.router.add_post("/v1/chat/completions", found.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)

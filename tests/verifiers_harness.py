@@ -10,12 +10,12 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from tests.server_harness import Model
+from tests.server_harness import Model, serve_model
 from tests.verifiers_commands import PYTHON, find_interpreter
 from tests.wait_bounds import stretch
 
@@ -58,20 +58,8 @@ def tokenize(messages: list[dict[str, Any]]) -> list[int]:
     return tokens
 
 
-@asynccontextmanager
-async def token_model() -> AsyncIterator[TokenModel]:
-    found = TokenModel()
-    app = web.Application(client_max_size=2**30)
-    app.router.add_post("/v1/chat/completions", found.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
-        yield found
-    finally:
-        found.gate.set()
-        await runner.cleanup()
+def token_model() -> AbstractAsyncContextManager[TokenModel]:
+    return serve_model(TokenModel())
 
 
 class ClientProcess:

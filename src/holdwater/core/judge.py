@@ -30,6 +30,7 @@ class JudgeModel(Record, frozen=True):
             "The URL of the judges' server; `JUDGE_API_KEY` sets its key (default: the run's server)",
             name="judge_base_url",
             resume="The URL of the judges' server",
+            live=False,
         ),
     ] = None
     price: ModelPrice | None = None  # when the run was created; None: unknown
