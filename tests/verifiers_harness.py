@@ -7,6 +7,7 @@ For tests of what prime-rl sees. A token of the model is a byte of the text, or 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ CLIENT = Path(__file__).parent / "clients" / "verifiers_client.py"
 MARKS = {"system": 300, "user": 301, "assistant": 302, "tool": 303}
 END = 304
 LOGPROB = -0.25
+EXPERTS = 251  # of its one layer; a token's number decides which one is chosen
 
 
 class TokenModel(Model):
@@ -42,6 +44,9 @@ class TokenModel(Model):
         [choice] = reply["choices"]
         sampled = [*choice["message"]["content"].encode(), END]
         choice["token_ids"] = sampled
+        rows = [token % EXPERTS for token in [*tokenize(body["messages"]), MARKS["assistant"], *sampled][:-1]]
+        data = base64.b64encode(bytes(rows)).decode()
+        choice["routed_experts"] = {"data": data, "shape": [len(rows), 1, 1], "start": 0}
         choice["logprobs"] = {"content": [{"token": "", "logprob": LOGPROB} for _ in sampled]}
         reply["prompt_token_ids"] = [*tokenize(body["messages"]), MARKS["assistant"]]
         reply["usage"] = {

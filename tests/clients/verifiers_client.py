@@ -104,7 +104,14 @@ def describe_trace(trace: vf.Trace) -> dict[str, Any]:
         "tools": [tool.name for tool in trace.tools],
         "messages": [message.model_dump(exclude_none=True) for message in trace.messages],
         "branches": [
-            {"token_ids": branch.token_ids, "mask": branch.sampled_mask, "logprobs": branch.logprobs}
+            {
+                "token_ids": branch.token_ids,
+                "mask": branch.sampled_mask,
+                "logprobs": branch.logprobs,
+                "experts": None
+                if branch.routed_experts is None
+                else branch.routed_experts.flatten().tolist(),
+            }
             for branch in trace.branches
         ],
     }

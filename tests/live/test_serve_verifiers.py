@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.server_harness import SUITE, server
-from tests.verifiers_harness import END, LOGPROB, MARKS, token_model, tokenize, verifiers_client
+from tests.verifiers_harness import END, EXPERTS, LOGPROB, MARKS, token_model, tokenize, verifiers_client
 
 import holdwater as hw
 
@@ -104,6 +104,13 @@ def test_a_trace_has_exact_tokens_masks_and_log_probabilities(played: Played) ->
     assert branch["logprobs"] == [LOGPROB if mine else 0.0 for mine in branch["mask"]]
     assert branch["token_ids"][0] == MARKS["user"]
     assert trace["usage"]["completion_tokens"] == sum(branch["mask"])
+
+
+def test_a_trace_has_the_experts_of_each_token(played: Played) -> None:
+    [branch] = find_trace(played, "plain")["branches"]
+
+    followed = [token % EXPERTS for token in branch["token_ids"][:-1]]
+    assert branch["experts"] == [*followed, followed[-1]]  # nothing follows the last token
 
 
 def test_an_episode_names_the_task_that_its_trainer_sent(played: Played) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,50 @@ def test_a_failed_call_is_a_call_with_an_error(tmp_path: Path) -> None:
     [call] = graph.calls
     assert call["error"] == {"type": "ProviderError", "message": "broke off"}
     assert graph.nodes == []
+
+
+def route(reply: dict[str, Any], rows: list[int], start: int = 0) -> dict[str, Any]:
+    """Add the experts of one layer, two for each token, as an engine returns them."""
+    data = base64.b64encode(bytes(expert for row in rows for expert in (row, row + 100))).decode()
+    routed = {"data": data, "shape": [len(rows), 1, 2], "start": start}
+    return {**reply, "choices": [{**reply["choices"][0], "routed_experts": routed}]}
+
+
+def read_rows(node: dict[str, Any]) -> list[int] | None:
+    array = node["routed_experts"]
+    if array is None:
+        return None
+    assert (array["shape"], array["dtype"]) == ([len(node["token_ids"]), 1, 2], "uint8")
+    return list(array["data"][::2])
+
+
+@pytest.mark.parametrize("start", [0, 3])  # the engine leaves out what a cache already had
+def test_each_token_has_the_experts_that_were_chosen_for_it(tmp_path: Path, start: int) -> None:
+    first = route(tokens_of("one", [1, 2], [3, 4], [-1.0, -1.0]), [11, 12, 13])
+    rows = [11, 12, 13, 14, 15, 16]
+    second = route(tokens_of("two", [1, 2, 3, 4, 5], [6, 7], [-1.0, -1.0]), rows[start:], start)
+    [graph] = graphs_of(
+        tmp_path,
+        (chat("a"), first, {}),
+        (
+            {"messages": [*chat("a")["messages"], first["choices"][0]["message"], *chat("b")["messages"]]},
+            second,
+            {},
+        ),
+    )
+
+    sampled = [node for node in graph.nodes if node.get("sampled")]
+    assert [read_rows(node) for node in sampled] == [[11, 12, 13, 14], [15, 16, 16]]
+
+
+@pytest.mark.parametrize(
+    "routed", [{}, {"data": "!", "shape": [1, 1, 1]}, {"data": "", "shape": [9, 1, 2]}, [1]]
+)
+def test_routing_that_cannot_be_read_is_left_out(tmp_path: Path, routed: Any) -> None:
+    reply = tokens_of("one", [1, 2], [3], [-1.0])
+    [choice] = reply["choices"]
+    [graph] = graphs_of(
+        tmp_path, (chat("a"), {**reply, "choices": [{**choice, "routed_experts": routed}]}, {})
+    )
+
+    assert "routed_experts" not in graph.nodes[-1]

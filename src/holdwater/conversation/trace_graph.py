@@ -15,6 +15,7 @@ from ..core.serving_protocol import MessageNode
 from ..dialect import find_dialect
 from ..dialect.conversion import to_chat_message
 from ..dialect.message import CommonMessage, as_dict, as_list, as_string
+from .expert_routing import ExpertRouting, read_routing
 from .nodes import build_nodes
 from .trajectory import ExchangeTree, parse_reply
 
@@ -83,14 +84,19 @@ class _GraphBuilder:
         self._exchange = exchange
         if exchange.head is not None:
             self._tools = list(self._list_tools(exchange))
-        placed = [self._add_reply(reply, known) for reply in replies]
+        placed = [
+            self._add_reply(reply, known, read_routing(exchange, choice))
+            for choice, reply in enumerate(replies)
+        ]
         self._calls.append(self._describe_call(exchange, placed[0] if placed else None))
         self._calls += [{"node": place} for place in placed[1:]]  # the usage is that of all choices
 
     def build(self) -> TraceGraph:
         return TraceGraph(self._name, self._nodes, self._calls, self._tools)
 
-    def _add_reply(self, reply: MessageNode, known: dict[int, MessageNode]) -> int:
+    def _add_reply(
+        self, reply: MessageNode, known: dict[int, MessageNode], routing: ExpertRouting | None
+    ) -> int:
         before = self._place_path(reply, known)
         path = self._list_path(before)
         prompt, tokens = list(reply.prompt_tokens or ()), list(reply.tokens or ())
@@ -112,6 +118,11 @@ class _GraphBuilder:
             mask=[False] * len(added) + trainable,
             logprobs=[p for p in logprobs[: len(tokens)] if p is not None],
         )
+        if routing is not None:
+            self._nodes[place]["routed_experts"] = routing.cut(offset, len(added) + len(tokens))
+            before_it = [self._nodes[at] for at in path[:kept] if self._nodes[at].get("token_ids")]
+            if before_it:  # the token that follows its last one is known now
+                routing.correct(before_it[-1].get("routed_experts"), offset)
         return place
 
     def _add_node(self, parent: int | None, message: dict[str, Any], **fields: Any) -> int:
