@@ -102,8 +102,9 @@ class TranslatedAnswer:
             error = parse_error(body)
             yield self._dialect.error_body(self.status, error.message or "no message", error.code or None)
             return
+        translated = self._translate_whole(body)
         self.original, self.version = body, self._answer.version
-        async for piece in self._translate_whole(body).pieces():
+        async for piece in translated.pieces():
             yield piece
 
     def _translate_whole(self, body: bytes) -> CompleteReply:
