@@ -109,6 +109,7 @@ def test_keys_step_through_rows_and_instances(page: Page) -> None:
     page.get_by_role("link", name="all instances").click()
     names = sorted(CONVERSATIONS)
     page.wait_for_load_state()  # keys work when the script has run
+    expect(page.locator("#rows tbody tr")).to_have_count(len(names))
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name=names[0])).to_be_visible()

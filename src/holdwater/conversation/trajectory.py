@@ -1,21 +1,20 @@
-"""Reads the conversation of an attempt: which exchange continues which, and each exchange as a readable turn.
+"""Reads the exchanges of an attempt as readable turns: the new messages of a request, and the reply.
 
-The tree holds a few numbers per exchange; contents stay on disk and are read one exchange at a time. The
-parsers are in `dialect/`; the pages are in `view/transcript.py`.
+`exchange_tree.py` finds which exchange continues which. The parsers are in `dialect/`; the pages are in
+`view/transcript.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.errors import BadInput, LedgerCorrupt
+from ..core.errors import BadInput
 from ..core.exchange import Exchange
 from ..core.policy import explain_not_kept
 from ..core.records import ModelUsage, Record
-from ..dialect import find_dialect, has_conversations
+from ..dialect import find_dialect
 from ..dialect.message import (
     CallPairing,
     CommonMessage,
@@ -23,36 +22,14 @@ from ..dialect.message import (
     ReplyTokens,
     as_dict,
     as_string,
-    decode_foreign,
     decode_referring,
     says_same,
 )
-from ..ledger import segment
-from ..ledger.blobs import BlobStore, resolve_references
-from ..ledger.directory import RunDirectory
-from ..ledger.exchanges import decode_exchange, segment_path
+from ..ledger.blobs import write_resolved
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, InstanceRow
-
-
-class ExchangeNode(NamedTuple):
-    """An exchange without its contents."""
-
-    at: int  # the byte in the segment
-    parent: int | None
-    keep: int
-    total: int  # messages in the request
-    has_head: bool
-    depth: int  # length of the chain of exchanges that each continue the one before, up to this one
-    weight: int  # bytes of the records in that chain
-    converses: bool  # whether it is a turn of a conversation
-
-
-class ExchangeThread(NamedTuple):
-    """A chain of exchanges: each continues the one before."""
-
-    place: int  # 0: the trajectory; 1, 2, ...: side threads, in the order in which they began
-    numbers: tuple[int, ...]
+from .exchange_tree import ExchangeThread as ExchangeThread
+from .exchange_tree import ExchangeTree as ExchangeTree
 
 
 class Turn(Record, frozen=True):
@@ -77,145 +54,6 @@ class Turn(Record, frozen=True):
     error: str = ""
     tokens: ReplyTokens = ReplyTokens()
     recorded: bool = False  # the reply is replayed from an earlier attempt
-
-
-class ExchangeTree:
-    """The exchanges of one attempt that are on disk when the tree is created."""
-
-    def __init__(self, directory: RunDirectory, attempt: int) -> None:
-        self.attempt = attempt
-        self.blobs = BlobStore(directory.blobs)
-        self._path = segment_path(directory, attempt)
-        self._nodes: dict[int, ExchangeNode] = {}  # bound: the exchanges of one attempt
-        self._head: tuple[int, dict[str, Any]] = (0, {})  # the head that was read last
-        self._threads: list[ExchangeThread] = []
-        for at, content in segment.read_with_offsets(self._path) if self._path.exists() else ():
-            self._add(at, content)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    @property
-    def has_trajectory(self) -> bool:
-        """Whether any exchange is a turn of a conversation."""
-        return any(node.converses for node in self._nodes.values())
-
-    def numbers(self) -> Iterator[int]:
-        """Iterate over the numbers of the exchanges, in order."""
-        return iter(self._nodes)
-
-    def threads(self) -> list[ExchangeThread]:
-        """Return the trajectory, which is the deepest chain of exchanges, and then the side threads.
-
-        The trajectory is empty if no exchange is a turn of a conversation.
-        """
-        self._threads = self._threads or self._find_threads()
-        return self._threads
-
-    def _find_threads(self) -> list[ExchangeThread]:
-        rank = {
-            number: (node.converses, node.depth, node.weight, number) for number, node in self._nodes.items()
-        }
-        taken: set[int] = set()
-        chains: list[tuple[int, ...]] = []
-        for tip in sorted(rank, key=rank.__getitem__, reverse=True):
-            chain: list[int] = []
-            at: int | None = tip
-            while at is not None and at not in taken:
-                taken.add(at)
-                chain.append(at)
-                at = self._nodes[at].parent
-            if chain:
-                chains.append(tuple(reversed(chain)))
-        if chains and not self._nodes[chains[0][0]].converses:
-            chains.insert(0, ())
-        ordered = [*chains[:1], *sorted(chains[1:])]
-        return [ExchangeThread(place, numbers) for place, numbers in enumerate(ordered)]
-
-    def find_thread(self, number: int) -> ExchangeThread:
-        for thread in self.threads():
-            if number in thread.numbers:
-                return thread
-        last = max(self._nodes, default=0)
-        hint = f"turns 1 to {last} are in the record" if last else ""
-        raise BadInput(f"the attempt has no turn {number}", hint)
-
-    def exchange(self, number: int) -> Exchange:
-        return decode_exchange(segment.read_record(self._path, self._node(number).at), self.attempt)
-
-    def request(self, number: int) -> Iterator[tuple[str, msgspec.Raw]]:
-        """Yield dialect and raw message for all messages of a request in order; one exchange in memory."""
-        for at, count in sorted(self._find_parts(number).items()):
-            exchange = self.exchange(at)
-            for message in exchange.append[:count]:
-                yield exchange.dialect, message
-
-    def head(self, number: int) -> dict[str, Any]:
-        """Return the decoded fields of a request other than its messages."""
-        at = self._find_head(number)
-        if self._head[0] != at:
-            self._head = at, as_dict(decode_foreign(self.raw_head(at)))
-        return self._head[1]
-
-    def raw_head(self, number: int) -> bytes:
-        """Return the fields of a request other than its messages as JSON, constants included."""
-        raw = self.exchange(self._find_head(number)).head
-        return b"{}" if raw is None else resolve_references(bytes(raw), self.blobs)
-
-    def converses(self, number: int) -> bool:
-        """Return whether an exchange is a turn of a conversation."""
-        return self._node(number).converses
-
-    def count_dropped(self, number: int) -> int:
-        """Return the number of messages of its parent's request that an exchange leaves out."""
-        node = self._node(number)
-        return 0 if node.parent is None else self._nodes[node.parent].total - node.keep
-
-    def _find_head(self, number: int) -> int:
-        """Return the exchange that stores the head of this one: itself, or the nearest ancestor with one."""
-        node = self._node(number)
-        while not node.has_head and node.parent is not None:
-            number, node = node.parent, self._nodes[node.parent]
-        return number
-
-    def _node(self, number: int) -> ExchangeNode:
-        if number not in self._nodes:
-            raise LedgerCorrupt(f"attempt {self.attempt} has no exchange {number}")
-        return self._nodes[number]
-
-    def _add(self, at: int, content: bytes) -> None:
-        exchange = decode_exchange(content, self.attempt)
-        parent = self._node(exchange.parent) if exchange.parent is not None else None
-        if exchange.number in self._nodes or exchange.keep > (parent.total if parent else 0):
-            raise LedgerCorrupt(
-                f"exchange {exchange.number} of attempt {self.attempt} is duplicated"
-                " or does not fit its parent"
-            )
-        # An exchange that rewrites the end of the history still continues it, but adds no depth.
-        before = parent if parent is not None and 2 * exchange.keep > parent.total else None
-        further = before is None or exchange.keep == before.total
-        self._nodes[exchange.number] = ExchangeNode(
-            at=at,
-            parent=exchange.parent,
-            keep=exchange.keep,
-            total=exchange.keep + len(exchange.append),
-            has_head=exchange.head is not None,
-            depth=further + (before.depth if before else 0),
-            weight=len(content) + (before.weight if before else 0),
-            converses=has_conversations(exchange.dialect),
-        )
-
-    def _find_parts(self, number: int) -> dict[int, int]:
-        """Return the exchanges that make up a request, each with the number of its own messages in it."""
-        made: dict[int, int] = {}
-        at: int | None = number
-        count = self._node(number).total
-        while at is not None and count > 0:
-            node = self._nodes[at]
-            made[at] = max(0, count - node.keep)
-            count = min(count, node.keep)
-            at = node.parent
-        return made
 
 
 def read_turns(tree: ExchangeTree) -> Iterator[Turn]:
@@ -310,11 +148,16 @@ def find_attempt(reader: LedgerReader, instance: InstanceRow, sample: int, numbe
 
 def open_conversation(reader: LedgerReader, attempt: int) -> ExchangeTree:
     """Return the exchanges behind an attempt; raise if they are not kept."""
+    return ExchangeTree(reader.directory, find_recorded_attempt(reader, attempt))
+
+
+def find_recorded_attempt(reader: LedgerReader, attempt: int) -> int:
+    """Return the attempt that has the exchanges behind an attempt; raise if they are not kept."""
     attempt = reader.acting_attempt(attempt)
     keep = reader.find_unrecorded_policy((attempt,))
     if keep is not None:
         raise BadInput(f"the exchanges of the attempt are {explain_not_kept(keep)}")
-    return ExchangeTree(reader.directory, attempt)
+    return attempt
 
 
 def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
@@ -334,9 +177,10 @@ def render_raw_turn(tree: ExchangeTree, number: int) -> Iterator[bytes]:
     yield _encode(about)[:-1] + b',"request":'
     yield from _render_request(tree, number)
     yield b',"reply":'
-    yield b"null" if exchange.reply is None else resolve_references(bytes(exchange.reply), tree.blobs)
+    yield from write_resolved(bytes(exchange.reply or b"null"), tree.blobs)
     if exchange.original is not None:
-        yield b',"original":' + resolve_references(bytes(exchange.original), tree.blobs)
+        yield b',"original":'
+        yield from write_resolved(bytes(exchange.original), tree.blobs)
     yield b"}\n"
 
 
@@ -350,7 +194,8 @@ def _render_request(tree: ExchangeTree, number: int) -> Iterator[bytes]:
     opened = False
     for _, message in tree.request(number):
         key = b"" if opened else b"%s:[" % _encode(dialect.key)
-        yield separator + key + resolve_references(bytes(message), tree.blobs)
+        yield separator + key
+        yield from write_resolved(bytes(message), tree.blobs)
         separator, opened = b",", True
     yield b"]}" if opened else b"}"
 

@@ -225,6 +225,13 @@ class PhaseTimes(Record, frozen=True):
     waited: float = 0.0
 
 
+class MemorySeries(Record, frozen=True):
+    """The memory of a sandbox over time: the maximum of each step, from the start of its attempt."""
+
+    step: float = 1.0  # seconds
+    kib: tuple[int, ...] = ()
+
+
 class Salvage(Record, frozen=True):
     """The work that an attempt left, as a file in the run's `artifacts/`."""
 
@@ -303,6 +310,7 @@ class Verdict(Record, frozen=True):
     group_scored: bool = False  # whether its grade comes from scoring its group
     kept: KeptWork | None = None  # None: the agent did not act
     version: str = ""  # of the policy that answered the last call, if it was reported
+    memory: MemorySeries | None = None  # None: it ended within seconds, or is of an older version
 
 
 class Outcome(Record, frozen=True):

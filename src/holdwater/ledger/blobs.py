@@ -12,7 +12,7 @@ import base64
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import zstandard
@@ -23,6 +23,7 @@ from ..dialect.message import REFERENCE
 from .durable_files import cannot_write, make_directory, open_private, sync_path, write_all
 from .record_encoding import expand, open_expanded, shrink
 
+PIECE_SIZE = 3 << 15  # bytes; a multiple of 3, so that pieces of base64 join
 WORTHWHILE_RATIO = 0.95  # a blob is stored compressed if that is smaller than this fraction of its size
 HEX = frozenset("0123456789abcdef")
 _numbers = itertools.count()
@@ -147,11 +148,30 @@ def is_hash(name: str) -> bool:
     return len(name) == 64 and HEX.issuperset(name)
 
 
-def resolve_references(message: bytes, blobs: BlobStore) -> bytes:
+def resolve_references(
+    message: bytes, blobs: BlobStore, read_constant: Callable[[str], bytes] | None = None
+) -> bytes:
     """Return the message with its references replaced by the media and constants."""
     if b'"holdwater-' not in message:
         return message
-    return REFERENCE.sub(lambda match: _resolve_match(match, blobs), message)
+    read = read_constant or blobs.get
+    return REFERENCE.sub(lambda match: _resolve_match(match, blobs, read), message)
+
+
+def write_resolved(message: bytes, blobs: BlobStore) -> Iterator[bytes]:
+    """Yield the message with its references replaced by the media and constants, in pieces."""
+    done = 0
+    for match in REFERENCE.finditer(message) if b'"holdwater-' in message else ():
+        yield message[done : match.start()]
+        done = match.end()
+        pieces = blobs.read_pieces(match[2].decode(), PIECE_SIZE)
+        if match[1] == b"json":
+            yield from pieces
+            continue
+        yield b'"data:%s;base64,' % (match[3] or b"") if match[1] == b"blob" else b'"'
+        yield from map(base64.b64encode, pieces)
+        yield b'"'
+    yield message[done:]
 
 
 def find_references(content: bytes) -> Iterator[str]:
@@ -161,9 +181,9 @@ def find_references(content: bytes) -> Iterator[str]:
             yield match[2].decode()
 
 
-def _resolve_match(match: re.Match[bytes], blobs: BlobStore) -> bytes:
-    content = blobs.get(match[2].decode())
+def _resolve_match(match: re.Match[bytes], blobs: BlobStore, read_constant: Callable[[str], bytes]) -> bytes:
     if match[1] == b"json":
-        return content
+        return read_constant(match[2].decode())
+    content = blobs.get(match[2].decode())
     data = base64.b64encode(content)
     return b'"%s"' % data if match[1] == b"base64" else b'"data:%s;base64,%s"' % (match[3] or b"", data)

@@ -340,7 +340,7 @@ class LedgerReader:
         return AttemptRow(**values, verdict=self.verdict(row[0]), dropped=self.find_drop_policy(row[0]))
 
 
-_ACTING_FIELDS = ("usage", "replayed_usage", "exchanges", "peak_memory", "children")
+_ACTING_FIELDS = ("usage", "replayed_usage", "exchanges", "peak_memory", "children", "memory")
 _NONE_DROPPED = "WITH dropped (attempt, at, keep, bytes) AS (SELECT 0, 0, '', 0 WHERE false) "
 _TRIED = " AND EXISTS (SELECT 1 FROM attempt WHERE attempt.instance = instance.id)"
 _SCORED = """

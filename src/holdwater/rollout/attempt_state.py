@@ -27,6 +27,7 @@ from ..core.records import (
     Grade,
     Instance,
     KeptWork,
+    MemorySeries,
     ModelUsage,
     PhaseTimes,
     Salvage,
@@ -39,6 +40,7 @@ from .worker_protocol import AttemptJob
 
 MOST_KEPT = 256  # children that a verdict lists
 LOOK_SECONDS = 0.05  # at least, between two looks at a limit that has moved
+MOST_VALUES = 120  # of a sandbox's memory over time
 
 
 class ChildTracker:
@@ -65,6 +67,28 @@ class ChildTracker:
     def dropped(self) -> int:
         """The number of ended children that the verdict does not list."""
         return self.started - self.living - len(self.ended)
+
+
+class MemoryRecorder:
+    """The memory of a sandbox over time, in steps that double when there are too many."""
+
+    def __init__(self) -> None:
+        self._step = 1.0  # seconds
+        self._values: list[int] = []  # KiB, the maximum of each step; bound: MOST_VALUES
+
+    def add(self, seconds: float, memory: int) -> None:
+        """Count a reading, `seconds` after the start."""
+        while (place := int(seconds / self._step)) >= MOST_VALUES:
+            values, self._step = [*self._values, 0], 2 * self._step
+            self._values = [max(pair) for pair in zip(values[::2], values[1::2], strict=False)]
+        if place >= len(self._values):
+            last = self._values[-1] if self._values else 0
+            self._values += [last] * (place - len(self._values)) + [0]
+        self._values[place] = max(self._values[place], memory >> 10)
+
+    def build(self) -> MemorySeries | None:
+        """Return the series; None if the attempt was shorter than two steps."""
+        return MemorySeries(self._step, tuple(self._values)) if len(self._values) > 1 else None
 
 
 class PhaseLimit:
@@ -119,7 +143,7 @@ class AttemptState:
         self.job = job
         self.instance = msgspec.msgpack.decode(job.payload, type=Instance)
         self.phase = AttemptPhase.SETUP
-        self.since = asyncio.get_running_loop().time()
+        self.since = self._begun = asyncio.get_running_loop().time()
         self.calls = UserCalls(f"attempt-{job.attempt.id}")
         self.scope = Scope(note, closing)
         self.note = note
@@ -138,6 +162,7 @@ class AttemptState:
         self.sandbox: ManagedSandbox | None = None
         self.seconds: dict[AttemptPhase, float] = {}
         self.disk_faults = DiskFaults()
+        self._memory = MemoryRecorder()
         self.child_tracker = ChildTracker()
         self.group_scored = False  # its grade comes from scoring its group
         # The calls of its group's scoring, if it was the last member to leave it.
@@ -174,6 +199,11 @@ class AttemptState:
             f is not None and f.where is FailureOrigin.RUN and f.kind == DISK for f in failures
         )
         return record_failed or self.disk_faults.occurred
+
+    def sample_memory(self) -> None:
+        """Record the memory that the sandbox uses now."""
+        if self.sandbox is not None:
+            self._memory.add(asyncio.get_running_loop().time() - self._begun, self.sandbox.memory)
 
     def interrupt(self, failure: AttemptFailure) -> None:
         """End the attempt soon with this failure. A scored failure ends only the acting: grading follows."""
@@ -247,4 +277,5 @@ class AttemptState:
             group_scored=self.group_scored,
             kept=self.kept,
             version=session.version if session else "",
+            memory=self._memory.build(),
         )

@@ -192,6 +192,11 @@ class AttemptHost:
             if state.found_full:
                 state.interrupt(make_interrupt_failure("the run's disk was full"))
 
+    def sample_memory(self) -> None:
+        """Record the memory of all sandboxes as it is now."""
+        for state in self._living.values():
+            state.sample_memory()
+
     def allow(self, attempt: int, memory: int) -> None:
         """Raise the memory limit of an attempt's sandbox."""
         state = self._living.get(attempt)

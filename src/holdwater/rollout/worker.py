@@ -179,6 +179,7 @@ class WorkerUpkeep:
         if self._skipped < BEATS_SKIPPED and abs(memory - self._reported) < MEMORY_CHANGE:
             return
         self._skipped, self._reported = 0, memory
+        self._host.sample_memory()
         self._emit(WorkerHeartbeat(rss=rss, lag=self._lag.take(), living=self._host.list_living()))
 
     def _note(self, kind: str, message: str) -> None:

@@ -22,7 +22,8 @@ from ..core.errors import BadInput
 from ..core.records import Record
 from ..ledger.durable_files import open_atomic_directory, open_atomic_file, write_json
 from ..ledger.listing import list_lengths
-from .instance_pages import PAGE_SIZE, open_entry
+from .file_pages import open_entry
+from .instance_pages import PAGE_SIZE
 from .page import JSON, PageResponse
 from .routes import show_page
 from .run_pool import RunPool
@@ -37,7 +38,9 @@ MOST_PROBLEMS = 20
 BESIDE = "script-src 'self'; style-src 'self'; img-src 'self'"  # the files of a directory
 HEAD = '<meta charset="utf-8">'
 # A part that the browser asks for: at once, or when it is scrolled to. The latter contains a link to itself.
-FRAGMENT = re.compile(r'<div hx-get="([^"]*)" hx-trigger="(load|revealed)"[^>]*>(.*?)</div>', re.DOTALL)
+FRAGMENT = re.compile(
+    r'<div hx-get="([^"]*)" hx-trigger="(load|revealed|toggle)[^"]*"[^>]*>(.*?)</div>', re.DOTALL
+)
 TAG = re.compile(r'<[a-z]+\b[^>]* (?:href|src|hx-get|action|data-timeline|data-charts|data-live|id)="[^>]*>')
 ATTRIBUTE = re.compile(
     r' (href|src|hx-get|action|data-timeline|data-charts|data-moment|data-live|id)="([^"]*)"'
@@ -92,7 +95,7 @@ class StaticRenderer:
         yield text
         for address, trigger, inside, after in zip(*[iter(rest)] * 4, strict=True):
             part = find_page(html.unescape(address))
-            yield part if part is not None and (trigger == "load" or self._single) else inside
+            yield part if part is not None and (trigger != "revealed" or self._single) else inside
             yield after
 
     def _rewrite_tag(self, page: StaticPage, tag: str, ids: set[str]) -> str:
@@ -216,7 +219,8 @@ def write_page(path: Path, page: StaticPage, renderer: StaticRenderer) -> int:
 def write_response(path: Path, response: PageResponse) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        file.write(response.body)
+        for piece in response.read():
+            file.write(piece)
         if response.file is not None:
             with open_entry(response.file) as source:
                 shutil.copyfileobj(source, file)
@@ -298,4 +302,4 @@ def make_data_address(image: PageResponse) -> str:
     """Return an address that contains an image."""
     if image.kind not in IMAGES:
         return ""
-    return f"data:{image.kind};base64,{base64.b64encode(image.body).decode()}"
+    return f"data:{image.kind};base64,{base64.b64encode(b''.join(image.read())).decode()}"

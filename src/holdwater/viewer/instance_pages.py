@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from ..core.errors import BadInput
+from ..core.failures import RULES, RetryRule
 from ..core.records import Verdict
-from ..ledger.attempt_files import COMPRESSED_SUFFIX, attempt_files, patch_path
+from ..ledger.attempt_files import attempt_files, patch_path, salvage_path, taken_out_path
 from ..ledger.directory import RunDirectory
 from ..ledger.listing import SORTS, ListedSample, SampleFilter, SampleList, list_places, list_tags
 from ..ledger.reader import LedgerReader
 from ..ledger.rows import AttemptRow, EventRow
-from .page import LONGEST_TEXT, OCTETS, PageRequest, PageResponse, render_page
+from .page import LONGEST_TEXT, PageRequest, PageResponse, render_page
 
 PAGE_SIZE = 50
-LOG_BYTES = 64 * 1024
 MOST_ATTEMPTS = 50
 MOST_EVENTS = 20
 FILTERS = ("kind", "place", "failure", "name", "text", "tag")
@@ -64,14 +63,32 @@ class KeptEntry(NamedTuple):
     is_log: bool
 
 
+class PatchedFile(NamedTuple):
+    """The changes of one file in a patch."""
+
+    name: str
+    lines: list[tuple[str, str]]  # each with the kind of the change
+
+    @property
+    def added(self) -> int:
+        return sum(kind == "added" for kind, _ in self.lines)
+
+    @property
+    def removed(self) -> int:
+        return sum(kind == "removed" for kind, _ in self.lines)
+
+
 class ShownAttempt(NamedTuple):
     """An attempt on the page of its instance."""
 
     row: AttemptRow
     verdict: Verdict | None  # of kept work, with the usage of the attempt in which the agent acted
     events: list[EventRow]
-    patch: list[tuple[str, str]]  # its lines, each with the kind of the change
+    reason: str  # why it was made
+    patch: list[PatchedFile]
+    patch_cut: bool
     files: list[KeptEntry]
+    salvaged: bool
 
 
 def show_instance(asked: PageRequest) -> PageResponse:
@@ -86,7 +103,9 @@ def show_instance(asked: PageRequest) -> PageResponse:
         values: dict[str, Any] = {
             "instance": instance,
             "row": row,
-            "attempts": [_read_attempt(reader, found) for found in rows],
+            "attempts": [
+                _read_attempt(reader, found, before) for before, found in pairwise([None, *rows]) if found
+            ],
             "samples": reader.config.samples,
             "previous": _find_neighbour(samples, row, backwards=True),
             "following": _find_neighbour(samples, row, backwards=False),
@@ -102,14 +121,42 @@ def _find_neighbour(samples: SampleList, row: ListedSample | None, *, backwards:
     return found[0] if found else None
 
 
-def _read_attempt(reader: LedgerReader, row: AttemptRow) -> ShownAttempt:
+def _read_attempt(reader: LedgerReader, row: AttemptRow, before: AttemptRow | None) -> ShownAttempt:
+    patch = _read_patch(reader.directory, row.attempt)
+    work = (salvage_path, taken_out_path)
     return ShownAttempt(
         row=row,
         verdict=reader.whole_verdict(row.attempt) if row.verdict is not None else None,
         events=reader.events(last=MOST_EVENTS, attempt=row.attempt),
-        patch=list(_color_diff(_read_patch(reader.directory, row.attempt))),
+        reason=explain_attempt(row, before) if before is not None else "",
+        patch=list(split_patch(patch)),
+        patch_cut=len(patch) >= LONGEST_TEXT,
         files=list(_list_entries(reader.directory, row)),
+        salvaged=any(path(reader.directory, row.attempt).exists() for path in work),
     )
+
+
+def explain_attempt(row: AttemptRow, before: AttemptRow) -> str:
+    """Return why an attempt followed another one at the same sample."""
+    failure = before.verdict.failure if before.verdict is not None else None
+    if failure is None:
+        graded = before.kind if before.kind in ("passed", "failed") else "not settled"
+        reason = f"attempt {before.number} {graded}"
+    else:
+        reason = f"attempt {before.number} ended with {failure.where}: {failure.kind}"
+    if row.regrades:
+        return f"{reason}; its work is graded again, without the agent"
+    if row.round > before.round:
+        return f"{reason}; round {row.round} of `--attempts`"
+    rule = RULES[failure.where] if failure is not None else None
+    allowed = (
+        f", allowed by `{rule.again}`"
+        if rule and rule.again in (RetryRule.ATTEMPTS, RetryRule.RETRIES)
+        else ""
+    )
+    grown = f", with {row.scale} x the resources" if row.scale > before.scale else ""
+    alone = ", alone in its worker" if row.alone and not before.alone else ""
+    return f"{reason}; tried again{allowed}{grown}{alone}"
 
 
 def _read_patch(directory: RunDirectory, attempt: int) -> str:
@@ -120,10 +167,21 @@ def _read_patch(directory: RunDirectory, attempt: int) -> str:
         return ""
 
 
-def _color_diff(text: str) -> Iterator[tuple[str, str]]:
+def split_patch(text: str) -> Iterator[PatchedFile]:
+    """Yield the files of a unified diff, each with its lines and their kinds."""
     kinds = {"+": "added", "-": "removed", "@": "place"}
+    lines: list[tuple[str, str]] = []
+    name, in_hunk = "", False
     for line in text.splitlines():
-        yield ("file" if line.startswith("diff ") else kinds.get(line[:1], "")), line
+        if line.startswith("diff "):
+            if lines:
+                yield PatchedFile(name, lines)
+            name, lines, in_hunk = line.rpartition(" b/")[2] or line, [], False
+        in_hunk = in_hunk or line.startswith("@@")
+        heading = line.startswith(("diff ", "index ", "--- ", "+++ ")) and not in_hunk
+        lines.append(("file" if heading else kinds.get(line[:1], ""), line))
+    if lines:
+        yield PatchedFile(name or "patch", lines)
 
 
 def _list_entries(directory: RunDirectory, row: AttemptRow) -> Iterator[KeptEntry]:
@@ -131,48 +189,3 @@ def _list_entries(directory: RunDirectory, row: AttemptRow) -> Iterator[KeptEntr
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):
             yield KeptEntry(path.name, status.st_size, path.parent == directory.logs)
-
-
-def show_log(asked: PageRequest) -> PageResponse:
-    """Show a window of a log, at first its end."""
-    path = _find_entry(asked)
-    if path.name.endswith(COMPRESSED_SUFFIX):
-        raise BadInput(f"the log is compressed: `{path.name}`", "download it, or `zstdcat` it")
-    with open_entry(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = max(0, min(asked.read_number("from", size - LOG_BYTES), size))
-        file.seek(start)
-        text = file.read(LOG_BYTES).decode("utf-8", "replace")
-    values = {"name": path.name, "text": text, "start": start, "size": size, "step": LOG_BYTES}
-    return render_page("log.html", asked=asked, run=asked.run, **values)
-
-
-def send_file(asked: PageRequest) -> PageResponse:
-    """Send a file of an attempt as a download."""
-    path = _find_entry(asked)
-    return PageResponse(b"", OCTETS, charset=None, file=path)
-
-
-def _find_entry(asked: PageRequest) -> Path:
-    """Return the path of a file of an attempt by its name; no name leads to another file."""
-    with asked.pool.open(asked.run) as reader:
-        row = find_attempt_row(reader, asked.read_part("attempt"))
-        for path in attempt_files(reader.directory, row.attempt, row.instance):
-            if path.name == asked.query.get("name") and stat.S_ISREG(path.lstat().st_mode):
-                return path
-    raise BadInput("the attempt has no such file, or it is not kept")
-
-
-def open_entry(path: Path) -> BinaryIO:
-    """Open a file of an attempt; a link is not followed."""
-    try:
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
-    except OSError:
-        raise BadInput(f"the file cannot be read: `{path.name}`") from None
-
-
-def find_attempt_row(reader: LedgerReader, attempt: int) -> AttemptRow:
-    found = reader.attempt(attempt)
-    if found is None:
-        raise BadInput(f"the run has no attempt {attempt}")
-    return found

@@ -5,9 +5,11 @@ Templates escape every value. `run_pages.py` and its neighbours have the pages, 
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -15,6 +17,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from ..conversation.long_texts import split_cuts
 from ..core.errors import BadInput
 from ..view import formatting
 from .run_pool import RunPool
@@ -75,6 +78,19 @@ class PageResponse(NamedTuple):
     charset: str | None = "utf-8"
     file: Path | None = None  # sent in place of the body, as a download
     location: str = ""  # the address to go to instead
+    pieces: Iterator[bytes] | None = None  # sent in place of the body, one in memory at a time
+    name: str = ""  # of the download
+
+    def begin(self) -> PageResponse:
+        """Read the first piece, so that an error shows before anything is sent."""
+        if self.pieces is None:
+            return self
+        return self._replace(pieces=chain([next(self.pieces, b"")], self.pieces))
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the content of a response that is no file."""
+        yield self.body
+        yield from self.pieces or ()
 
 
 def render_page(template: str, **values: Any) -> PageResponse:
@@ -111,6 +127,7 @@ def load_templates() -> Environment:
         clean=clean_text,
         moment=format_moment,
         part=quote_part,
+        cuts=split_cuts,
         ranked=rank_outcomes,
     )
     return templates
@@ -118,10 +135,14 @@ def load_templates() -> Environment:
 
 def clean_text(text: str) -> str:
     """Return text of an agent without control characters and marks that reorder the text around them."""
-    bare = formatting.COLOURS.sub("", text)
-    if bare.isprintable():
-        return bare
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in bare)
+    return _SPECIAL.sub(_clean_special, formatting.COLOURS.sub("", text))
+
+
+def _clean_special(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else "\N{REPLACEMENT CHARACTER}"
+
+
+_SPECIAL = re.compile(r"[^ -~\n\t]")
 
 
 def format_moment(seconds: float) -> str:

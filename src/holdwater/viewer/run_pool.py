@@ -83,10 +83,10 @@ class RunPool:
 def read_state(directory: RunDirectory) -> LedgerState:
     """Return sizes and times of the files of a ledger, which only grows: they say whether it has changed."""
     database = directory.database
-    return tuple(_read_status(path) for path in (database, database.with_name(database.name + "-wal")))
+    return tuple(read_status(path) for path in (database, database.with_name(database.name + "-wal")))
 
 
-def _read_status(path: Path) -> tuple[int, int]:
+def read_status(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -23,13 +23,14 @@ from ..core.errors import BadInput, HoldwaterError, RequestRefused
 from ..serve.settings import ServerSettings, make_rules, make_tls_context, resolve_address
 from ..web.request_rules import check_content
 from .control_pages import CONTROL_ROUTE, control_run
-from .live import follow_run, send_work
+from .live import find_growth, follow_changes, send_work
 from .page import PageRequest, PageResponse, render_error
 from .routes import PAGES, WORK, show_page
 from .run_pool import RunPool
 from .static import STATIC
 
 RENDERING = 4  # pages at once
+PIECE = 64 * 1024  # bytes
 CLOSING = 0.5  # seconds to finish sending when the server closes
 TOKEN = "token"
 HEADERS = {
@@ -70,6 +71,7 @@ class ViewServer:
         app.router.add_get("/static/{name}", self._send_static)
         app.router.add_get("/{name:favicon.ico}", self._send_static)
         app.router.add_get("/runs/{run}/live", self._follow)
+        app.router.add_get("/runs/{run}/attempts/{attempt}/live", self._follow)
         for path in PAGES:
             app.router.add_get(path, self._send_page)
         for path in WORK:
@@ -143,7 +145,8 @@ class ViewServer:
 
     async def _send_page(self, request: web.Request) -> web.StreamResponse:
         work = partial(show_page, _find_path(request), self._describe(request))
-        return _respond(await asyncio.get_running_loop().run_in_executor(self._threads, work))
+        page = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return _respond(page) if page.pieces is None else await self._send_pieces(request, page)
 
     async def _send_work(self, request: web.Request) -> web.StreamResponse:
         return await send_work(WORK[_find_path(request)](self._describe(request)), request, self._threads)
@@ -160,8 +163,27 @@ class ViewServer:
         asked = PageRequest(self._pool, dict(request.match_info), fields, form_token=self._form_token)
         return _respond(await asyncio.get_running_loop().run_in_executor(self._threads, control_run, asked))
 
+    async def _send_pieces(self, request: web.Request, page: PageResponse) -> web.StreamResponse:
+        """Send a response that is never whole in memory; a browser that is gone ends its reading."""
+        assert page.pieces is not None
+        pieces, loop = _join_pieces(page.pieces), asyncio.get_running_loop()
+        response = web.StreamResponse(headers={**HEADERS, **_describe_download(page.name)})
+        response.content_type = page.kind
+        if page.charset is not None:
+            response.charset = page.charset
+        try:
+            await response.prepare(request)
+            while (piece := await loop.run_in_executor(self._threads, next, pieces, None)) is not None:
+                await response.write(piece)
+        finally:
+            await loop.run_in_executor(self._threads, pieces.close)
+        return response
+
     async def _follow(self, request: web.Request) -> web.StreamResponse:
-        return await follow_run(self._pool, request.match_info["run"], request)
+        asked = PageRequest(self._pool, dict(request.match_info), request.query)
+        loop = asyncio.get_running_loop()
+        state = await loop.run_in_executor(self._threads, find_growth, asked)
+        return await follow_changes(state, request)
 
     async def _send_static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -178,14 +200,26 @@ def _find_path(request: web.Request) -> str:
     return resource.canonical
 
 
+def _join_pieces(pieces: Iterator[bytes]) -> Generator[bytes]:
+    """Yield the same bytes in pieces of at least `PIECE` bytes: each is a change of threads."""
+    joined = bytearray()
+    for piece in pieces:
+        joined += piece
+        if len(joined) >= PIECE:
+            yield bytes(joined)
+            joined.clear()
+    yield bytes(joined)
+
+
+def _describe_download(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"} if name else {}
+
+
 def _respond(page: PageResponse) -> web.StreamResponse:
     if page.location:
         return web.Response(status=303, headers={"Location": page.location})
     if page.file is not None:
-        name = quote(page.file.name)
-        return web.FileResponse(
-            page.file, headers={"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
-        )
+        return web.FileResponse(page.file, headers=_describe_download(page.file.name))
     return web.Response(status=page.status, body=page.body, content_type=page.kind, charset=page.charset)
 
 

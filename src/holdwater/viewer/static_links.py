@@ -20,7 +20,8 @@ from ..core.errors import BadInput
 from ..core.records import Record
 from ..ledger.attempt_files import slug
 from ..ledger.listing import OPEN, SampleFilter, SampleList
-from .instance_pages import PAGE_SIZE, find_attempt_row
+from .file_pages import find_attempt_row
+from .instance_pages import PAGE_SIZE
 from .page import PageRequest, quote_part
 from .routes import PAGES
 from .run_pool import RunPool

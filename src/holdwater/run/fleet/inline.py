@@ -95,6 +95,7 @@ class InlineFleet:
 
     def take_census(self) -> FleetCensus:
         self._host.check_disks()
+        self._host.sample_memory()
         living = self._host.list_living()
         phases = Counter(str(one.phase) for one in living)
         uses = {

@@ -24,6 +24,8 @@ const KEYS = {
   Enter: () => follow(".selected a"),
   n: () => follow("[data-next]"),
   p: () => follow("[data-previous]"),
+  "[": () => follow("[data-earlier]"),
+  "]": () => follow("[data-later]"),
   "/": () => document.querySelector("[data-find]")?.focus(),
   "?": () => document.getElementById("keys").showModal(),
 };
@@ -38,8 +40,46 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
   const toggled = event.target.dataset.toggle;
-  if (toggled) document.body.classList.toggle(`hide-${toggled}`, !event.target.checked);
+  if (toggled) {
+    document.body.classList.toggle(`hide-${toggled}`, !event.target.checked);
+    sessionStorage.setItem(`hide-${toggled}`, event.target.checked ? "" : "1");
+  }
 });
+
+function restoreToggles() {
+  for (const box of document.querySelectorAll("[data-toggle]")) {
+    const name = `hide-${box.dataset.toggle}`;
+    box.checked = !sessionStorage.getItem(name);
+    document.body.classList.toggle(name, !box.checked);
+  }
+}
+
+// A form with a search field of its own sends it nowhere else.
+document.addEventListener("submit", (event) => {
+  if (document.activeElement?.matches("[hx-get][type=search]")) event.preventDefault();
+});
+
+// The outline marks the turn that is at the top of the window, and keeps it in sight.
+function markTurn() {
+  const turns = [...document.querySelectorAll(".turns .turn")];
+  const rail = document.querySelector(".rail");
+  if (!turns.length || !rail) return;
+  const top = turns.findLast((turn) => turn.getBoundingClientRect().top < 120) ?? turns[0];
+  const link = rail.querySelector(`[data-turn="${top.id.slice(5)}"]`);
+  const marked = rail.querySelector("[aria-current]");
+  if (!link || link === marked) return;
+  marked?.removeAttribute("aria-current");
+  link.setAttribute("aria-current", "true");
+  const away = link.offsetTop - rail.scrollTop;
+  if (away < 0 || away > rail.clientHeight - 40) rail.scrollTop = link.offsetTop - rail.clientHeight / 3;
+}
+
+let marking = 0;
+document.addEventListener("scroll", () => {
+  cancelAnimationFrame(marking);
+  marking = requestAnimationFrame(markTurn);
+});
+document.addEventListener("htmx:after:swap", markTurn);
 
 // The charts of a run share one time axis. A click asks for the attempts that ran at that moment.
 const MiB = 1048576;
@@ -147,6 +187,25 @@ function showMoment(place, at) {
   htmx.ajax("GET", `${place.dataset.moment}?at=${Math.round(at)}`, { target: "#moment", swap: "innerHTML" });
 }
 
+// The memory of one sandbox.
+function drawMemory(place) {
+  const values = place.dataset.values.split(",").map((kib) => kib / 1024);
+  const times = values.map((_, at) => at * place.dataset.step);
+  const axis = { stroke: "#888", grid: { stroke: "#8883" } };
+  new uPlot(
+    {
+      title: "memory of the sandbox, MiB, by seconds",
+      width: Math.min(place.clientWidth, 900),
+      height: 150,
+      scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(1, 1.1 * most)] } },
+      series: [{ label: "s" }, { label: "MiB", stroke: COLOURS[0], fill: "#2a7ab022", width: 1.5, value: (_, v) => v?.toFixed(1) }],
+      axes: [axis, { ...axis, size: 60 }],
+    },
+    [times, values],
+    place,
+  );
+}
+
 // One stream for each page: the server says that something changed, the page asks for its new state.
 async function refresh() {
   const reply = await fetch(location.href);
@@ -176,30 +235,51 @@ function showLoss(lost) {
   } else if (!lost) note?.remove();
 }
 
+// A transcript or a log that grows: only its new end is asked for, so that the reader's place stays.
+async function grow() {
+  for (const tail of document.querySelectorAll("[data-tail]")) {
+    await htmx.ajax("GET", tail.dataset.tail, { target: tail, swap: "outerHTML" });
+  }
+}
+
+const update = () => (document.querySelector("[data-tail]") ? grow() : refresh());
+
 function listen(place) {
   const stream = new EventSource(place.dataset.live);
-  let busy = false; // changes that come while the page refreshes are seen by the next one
-  stream.addEventListener("changed", async () => {
+  let busy = false;
+  let more = false; // a change that comes while the page refreshes is seen right after it
+  async function follow() {
+    more = true;
     if (busy) return;
     busy = true;
     try {
-      await refresh();
+      while (more) {
+        more = false;
+        await update();
+      }
     } finally {
       busy = false;
     }
-  });
-  stream.addEventListener("over", async () => {
+  }
+  stream.addEventListener("changed", follow);
+  stream.addEventListener("over", () => {
     stream.close();
-    await refresh();
+    follow();
   });
   stream.addEventListener("error", () => showLoss(true));
-  stream.addEventListener("open", () => showLoss(false));
+  stream.addEventListener("open", () => {
+    showLoss(false);
+    if (document.querySelector("[data-tail]")) follow(); // it may have grown since the page was made
+  });
   addEventListener("pagehide", () => stream.close());
 }
 
 document.addEventListener("DOMContentLoaded", () => {
   const charts = document.getElementById("charts");
   if (charts) drawCharts(charts);
+  restoreToggles();
+  markTurn();
+  for (const place of document.querySelectorAll(".memory[data-values]")) drawMemory(place);
   const live = document.querySelector("[data-live]");
   if (live) listen(live);
 });
