@@ -146,9 +146,12 @@ class ShortRecords:
         return content
 
     def _read_pieces(self, source: int | str) -> Iterator[bytes]:
-        if isinstance(source, int):
-            return next(scan_bounded(self._path, 0, source)).read_pieces()
-        return self._blobs.read_pieces(source, PIECE)
+        if isinstance(source, str):
+            yield from self._blobs.read_pieces(source, PIECE)
+            return
+        for record in scan_bounded(self._path, 0, source):
+            yield from record.read_pieces()
+            return
 
     def _read_stored(self, place: TextPlace, skip: int) -> Iterator[bytes]:
         """Yield the bytes of a long text from byte `skip` of it on, as they are stored."""

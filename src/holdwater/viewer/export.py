@@ -39,7 +39,7 @@ BESIDE = "script-src 'self'; style-src 'self'; img-src 'self'"  # the files of a
 HEAD = '<meta charset="utf-8">'
 # A part that the browser asks for: at once, or when it is scrolled to. The latter contains a link to itself.
 FRAGMENT = re.compile(
-    r'<div hx-get="([^"]*)" hx-trigger="(load|revealed|toggle)[^"]*"[^>]*>(.*?)</div>', re.DOTALL
+    r'<div hx-get="([^"]*)" hx-trigger="(load|revealed|unfold)[^"]*"[^>]*>(.*?)</div>', re.DOTALL
 )
 TAG = re.compile(r'<[a-z]+\b[^>]* (?:href|src|hx-get|action|data-timeline|data-charts|data-live|id)="[^>]*>')
 ATTRIBUTE = re.compile(

@@ -59,6 +59,13 @@ document.addEventListener("submit", (event) => {
   if (document.activeElement?.matches("[hx-get][type=search]")) event.preventDefault();
 });
 
+// A part that is loaded when it is unfolded.
+document.addEventListener(
+  "toggle",
+  (event) => event.target.querySelector(":scope > [hx-trigger^=unfold]")?.dispatchEvent(new Event("unfold")),
+  true,
+);
+
 // The outline marks the turn that is at the top of the window, and keeps it in sight.
 function markTurn() {
   const turns = [...document.querySelectorAll(".turns .turn")];
@@ -248,7 +255,7 @@ function listen(place) {
   const stream = new EventSource(place.dataset.live);
   let busy = false;
   let more = false; // a change that comes while the page refreshes is seen right after it
-  async function follow() {
+  async function catchUp() {
     more = true;
     if (busy) return;
     busy = true;
@@ -261,15 +268,15 @@ function listen(place) {
       busy = false;
     }
   }
-  stream.addEventListener("changed", follow);
+  stream.addEventListener("changed", catchUp);
   stream.addEventListener("over", () => {
     stream.close();
-    follow();
+    catchUp();
   });
   stream.addEventListener("error", () => showLoss(true));
   stream.addEventListener("open", () => {
     showLoss(false);
-    if (document.querySelector("[data-tail]")) follow(); // it may have grown since the page was made
+    if (document.querySelector("[data-tail]")) catchUp(); // it may have grown since the page was made
   });
   addEventListener("pagehide", () => stream.close());
 }
