@@ -119,6 +119,7 @@ class StaticLinks:
         self._wanted = wanted
         self._single = single  # the instance whose pages are sections of one file
         self._takes: Callable[[str, str, int], bool] = lru_cache(4096)(self._check_sample)
+        self._find_turn: Callable[[str, str, str, str], int] = lru_cache(4096)(self._read_place)
         self._find_sample: Callable[[str, int], tuple[str, int]] = lru_cache(4096)(self._read_sample)
 
     def resolve(self, address: str) -> StaticPage | None:
@@ -186,8 +187,15 @@ class StaticLinks:
     def _find_window(self, page: StaticPage) -> str:
         """Return the place in the thread at which the window with the turn of a link begins."""
         request = page.request(self._pool)
-        place = find_place(request) if page.query.get("turn") else request.read_number("from")
-        return str(place // WINDOW * WINDOW)
+        if not page.query.get("turn"):
+            return str(request.read_number("from"))  # a window of large turns is shorter
+        words = (request.run, page.parts["attempt"], page.query.get("thread", ""), page.query["turn"])
+        return str(self._find_turn(*words) // WINDOW * WINDOW)
+
+    def _read_place(self, run: str, attempt: str, thread: str, turn: str) -> int:
+        return find_place(
+            PageRequest(self._pool, {"run": run, "attempt": attempt}, {"thread": thread, "turn": turn})
+        )
 
 
 def find_page(address: str) -> StaticPage | None:
