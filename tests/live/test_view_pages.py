@@ -140,7 +140,7 @@ def test_keys_step_within_the_filtered_list(page: Page) -> None:
 
 def test_a_moment_of_the_chart_a_log_and_a_download_are_shown(page: Page, runs: Path) -> None:
     open_run(page, "talks")
-    expect(page.locator("#charts canvas")).to_have_count(3)
+    expect(page.locator("#charts canvas")).to_have_count(4)
     expect(page.get_by_role("heading", name="Most tries")).to_be_visible()
     page.locator("#charts .u-over").first.click()
     expect(page.locator("#moment h2")).to_contain_text("attempts")
