@@ -13,7 +13,7 @@ from ..ledger.order_listing import (
     sum_over_time,
 )
 from ..ledger.reader import LedgerReader
-from .page import PageRequest, PageResponse, render_data, render_page
+from .page import PageRequest, PageResponse, clean_text, render_data, render_page
 from .run_pages import thin_gauges
 
 PAGE_SIZE = 50
@@ -61,7 +61,7 @@ def read_rollout_charts(asked: PageRequest) -> PageResponse:
             {
                 "title": "mean reward by policy version",
                 "x": list(range(len(versions))),
-                "labels": [name or "unknown" for name, *_ in versions],
+                "labels": [clean_text(name) or "unknown" for name, *_ in versions],
                 "series": {"reward": [reward for _, _, reward, _ in versions]},
             },
             {
