@@ -134,13 +134,6 @@ suite = hw.Suite(name="census", instances=instances, grade=grade)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Iterator[str]:
     with serving("-c", MODEL, str(tmp_path / "replies")) as url:
         yield url

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,6 @@ def command_of(client: str) -> str:
         return shlex.join(["sh", str(HERE / script), str(there.parent), "{instruction}"])
     settings = ["LITELLM_LOCAL_MODEL_COST_MAP=True", "OPENHANDS_SUPPRESS_BANNER=1"]
     return shlex.join(["env", *settings, str(there), str(HERE / script), *words, "{instruction}"])
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Command, Scene, lines, until
@@ -48,13 +46,6 @@ async def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="controlled", instances=instances, grade=grade)
 """
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def begin(scene: Scene) -> Command:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Scene, lines, serving, until
@@ -42,13 +41,6 @@ suite = hw.Suite(name="spending", instances=instances, grade=lambda instance, sa
 def model() -> Iterator[str]:
     with serving("-m", "holdwater.testing.scripted_model", "--bytes", "400") as url:
         yield url
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize("killed", ["conductor", "worker"])

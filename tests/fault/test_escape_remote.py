@@ -83,13 +83,6 @@ def server(tmp_path: Path, machine: OtherMachine) -> Iterator[ServedSandboxes]:
         yield served
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
 def test_the_demo_passes_on_another_machine_behind_tls(
     scene: Scene, server: ServedSandboxes, machine: OtherMachine
 ) -> None:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +27,6 @@ def solve(instance, sandbox, model):
 
 suite = hw.Suite(name="told", instances=instances, grade=grade)
 """
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def refused(command: Command) -> str:

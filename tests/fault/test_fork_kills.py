@@ -54,13 +54,6 @@ suite = hw.Suite(name="talking", instances=instances, grade=lambda instance, san
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def origin(scene: Scene) -> Iterator[Path]:
     """A finished run of one attempt, whose model counts what it is asked.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,13 +49,6 @@ async def group(instance, members):
 suite = hw.Suite(name="groups", instances=instances, grade=grade, group=group)
 """
 SAMPLES = 3
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,6 @@ suite = hw.Suite(name="groups", instances=instances, setup=setup, grade=grade, g
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
     with sandbox_server(tmp_path / "there", "--client-grace", "1", "--memory", "1GiB") as served:
         yield served

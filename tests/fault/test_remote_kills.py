@@ -47,13 +47,6 @@ AGENT = "sh -c 'sleep 600 & sleep $0; cat task.txt > done.txt' {instruction}"
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
     with sandbox_server(tmp_path / "there", "--client-grace", "2") as served:
         yield served

@@ -53,13 +53,6 @@ suite = hw.Suite(name="outages", instances=instances, setup=setup, grade=grade)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
     with sandbox_server(tmp_path / "there", "--client-grace", "1") as served:
         yield served

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +83,6 @@ async def talk(instance: hw.Instance, sandbox: Any, model: Any) -> str:
 async def base_url():
     async with serve_script(lambda request: ScriptedReply(text="a reply")) as url:
         yield url
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 async def settled(out: Path, service: Service, base_url: str, **options: Any) -> hw.RunSummary:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -44,13 +43,6 @@ def grade(instance, sandbox, answer):
 suite = hw.Suite(name="dropping", instances=instances, grade=grade)
 """
 COUNT = 18
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> None:

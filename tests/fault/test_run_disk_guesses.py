@@ -50,13 +50,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
 def test_an_attempt_may_use_most_of_the_disk_without_asking(scene: Scene, disk: Path) -> None:
     scene.suite(SUITE, COUNT=3, LINE=MOST)
 

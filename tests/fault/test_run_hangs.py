@@ -6,8 +6,6 @@ A thread cannot be killed, so what it does after its attempt is over must hurt n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Scene
@@ -103,13 +101,6 @@ def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="late", instances=instances, grade=grade)
 """
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,6 @@ async def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="journals", instances=instances, grade=grade)
 """
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def test_a_verdict_counts_whose_worker_died_before_its_report(scene: Scene) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -45,13 +44,6 @@ suite = hw.Suite(name="killed", instances=instances, setup=setup, grade=grade)
 """
 # The orphan must be ended too: by bubblewrap, or by the sweep.
 AGENT = "sh -c 'sleep 600 & sleep $0; echo $0 > slept.txt' {instruction}"
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize(

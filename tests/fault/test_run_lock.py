@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Scene, lines, until
@@ -39,13 +37,6 @@ async def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="held", instances=instances, grade=grade)
 """
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize(

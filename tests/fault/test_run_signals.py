@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Command, Scene, lines, until
@@ -51,13 +49,6 @@ def sizes(small: signal.Signals) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("number", "count"), [pytest.param(small, 8, id=f"{small.name}-8"), *large]
     )
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @sizes(signal.SIGINT)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from tests.command_runner import Command, Scene, lines, until
 
 SUITE = """
@@ -41,13 +39,6 @@ async def grade(instance, sandbox, answer):
 suite = hw.Suite(name="odd", instances=instances, grade=grade, size=SIZE)
 """
 PATIENCE = 120.0  # seconds for a run of a few instances, however busy the machine
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def test_a_duplicate_id_is_refused_by_a_resume_too(scene: Scene) -> None:

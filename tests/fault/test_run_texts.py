@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from tests.command_runner import Scene
 
 from holdwater.core.masking import LONGEST_TEXT
@@ -42,13 +38,6 @@ async def grade(instance, sandbox, answer):
 suite = hw.Suite(name="texts", instances=instances, grade=grade)
 """
 HUGE = 260 << 20  # characters: over what a message between processes may be
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 def test_texts_from_users_are_cleaned_and_cut(scene: Scene) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.command_runner import Scene, lines, until
@@ -61,13 +59,6 @@ SIZES = [
     pytest.param(16),
     pytest.param(100, marks=pytest.mark.proof),
 ]
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.mark.parametrize("count", SIZES)

@@ -76,13 +76,6 @@ suite = hw.Suite(name="talking", instances=instances, grade=lambda instance, san
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Iterator[str]:
     """A model that never says the same twice; `said` has all that it said."""
     with serving("-c", MODEL, str(tmp_path / "said")) as url:
