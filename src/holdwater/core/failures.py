@@ -102,7 +102,7 @@ def make_daemon_failure() -> AttemptFailure:
 
 
 def is_outage(where: FailureOrigin | None, kind: str) -> bool:
-    """Return whether such a failure is the loss of the sandbox with its machine: nobody is at fault."""
+    """Return whether such a failure is the loss of the machine of the sandbox: no attempt is at fault."""
     return where is FailureOrigin.INTERRUPTED and kind in OUTAGES
 
 

@@ -22,7 +22,7 @@ from ..ledger.durable_files import is_disk_full
 from .resource_reading import DiskReading
 
 IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
-MEMORY_DEVICES = ("/dev/ram", "/dev/zram")  # disks in memory, whatever their file system
+MEMORY_DEVICES = ("/dev/ram", "/dev/zram")  # disks in memory, with any file system
 FULL_BELOW = 1 * MiB  # a file system with less free space counts as full
 DEEPEST_LEVEL = 100  # nested directories that are measured: each is held open
 EASE_FACTOR = 1.5  # a level is left at this multiple of the room at which it began

@@ -57,7 +57,7 @@ class MemoryTrimmer:
         self._looked, self._worked = time.monotonic(), time.process_time()
 
     def request_trim(self) -> None:
-        """Trim as soon as the worker is quiet, however little it has grown: memory is short."""
+        """Trim as soon as the worker is quiet, even if it has grown little: memory is short."""
         self._requested = True
 
     async def look(self) -> None:

@@ -51,7 +51,7 @@ def describe_missing_isolation(machine: MachineFeatures) -> str:
     return (
         f"sandboxes are not isolated, because bubblewrap is not used: {machine.why_not or 'not available'}. "
         f"Commands read and write every file that {user} can, see and trace other processes with the keys in "
-        "their memory, and reach the network whatever `--network` says. "
+        "their memory, and reach the network with any `--network`. "
         "hint: install the package `bubblewrap`, or add `--sandbox docker`"
     )
 

@@ -1,6 +1,6 @@
 """Streams of bytes over one link, in both directions at once, each with a window of its own.
 
-A stream that nobody reads stops its writer and no other stream. Records in a stream are msgpack with their
+An unread stream stops its writer and no other stream. Records in a stream are msgpack with their
 length before them. `message_link.py` carries the frames.
 """
 

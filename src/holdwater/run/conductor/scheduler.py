@@ -324,7 +324,7 @@ class AttemptScheduler:
         self._settle_as(attempt, failure)
 
     def _end(self, attempt: int, failure: AttemptFailure) -> None:
-        """End an attempt, however far it has come."""
+        """End an attempt in any phase."""
         if self._admission.cancel_wait(attempt, failure.message):
             return
         if attempt in self._unstarted:  # it is being written, and settles when that is done

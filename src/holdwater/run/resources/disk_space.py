@@ -141,8 +141,8 @@ class DiskSpace:
         ]
         if self._budget is not None:
             bounds.append(ResourceBound(DISK, self._budget, self.used, "`--disk`"))
-        nobody = ResourceBound(DISK, sys.maxsize, 0, "no file system reports its size")
-        return min(bounds, key=lambda bound: bound.room, default=nobody)
+        unknown = ResourceBound(DISK, sys.maxsize, 0, "no file system reports its size")
+        return min(bounds, key=lambda bound: bound.room, default=unknown)
 
     def relieve(self, tries: int) -> bool:
         """Return whether to retry a commit that found no room `tries` times. Runs in the ledger's thread."""

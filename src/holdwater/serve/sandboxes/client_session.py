@@ -1,6 +1,6 @@
 """A client of a sandbox server: the places and sandboxes that it has, and the way back to its gateway.
 
-A conductor holds places, its workers open the sandboxes in them. Whatever a session has ends with it.
+A conductor holds places, its workers open the sandboxes in them. Everything that a session has ends with it.
 `call_handlers.py` carries out the calls.
 """
 
