@@ -238,9 +238,11 @@ def _load_modules(further: Sequence[str]) -> None:
     import holdwater.rollout.worker_gateway
     import holdwater.run.builds.build
     import holdwater.view.live_display  # noqa: F401
+    from holdwater.rollout.allocator import find_jemalloc
 
     for name in further:
         importlib.import_module(name)
+    find_jemalloc()  # it tries the library in an interpreter, once a process
     gc.collect()
     gc.freeze()
 
