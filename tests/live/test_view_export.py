@@ -20,11 +20,12 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser_pages import open_browser, open_page, serve_view
 from tests.command_runner import Command, Scene, until
 from tests.forked_command import run_forked
-from tests.ledger_runs import new_run, planned
-from tests.recorded_conversations import CONVERSATIONS, PIXELS, recorded
+from tests.ledger_runs import new_run, passed, planned
+from tests.recorded_conversations import CONVERSATIONS, PIXELS, Recording, chat, recorded, says
 from tests.viewed_runs import TURNS, make_hostile_run, make_parted_run, run_async
 from tests.wait_bounds import stretch
 
+from holdwater.core.records import Attempt, Outcome
 from holdwater.core.summary import RunGauge
 from holdwater.ledger.attempt_files import log_path, patch_path
 from holdwater.ledger.directory import RunDirectory
@@ -240,6 +241,41 @@ def test_long_lists_are_exported_page_by_page(browser: Browser, tmp_path: Path) 
 async def plan_instances(path: Path, count: int) -> None:
     async with Ledger(new_run(path)) as ledger:
         await ledger.plan([planned(f"i{number:03d}") for number in range(count)])
+
+
+def test_long_texts_are_exported_whole_beside_their_page(browser: Browser, tmp_path: Path) -> None:
+    """Windows of large turns are shorter; each turn of the outline leads to a page that shows it."""
+    texts = run_async(make_long_talk(tmp_path / "run"))
+
+    export(tmp_path / "run", tmp_path / "site")
+
+    with open_files(browser, tmp_path / "site/index.html") as page:
+        open_instance(page, str(tmp_path / "run"), "long")
+        page.get_by_role("link", name="transcript").click()
+        link = page.get_by_role("link", name="show all").first.get_attribute("href")
+        assert link is not None
+        assert read_target(page.url, link).decode() == texts[0]
+        page.locator(".rail a[data-turn='17']").click()
+        expect(page.locator("#turn-17")).to_be_in_viewport()
+
+
+async def make_long_talk(path: Path) -> list[str]:
+    """A run with 30 turns of 100 KB."""
+    directory, texts = new_run(path), list[str]()
+    async with Ledger(directory) as ledger:
+        [row] = await ledger.plan([planned("long")])
+        attempt = await ledger.next_attempt()
+        await ledger.begin_attempt(Attempt(id=attempt, instance=row, sample=0, number=1))
+        recording, said = Recording(directory, attempt), list[str]()
+        for number in range(30):
+            texts.append(f"question {number} " + "word " * 20_000)
+            said.append(texts[-1])
+            recording.add(chat(*said), says(f"answer {number}"))
+            said.append(f"answer {number}")
+        recording.log.close()
+        await ledger.settle(passed(attempt, ledger.token, 30))
+        await ledger.close_sample(Outcome(instance=row, sample=0, attempt=attempt, kind="passed", score=1.0))
+    return texts
 
 
 def test_two_runs_are_exported_with_their_comparison(browser: Browser, tmp_path: Path) -> None:

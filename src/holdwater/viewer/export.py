@@ -28,7 +28,17 @@ from .page import JSON, PageResponse
 from .routes import show_page
 from .run_pool import RunPool
 from .static import NAMES, STATIC
-from .static_links import BLOB, FILE, INSTANCE, ExportSelection, StaticLinks, StaticPage, find_page, link_file
+from .static_links import (
+    BLOB,
+    FILE,
+    INSTANCE,
+    TEXT,
+    ExportSelection,
+    StaticLinks,
+    StaticPage,
+    find_page,
+    link_file,
+)
 from .transcript_pages import IMAGES, WINDOW
 
 MARKER = "holdwater-export.json"  # says that a directory is an export, which `--force` may replace
@@ -126,6 +136,8 @@ class StaticRenderer:
             return ""
         if self._single and target.route == BLOB:
             return make_data_address(self.read(target))
+        if target.address == page.address and not parts.fragment:
+            return ""  # the parameters that would make it another page are not exported
         self.found.append(target)
         place = f"#{self._name_place(target, parts.fragment)}" if parts.fragment else ""
         return (place or f"#{target.key}") if self._single else link_file(page, target.file) + place
@@ -196,7 +208,7 @@ def write_directory(
         path = place / page.file
         if path.exists():
             continue
-        if page.route in (FILE, BLOB):
+        if page.route in (FILE, BLOB, TEXT):
             files += 1
             size += write_response(path, renderer.read(page))
         else:

@@ -25,13 +25,14 @@ from .instance_pages import PAGE_SIZE
 from .page import PageRequest, quote_part
 from .routes import PAGES
 from .run_pool import RunPool
-from .transcript_pages import WINDOW, find_place
+from .transcript_pages import WINDOW, find_place, list_window
 
 INSTANCE = "/runs/{run}/instances/{instance}"
 INSTANCES = "/runs/{run}/instances"
 TRANSCRIPT = "/runs/{run}/attempts/{attempt}/transcript"
 TURNS = "/runs/{run}/attempts/{attempt}/turns"
 FILE = "/runs/{run}/attempts/{attempt}/file"
+TEXT = "/runs/{run}/attempts/{attempt}/text"
 BLOB = "/runs/{run}/blobs/{blob}"
 COMPARE = "/compare"
 # The pages of an export, with the parameters that make a page of their own. A link without the others, which
@@ -48,6 +49,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     INSTANCE: ("sample",),
     "/runs/{run}/attempts/{attempt}/log": ("name",),
     FILE: ("name",),
+    TEXT: ("turn", "of", "as"),
     TRANSCRIPT: ("thread", "from"),
     BLOB: ("type",),
 }
@@ -91,6 +93,10 @@ class StaticPage(NamedTuple):
             return "index.html"
         if self.route == FILE:
             return f"runs/{self.parts['run']}/files/{self.query['name']}"
+        if self.route == TEXT:
+            return (
+                f"runs/{self.parts['run']}/texts/{self.parts['attempt']}-{self.query['turn']}-{self.key}.txt"
+            )
         if self.route == BLOB:
             return f"runs/{self.parts['run']}/blobs/{self.parts['blob']}{find_suffix(self.query)}"
         *folders, last = (self.parts.get(part[1:-1], part) for part in self.route.strip("/").split("/"))
@@ -118,11 +124,12 @@ class StaticLinks:
         self._runs = runs
         self._wanted = wanted
         self._single = single  # the instance whose pages are sections of one file
+        self.resolve: Callable[[str], StaticPage | None] = lru_cache(4096)(self._resolve)
         self._takes: Callable[[str, str, int], bool] = lru_cache(4096)(self._check_sample)
-        self._find_turn: Callable[[str, str, str, str], int] = lru_cache(4096)(self._read_place)
+        self._list_turns: Callable[[str, str, str, int], list[int]] = lru_cache(4096)(self._read_turns)
         self._find_sample: Callable[[str, int], tuple[str, int]] = lru_cache(4096)(self._read_sample)
 
-    def resolve(self, address: str) -> StaticPage | None:
+    def _resolve(self, address: str) -> StaticPage | None:
         """Return the page at an address in its one form; None if the export does not have it."""
         page = find_page(address)
         try:
@@ -146,6 +153,8 @@ class StaticLinks:
             query["after"] = self._find_after(page)
         if page.route == TRANSCRIPT:
             query["from"] = "" if self._single else self._find_window(page)
+        if page.route == TEXT:
+            query["as"] = "file"  # as it was sent, whether it is shown or downloaded
         kept = {name: query[name] for name in PARAMETERS[page.route] if query.get(name)}
         return page._replace(query={item[0]: item[1] for item in kept.items() if item not in DEFAULTS})
 
@@ -185,17 +194,18 @@ class StaticLinks:
         return rows[0].cursor if len(rows) > PAGE_SIZE else ""
 
     def _find_window(self, page: StaticPage) -> str:
-        """Return the place in the thread at which the window with the turn of a link begins."""
+        """Return the place in the thread at which a window with the turn of a link begins."""
         request = page.request(self._pool)
         if not page.query.get("turn"):
-            return str(request.read_number("from"))  # a window of large turns is shorter
-        words = (request.run, page.parts["attempt"], page.query.get("thread", ""), page.query["turn"])
-        return str(self._find_turn(*words) // WINDOW * WINDOW)
+            return str(request.read_number("from"))
+        place, turn = find_place(request), request.read_number("turn")
+        start = place // WINDOW * WINDOW
+        shown = self._list_turns(request.run, page.parts["attempt"], page.query.get("thread", "0"), start)
+        return str(start if turn in shown else place)  # a window of large turns is shorter
 
-    def _read_place(self, run: str, attempt: str, thread: str, turn: str) -> int:
-        return find_place(
-            PageRequest(self._pool, {"run": run, "attempt": attempt}, {"thread": thread, "turn": turn})
-        )
+    def _read_turns(self, run: str, attempt: str, thread: str, start: int) -> list[int]:
+        query = {"thread": thread, "from": str(start)}
+        return list_window(PageRequest(self._pool, {"run": run, "attempt": attempt}, query))
 
 
 def find_page(address: str) -> StaticPage | None:

@@ -181,6 +181,14 @@ def find_place(asked: PageRequest) -> int:
     return _find_start(choose_thread(tree, asked), asked)
 
 
+def list_window(asked: PageRequest) -> list[int]:
+    """Return the numbers of the turns in the window of an address."""
+    with asked.pool.open(asked.run) as reader:
+        tree = open_tree(reader, asked.read_part("attempt"))
+    thread = choose_thread(tree, asked)
+    return [shown.turn.number for shown in show_window(tree, thread, _find_start(thread, asked))]
+
+
 def read_window(tree: ExchangeTree, thread: ExchangeThread, start: int) -> Iterator[Turn]:
     """Yield the turns of a window; the exchange before it is read for its reply alone."""
     numbers = thread.numbers[max(0, start - 1) : start + WINDOW]
