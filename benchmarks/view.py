@@ -13,8 +13,10 @@ import asyncio
 import random
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import table
 import view_peers
@@ -36,6 +38,7 @@ from holdwater.ledger.ledger import Ledger, PlannedInstance
 INSTANCES, TURNS, LONG, MESSAGE, IMAGES = 100_000, 500, 20_000, 50 << 20, 2000
 BATCH = 2000  # settled at once, as the writer commits them together
 REPEATS = 20
+SEARCH = 5.0  # seconds
 FIRST_BYTE, MEMORY = 300.0, 80.0  # targets: ms at the 95th percentile, MiB
 
 
@@ -65,13 +68,18 @@ async def write_instances(path: Path, count: int) -> None:
         for start in range(0, count, BATCH):
             names = [f"repo{number % 12}__{number}" for number in range(start, min(count, start + BATCH))]
             planned = [
-                PlannedInstance(name=name, digest=b"d", payload=b"{}", place="suite") for name in names
+                PlannedInstance(name=name, digest=b"d", payload=make_payload(name), place="suite")
+                for name in names
             ]
             rows = await ledger.plan(planned)
             first = await ledger.next_attempt()
             await asyncio.gather(
                 *(settle(ledger, first + at, row, chance.random()) for at, row in enumerate(rows))
             )
+
+
+def make_payload(name: str) -> bytes:
+    return msgspec.msgpack.encode({"data": {"tags": [name.partition("__")[0]]}})
 
 
 async def settle(ledger: Ledger, attempt: int, row: int, luck: float) -> None:
@@ -113,6 +121,7 @@ async def write_transcripts(path: Path, share: int) -> None:
 def measure(place: Path) -> list[Row]:
     with serve(place) as (served, pid):
         rows = [time_page(served, title, paths) for title, paths in list_pages(served).items()]
+        rows.append(time_search(served))
         memory = psutil.Process(pid).memory_info().rss / (1 << 20)
         return [*rows, at_most("memory of the view after all pages", memory, MEMORY, "MiB")]
 
@@ -127,12 +136,20 @@ def list_pages(served: dict[str, str]) -> dict[str, str]:
         "instances": table_page,
         "instances by cost": f"{table_page}?sort=cost&order=down",
         "instances by name, found by failure": f"{table_page}?sort=name&text=no+reply",
+        "instances of a tag, by cost": f"{table_page}?tag=repo3&sort=cost&order=down",
         "instances, nothing found": f"{table_page}?name=nothing",
         "a transcript of 500 turns": f"{talks}/1/transcript?turn=450",
         "a transcript of 20,000 turns": f"{talks}/2/transcript",
         "a message of 50 MB": f"{talks}/3/transcript",
         "2,000 images": f"{talks}/4/transcript",
     }
+
+
+def time_search(served: dict[str, str]) -> Row:
+    """Search all transcripts for a text that is nowhere."""
+    begun = time.perf_counter()
+    fetch(served, "/search/hits?text=nothing+like+it")
+    return at_most("a search of all runs, to its end", time.perf_counter() - begun, SEARCH, "s")
 
 
 def time_page(served: dict[str, str], title: str, path: str) -> Row:
