@@ -173,6 +173,12 @@ def test_an_index_is_built_from_the_page_and_used(page: Page, runs: Path) -> Non
     expect(page.locator("#hits tr")).to_have_count(1)
 
 
+def test_a_request_without_the_form_builds_no_index(view: ServedView, runs: Path) -> None:
+    with open_stream(view, f"/search/index?run={find_id(view, 'talk')}") as stream:
+        until_text(stream, "the form is not of this view")
+    assert not (runs / "talk" / NAME).exists()
+
+
 def test_a_damaged_index_is_told_and_does_not_matter(page: Page, runs: Path) -> None:
     (runs / "talk" / NAME).write_bytes(b"no database")
     search_for(page, "question 9", str(runs / "talk"))
@@ -226,11 +232,27 @@ def test_a_search_ends_when_its_connection_is_cut(endless: RunDirectory, tmp_pat
         process = psutil.Process(view.command.pid)
         before = count_read(process)
         with open_stream(view, f"/search/hits?text={quote('unique beginning')}") as stream:
-            until("the first hit", lambda: b"unique beginning" in stream.recv(65536))
+            until_text(stream, "unique beginning")
             until("the scan", lambda: has_segment(process))
 
         until("the search ends", lambda: not has_segment(process))
         assert count_read(process) - before < whole / 2
+
+
+def find_id(view: ServedView, name: str) -> str:
+    with open_stream(view, "/") as stream:
+        page = until_text(stream, f"/{name}</a>")
+    return page[: page.index(f"/{name}</a>")].rpartition('href="/runs/')[2].partition('"')[0]
+
+
+def until_text(stream: socket.socket, text: str) -> str:
+    """Return what was received when it contains the text."""
+    received = b""
+    while text.encode() not in received:
+        piece = stream.recv(65536)
+        assert piece, received
+        received += piece
+    return received.decode(errors="replace")
 
 
 def open_stream(view: ServedView, path: str) -> socket.socket:

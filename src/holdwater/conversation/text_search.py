@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..core.errors import LedgerCorrupt
+from ..core.errors import HoldwaterError, LedgerCorrupt
 from ..core.exchange import Exchange
 from ..dialect import find_dialect
 from ..dialect.message import CommonMessage, decode_referring
@@ -110,18 +110,18 @@ class TranscriptSearch:
         try:
             if not index.select(self._pattern):
                 self._index = None  # the text is too short
-        except IndexUnusable as error:
+        except HoldwaterError as error:
             self._drop_index(error)
 
     def _list_ranges(self, attempt: int, size: int) -> list[tuple[int, int]]:
         if self._index is not None:
             try:
                 return self._index.list_ranges(attempt, size)
-            except IndexUnusable as error:
+            except HoldwaterError as error:
                 self._drop_index(error)
         return [(0, size)]
 
-    def _drop_index(self, error: IndexUnusable) -> None:
+    def _drop_index(self, error: HoldwaterError) -> None:
         self._index = None
         self._report(f"the index is not used: {error.message}")
 
@@ -141,7 +141,7 @@ def open_search(
         return
     try:
         index = SearchIndex(path, reader.config.id)
-    except IndexUnusable as error:
+    except HoldwaterError as error:
         search = TranscriptSearch(reader, pattern, after)
         search.problems.append(f"the index is not used: {error.message}")
         yield search
@@ -160,7 +160,7 @@ class IndexProgress(NamedTuple):
 
 def build_index(reader: LedgerReader, cache: Path) -> Iterator[IndexProgress]:
     """Bring the index of a run up to date, or build it; yield the progress after each chunk and attempt."""
-    while True:
+    for again in (True, False):
         index, reason = open_index(reader.directory, cache, reader.config.id)
         if reason:
             yield IndexProgress(0, 0, f"built anew: {reason}")
@@ -169,6 +169,8 @@ def build_index(reader: LedgerReader, cache: Path) -> Iterator[IndexProgress]:
                 yield from _add_attempts(reader, index)
             return
         except IndexUnusable as error:
+            if not again:
+                raise
             remove_index(index.path)
             yield IndexProgress(0, 0, f"built anew: {error.message}")
 
@@ -195,19 +197,21 @@ def _add_attempts(reader: LedgerReader, index: SearchIndex) -> Iterator[IndexPro
 def _add_chunks(index: SearchIndex, attempt: int, records: Iterator[SegmentRecord]) -> Iterator[int]:
     """Add records in chunks; yield the byte up to which they are added."""
     texts: list[str] = []  # bound: CHUNK characters, and one record
-    start = stop = -1
+    size, start, stop = 0, -1, -1
     for record in records:
-        if start >= 0 and (record.content is None or sum(map(len, texts)) >= CHUNK):
+        if start >= 0 and (record.content is None or size >= CHUNK):
             index.add(attempt, (start, stop), texts)
             yield stop
-            texts, start = [], -1
+            texts, size, start = [], 0, -1
         if record.content is None:
             index.add(attempt, (record.at, record.end), None)
             yield record.end
             continue
         start = record.at if start < 0 else start
         stop = record.end
-        texts.extend(text for _, text in list_texts(decode_exchange(record.content, attempt)))
+        added = [text for _, text in list_texts(decode_exchange(record.content, attempt))]
+        size += sum(map(len, added))
+        texts += added
     if start >= 0:
         index.add(attempt, (start, stop), texts)
         yield stop

@@ -40,12 +40,17 @@ REQUESTS: dict[str, Callable[[PageRequest], AnyRequest]] = {
 }
 
 
-def control_run(asked: PageRequest) -> PageResponse:
-    """Send the request of a form; return to the page that has the form."""
+def check_form(asked: PageRequest) -> None:
+    """Raise `RequestRefused` unless the request comes from a form of a view that may change something."""
     if not asked.form_token:
         raise RequestRefused("read_only", "this view only reads", "start it without `--read-only`")
     if not hmac.compare_digest(asked.query.get("form", "").encode(), asked.form_token.encode()):
         raise RequestRefused("foreign", "the form is not of this view", "load its page again")
+
+
+def control_run(asked: PageRequest) -> PageResponse:
+    """Send the request of a form; return to the page that has the form."""
+    check_form(asked)
     make_request = REQUESTS.get(asked.parts["verb"])
     if make_request is None:
         return render_error(404, f"no such request to a run: `{asked.parts['verb'][:80]}`")

@@ -15,6 +15,7 @@ from ..core.errors import BadInput, HoldwaterError
 from ..ledger.search import SearchHit, SearchPattern, find_rows
 from ..ledger.search_index import find_index
 from ..view.formatting import format_count, size
+from .control_pages import check_form
 from .live import PageEvent, PageWork
 from .page import PageRequest, PageResponse, load_templates, render_page
 from .run_pool import FoundRun
@@ -115,6 +116,7 @@ class _PageSearch:
 
 def build_search_index(asked: PageRequest) -> PageWork:
     """Build the index of a run, or bring it up to date, and yield the progress."""
+    check_form(asked)
     told = 0.0
     with asked.pool.open(asked.query.get("run", "")) as reader:
         total = reader.counts().attempts
