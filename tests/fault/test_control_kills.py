@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from tests.command_runner import Command, Scene, lines, until
@@ -13,6 +18,9 @@ from holdwater.core.control import CONTROL_SOCKET
 from holdwater.ledger.reader import LedgerReader
 
 COUNT = 4
+REPLY = (
+    b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "on"}, "finish_reason": "stop"}]}'
+)
 SUITE = """
 import asyncio
 import os
@@ -31,11 +39,24 @@ def instances():
         yield hw.Instance(id=f"i{n}")
 
 
-async def solve(instance, sandbox, model):
-    fd = os.open(HERE / "trace", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(fd, f"{instance.id}\\n".encode())
+def write(name, word):
+    fd = os.open(HERE / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(fd, f"{word}\\n".encode())
     os.close(fd)
+
+
+async def solve(instance, sandbox, model):
+    write("trace", instance.id)
     while not (HERE / "finish").exists():
+        await asyncio.sleep(0.02)
+    return instance.id
+
+
+async def talk(instance, sandbox, model):
+    while not (HERE / "finish").exists():
+        write("asked", os.getpid())
+        await model.chat([{"role": "user", "content": instance.id}])
+        write("got", os.getpid())
         await asyncio.sleep(0.02)
     return instance.id
 
@@ -87,6 +108,56 @@ def test_a_run_that_is_killed_in_a_pause_resumes_unpaused(scene: Scene) -> None:
     ]
     end(scene, resumed)
     assert not (scene.out / CONTROL_SOCKET).exists()
+
+
+class CountingModel(BaseHTTPRequestHandler):
+    """A model that says one word and counts its calls."""
+
+    calls: ClassVar[list[float]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.calls.append(time.monotonic())
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(REPLY)))
+        self.end_headers()
+        self.wfile.write(REPLY)
+
+    def log_message(self, *words: object) -> None:
+        return
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), CountingModel) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_pause_holds_the_calls_of_all_workers(scene: Scene, model: str) -> None:
+    scene.suite(SUITE, HERE=str(scene.place), COUNT=COUNT)
+    scene.env = {"OPENAI_API_KEY": "none"}
+    words = ("--workers", "2", "--concurrency", "2", "--model", "m", "--base-url", model)
+    command = scene.run(*scene.agent("talk"), *words)
+    until("both workers call the model", lambda: len(set(lines(scene.place / "asked"))) == 2, 90)
+
+    hw.pause(scene.out)
+    asked, got = scene.place / "asked", scene.place / "got"
+    until(
+        "both calls are held",
+        lambda: len(lines(asked)) == len(lines(got)) + 2 == len(CountingModel.calls) + 2,
+    )
+    calls = len(CountingModel.calls)
+    hw.note(scene.out, "they stay held")
+    assert len(CountingModel.calls) == calls
+    hw.unpause(scene.out)
+    until("they go on", lambda: len(CountingModel.calls) > calls + 2)
+
+    end(scene, command)
 
 
 def test_a_pause_outlives_its_workers_and_displays(scene: Scene) -> None:

@@ -26,6 +26,7 @@ from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api.control import ControlConnection
+from holdwater.api.pruning import PruneOptions, try_prune
 from holdwater.client import AsyncClient
 from holdwater.core.control import CONTROL_SOCKET
 
@@ -341,6 +342,22 @@ def ended_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, P
         assert (place / "copy" / CONTROL_SOCKET).is_socket()
         run.join()
     yield {"finished": run.out, "dead": place / "copy"}
+
+
+def test_no_other_command_minds_a_socket_that_is_left(ended_runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-a", ended_runs["dead"], copy], check=True)
+    archive = tmp_path / "copy.tar"
+
+    subprocess.run(["tar", "-C", tmp_path, "-cf", archive, "copy"], check=True, stderr=subprocess.DEVNULL)
+    assert (copy / CONTROL_SOCKET).is_socket()
+    assert hw.audit(copy).sound
+    with (tmp_path / "attempts.jsonl").open("wb") as out:
+        hw.export(copy, out, what="attempts")
+    pruned = try_prune(copy, PruneOptions(remove=True, unfinished=True), True, lambda line: None)
+
+    assert (pruned.problem, pruned.left) == ("", "")
+    assert not copy.exists()
 
 
 @pytest.mark.parametrize("state", ["paused", "draining"])

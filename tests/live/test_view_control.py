@@ -46,7 +46,7 @@ class OpenedView(NamedTuple):
 
 @asynccontextmanager
 async def open_view(run: Path, *, read_only: bool = False) -> AsyncIterator[OpenedView]:
-    pool = RunPool([run])
+    pool = RunPool([run], run.parent)
     async with (
         ViewServer(pool, ServerSettings(listen="127.0.0.1:0"), read_only=read_only) as view,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {view.token}"}) as session,
@@ -149,17 +149,18 @@ def test_a_click_pauses_the_run(run: ControlledRun, tmp_path: Path) -> None:
         open_browser() as browser,
         open_page(browser, view.url) as page,
     ):
-        page.set_default_timeout(1000 * stretch(10.0))
+        bound = 1000 * stretch(10.0)
+        page.set_default_timeout(bound)
         page.goto(view.door)
-        page.goto(f"{view.url}/runs/{RunPool([run.out]).list_runs()[0].id}")
+        page.goto(f"{view.url}/runs/{RunPool([run.out], run.out).list_runs()[0].id}")
 
         page.get_by_role("button", name="pause", exact=True).click()
-        expect(page.get_by_text("paused since")).to_be_visible()
+        expect(page.get_by_text("paused since")).to_be_visible(timeout=bound)
         until("the run is paused", lambda: hw.show(run.out).paused)
         page.get_by_role("button", name="unpause").click()
-        expect(page.get_by_role("button", name="pause", exact=True)).to_be_visible()
+        expect(page.get_by_role("button", name="pause", exact=True)).to_be_visible(timeout=bound)
         page.get_by_label("note").fill("from the browser")
         page.get_by_role("button", name="note").click()
-        expect(page.get_by_text("from the browser")).to_be_visible()
+        expect(page.get_by_text("from the browser")).to_be_visible(timeout=bound)
 
     assert run.join().outcomes == {"passed": 4}

@@ -38,7 +38,7 @@ HEADERS = {
         "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # `no-referrer` would make browsers send `Origin: null` with forms
     "Cache-Control": "no-store",
 }
 STATUS = {"misdirected": 421, "unauthorized": 401, "foreign": 403, "read_only": 403, "content_type": 415}

@@ -208,9 +208,9 @@ class RunControl:
         scheduler, chosen = self._require_parts().scheduler, await self._choose(request)
         if not chosen.open:
             kinds = ", ".join(sorted({closed.kind for closed in chosen.closed}))
-            hint = f"`holdwater retry RUN {chosen.name}` gives it another round"
+            hint = f"`holdwater retry {self._ledger.directory.path} {chosen.name}` gives it another round"
             raise BadInput(f"`{chosen.name}` has ended already: {kinds}", hint)
-        attempt = self._find_attempt(chosen)
+        attempt = find_attempt(scheduler, chosen)
         failure = make_cancel_failure("asked", f"cancelled {by}")
         for sample in chosen.open:
             event = SampleWithdrawn(instance=chosen.instance, sample=sample, failure=failure)
@@ -224,7 +224,7 @@ class RunControl:
         parts.scheduler.handle(SamplesExpected(count=1))  # the run does not end meanwhile
         try:
             chosen = await self._choose(request)
-            attempt = self._find_attempt(chosen)
+            attempt = find_attempt(parts.scheduler, chosen)
             again = await self._reopen(parts, chosen) + await self._begin_rounds(parts, chosen, by)
         finally:
             parts.scheduler.handle(SamplesExpected(count=-1))
@@ -305,12 +305,6 @@ class RunControl:
             event = msgspec.structs.replace(event, group=group)
         parts.scheduler.open_samples([event], early=True)
 
-    def _find_attempt(self, chosen: ChosenSamples) -> int | None:
-        """Return the running attempt of the first chosen sample that has one."""
-        assert self._parts is not None
-        found = (self._parts.scheduler.plan.find_sample(chosen.instance, sample) for sample in chosen.open)
-        return next((sample.running.id for sample in found if sample and sample.running), None)
-
     # What all requests need.
 
     def _refuse_stopping(self) -> None:
@@ -338,3 +332,9 @@ class RunControl:
 
     async def _note(self, verb: str, message: str, attempt: int | None = None) -> None:
         await self._ledger.note(f"{EVENT_PREFIX}{verb}", message, attempt)
+
+
+def find_attempt(scheduler: AttemptScheduler, chosen: ChosenSamples) -> int | None:
+    """Return the running attempt of the first chosen sample that has one."""
+    found = (scheduler.plan.find_sample(chosen.instance, sample) for sample in chosen.open)
+    return next((sample.running.id for sample in found if sample and sample.running), None)

@@ -164,6 +164,8 @@ class ControlClients:
             return ControlReply(refused=f"the request is invalid: {error}"), False
         except HoldwaterError as error:
             return ControlReply(refused=error.message, hint=error.hint), False
+        except Exception as error:  # boundary: a request that fails stops no run  # noqa: BLE001
+            return ControlReply(refused=f"internal error: {type(error).__name__}: {error}"), False
 
     async def _summarize(self) -> ControlReply:
         """Return a recent summary of the run, which all displays share."""
