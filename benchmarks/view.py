@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import statistics
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -123,7 +126,42 @@ def measure(place: Path) -> list[Row]:
         rows = [time_page(served, title, paths) for title, paths in list_pages(served).items()]
         rows.append(time_search(served))
         memory = psutil.Process(pid).memory_info().rss / (1 << 20)
-        return [*rows, at_most("memory of the view after all pages", memory, MEMORY, "MiB")]
+        rows.append(at_most("memory of the view after all pages", memory, MEMORY, "MiB"))
+        rows.append(at_most("its peak within all pages", read_peak(pid) / (1 << 20), MEMORY, "MiB"))
+        for title, path in list_downloads(served).items():
+            count = sum(len(piece) for piece in read_pieces(served, path))
+            say(f"{title}: {count / 1e6:.1f} MB")
+        rows.append(
+            at_most("its peak after whole texts and raw turns", read_peak(pid) / (1 << 20), MEMORY, "MiB")
+        )
+        return rows
+
+
+def read_peak(pid: int) -> int:
+    """Return the most memory that a process ever had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def list_downloads(served: dict[str, str]) -> dict[str, str]:
+    talks = f"/runs/{find_runs(served)['transcripts']}/attempts"
+    page = fetch(served, f"{talks}/3/transcript")[1].decode()
+    name = re.findall(r"of=(\w+)&amp;as=file", page)[0]
+    return {
+        "the text of 50 MB": f"{talks}/3/text?turn=1&of={name}&as=file",
+        "its turn as it was sent": f"{talks}/3/raw?turn=2",
+        "turn 1,000 as it was sent": f"{talks}/2/raw?turn=1000",
+    }
+
+
+def read_pieces(served: dict[str, str], path: str) -> Iterator[bytes]:
+    """Yield a response as it comes: the client of the benchmark stays small too."""
+    request = urllib.request.Request(
+        served["url"] + path, headers={"Authorization": f"Bearer {served['token']}"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        while piece := reply.read(1 << 20):
+            yield piece
 
 
 def list_pages(served: dict[str, str]) -> dict[str, str]:
@@ -142,6 +180,10 @@ def list_pages(served: dict[str, str]) -> dict[str, str]:
         "a transcript of 20,000 turns": f"{talks}/2/transcript",
         "a message of 50 MB": f"{talks}/3/transcript",
         "2,000 images": f"{talks}/4/transcript",
+        "the outline of 20,000 turns": f"{talks}/2/outline?from=900",
+        "changes of a request after 450 turns": f"{talks}/1/changes?turn=450",
+        "a search in 20,000 turns": f"{talks}/2/find?q=nowhere",
+        "a search in 50 MB": f"{talks}/3/find?q=nowhere",
     }
 
 
@@ -153,7 +195,8 @@ def time_search(served: dict[str, str]) -> Row:
 
 
 def time_page(served: dict[str, str], title: str, path: str) -> Row:
-    fetch(served, path)  # compiles the template, and fills the page cache of the machine
+    first = 1000 * fetch(served, path)[0]  # compiles the template, and reads the segment of a transcript
+    say(f"{title}: {first:.0f} ms at first")
     taken = sorted(fetch(served, path)[0] for _ in range(REPEATS))
     say(f"{title}: {1000 * statistics.median(taken):.0f} ms at the median")
     return at_most(

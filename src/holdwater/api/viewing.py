@@ -15,6 +15,7 @@ from pathlib import Path
 from ..core.environment import build_python_environment
 from ..core.errors import BadInput
 from ..ledger.directory import RUNS
+from ..rollout.allocator import keep_bounded
 from ..run.setup.config import read_environment
 from ..serve.settings import ServerSettings
 from ..viewer.export import ExportReport, export_instance, export_runs
@@ -40,6 +41,7 @@ def serve_view(
     A view that is not `read_only` has buttons that control running runs.
     """
     settings = ServerSettings(listen=listen, hosts=tuple(hosts))
+    keep_bounded()
     asyncio.run(_serve(ViewServer(open_pool(roots), settings, read_only=read_only), announce))
 
 

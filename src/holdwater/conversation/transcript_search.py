@@ -47,7 +47,7 @@ def search_turns(
         if number <= after:
             continue
         raw = tree.read_raw(number)
-        folded = _search_folded(tree, number, raw, pattern)
+        folded = _search_folded(tree, number, raw, query)
         if needle is None or needle in raw.lower():
             turn = next(read_thread_turns(tree, ExchangeThread(0, (number,))))
             hits += islice(_search_turn(turn, pattern), MOST_IN_TURN)
@@ -76,20 +76,19 @@ def list_anchors(turn: Turn) -> Iterator[tuple[str, CommonMessage]]:
         yield f"turn-{turn.number}-c{place}", message
 
 
-def _search_folded(
-    tree: ExchangeTree, number: int, raw: bytes, pattern: re.Pattern[str]
-) -> Iterator[TranscriptHit]:
-    records = tree.records
+def _search_folded(tree: ExchangeTree, number: int, raw: bytes, query: str) -> Iterator[TranscriptHit]:
+    records, needle = tree.records, query.lower()
+    pattern = re.compile(re.escape(query), re.IGNORECASE)
     if not isinstance(records, ShortRecords):
         return
     for name in records.list_names(raw):
         end = ""
         for piece in records.read_text(name, rest=True):
             text = end + piece
-            if match := pattern.search(text):
+            if needle in text.lower() and (match := pattern.search(text)):  # the pattern alone is slow
                 yield _make_hit(number, f"turn-{number}", "long text", text, match)._replace(folded=True)
                 break
-            end = text[-2 * AROUND - len(pattern.pattern) :]
+            end = text[-2 * AROUND - len(query) :]
 
 
 def _make_hit(number: int, anchor: str, role: str, text: str, match: re.Match[str]) -> TranscriptHit:
