@@ -36,7 +36,7 @@ class TaskModel:
             return ScriptedReply(tool_calls=[{"name": "bash", "arguments": {"command": "cp template work"}}])
         if "Hangman" in text:
             return ScriptedReply(text="[z]")
-        if "is not in the word" in text:
+        if "C00" in text:  # the board of that game
             return ScriptedReply(text="[gear]")
         if "Write `yes`" in text:
             return ScriptedReply(
