@@ -54,6 +54,7 @@ def search(text: str, /, *runs: str, index: Flag = False, json: Flag = False) ->
             console.write_page(render_hit(hit))
         else:
             console.write_text(render_hit(hit).plain)
+    console.flush()
     return UNSEARCHED if problems else 0 if found else NO_HITS
 
 
