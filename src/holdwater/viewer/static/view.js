@@ -227,6 +227,8 @@ async function refresh() {
   }
   const charts = document.getElementById("charts");
   if (charts) await drawCharts(charts);
+  for (const place of document.querySelectorAll(".memory[data-values]:empty")) drawMemory(place);
+  htmx.process(document.querySelector("main")); // the new parts have parts that are loaded when they are unfolded
   document.dispatchEvent(new Event("refreshed"));
 }
 
