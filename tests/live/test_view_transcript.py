@@ -356,7 +356,6 @@ def test_hostile_text_stays_text_on_every_page(page: Page, view: ServedView) -> 
     for path in (
         f"{address}/transcript?turn=7",
         f"{address}/turns?turn=7",
-        f"{address}/changes?turn=7",
         f"{address}/find?q=owned",
         f"{address}/log/find?name=000002-task.log&q=FAILED",
         f"{address}/salvage",
@@ -365,6 +364,8 @@ def test_hostile_text_stays_text_on_every_page(page: Page, view: ServedView) -> 
         text = fetch(view, path)
         assert "owned" in text, path
         assert not re.search(r"<img src=x|<script>|\u202e|\x1b", text), path
+    changes = fetch(view, f"{address}/changes?turn=7")  # new messages stand below, in the turn itself
+    assert "Go on, but faster." in changes
     assert "owned" not in page.title()
     page.goto(f"{view.url}/runs/{run}/instances/task")
     assert "owned" not in page.title()
