@@ -86,7 +86,7 @@ class Runner:
     def restore_build(self, shard: int) -> None:
         """Replace the directory of the build by a copy, as the cache of a workflow does."""
         build, copy = self.temp(shard) / "build", self.temp(shard) / "copy"
-        shutil.copytree(build, copy, symlinks=True)
+        shutil.copytree(build, copy, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
         shutil.rmtree(build)
         copy.rename(build)
 

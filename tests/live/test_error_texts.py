@@ -247,6 +247,9 @@ hint: put the key into `OPENAI_API_KEY`
 $ holdwater run demo --agent nop --shard 5/4
 2 error: `--shard` must be i/n with 1 <= i <= n: 5/4
 
+$ holdwater run demo --agent nop --upstream-dialect french
+2 error: `--upstream-dialect` must be one of `same`, `chat`, `messages`: `french`
+
 $ holdwater run demo --agent nop --shard half
 2 error: `--shard` must look like `1/4`: `half`
 

@@ -33,6 +33,7 @@ CUT = re.compile(rf"{CUT_MARK}:([0-9a-f]{{32}}):(\d+);")
 _RAW_CUT = re.compile(CUT.pattern.encode())
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _WHOLE_ESCAPES = re.compile(rb"(?:[^\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+", re.DOTALL)
+_STRING = msgspec.json.Decoder(str)
 
 
 class TextPlace(NamedTuple):
@@ -263,6 +264,6 @@ def _find_whole_end(text: bytes) -> int:
 def _decode_string(content: bytes) -> str:
     """Decode the inside of a JSON string; content that is not valid stays as it is."""
     try:
-        return msgspec.json.decode(b'"' + content + b'"', type=str)
+        return _STRING.decode(b'"' + content + b'"')
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return content.decode("utf-8", "replace")

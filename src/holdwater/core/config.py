@@ -20,6 +20,7 @@ from .records import GiB, Limits, MiB, Network, Record
 from .sandbox_protocol import RemoteAddress
 from .serving_config import ServingConfig
 
+SAME_DIALECT = "same"  # calls go to the server in the dialect of the agent
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
 _, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
@@ -88,12 +89,11 @@ class RunConfig(Record, frozen=True):
         str,
         ConfigOption(
             CHOICE,
-            "The API of the model's server: as the agent's, or one to which calls are translated (same)",
-            accepts=Literal["same", "chat", "messages"],
+            "The API of the model's server, to which calls are translated; `same`: the agent's (same)",
             resume="The API of the model's server",
             live=False,
         ),
-    ] = "same"
+    ] = SAME_DIALECT
     judge: JudgeModel = JudgeModel()
     # What the agent's `configure` takes.
     agent_options: Annotated[

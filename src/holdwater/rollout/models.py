@@ -22,7 +22,7 @@ import msgspec
 
 from ..conversation.trajectory import ExchangeTree
 from ..core.authoring import Policy
-from ..core.config import RunConfig
+from ..core.config import SAME_DIALECT, RunConfig
 from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
@@ -103,7 +103,7 @@ class WorkerModels:
         if given is None:
             return nullcontext(NoModel())
         addresses = _list_addresses(given)
-        if config.upstream_dialect == "same":
+        if config.upstream_dialect == SAME_DIALECT:
             return HttpUpstream(addresses, stall=config.stall)
         understood = list_server_dialects(config.upstream_dialect) & addresses.keys()
         server = HttpUpstream({name: addresses[name] for name in understood}, stall=config.stall)

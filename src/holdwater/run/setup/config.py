@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, Suite
-from ...core.config import KeepRule, RunConfig, SandboxRoot, ServingConfig
+from ...core.config import SAME_DIALECT, KeepRule, RunConfig, SandboxRoot, ServingConfig
 from ...core.environment import JUDGE_KEY, KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.fork_origin import ForkOrigin
@@ -272,6 +272,7 @@ def check_config(config: RunConfig) -> None:
     if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
         raise BadInput(f"`--base-url` {problem}", "put the key into `OPENAI_API_KEY`")
     _check_judge(config)
+    check_upstream_dialect(config.upstream_dialect)
     check_containers(config)
     timeouts = {"setup": "--setup-timeout", "acting": "--timeout", "grading": "--grade-timeout"}
     for name, flag in timeouts.items():
@@ -293,6 +294,13 @@ def _check_judge(config: RunConfig) -> None:
             raise BadInput("`--run-cost` needs the price of the judges' model", "name it: `--judge-model`")
         error = make_price_error(judge.name)
         raise BadInput(error.message, error.hint)
+
+
+def check_upstream_dialect(name: str) -> None:
+    """Refuse a dialect to which calls cannot be translated."""
+    known = [SAME_DIALECT, *(other for other, dialect in DIALECTS.items() if dialect.translates)]
+    if name not in known:
+        raise BadInput(f"`--upstream-dialect` must be one of `{'`, `'.join(known)}`: `{name[:100]}`")
 
 
 def check_bounds(config: RunConfig | ServingConfig) -> None:
