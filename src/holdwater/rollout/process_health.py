@@ -7,10 +7,12 @@ silence of workers. A pause of the run (`PausableClock`) counts against no limit
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +20,7 @@ MOST_FILES = 65536  # open at once, connections of clients included
 TICK = 0.05  # seconds between two readings: a stall may be measured too short by this much
 LOOK_SECONDS = 0.5
 LONGEST_LOOK = 3.0  # seconds: a longer gap between two readings is a suspension ...
-BUSY = 0.5  # ... unless the process used this share of the gap: then C code held the interpreter
+BUSY = 0.5  # ... unless the process worked for this share of the gap: then C code held the interpreter
 LONGEST_TICK = 3.0  # seconds: during a longer pause between two ticks this process did not run
 
 
@@ -28,6 +30,18 @@ def allow_files() -> None:
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def count_work() -> float:
+    """Return the seconds in which threads of this process ran, or waited for a processor."""
+    waited = 0
+    try:
+        with os.scandir("/proc/self/task") as threads:
+            for thread in threads:
+                waited += int(Path(thread.path, "schedstat").read_bytes().split()[1])
+    except (OSError, IndexError):
+        pass  # a thread that ended, or a kernel that does not count this
+    return time.process_time() + waited / 1e9
 
 
 class LoopLag:
@@ -98,7 +112,7 @@ class PausableClock:
 class SuspensionWatch:
     """Measures suspensions inside of `with`, and pauses of the run; a process that hosts attempts has one.
 
-    A thread reads the clock. A long gap between two readings in which the process used no CPU is a
+    A thread reads the clock. A long gap between two readings in which the process hardly worked is a
     suspension; a blocked event loop does not delay the thread.
     """
 
@@ -106,7 +120,7 @@ class SuspensionWatch:
         self.pauses = PausableClock()
         self._ended = threading.Event()
         self._seconds = 0.0
-        self._looked = time.monotonic(), time.process_time()
+        self._looked = time.monotonic(), count_work()
         self._thread = threading.Thread(target=self._watch, name="holdwater-suspension", daemon=True)
 
     def __enter__(self) -> Self:
@@ -126,13 +140,16 @@ class SuspensionWatch:
         """Return the time of all suspensions, including one that the thread has not seen yet."""
         looked, worked = self._looked
         gap = time.monotonic() - looked
-        idle = time.process_time() - worked < gap * BUSY
-        return self._seconds + gap if gap > LONGEST_LOOK and idle else self._seconds
+        return (
+            self._seconds + gap
+            if gap > LONGEST_LOOK and count_work() - worked < gap * BUSY
+            else self._seconds
+        )
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             self._seconds = self._measure()
-            self._looked = time.monotonic(), time.process_time()
+            self._looked = time.monotonic(), count_work()
 
 
 class RunningClock:
