@@ -12,6 +12,8 @@ from tests.command_runner import Scene, until
 from tests.container_runs import IMAGE, Ground, ground
 
 SLOW = """
+import os
+
 import holdwater as hw
 
 
@@ -21,7 +23,7 @@ def instances():
 
 
 async def solve(instance, sandbox, model):
-    await sandbox.run(f"sleep {SECONDS}; touch done")
+    await sandbox.run(f"sleep {1 if os.path.exists(GATE) else SECONDS}; touch done")
 
 
 async def grade(instance, sandbox, answer):
@@ -59,11 +61,13 @@ AWAY = [pytest.param(0.0, id="at once"), pytest.param(5.0, id="later")]
 def test_a_restart_of_the_daemon_costs_no_instance_and_no_retry(
     scene: Scene, own: Ground, size: dict[str, int], away: float
 ) -> None:
-    scene.suite(SLOW, COUNT=size["count"], SECONDS=3)
+    gate = scene.place / "gate"
+    scene.suite(SLOW, COUNT=size["count"], SECONDS=600, GATE=str(gate))
     flags = ("--sandbox", "docker", "--image", IMAGE, "--concurrency", str(size["at_once"]))
     flags += ("--retries", "0")
     command = scene.run(*scene.agent(), *flags)
     until("containers", lambda: len(own.left()["containers"]) >= size["at_once"], 90)
+    gate.touch()
     own.stop(signal.SIGKILL)
     if away:
         command.live_on(away)
@@ -95,7 +99,7 @@ def remove_miscounted(own: Ground) -> None:
 
 def test_without_a_daemon_there_is_one_clear_error_and_nothing_else(tmp_path: Path) -> None:
     scene = Scene(tmp_path, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
-    scene.suite(SLOW, COUNT=1, SECONDS=0)
+    scene.suite(SLOW, COUNT=1, SECONDS=0, GATE="")
 
     command = scene.run(*scene.agent(), "--sandbox", "docker", "--image", IMAGE)
 

@@ -30,6 +30,8 @@ def instances():
 
 async def solve(instance, sandbox, model):
     await asyncio.sleep(0.05 * (1 + instance.data["n"] % 3))
+    while instance.data["n"] == COUNT - 1 and not os.path.exists(GATE):
+        await asyncio.sleep(0.05)  # a fast machine would finish the run between two kills
     await sandbox.write("work", instance.id)
 
 
@@ -55,14 +57,17 @@ SAMPLES = 3
     ("count", "kills", "seed"), [(12, 3, 5), pytest.param(120, 20, 9, marks=pytest.mark.proof)]
 )
 def test_killed_with_9_no_group_is_scored_twice(scene: Scene, count: int, kills: int, seed: int) -> None:
-    trace = scene.place / "trace"
-    scene.suite(SUITE, COUNT=count, TRACE=str(trace))
+    trace, gate = scene.place / "trace", scene.place / "gate"
+    scene.suite(SUITE, COUNT=count, TRACE=str(trace), GATE=str(gate))
     chance = random.Random(seed)
     flags = (*scene.agent(), "--samples", str(SAMPLES), "--concurrency", "6", "--workers", "2")
     command = scene.run(*flags)
+    most = count * (SAMPLES + 1) // (kills + 1)
     for _ in range(kills):
-        kill_after(command, trace, chance.randint(1, count * (SAMPLES + 1) // (kills + 1)), chance)
+        lines_left = (count - 1) * (SAMPLES + 1) - len(lines(trace))
+        kill_after(command, trace, min(chance.randint(1, most), max(0, lines_left)), chance)
         command = scene.resume()
+    gate.touch()
 
     assert command.wait(300) == 0, command
 

@@ -13,6 +13,7 @@ import pytest
 from tests.command_runner import Command, Scene, lines, until
 from tests.docker_daemon import needed
 from tests.sandbox_server import CutConnection, ServedSandboxes, sandbox_server
+from tests.wait_bounds import stretch
 
 SUITE = """
 import os
@@ -28,11 +29,12 @@ def note(word, instance):
 
 def instances():
     for n in range(COUNT):
-        yield hw.Instance(id=f"i{n}", instruction=str(SECONDS))
+        yield hw.Instance(id=f"i{n}")
 
 
 async def setup(instance, sandbox):
     await sandbox.write("task.txt", instance.id)
+    await sandbox.write("seconds", "0" if os.path.exists(GATE) else str(SECONDS))
     note("start", instance)
 
 
@@ -43,7 +45,8 @@ async def grade(instance, sandbox, answer):
 suite = hw.Suite(name="remote", instances=instances, setup=setup, grade=grade)
 """
 # The orphan must be ended too.
-AGENT = "sh -c 'sleep 600 & sleep $0; cat task.txt > done.txt' {instruction}"
+AGENT = "sh -c 'sleep 600 & sleep $(cat seconds); cat task.txt > done.txt'"
+FOR_EVER = 600.0  # it acts until its sandbox is lost; attempts that start after `let_go` act for an instant
 
 
 @pytest.fixture
@@ -53,9 +56,14 @@ def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
 
 
 def begin(scene: Scene, options: list[str], *words: str, count: int = 4, seconds: float = 1.0) -> Command:
-    scene.suite(SUITE, TRACE=str(scene.place / "trace"), COUNT=count, SECONDS=seconds)
+    files = {"TRACE": str(scene.place / "trace"), "GATE": str(scene.place / "gate")}
+    scene.suite(SUITE, COUNT=count, SECONDS=seconds, **files)
     agent = ("--agent", "command", "--command", AGENT, "--concurrency", str(count), "--workers", "1")
     return scene.run(*agent, "--retries", "0", "--backoff", "0.1", *options, *words)
+
+
+def let_go(scene: Scene) -> None:
+    (scene.place / "gate").touch()
 
 
 def started(scene: Scene) -> list[str]:
@@ -81,9 +89,10 @@ def assert_all_passed(scene: Scene, command: Command, count: int = 4) -> dict[st
 def test_a_server_that_is_killed_costs_no_instance_and_no_retry(
     scene: Scene, server: ServedSandboxes
 ) -> None:
-    command = begin(scene, server.options(), seconds=3.0)
+    command = begin(scene, server.options(), seconds=FOR_EVER)
     until_acting(scene, server, command)
 
+    let_go(scene)
     server.kill()
     server.start()
     summary = assert_all_passed(scene, command)
@@ -97,7 +106,7 @@ def test_a_server_that_is_killed_costs_no_instance_and_no_retry(
 def test_a_server_that_was_killed_leaves_nothing_after_its_restart(
     scene: Scene, server: ServedSandboxes
 ) -> None:
-    command = begin(scene, server.options(), seconds=600.0)
+    command = begin(scene, server.options(), seconds=FOR_EVER)
     until_acting(scene, server, command)
     assert len(server.sandboxes()) == 4
 
@@ -111,8 +120,12 @@ def test_a_server_that_was_killed_leaves_nothing_after_its_restart(
     assert list((server.directory / "scratch").iterdir()) == []
 
 
-def test_a_short_cut_of_the_connection_loses_nothing(scene: Scene, server: ServedSandboxes) -> None:
-    with CutConnection(server.port) as proxy:
+def test_a_short_cut_of_the_connection_loses_nothing(scene: Scene, tmp_path: Path) -> None:
+    """Given a server whose grace is longer than the cut on the slowest machine."""
+    with (
+        sandbox_server(tmp_path / "there", "--client-grace", str(stretch(5.0))) as server,
+        CutConnection(server.port) as proxy,
+    ):
         command = begin(scene, server.options(proxy.url), seconds=2.0)
         until_acting(scene, server, command)
 
@@ -128,9 +141,10 @@ def test_a_long_cut_ends_the_sandboxes_and_runs_the_attempts_again(
     scene: Scene, server: ServedSandboxes
 ) -> None:
     with CutConnection(server.port) as proxy:
-        command = begin(scene, server.options(proxy.url), seconds=3.0)
+        command = begin(scene, server.options(proxy.url), seconds=FOR_EVER)
         until_acting(scene, server, command)
 
+        let_go(scene)
         proxy.cut()
         server.assert_clean()  # its client is gone for the grace period
         proxy.heal()
@@ -141,9 +155,10 @@ def test_a_long_cut_ends_the_sandboxes_and_runs_the_attempts_again(
 
 
 def test_a_run_that_is_killed_resumes_in_remote_sandboxes(scene: Scene, server: ServedSandboxes) -> None:
-    command = begin(scene, server.options(), seconds=3.0)
+    command = begin(scene, server.options(), seconds=FOR_EVER)
     until_acting(scene, server, command)
 
+    let_go(scene)
     command.kill()
     server.assert_clean()
     resumed = scene.resume()
@@ -154,9 +169,10 @@ def test_a_run_that_is_killed_resumes_in_remote_sandboxes(scene: Scene, server: 
 
 
 def test_a_worker_that_is_killed_loses_its_sandboxes_at_once(scene: Scene, server: ServedSandboxes) -> None:
-    command = begin(scene, server.options(), seconds=3.0)
+    command = begin(scene, server.options(), seconds=FOR_EVER)
     until_acting(scene, server, command)
 
+    let_go(scene)
     for worker in scene.workers():
         worker.kill()
     assert_all_passed(scene, command)
@@ -182,9 +198,10 @@ def test_a_drained_server_ends_sandboxes_after_its_grace_and_another_takes_over(
     scene: Scene, tmp_path: Path
 ) -> None:
     with sandbox_server(tmp_path / "there", "--grace", "0.5") as server:
-        command = begin(scene, server.options(), seconds=6.0)
+        command = begin(scene, server.options(), seconds=FOR_EVER)
         until_acting(scene, server, command)
 
+        let_go(scene)
         server.command.signal(signal.SIGTERM)
         assert server.command.wait() == 0
         server.start()
@@ -195,9 +212,10 @@ def test_a_drained_server_ends_sandboxes_after_its_grace_and_another_takes_over(
 def test_a_run_stops_when_the_server_stays_away_and_can_be_resumed(
     scene: Scene, server: ServedSandboxes
 ) -> None:
-    command = begin(scene, server.options(), "--disk-patience", "1", seconds=3.0)
+    command = begin(scene, server.options(), "--disk-patience", "1", seconds=FOR_EVER)
     until_acting(scene, server, command)
 
+    let_go(scene)
     server.kill()
     assert command.wait() == 4, command
     assert command.document()["reason"].startswith("no connection to the sandbox server: ")
@@ -208,7 +226,7 @@ def test_a_run_stops_when_the_server_stays_away_and_can_be_resumed(
 
 def test_more_attempts_than_the_server_has_places_wait_for_one(scene: Scene, tmp_path: Path) -> None:
     with sandbox_server(tmp_path / "there", "--concurrency", "1") as server:
-        command = begin(scene, [*server.options(), "--setup-timeout", "2"], seconds=0.5)
+        command = begin(scene, [*server.options(), "--setup-timeout", str(stretch(0.5))], seconds=0.7)
         most = 0
         while command.running:
             most = max(most, len(server.sandboxes()))

@@ -35,14 +35,18 @@ async def setup(instance, sandbox):
 
 async def grade(instance, sandbox, answer):
     try:
-        return answer == "worked" and (await sandbox.run("sleep GRADING")).ok
+        return answer == "worked" and (await sandbox.run(sleep_for(GRADING))).ok
     except Exception:
         return False
 
 
+def sleep_for(seconds):
+    return "true" if os.path.exists(GATE) else f"sleep {seconds}"
+
+
 async def solve(instance, sandbox, model):
     try:
-        result = await sandbox.run("sleep ACTING; echo worked")
+        result = await sandbox.run(f"{sleep_for(ACTING)}; echo worked")
     except Exception:
         raise RuntimeError("a tool did not work") from None
     return result.stdout.strip()
@@ -61,8 +65,8 @@ def server(tmp_path: Path) -> Iterator[ServedSandboxes]:
 def begin(
     scene: Scene, options: list[str], *, count: int = 1, acting: float = 3.0, grading: float = 0.0
 ) -> Command:
-    source = SUITE.replace("ACTING", str(acting)).replace("GRADING", str(grading))
-    scene.suite(source, TRACE=str(scene.place / "trace"), COUNT=count)
+    files = {"TRACE": str(scene.place / "trace"), "GATE": str(scene.place / "gate")}
+    scene.suite(SUITE, COUNT=count, ACTING=acting, GRADING=grading, **files)
     words = (*scene.agent(), "--concurrency", str(count), "--workers", "1", "--retries", "0")
     return scene.run(*words, *([] if "--backoff" in options else ["--backoff", "0.1"]), *options)
 
@@ -75,7 +79,7 @@ def until_acting(scene: Scene, server: ServedSandboxes, command: Command, starts
     until("an attempt acts", is_acting)
 
 
-@pytest.mark.parametrize(("part", "acting", "grading"), [("conductor", 2.0, 0.0), ("worker", 0.0, 2.0)])
+@pytest.mark.parametrize(("part", "acting", "grading"), [("conductor", 600.0, 0.0), ("worker", 0.0, 600.0)])
 def test_a_loss_that_agent_or_grader_hide_is_no_zero(
     scene: Scene, server: ServedSandboxes, part: str, acting: float, grading: float
 ) -> None:
@@ -83,6 +87,7 @@ def test_a_loss_that_agent_or_grader_hide_is_no_zero(
         command = begin(scene, server.options(proxy.url), acting=acting, grading=grading)
         until_acting(scene, server, command)
 
+        (scene.place / "gate").touch()
         proxy.cut(part)
         server.assert_clean()
         proxy.heal()

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.command_runner import Scene, serving, until
+from tests.command_runner import SOURCE, Command, Scene, serving, until
 from tests.ledger_runs import exchange, new_run, passed, planned
 
 from holdwater.core.records import Attempt, Outcome
@@ -23,6 +23,9 @@ from holdwater.ledger.ledger import Ledger
 from holdwater.ledger.reader import LedgerReader
 
 SUITE = """
+import asyncio
+import os
+
 import holdwater as hw
 
 
@@ -34,6 +37,8 @@ def instances():
 async def solve(instance, sandbox, model):
     await model.chat([{"role": "user", "content": instance.id}])
     await sandbox.run("echo done > work.txt; sleep 0.2")
+    while instance.data["n"] == COUNT - 1 and not os.path.exists(GATE):
+        await asyncio.sleep(0.05)  # a fast machine would finish the run before it is killed
 
 
 def grade(instance, sandbox, answer):
@@ -46,7 +51,8 @@ COUNT = 18
 
 
 def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> None:
-    scene.suite(SUITE, COUNT=COUNT)
+    gate = scene.place / "gate"
+    scene.suite(SUITE, COUNT=COUNT, GATE=str(gate))
     chance = random.Random(3)
     with serving("-m", "holdwater.testing.scripted_model", "--bytes", "400") as url:
         options = ("--model", "m", "--base-url", url, "--workers", "1", "--concurrency", "4")
@@ -59,6 +65,7 @@ def test_a_run_that_keeps_failures_is_killed_again_and_again(scene: Scene) -> No
             found = scene.audit()
             assert found["corrupt"] == found["duplicated"] == 0, found
             command = scene.resume()
+        gate.touch()
         assert command.wait(120) == 0, command
 
     with LedgerReader(scene.out) as reader:
@@ -117,6 +124,32 @@ async def _attempt(directory: RunDirectory, ledger: Ledger, number: int, row: in
     await ledger.close_sample(Outcome(instance=row, sample=0, attempt=number, kind="passed", score=1.0))
 
 
+HALT = """
+import os
+import sys
+import time
+
+
+def look(event, arguments):
+    if event in ("os.remove", "os.rename", "os.rmdir") and not os.path.exists({first!r}):
+        open({halted!r}, "w").close()
+        time.sleep(600)
+
+
+sys.addaudithook(look)
+"""
+
+
+def start_halting(scene: Scene, first: Path, halted: Path, *words: str) -> Command:
+    """Start a command that writes `halted` and stops where it would go on after `first` has gone."""
+    (scene.place / "sitecustomize.py").write_text(HALT.format(first=str(first), halted=str(halted)))
+    scene.env, scene.interpreter = {"PYTHONPATH": f"{scene.place}:{SOURCE}"}, True
+    try:
+        return scene.start(*words)
+    finally:
+        scene.env, scene.interpreter = None, False
+
+
 @pytest.mark.parametrize("what", FIRST)
 def test_a_prune_is_killed_on_its_way_and_asked_for_again(
     tmp_path: Path, large: Path, scene: Scene, what: str
@@ -124,10 +157,11 @@ def test_a_prune_is_killed_on_its_way_and_asked_for_again(
     run = tmp_path / "copy"
     shutil.copytree(large, run, copy_function=_link)
     first, last = run / FIRST[what], run / LAST[what]
-    command = scene.start("prune", str(run), what, "--yes")
-    until("it has begun", lambda: not first.exists(), 60, every=0.001)
+    halted = tmp_path / "halted"
+    command = start_halting(scene, first, halted, "prune", str(run), what, "--yes")
+    until("it has begun", lambda: halted.exists() or not command.running, 60)
     command.kill()
-    assert last.exists(), "it was over before it could be killed"
+    assert not first.exists() and last.exists(), command
     if what != "--remove":
         assert audit_run(run).ok
 

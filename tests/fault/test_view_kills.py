@@ -180,9 +180,10 @@ def test_an_open_page_says_that_its_run_has_vanished(scene: Scene, browser: Brow
 
 
 def test_pages_of_a_ledger_that_is_being_written_are_whole(tmp_path: Path) -> None:
+    """Three portions of 50 samples; the next one is written after a page has shown one of the last."""
     run_async(begin_run(tmp_path / "run"))
-    names = [f"n{number:03d}" for number in range(150)]
-    writer = threading.Thread(target=run_async, args=(settle(tmp_path / "run", names),))
+    shown = threading.Semaphore(0)
+    writer = threading.Thread(target=run_async, args=(settle(tmp_path / "run", shown),))
     with serve_view(tmp_path / "view", tmp_path / "run") as view:
         address = find_run(view)
         writer.start()
@@ -193,8 +194,10 @@ def test_pages_of_a_ledger_that_is_being_written_are_whole(tmp_path: Path) -> No
                 assert status == 200, page
                 if not path:
                     seen.append(int(re.findall(r"(\d+) of \d+", page)[0]))
+                    if (seen[-1] - 1) // 50 > (seen[-2] - 1) // 50:
+                        shown.release()
         writer.join()
-        assert seen == sorted(seen) and len(set(seen)) > 2
+        assert seen == sorted(seen) and len(set(seen)) > 3
         assert "150 of 150" in fetch(view, address)[1]
 
 
@@ -202,9 +205,11 @@ async def begin_run(path: Path) -> None:
     new_run(path)
 
 
-async def settle(path: Path, names: list[str]) -> None:
+async def settle(path: Path, shown: threading.Semaphore) -> None:
     async with Ledger(RunDirectory.open(path)) as ledger:
-        await settle_all(ledger, names)
+        for first in (0, 50, 100):
+            await settle_all(ledger, [f"n{number:03d}" for number in range(first, first + 50)])
+            assert shown.acquire(timeout=stretch(30.0))
 
 
 def test_pages_say_which_part_of_a_run_is_missing(tmp_path: Path) -> None:
