@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import BadInput
 from .console import CommandConsole
-from .flags import Flag
+from .flags import Flag, InstanceId, LatestRun, NamedRun, ReplyJson, SampleNumber
 
 if TYPE_CHECKING:
     from ..api.control import ControlConnection, ControlReply
@@ -24,15 +24,13 @@ LOOK_EVERY = 0.2  # seconds
 QUIT = "q"
 
 
-def top(run: str | None = None, /, *, json: Flag = False) -> int:
+def top(run: LatestRun = None, /, *, json: Flag = False) -> int:
     """Show the live display of a running run in this terminal; `q` or Ctrl-C leaves it.
 
     The run goes on; any number of terminals can show it. For example: `holdwater top runs/mine`.
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     json
         Print the present summary as one JSON document, and leave.
     """
@@ -95,59 +93,40 @@ def wait_without_keys(seconds: float) -> str:
     return ""
 
 
-def pause(run: str | None = None, /, *, json: Flag = False) -> int:
+def pause(run: LatestRun = None, /, *, json: ReplyJson = False) -> int:
     """Pause a running run: no attempt starts, and new model calls are held until `holdwater unpause`.
 
     Model calls in flight finish, sandboxes stay, and the clocks of attempts and of `--run-time` stop.
     For example: `holdwater pause runs/mine`.
-
-    Parameters
-    ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 
     return print_reply("pause", control.pause(run or LATEST), json=json)
 
 
-def unpause(run: str | None = None, /, *, json: Flag = False) -> int:
-    """Continue a paused run. For example: `holdwater unpause runs/mine`.
-
-    Parameters
-    ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
-    json
-        Print the reply as one JSON document.
-    """
+def unpause(run: LatestRun = None, /, *, json: ReplyJson = False) -> int:
+    """Continue a paused run. For example: `holdwater unpause runs/mine`."""
     from ..api import control
 
     return print_reply("unpause", control.unpause(run or LATEST), json=json)
 
 
-def stop(run: str | None = None, /, *, now: Flag = False, json: Flag = False) -> int:
+def stop(run: LatestRun = None, /, *, now: Flag = False, json: ReplyJson = False) -> int:
     """Stop a running run as Ctrl-C in its terminal does: it drains, and ends at once the second time.
 
     `holdwater resume` continues it. For example: `holdwater stop runs/mine`.
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     now
         End the run at once.
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 
     return print_reply("stop", control.stop(run or LATEST, now=now), json=json)
 
 
-def set(run: str, /, *settings: str, json: Flag = False) -> int:
+def set(run: NamedRun, /, *settings: str, json: ReplyJson = False) -> int:
     """Change settings of a running run, from now on and for later resumes.
 
     The settings are those of `holdwater resume`: `concurrency`, `memory`, `disk`, `timeout`, `attempts`,
@@ -158,74 +137,48 @@ def set(run: str, /, *settings: str, json: Flag = False) -> int:
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` is the newest in `runs/`.
     settings
         Settings as `NAME=VALUE`.
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 
     return print_reply("set", control.change(run, **parse_settings(settings)), json=json)
 
 
-def cancel(run: str, instance: str, /, *, sample: int | None = None, json: Flag = False) -> int:
+def cancel(
+    run: NamedRun, instance: InstanceId, /, *, sample: SampleNumber = None, json: ReplyJson = False
+) -> int:
     """End the open samples of an instance for good: their outcome is `cancelled`, without a score.
 
     A running attempt ends, and its work is kept. For example: `holdwater cancel runs/mine add-1`.
-
-    Parameters
-    ----------
-    run
-        The run's directory; `latest` is the newest in `runs/`.
-    instance
-        The id of an instance of the run.
-    sample
-        Only this sample: 0, 1, 2, ... (default: all samples of the instance)
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 
     return print_reply("cancel", control.cancel(run, instance, sample=sample), json=json)
 
 
-def retry(run: str, instance: str, /, *, sample: int | None = None, json: Flag = False) -> int:
+def retry(
+    run: NamedRun, instance: InstanceId, /, *, sample: SampleNumber = None, json: ReplyJson = False
+) -> int:
     """Give an instance of a running run another round, also if it has ended or passed.
 
     A running attempt ends first. The outcome stays the best verdict of all rounds.
     For example: `holdwater retry runs/mine add-1`.
-
-    Parameters
-    ----------
-    run
-        The run's directory; `latest` is the newest in `runs/`.
-    instance
-        The id of an instance of the run.
-    sample
-        Only this sample: 0, 1, 2, ... (default: all samples of the instance)
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 
     return print_reply("retry", control.retry(run, instance, sample=sample), json=json)
 
 
-def note(run: str, text: str, /, *, json: Flag = False) -> int:
+def note(run: NamedRun, text: str, /, *, json: ReplyJson = False) -> int:
     """Write a sentence into the ledger of a running run, with your name and the time.
 
     For example: `holdwater note runs/mine "the provider is slow since noon"`.
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` is the newest in `runs/`.
     text
         The sentence.
-    json
-        Print the reply as one JSON document.
     """
     from ..api import control
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from ..core.errors import BadInput, HoldwaterError
 from .console import CommandConsole
-from .flags import Flag
+from .flags import Flag, LatestRun
 
 What = Literal["outcomes", "attempts", "pass-at-k", "exchanges", "trajectories"]
 Format = Literal["jsonl", "csv", "atif", "openai-jsonl", "openhands", "swebench", "harbor"]
@@ -21,7 +21,7 @@ LINE_SUFFIXES = (".jsonl", ".json")  # suffixes of a predictions file; any other
 
 
 def export(
-    run: str | None = None,
+    run: LatestRun = None,
     /,
     *,
     what: What | None = None,
@@ -38,8 +38,6 @@ def export(
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     what
         What to write. The default is outcomes, or trajectories if the format is made for them.
     format

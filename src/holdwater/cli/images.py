@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from .console import CommandConsole, make_progress_printer
-from .flags import Flag
+from .flags import Flag, Quiet
 
 images = App(
     name="images",
@@ -102,7 +102,7 @@ def build(
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     making: BuildFlags = BuildFlags(),  # noqa: B008 - frozen
     json: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Make the missing images. `holdwater resume` continues a build that was stopped or killed.
 
@@ -118,8 +118,6 @@ def build(
         The build's directory (default: `runs/<time>-images-<recipe>`).
     json
         Print the build's report as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     CommandConsole.claim()
     from ..api import images as api

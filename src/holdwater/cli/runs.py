@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import BadInput
 from .console import CommandConsole
-from .flags import Flag, Patterns
+from .flags import Flag, LatestRun, Patterns, Quiet, Trust
 from .run_flags import DisplayFlags, ResumeFlags, RunFlags, merge_flags
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def run(
 
 
 def resume(
-    run: str | None = None,
+    run: LatestRun = None,
     /,
     *,
     changes: ResumeFlags = ResumeFlags(),  # noqa: B008 - frozen
     accept_changes: Flag = False,
-    trust: Flag = False,
+    trust: Trust = False,
     json: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Resume a run that was stopped or killed.
 
@@ -76,16 +76,10 @@ def resume(
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     accept_changes
         Resume even if instances of the suite changed or are missing.
-    trust
-        Import the code that a run of another user names.
     json
         Print the run's summary as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     CommandConsole.claim()
     from ..api import reading, runs
@@ -99,13 +93,13 @@ def resume(
 
 
 def regrade(
-    run: str | None = None,
+    run: LatestRun = None,
     /,
     *,
     only: Patterns = None,
-    trust: Flag = False,
+    trust: Trust = False,
     json: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Grade a run's work again without running the agent.
 
@@ -116,16 +110,10 @@ def regrade(
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     only
         Only instances whose id matches this pattern; may be repeated.
-    trust
-        Import the code that a run of another user names.
     json
         Print the run's summary as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     CommandConsole.claim()
     from ..api import reading, runs
@@ -141,9 +129,9 @@ def replay(
     *,
     out: Path | None = None,
     only: Patterns = None,
-    trust: Flag = False,
+    trust: Trust = False,
     json: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Run the attempts of a run again, with its recorded replies and without a model.
 
@@ -158,12 +146,8 @@ def replay(
         The new run's directory (default: `runs/<time>-<suite>-replay`).
     only
         Only instances whose id matches this pattern; may be repeated.
-    trust
-        Import the code that a run of another user names.
     json
         Print the new run's summary as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     CommandConsole.claim()
     from ..api import reading, runs
@@ -182,7 +166,7 @@ def grade(
     out: Path | None = None,
     config: Path | None = None,
     json: Flag = False,
-    quiet: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """Grade existing predictions.
 
@@ -203,8 +187,6 @@ def grade(
         A TOML file with flags; flags on the command line take precedence.
     json
         Print the report as one JSON document on stdout.
-    quiet
-        Show no live display and no closing page.
     """
     console = CommandConsole.claim()
     from ..api import grading, runs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .console import CommandConsole
-from .flags import Flag
+from .flags import Flag, LatestRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ MOST_SHOWN = 50  # problems, and notes, of an audit
 
 
 def show(
-    run: str | None = None, instance: str | None = None, /, *, json: Flag = False, watch: Flag = False
+    run: LatestRun = None, instance: str | None = None, /, *, json: Flag = False, watch: Flag = False
 ) -> int:
     """Show the results of a run, or of one instance.
 
@@ -30,8 +30,6 @@ def show(
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     instance
         The id of an instance of the run.
     json
@@ -97,7 +95,7 @@ def follow(reader: LedgerReader, directory: Path, console: CommandConsole) -> No
         console.flush()
 
 
-def audit(run: str | None = None, /, *, json: Flag = False) -> int:
+def audit(run: LatestRun = None, /, *, json: Flag = False) -> int:
     """Prove that nothing is missing from a run.
 
     The audit checks that every planned sample has one outcome that follows from its verdict, that every
@@ -108,8 +106,6 @@ def audit(run: str | None = None, /, *, json: Flag = False) -> int:
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` (the default) is the newest in `runs/`.
     json
         Print one JSON document.
     """

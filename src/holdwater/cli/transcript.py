@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from .console import CommandConsole, expand_defaults, is_terminal, open_pager, terminal_size
-from .flags import Flag
+from .flags import Flag, InstanceId, NamedRun
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -19,8 +19,8 @@ STDOUT = 1
 
 
 def transcript(
-    run: str,
-    instance: str,
+    run: NamedRun,
+    instance: InstanceId,
     /,
     *,
     attempt: int | None = None,
@@ -39,10 +39,6 @@ def transcript(
 
     Parameters
     ----------
-    run
-        The run's directory; `latest` is the newest in `runs/`.
-    instance
-        The id of an instance of the run.
     attempt
         The attempt's number in `holdwater show` (default: the attempt that decided the outcome).
     sample
