@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tests.command_runner import Command, until
+from tests.wait_bounds import stretch
 
 CHROMIUM = shutil.which("chromium") or ""
 ARGUMENTS = [
@@ -79,3 +80,25 @@ def serve_view(place: Path, *directories: Path) -> Iterator[ServedView]:
         yield ServedView(**json.loads(command.stdout), command=command)
     finally:
         command.kill()
+
+
+@pytest.fixture(scope="module")
+def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
+    """A view of the directory that the module's fixture `runs` makes."""
+    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser: Browser, view: ServedView) -> Iterator[Page]:
+    """The first page of the view."""
+    with open_page(browser, view.url) as opened:
+        opened.set_default_timeout(1000 * stretch(10.0))
+        opened.goto(view.door)
+        yield opened

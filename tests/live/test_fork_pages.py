@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
-from tests.wait_bounds import stretch
+from playwright.sync_api import Page, expect
 
 import holdwater as hw
 
@@ -48,26 +45,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     hw.fork(place / "origin", "one", 2, out=place / "same", policy=make_policy("bad"), **objects)
     return place
-
-
-@pytest.fixture(scope="module")
-def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
-    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        yield opened
 
 
 def test_an_instance_leads_to_the_tree_of_its_branches(page: Page) -> None:

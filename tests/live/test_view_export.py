@@ -17,7 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import open_browser, open_page, serve_view
+from tests.browser_pages import open_page, serve_view
 from tests.command_runner import Command, Scene, until
 from tests.forked_command import run_forked
 from tests.ledger_runs import new_run, passed, planned
@@ -72,12 +72,6 @@ def export(*words: str | Path) -> dict[str, object]:
     assert result.returncode == 0, result.stderr
     report: dict[str, object] = json.loads(result.stdout)
     return report
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
 
 
 @contextmanager

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from playwright.sync_api import Page, expect
 from tests.ledger_runs import failed, new_run, passed, planned
 from tests.recorded_conversations import Recording, chat, recorded, says
 from tests.viewed_runs import run_async
-from tests.wait_bounds import stretch
 
 from holdwater.conversation.model_usage import FURTHER, MOST_MODELS, ModelUsageSums
 from holdwater.core.errors import BadInput
@@ -201,24 +199,9 @@ def test_an_older_ledger_has_no_tags_until_it_is_migrated(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def view(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
+def runs(run: RunDirectory) -> Path:
     run_async(recorded(run.path.parent / "talks", chat=False))
-    with serve_view(tmp_path_factory.mktemp("commands"), run.path.parent) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        yield opened
+    return run.path.parent
 
 
 def test_runs_are_filtered_and_sorted_by_the_address(page: Page) -> None:

@@ -8,14 +8,13 @@ import signal
 import sqlite3
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from tests.browser_pages import ServedView, open_page, serve_view
 from tests.command_runner import Command, Scene, until
 from tests.recorded_conversations import CONVERSATIONS, recorded
 from tests.viewed_runs import make_hostile_run, make_parted_run, run_async
@@ -48,26 +47,6 @@ async def add_gauges(path: Path) -> None:
     async with Ledger(RunDirectory.open(path)) as ledger:
         for second in range(30):
             await ledger.add_gauge(RunGauge(at=1e9 + second, running=2, memory=second << 20))
-
-
-@pytest.fixture(scope="module")
-def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
-    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        yield opened
 
 
 def open_run(page: Page, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from tests.browser_pages import open_page, serve_view
 from tests.command_runner import Command, until
 from tests.recorded_conversations import recorded
 from tests.server_harness import SUITE
@@ -96,25 +96,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedServer]:
 
 
 @pytest.fixture(scope="module")
-def view(server: TrainedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
-    with serve_view(tmp_path_factory.mktemp("commands"), server.path) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
+def runs(server: TrainedServer) -> Path:
+    return server.path
 
 
 @pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        opened.locator("table.rows a").first.click()
-        opened.get_by_role("link", name="rollouts", exact=True).click()
-        yield opened
+def page(page: Page) -> Page:
+    page.locator("table.rows a").first.click()
+    page.get_by_role("link", name="rollouts", exact=True).click()
+    return page
 
 
 def test_orders_rewards_and_charts_are_shown(page: Page) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from tests.browser_pages import ServedView, open_page, serve_view
 from tests.command_runner import Command, until
 from tests.ledger_runs import new_run, passed, planned
 from tests.recorded_conversations import CONVERSATIONS, Recording, chat, recorded, says
@@ -89,26 +88,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_async(recorded(place / "dialects", **dict.fromkeys(sorted(CONVERSATIONS), True)))
     run_async(make_talk(place / "talk"))
     return place
-
-
-@pytest.fixture(scope="module")
-def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
-    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        yield opened
 
 
 def search_for(page: Page, text: str, run: str = "") -> None:

@@ -9,7 +9,7 @@ import re
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import zstandard
 from playwright.sync_api import Browser, Page, expect
-from tests.browser_pages import ServedView, open_browser, open_page, serve_view
+from tests.browser_pages import ServedView, open_page, serve_view
 from tests.ledger_runs import failed, new_run, passed, planned
 from tests.recorded_conversations import IMAGE, Recording, chat, says
 from tests.wait_bounds import stretch
@@ -179,26 +179,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("transcripts")
     run_async(make_run(place / "runs/talk"))
     return place / "runs"
-
-
-@pytest.fixture(scope="module")
-def view(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedView]:
-    with serve_view(tmp_path_factory.mktemp("commands"), runs) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, view: ServedView) -> Iterator[Page]:
-    with open_page(browser, view.url) as opened:
-        opened.set_default_timeout(1000 * stretch(10.0))
-        opened.goto(view.door)
-        yield opened
 
 
 def open_attempt(page: Page, view: ServedView, attempt: int, rest: str = "/transcript") -> str:
