@@ -8,6 +8,7 @@ import pytest
 from tests.command_runner import Scene
 from tests.container_runs import IMAGE, Ground
 from tests.secret_search import found
+from tests.wait_bounds import stretch
 
 KINDS = """
 import holdwater as hw
@@ -48,7 +49,7 @@ suite = hw.Suite(name="kinds", instances=instances, grade=grade)
 TOKEN = "tok-Secret-123456"
 LIMITS = (
     *("--sandbox-memory", "128MiB", "--sandbox-disk", "64MiB", "--sandbox-pids", "64", "--retries", "0"),
-    *("--sandbox-output", "4MiB", "--timeout", "3", "--concurrency", "4", "--env", f"TOKEN={TOKEN}"),
+    *("--sandbox-output", "4MiB", "--concurrency", "4", "--env", f"TOKEN={TOKEN}"),
 )
 
 
@@ -63,7 +64,7 @@ def test_every_end_of_an_attempt_is_the_same_in_both(scenes: tuple[Scene, Scene]
     told = []
     for scene, flags in zip(scenes, ((), ("--sandbox", "docker", "--image", IMAGE)), strict=True):
         scene.suite(KINDS)
-        command = scene.run(*scene.agent(), *LIMITS, *flags)
+        command = scene.run(*scene.agent(), *LIMITS, "--timeout", str(stretch(0.75)), *flags)
         assert command.wait(120) in (0, 1), command
         keys = ("kind", "where", "failure_kind", "phase", "passed", "score", "answer")
         told.append({row["instance"]: {key: row[key] for key in keys} for row in scene.export("attempts")})

@@ -17,6 +17,7 @@ from tests.escape_runner import play
 from tests.harbor_tasks import task
 from tests.server_harness import server
 from tests.user_commands import name_user, staged, users
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.core.records import Limits, Network, SandboxSpec
@@ -148,7 +149,7 @@ async def test_a_process_that_changed_the_first_one_ends_with_its_command(tmp_pa
     boxes = ProcessSandboxes(tmp_path / "scratch", f"outlive-{os.getpid()}", Network.NONE, machine=machine)
 
     async with boxes.open(1, Limits(), None) as box:
-        ran = await box.run(["python3", "-c", OUTLIVE], timeout=3.0)
+        ran = await box.run(["python3", "-c", OUTLIVE], timeout=stretch(0.75))
         first = await box.read("alive")
         await asyncio.sleep(0.5)
         second = await box.read("alive")

@@ -126,7 +126,7 @@ def test_a_short_cut_of_the_connection_loses_nothing(scene: Scene, tmp_path: Pat
         sandbox_server(tmp_path / "there", "--client-grace", str(stretch(5.0))) as server,
         CutConnection(server.port) as proxy,
     ):
-        command = begin(scene, server.options(proxy.url), seconds=2.0)
+        command = begin(scene, server.options(proxy.url), seconds=stretch(1.0))
         until_acting(scene, server, command)
 
         proxy.cut()
@@ -183,7 +183,7 @@ def test_a_worker_that_is_killed_loses_its_sandboxes_at_once(scene: Scene, serve
 def test_the_first_signal_drains_a_server_and_the_open_sandboxes_finish(
     scene: Scene, server: ServedSandboxes
 ) -> None:
-    command = begin(scene, server.options(), seconds=2.0)
+    command = begin(scene, server.options(), seconds=stretch(1.0))
     until_acting(scene, server, command)
 
     server.command.signal(signal.SIGTERM)
@@ -256,7 +256,7 @@ def test_a_full_disk_of_the_server_is_never_a_zero(scene: Scene, tmp_path: Path)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", disk], check=True)
     try:
         with sandbox_server(tmp_path / "there", "--scratch", str(disk)) as server:
-            scene.suite(SUITE, TRACE=str(scene.place / "trace"), COUNT=1, SECONDS=0)
+            scene.suite(SUITE, TRACE=str(scene.place / "trace"), GATE="", COUNT=1, SECONDS=0)
             line = "sh -c 'cat /dev/zero > zeros; echo wrong > done.txt; true'"
             words = ("--agent", "command", "--command", line, "--workers", "1", "--retries", "1")
             command = scene.run(*words, *server.options(), "--backoff", "0.1")

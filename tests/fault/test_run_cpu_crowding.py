@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ BURN = "import time\\nwhile time.process_time() < 2: pass"
 
 def instances():
     for n in range(COUNT):
-        yield hw.Instance(id=f"i{n:02d}")
+        yield hw.Instance(id=f"i{n:03d}")
 
 
 async def burn(instance, sandbox, model):
@@ -50,7 +51,7 @@ def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="crowd", instances=instances, grade=grade)
 """
-COUNT = 32
+COUNT = 16 * len(os.sched_getaffinity(0))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.host_harness import suite
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.core.config import Network, RunConfig, ServingConfig
@@ -145,7 +146,7 @@ async def test_an_order_that_returns_as_it_is_given_up_has_one_ticket(tmp_path: 
         catalogue = InstanceCatalogue(suite(), agent(pass_at_once), stage.config, ledger)
         desk = OrderService(stage.config, ledger, catalogue, book, scheduler, fleet, status)
         running = asyncio.create_task(scheduler.run())
-        async with asyncio.timeout(30), desk.accept_orders():
+        async with asyncio.timeout(stretch(30)), desk.accept_orders():
             assert list(book.parked) == ["k"]
 
             desk._abandon_parked()

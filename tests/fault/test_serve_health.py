@@ -16,6 +16,12 @@ from tests.wait_bounds import stretch
 import holdwater as hw
 from holdwater.client import AsyncClient, ModelChoice, ModelSource, Order, Rollout, ServerHealth, Started
 
+SLOW_START = """
+import pathlib, time
+
+while pathlib.Path(__file__).with_name("hold").exists():
+    time.sleep(0.01)  # a fast machine would replace a worker before anybody sees that it is gone
+"""
 SILENCE = 2.5  # seconds
 COMPUTING = 20.0
 
@@ -23,7 +29,7 @@ COMPUTING = 20.0
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ("--workers", "2", "--least-workers", "2", "--concurrency", "8", "--silence", str(SILENCE))
-    with server(tmp_path_factory.mktemp("health"), *flags) as found:
+    with server(tmp_path_factory.mktemp("health"), *flags, suite=SLOW_START + SUITE) as found:
         yield found
 
 
@@ -69,13 +75,16 @@ def endpoint(upstream: Model) -> ModelChoice:
 @pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.proof)])
 async def test_a_killed_worker_is_never_reported_as_ready(serving: Server, times: int) -> None:
     seen: list[Seen] = []
+    hold = serving.place / "hold"
     async with serving.client() as client:
         await serving.ready(client, workers=2)
         watch = asyncio.create_task(watched(serving, client, seen))
         for _ in range(times):
             await eventually(lambda: bool(seen) and seen[-1].health.ready == 2, 20.0)
+            hold.touch()
             kill(min(living(serving)))
             await eventually(lambda: seen[-1].health.ready == 1, 5.0)
+            hold.unlink()
         await eventually(lambda: seen[-1].health.ready == 2, 20.0)
         watch.cancel()
 
@@ -100,7 +109,7 @@ async def test_a_worker_that_cannot_start_is_reported_soon_while_another_serves(
             health = await client.health()
             meanwhile = await run(client, upstream, "meanwhile")
         finally:
-            suite.write_text(SUITE)
+            suite.write_text(SLOW_START + SUITE)
         await serving.ready(client, workers=2)
         after = await client.health()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.command_runner import Scene
+from tests.wait_bounds import stretch
 
 from holdwater.ledger.reader import LedgerReader
 
@@ -15,7 +16,7 @@ HOLDING_SUITE = """
 import holdwater as hw
 
 suite = hw.Suite(name="hold", instances=lambda: [hw.Instance(id="one")], grade=lambda *_: True)
-PROGRAM = f"import time; kept = b'x' * {HOLDING}; time.sleep(3)"
+PROGRAM = f"import time; kept = b'x' * {HOLDING}; time.sleep({SECONDS})"
 
 async def solve(instance, sandbox, model):
     await sandbox.run(["python3", "-c", PROGRAM])
@@ -25,7 +26,7 @@ async def solve(instance, sandbox, model):
 @pytest.mark.parametrize("workers", ["1", "0"])
 def test_an_attempt_records_the_memory_of_its_sandbox(tmp_path: Path, workers: str) -> None:
     scene = Scene(tmp_path)
-    scene.suite(HOLDING_SUITE, HOLDING=HOLDING)
+    scene.suite(HOLDING_SUITE, HOLDING=HOLDING, SECONDS=stretch(1.0))
     try:
         running = scene.run(*scene.agent(), "--workers", workers)
         assert running.wait() == 0, running

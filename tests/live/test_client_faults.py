@@ -107,7 +107,7 @@ async def test_a_server_restarted_on_its_port_gets_the_same_key() -> None:
 
 
 async def test_a_server_that_says_nothing_for_too_long_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdwater.client.server_connection.SILENCE", 0.2)
+    monkeypatch.setattr("holdwater.client.server_connection.SILENCE", stretch(0.05))
     async with playing(hang) as stage, AsyncClient(stage.url) as client:
         assert (await client.run("add-1")).outcome == "passed"
 

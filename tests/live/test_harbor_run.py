@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.harbor_tasks import WORD, task, write
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.core.errors import BadInput
@@ -217,7 +218,8 @@ def test_a_step_below_its_least_reward_is_the_last(place):
 
 
 def test_a_step_that_takes_too_long_is_graded_and_the_next_follows(place):
-    toml = "[[steps]]\nname = 'slow'\n[steps.agent]\ntimeout_sec = 0.5\n[[steps]]\nname = 'next'\n"
+    limit = f"timeout_sec = {stretch(0.125)}"
+    toml = f"[[steps]]\nname = 'slow'\n[steps.agent]\n{limit}\n[[steps]]\nname = 'next'\n"
     files = {f"steps__{name}__instruction_md": name for name in ("slow", "next")}
     test = "reward $(cat done)"
     task(place / "tree" / "one", toml, tests__test_sh=test, **files)
@@ -245,7 +247,7 @@ def test_steps_that_a_late_agent_never_came_to_count_as_zero(place):
         await sandbox.write("done", "")
         await asyncio.Event().wait()
 
-    row = play(place / "tree", hang, timeout=3.0)["one"]
+    row = play(place / "tree", hang, timeout=stretch(0.75))["one"]
 
     assert (row["where"], row["score"]) == ("limit", 0.375)
     assert row["detail"] == 'slow: {"reward":0.75}\nnever: not reached by the agent'

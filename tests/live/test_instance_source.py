@@ -119,16 +119,16 @@ async def test_a_plain_suite_runs_off_the_loop_and_in_one_thread():
 
 async def test_a_slow_suite_gives_its_instances_at_once_and_is_not_hung():
     """Given one that needs less than the limit for each instance and more for all, it is slow, not hung."""
-    wanted = threading.Event()
+    wanted, limit = threading.Event(), stretch(0.125)
 
     def instances() -> Iterator[Instance]:
         yield Instance(id="i0")
         wanted.wait(stretch(10))
         for number in range(1, 5):
-            threading.Event().wait(0.15)
+            threading.Event().wait(0.3 * limit)
             yield Instance(id=f"i{number}")
 
-    given = source(instances, suite_timeout=0.5)
+    given = source(instances, suite_timeout=limit)
     async with asyncio.timeout(stretch(5)):
         first = await given.take(5)
     wanted.set()
@@ -193,7 +193,7 @@ async def test_a_suite_that_is_not_iterable_is_an_error(made):
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 async def test_a_suite_that_hangs_keeps_what_it_yielded(kind):
-    release = threading.Event()
+    release, limit = threading.Event(), stretch(0.05)
 
     def instances() -> Iterator[Instance]:
         yield from numbered(3)
@@ -205,11 +205,11 @@ async def test_a_suite_that_hangs_keeps_what_it_yielded(kind):
         while not release.is_set():
             await asyncio.sleep(0.01)
 
-    given = source(instances if kind == "def" else instances_later, suite_timeout=0.2)
+    given = source(instances if kind == "def" else instances_later, suite_timeout=limit)
 
     assert await drained(given) == ids(0, 1, 2)
     assert given.error is not None
-    assert given.error.message == "suite `s` yielded no instance for 0.2 s"
+    assert given.error.message == f"suite `s` yielded no instance for {limit:g} s"
     release.set()
 
 
@@ -220,7 +220,7 @@ async def test_an_async_suite_that_blocks_does_not_stall_the_loop():
         yield Instance(id="i0")
         release.wait(stretch(30))
 
-    given = source(instances, suite_timeout=0.2)
+    given = source(instances, suite_timeout=stretch(0.05))
 
     assert await drained(given) == ids(0)
     assert given.error is not None and "yielded no instance" in given.error.message

@@ -114,7 +114,7 @@ async def test_a_command_has_its_streams_status_and_environment(tmp_path: Path) 
     async def scene(box: ManagedSandbox, place: Path) -> Any:
         result = await box.run("echo out; echo err >&2; echo $WORD; pwd; exit 3", env={"WORD": "wörd"})
         words = await box.run(["printf", "%s|", "a b", "c"])
-        late = await box.run("echo begun; sleep 60", timeout=0.3)
+        late = await box.run("echo begun; sleep 60", timeout=stretch(0.1))
         return [msgspec.structs.replace(one, seconds=0.0) for one in (result, words, late)], box.workdir
 
     (result, words, late), workdir = await play_on_both(tmp_path, scene)

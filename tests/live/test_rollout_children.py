@@ -390,8 +390,10 @@ async def test_a_child_that_cannot_be_ended_taints_its_worker_and_reaches_nothin
 
 async def test_a_child_ends_with_the_call_that_waits_for_it(tmp_path):
     ended: list[str] = []
+    bound = asyncio.timeout(None)
 
     async def never(instance, sandbox, model):
+        bound.reschedule(0.0)
         try:
             await hang()
         finally:
@@ -399,7 +401,7 @@ async def test_a_child_ends_with_the_call_that_waits_for_it(tmp_path):
 
     async def act(instance, sandbox, model, attempt):
         try:
-            async with asyncio.timeout(0.1):
+            async with bound:
                 await attempt.spawn(never, name="c")
         except TimeoutError:
             ended.append("parent goes on")

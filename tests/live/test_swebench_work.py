@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.swebench_rows import MENDED, Benchmark, diff, git
+from tests.wait_bounds import stretch
 
 import holdwater as hw
 from holdwater.api import grading
@@ -60,7 +61,13 @@ def test_work_is_graded_however_it_was_left(tmp_path: Path) -> None:
         benchmark.add(name)
 
     summary = hw.run(
-        benchmark.spec(), solve, out=tmp_path / "run", workers=0, concurrency=4, timeout=5, memory="8GiB"
+        benchmark.spec(),
+        solve,
+        out=tmp_path / "run",
+        workers=0,
+        concurrency=4,
+        timeout=stretch(1.25),
+        memory="8GiB",
     )
 
     verdicts = verdicts_of(tmp_path / "run")
