@@ -14,13 +14,15 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .core.errors import BadInput
 from .core.records import Record
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -73,6 +75,8 @@ def make_absolute(spec: str) -> str:
 
 def load_entry(group: str, name: str) -> object | None:
     """Load the entry point `name` of `group`; return None if there is none."""
+    from importlib.metadata import entry_points  # a slow import, for which few runs have a use
+
     for point in entry_points(group=group, name=name):
         found: object = call_guarded(point.load, f"the entry point `{name}` of `{_name_source(point)}`")
         return found
@@ -81,6 +85,8 @@ def load_entry(group: str, name: str) -> object | None:
 
 def list_entries(group: str) -> list[PluginEntry]:
     """Return the entry points of `group`, without importing any."""
+    from importlib.metadata import entry_points
+
     points = sorted(entry_points(group=group), key=lambda p: p.name)
     return [
         PluginEntry(name=p.name, description=f"entry point `{p.value}`", source=_name_source(p))

@@ -7,7 +7,6 @@ each runs in its sandbox, by that interpreter. `settings.py` has the options.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import tempfile
 import uuid
@@ -164,17 +163,23 @@ def check_packages(subject: str = f"agent `{NAME}`", instead: str = INSTEAD) -> 
     """Raise BadInput if this interpreter cannot run conversations of the SDK."""
     hint = f"`{INSTALL}` with Python 3.12 or newer{instead}"
     for package in PACKAGES:
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise BadInput(f"{subject} needs the package `{package}` beside holdwater", hint) from None
+        if _find_version(package) is None:
+            raise BadInput(f"{subject} needs the package `{package}` beside holdwater", hint)
+
+
+def _find_version(package: str) -> str | None:
+    from importlib import metadata  # a slow import, for which few runs have a use
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _find_notes() -> tuple[str, ...]:
     """Return a note if the installed version is not a tested one."""
-    try:
-        version = importlib.metadata.version(PACKAGES[0])
-    except importlib.metadata.PackageNotFoundError:
+    version = _find_version(PACKAGES[0])
+    if version is None:
         return ()
     told = explain_version(PACKAGES[0], TESTED, version)
     return (told,) if told else ()

@@ -11,7 +11,7 @@ import importlib
 import subprocess
 import sys
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ def check() -> None:
 
 @cache
 def version() -> str:
+    from importlib import metadata  # a slow import, for which few runs have a use
+
     check()
     return metadata.version("swebench")
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,8 @@ _threads = ThreadPoolExecutor(1, thread_name_prefix="holdwater-verifiers")
 
 def is_older_version() -> bool:
     """Return whether the installed package has environments instead of tasksets."""
+    from importlib import metadata  # a slow import, for which few runs have a use
+
     try:
         major, minor = metadata.version("verifiers").split(".")[:2]
     except metadata.PackageNotFoundError:

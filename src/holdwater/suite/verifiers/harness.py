@@ -20,7 +20,6 @@ from ...core.authoring import Agent, AgentFunction, AttemptHandle, GradingSandbo
 from ...core.errors import AgentFailed, AttemptError, RunFailed, SandboxFailed
 from ...core.records import Instance
 from ...core.serving_protocol import TrajectoryReference
-from . import tool_servers
 from .scoring import EPISODE_FILE, STATE, OpenTask, find_open_task, refresh_trace, write_trace
 from .tasks import TASK, read_task
 
@@ -124,7 +123,7 @@ async def _prepare_servers(opened: OpenTask, sandbox: GradingSandbox, runtime: A
     }
     await sandbox.write(f"{sandbox.private}/vf-tools.json", msgspec.json.encode(settings))
     script = f"{sandbox.private}/vf-tools.py"
-    await sandbox.write(script, Path(tool_servers.__file__).read_bytes())
+    await sandbox.write(script, Path(__file__).with_name("tool_servers.py").read_bytes())
     runtime.launcher = (sys.executable, script, f"{sandbox.private}/vf-tools.json", STATE_FILE, "--")
     return urls
 
