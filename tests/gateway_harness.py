@@ -18,7 +18,8 @@ from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.gateway.recorder import RequestDelta
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
-from holdwater.gateway.upstreams.http import HttpUpstream, ProviderAddress
+from holdwater.gateway.upstreams.http import HttpUpstream
+from holdwater.gateway.upstreams.http_endpoint import ProviderAddress
 from holdwater.gateway.upstreams.retry import CircuitBreaker
 from holdwater.gateway.upstreams.translation import TranslatedUpstream
 from holdwater.ledger.blobs import BlobStore, resolve_references
@@ -105,7 +106,7 @@ def connect(socket: Path) -> aiohttp.ClientSession:
 
 @asynccontextmanager
 async def scene(
-    upstream: str | Mapping[str, ProviderAddress],
+    upstream: str | Mapping[str, ProviderAddress] | HttpUpstream,
     *,
     log: Log | None = None,
     retries: int = 4,
@@ -125,9 +126,9 @@ async def scene(
 
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hw"))
-        up = await stack.enter_async_context(
-            HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
-        )
+        if not isinstance(upstream, HttpUpstream):
+            upstream = HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
+        up = await stack.enter_async_context(upstream)
         target = DIALECTS.get(server)
         model = TranslatedUpstream(up, target, read_conversation) if target is not None else up
         gateway = await stack.enter_async_context(Gateway(model, Path(directory) / "s", **options))

@@ -119,7 +119,7 @@ async def worker(
     options = {"serving": ServingConfig(), **options}
     config = RunConfig(id="run", suite="s", agent="a", created=0.0, version="0", **options)
     upstream = (
-        UpstreamConfig(everywhere=ModelProvider(url=url, key="sk-of-the-run")) if url is not None else None
+        UpstreamConfig(everywhere=(ModelProvider(url=url, key="sk-of-the-run"),)) if url is not None else None
     )
     welcome = WorkerSetup(config=config, directory=str(directory.path), worker=0, token=1, upstream=upstream)
     made = Worker(directory)

@@ -11,7 +11,7 @@ import aiohttp
 class HttpModel:
     """The same seam as `core.authoring.Model`."""
 
-    name = "scripted"
+    name = side_name = "scripted"
     key = "no-key"
     seed: int | None = None
 

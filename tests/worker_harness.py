@@ -141,7 +141,7 @@ async def working(
         model="m",
         serving=serving,
     )
-    upstream = UpstreamConfig(everywhere=ModelProvider(url=url)) if url is not None else None
+    upstream = UpstreamConfig(everywhere=(ModelProvider(url=url),)) if url is not None else None
     welcome = WorkerSetup(
         config=config, directory=str(directory.path), worker=7, token=1, upstream=upstream, path=os.defpath
     )

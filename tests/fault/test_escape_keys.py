@@ -13,10 +13,12 @@ from typing import ClassVar
 
 import pytest
 from tests.command_runner import Scene, until
+from tests.secret_search import found
 
 from holdwater.ledger.reader import LedgerReader
 
 KEY = "sk-holdwater-test-0123456789"
+NODE_KEY = "sk-holdwater-node-0123456789"  # in a variable that the options name
 SUITE = """
 import asyncio
 from pathlib import Path
@@ -84,30 +86,40 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         pytest.skip("only root can hide bubblewrap from a command")
     before = ["unshare", "--mount", "sh", "-c", HIDE, "sh"]
     # The shell and `unshare` would have the key in their environments: `env` gives it to the command alone.
-    found = Scene(tmp_path, before=[*before, "env", f"OPENAI_API_KEY={KEY}"])
+    keys = [f"OPENAI_API_KEY={KEY}", f"NODE_KEY={NODE_KEY}"]
+    opened = Scene(tmp_path, before=[*before, "env", *keys])
     lines = [
         "from pathlib import Path",
         f"SEEN = Path({str(tmp_path / 'seen')!r})",
         f"GO = Path({str(tmp_path / 'go')!r})",
     ]
-    found.suite("\n".join(lines) + SUITE)
-    yield found
-    found.close()
+    opened.suite("\n".join(lines) + SUITE)
+    yield opened
+    opened.close()
 
 
-def test_a_run_without_bubblewrap_says_so_and_keeps_its_key(scene: Scene, url: str) -> None:
-    seen, go = scene.place / "seen", scene.place / "go"
+# The environment has the name of the test: the key is not part of it.
+@pytest.mark.parametrize(
+    ("variable", "key"), [("OPENAI_API_KEY", KEY), ("NODE_KEY", NODE_KEY)], ids=["provider", "server"]
+)
+def test_a_run_without_bubblewrap_says_so_and_keeps_its_key(
+    scene: Scene, url: str, variable: str, key: str
+) -> None:
+    seen, go, file = scene.place / "seen", scene.place / "go", scene.place / "servers.toml"
+    file.write_text(f'[[base-url]]\nurl = "{url}"\nkey = "{variable}"\n')
 
-    command = scene.run(*scene.agent(), "--model", "m", "--base-url", url, "--workers", "1")
+    server = ("--base-url", url) if variable == "OPENAI_API_KEY" else ("--config", str(file))
+    command = scene.run(*scene.agent(), "--model", "m", *server, "--workers", "1")
     until("the command in the sandbox has looked", seen.exists)
     conductor = Path(f"/proc/{command.pid}/environ").read_bytes()
     go.touch()
 
     assert command.wait() == 0, command
-    assert Upstream.keys == [f"Bearer {KEY}"]
-    assert b"OPENAI_API_KEY" not in conductor and KEY.encode() not in conductor
+    assert Upstream.keys == [f"Bearer {key}"]
+    assert variable.encode() not in conductor and key.encode() not in conductor
     assert "HOLDWATER_RUN=" in seen.read_text(errors="replace")  # it did see processes of the host
-    assert KEY not in seen.read_text(errors="replace")
+    assert key not in seen.read_text(errors="replace")
+    assert found(key, scene.out) == []
     warnings = [line for line in command.stderr.splitlines() if "sandboxes are not isolated" in line]
     assert len(warnings) == 1 and "reach the network" in warnings[0], command
     assert command.document()["open"].startswith("sandboxes are not isolated")

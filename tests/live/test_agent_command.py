@@ -23,7 +23,7 @@ from holdwater.sandbox.process_sandboxes import ProcessSandboxes
 class Gate:
     """A model that is only looked at."""
 
-    name = "the model"
+    name = side_name = "the model"
     url = "http://worker/v1"
     sandbox_url = "http://sandbox/v1"
     key = "key-1"

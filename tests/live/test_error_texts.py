@@ -244,6 +244,54 @@ $ holdwater run demo --agent bash --model m --base-url http://user:secret@host/v
 2 error: `--base-url` must not contain credentials: they would be stored in the run's files
 hint: put the key into `OPENAI_API_KEY`
 
+$ holdwater run demo --agent bash --model m --base-url http://a/v1 --base-url http://user:secret@b/v1
+2 error: `--base-url`, number 2: must not contain credentials: they would be stored in the run's files
+hint: put the key into `OPENAI_API_KEY`
+
+$ holdwater run demo --agent bash --model m --base-url http://a/v1 --base-url http://a/v1/
+2 error: `--base-url`, number 2: the same URL as before: `http://a/v1`
+hint: `weight = 2` gives it twice the calls
+
+> servers.toml [[base-url]]
+> servers.toml url = "http://a/v1"
+> servers.toml wieght = 2
+$ holdwater run demo --agent bash --model m --config servers.toml
+2 error: servers.toml: `base-url`: object contains unknown field `wieght` - at `$[0]`
+
+> servers.toml [[base-url]]
+> servers.toml url = "http://a/v1"
+> servers.toml weight = 0
+$ holdwater run demo --agent bash --model m --config servers.toml
+2 error: `--base-url` `weight` must be more than 0: 0
+
+> servers.toml [[base-url]]
+> servers.toml url = "http://a/v1"
+> servers.toml key = "sk-a-key-itself"
+$ holdwater run demo --agent bash --model m --config servers.toml
+2 error: `--base-url` `key` must be the name of a variable
+hint: `export NODE_KEY=...`, then `key = "NODE_KEY"`
+
+> servers.toml [[base-url]]
+> servers.toml url = "http://a/v1"
+> servers.toml key = "NODE_KEY"
+$ holdwater run demo --agent bash --model m --config servers.toml
+2 error: the variable is not set: `NODE_KEY`
+hint: `export NODE_KEY=...`
+
+> servers.toml [[base-url]]
+> servers.toml url = "http://a/v1"
+> servers.toml models = ["tiny-*"]
+$ holdwater run demo --agent bash --model m --config servers.toml
+2 error: no server of `--base-url` serves the model: `m`
+hint: add it to the `models` of one
+
+$ holdwater run demo --agent bash --model m --base-url http://a/v1 --model-map small
+2 error: `--model-map` must look like `small=qwen3-4b`: `small=`
+
+$ holdwater run demo --agent nop --model-map small=x
+2 error: `--model-map` needs `--model`
+hint: the model of all other calls
+
 $ holdwater run demo --agent nop --shard 5/4
 2 error: `--shard` must be i/n with 1 <= i <= n: 5/4
 

@@ -14,7 +14,7 @@ import zstandard
 from tests.dialect_requests import DIALECTS, message_of, root, send, speak, text_of
 from tests.gateway_harness import MODEL, UPSTREAM_KEY, Log, scene
 
-from holdwater.gateway.upstreams.http import ProviderAddress
+from holdwater.gateway.upstreams.http_endpoint import ProviderAddress
 from holdwater.testing.reply_formats import WIRES, ScriptedRequest
 from holdwater.testing.scripted_model import ReplyFault, ScriptedReply, apply_plan, serve_raw, serve_script
 

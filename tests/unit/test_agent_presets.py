@@ -47,6 +47,7 @@ class Gate:
     """A model that is only looked at."""
 
     name = "a/model"
+    side_name = "a/small-model"
     url = "http://worker/v1"
     sandbox_url = "http://sandbox:4141/v1"
     key = "key-1"
@@ -227,11 +228,14 @@ def test_the_answer_is_its_last_words(name: str, printed: str, answer: str | Non
 
 
 def test_strange_names_stay_values() -> None:
-    door = ModelEndpoint(model='a"b\\c', url='http://x"y/v1', root='http://x"y', key="k")
+    door = ModelEndpoint(model='a"b\\c', side_model="small", url='http://x"y/v1', root='http://x"y', key="k")
 
     config = json.loads(PRESETS["opencode"].environment(door)["OPENCODE_CONFIG_CONTENT"])
 
-    assert list(config["provider"]["holdwater"]["models"]) == ['a"b\\c']
+    assert list(config["provider"]["holdwater"]["models"]) == ['a"b\\c', "small"]
+    assert config["small_model"] == "holdwater/small"
+    claude = PRESETS["claude-code"].environment(door)
+    assert claude["ANTHROPIC_SMALL_FAST_MODEL"] == claude["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "small"
     assert '--config=model_providers.holdwater.base_url="http://x\\"y/v1"' in PRESETS["codex"].words(door)
 
 

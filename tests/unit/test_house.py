@@ -41,6 +41,7 @@ LEAST_MODULE_LINES = 185  # on average
 # More than five methods: each is one object that users or workers see whole.
 LARGE_PROTOCOLS = {
     "ImageSupply": "a hold of images and places, from its announcement to its end, and that of its group",
+    "Model": "four facts for clients, the name for side calls, and the call itself",
     "ManagedSandbox": "a sandbox as an attempt manages it; agents and suites see its smaller bases",
     "SessionStatus": "read-only counters of a gateway session",
 }

@@ -31,6 +31,7 @@ class ModelEndpoint(NamedTuple):
     """The model's address, as seen by a client in the sandbox."""
 
     model: str
+    side_model: str  # for calls beside the conversation
     url: str  # ends in `/v1`
     root: str  # without `/v1`
     key: str
@@ -72,7 +73,8 @@ def make_agent(made: AgentPreset, extra: str = "") -> Agent:
     version = _ClientVersion(made)
 
     async def act(instance: Instance, sandbox: Sandbox, model: Model) -> str:
-        door = ModelEndpoint(model.name, model.sandbox_url, model.sandbox_url.removesuffix("/v1"), model.key)
+        url = model.sandbox_url
+        door = ModelEndpoint(model.name, model.side_name, url, url.removesuffix("/v1"), model.key)
         words = [made.program, *made.words(door), *added]
         if made.instruction:
             words.append(command.check_argument(made.instruction + instance.instruction, ARGUMENT_HINT))

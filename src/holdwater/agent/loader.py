@@ -34,7 +34,7 @@ ATTACK = "attack"  # for `holdwater check --attack`; not listed, because it does
 OTHER_AGENTS = "`command:PROGRAM ...`, `predictions:FILE`, `path.py:name` or `module:name`"
 OBJECT_HINT = "it must be a function `(instance, sandbox, model)` or a `holdwater.Agent`"
 # Attributes of a model; a run without a model has none of them.
-MODEL_ATTRIBUTES = frozenset(("name", "url", "sandbox_url", "key", "chat"))
+MODEL_ATTRIBUTES = frozenset(("name", "side_name", "url", "sandbox_url", "key", "chat"))
 
 
 class PresetEntry(PluginEntry, frozen=True):

@@ -101,12 +101,11 @@ def _opencode_config(door: ModelEndpoint) -> str:
         "npm": "@ai-sdk/openai-compatible",
         "name": "holdwater",
         "options": {"baseURL": door.url, "apiKey": "{env:OPENAI_API_KEY}"},
-        "models": {door.model: {"name": door.model}},
+        "models": {name: {"name": name} for name in (door.model, door.side_model)},
     }
-    model = f"holdwater/{door.model}"
     config = {
-        "model": model,
-        "small_model": model,
+        "model": f"holdwater/{door.model}",
+        "small_model": f"holdwater/{door.side_model}",
         "provider": {"holdwater": provider},
         "permission": "allow",
         "share": "disabled",
@@ -132,8 +131,8 @@ CLAUDE_CODE = AgentPreset(
     environment=lambda door: {
         "ANTHROPIC_BASE_URL": door.root,
         "ANTHROPIC_AUTH_TOKEN": door.key,
-        "ANTHROPIC_SMALL_FAST_MODEL": door.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": door.model,
+        "ANTHROPIC_SMALL_FAST_MODEL": door.side_model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": door.side_model,
         "CLAUDE_CODE_SUBAGENT_MODEL": door.model,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_TELEMETRY": "1",

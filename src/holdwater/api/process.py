@@ -12,6 +12,7 @@ from ..run.conductor.signals import INTERRUPTED as INTERRUPTED
 from ..run.conductor.signals import CommandSignals as CommandSignals
 from ..run.conductor.signals import disregard as disregard
 from ..run.setup.keys import take_keys as take_keys
+from ..run.setup.keys import take_variables as take_variables
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -198,7 +198,7 @@ def prepare(
     )
     config = build_config(found, actor, names, settings)
     check_inputs(found, actor, config)
-    environment = read_environment()
+    environment = read_environment(config.base_url)
     check_requirements(found, config, environment)
     critic = options.get("critic")
     return RunSetup(
@@ -283,7 +283,7 @@ def set_up_again(
     path: Path, config: RunConfig, objects: CallerObjects, env: AgentVariables | None = None
 ) -> RunSetup:
     """Return the setup of a run that has a configuration, with the caller's objects."""
-    environment = read_environment()
+    environment = read_environment(config.base_url)
     load_critic(objects.critic or config.critic)  # raises for an invalid critic before anything starts
     suite = objects.suite or load_suite(config.suite)
     return RunSetup(
@@ -362,5 +362,5 @@ async def _open_upstream(setup: RunSetup) -> AsyncIterator[UpstreamConfig | None
     from ..testing.scripted_model import serve_script
 
     async with serve_script(reply) as url:
-        upstream = UpstreamConfig(everywhere=ModelProvider(url=url))
+        upstream = UpstreamConfig(everywhere=(ModelProvider(url=url),))
         yield add_judge(upstream, config, setup.environment)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..api.process import CommandSignals
+from ..core.endpoints import list_endpoint_keys
 from .console import CommandConsole
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ def run_in_foreground(setup: RunSetup, *, json: bool, quiet: bool, view: bool = 
 
 def watch_run(setup: RunSetup, *, quiet: bool, view: bool = False) -> RunSummary:
     """Conduct the run with the live display, without a closing page; `view` serves it to a browser too."""
-    from ..api.process import complete
+    from ..api.process import complete, take_variables
     from ..api.runs import start
     from ..api.viewing import open_view
 
+    take_variables(list_endpoint_keys(setup.config.base_url))
     console = CommandConsole.current or CommandConsole.claim()
     displays: list[LiveDisplay] = []
     views = ExitStack()

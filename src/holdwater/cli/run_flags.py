@@ -122,11 +122,11 @@ def merge_flags(flags: Any, config: Path | None) -> dict[str, Any]:
     said = dataclasses.asdict(flags)
     if config is None:
         return said
-    kinds = get_type_hints(type(flags))
+    kinds = {**get_type_hints(type(flags)), **_list_file_types()}
     for name, value in _read(config).items():
         key = name.replace("-", "_")
-        if key not in kinds:
-            near = difflib.get_close_matches(key, kinds, n=1)
+        if key not in said:
+            near = difflib.get_close_matches(key, said, n=1)
             hint = f"did you mean `{near[0].replace('_', '-')}`?" if near else ""
             raise BadInput(f"{config}: unknown setting: `{name}`", hint)
         if said[key] is None:
@@ -136,6 +136,12 @@ def merge_flags(flags: Any, config: Path | None) -> dict[str, Any]:
                 hint = "a whole number or `auto`" if key == "concurrency" else ""
                 raise BadInput(f"{config}: `{name}`: {_explain_error(error)}", hint) from None
     return said
+
+
+def _list_file_types() -> dict[str, Any]:
+    """Return the types of options that a TOML file writes in another way than the command line."""
+    entries = list_options(RunConfig).values()
+    return {entry.name: entry.option.file for entry in entries if entry.option.file is not None}
 
 
 def _explain_error(error: msgspec.ValidationError) -> str:

@@ -146,10 +146,7 @@ class ManagedSandbox(WholeSandbox, Protocol):
         """Record the end of set-up: later changes are the agent's work."""
 
     async def clear_outside(self) -> bool:
-        """Restore everything but the working directory to its state at `mark`.
-
-        Return False if only `renew` can do so.
-        """
+        """Restore everything but the working directory as at `mark`; return False if only `renew` can."""
 
 
 class Model(Protocol):
@@ -157,6 +154,9 @@ class Model(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def side_name(self) -> str: ...  # for side calls, such as titles
 
     @property
     def url(self) -> str:

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .endpoints import BaseUrl, ServerEndpoint, parse_endpoints
 from .fork_origin import ForkOrigin
 from .image import ImageRecipe
 from .judge import JudgeModel
-from .option_values import parse_agent_options, parse_sampling, parse_shard, parse_slots
+from .option_values import parse_agent_options, parse_model_map, parse_sampling, parse_shard, parse_slots
 from .options import ConfigOption, OptionGroup
 from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
@@ -76,12 +77,27 @@ class RunConfig(Record, frozen=True):
             CHOICE, "The model's name; `OPENAI_API_KEY` and `OPENAI_BASE_URL` set its key and server"
         ),
     ] = None
-    base_url: Annotated[
-        str | None,
+    # Imposed on requests that name one of these patterns, in place of `model`.
+    model_map: Annotated[
+        dict[str, str],
         ConfigOption(
             CHOICE,
-            "The URL of the model's server; overrides `OPENAI_BASE_URL`",
-            resume="The URL of the model's server",
+            "The model for a name that agents use for side calls: `small=qwen3-4b`, `*haiku*=qwen3-4b`; "
+            "may be repeated",
+            accepts=list[str],
+            file=list[str] | dict[str, str],
+            parse=parse_model_map,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    base_url: Annotated[
+        BaseUrl | None,
+        ConfigOption(
+            CHOICE,
+            "The URL of the model's server; may be repeated; overrides `OPENAI_BASE_URL`",
+            accepts=list[str],
+            file=str | ServerEndpoint | list[str | ServerEndpoint],
+            parse=parse_endpoints,
+            resume="The URL of the model's server; may be repeated",
             live=False,
         ),
     ] = None
@@ -227,6 +243,7 @@ class RunConfig(Record, frozen=True):
             BUDGETS, "Tokens per minute, over all workers", positive=True, resume="Tokens per minute"
         ),
     ] = None
+    mapped_prices: dict[str, ModelPrice | None] = msgspec.field(default_factory=dict)  # of `model_map`
     # The price of the model when the run was created; None: unknown.
     price: Annotated[
         ModelPrice | None,

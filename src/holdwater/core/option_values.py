@@ -36,6 +36,17 @@ def parse_agent_options(pairs: Mapping[str, Any] | Sequence[str]) -> dict[str, A
     return _parse_pairs(pairs, "--agent-option", "max_iterations=100")
 
 
+def parse_model_map(pairs: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = dict(pairs) if isinstance(pairs, Mapping) else {}
+    for pair in () if isinstance(pairs, Mapping) else pairs:
+        name, _, model = pair.partition("=")
+        found[name.strip()] = model.strip()
+    for name, model in found.items():
+        if not name or not isinstance(model, str) or not model or not model.isprintable():
+            raise BadInput(f"`--model-map` must look like `small=qwen3-4b`: `{name}={model}`")
+    return found
+
+
 def _parse_pairs(pairs: Mapping[str, Any] | Sequence[str], flag: str, example: str) -> dict[str, Any]:
     """Parse parameters such as `temperature=0.7`; a value that is not JSON is text."""
     if isinstance(pairs, Mapping):

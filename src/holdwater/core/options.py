@@ -33,6 +33,7 @@ class ConfigOption(msgspec.Struct, frozen=True):
     name: str = ""  # of the option, if it is not the field's
     size: bool = False  # a number of bytes, or text such as `512MiB`
     accepts: Any = None  # the type on the command line, if it does not follow from the field's
+    file: Any = None  # the type in a TOML file, if it is not that of the command line
     parse: Callable[[Any], Any] | None = None  # makes the field's value; raises BadInput
     least: float | None = None
     positive: bool = False  # the value must be more than 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import field
 
+from .endpoints import EndpointUse
 from .groups import GroupTerms
 from .records import (
     NO_USAGE,
@@ -275,6 +276,7 @@ class ServerStats(Record, frozen=True):
     latency: dict[str, float] = field(default_factory=dict)  # seconds, order to result: `p50`, ... `p99`
     waited: dict[str, float] = field(default_factory=dict)  # seconds from order to start
     held: int = 0  # calls that wait for an answer from a trainer
+    endpoints: tuple[EndpointUse, ...] = ()  # the servers of the run's model, if there are several
     usage: ModelUsage = NO_USAGE
     saved: ModelUsage = NO_USAGE
     workers: int = 0

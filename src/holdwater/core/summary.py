@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import field
 
+from .endpoints import EndpointUse
 from .fork_origin import ForkOrigin
 from .records import NO_USAGE, ModelUsage, Record
 
@@ -113,6 +114,7 @@ class RunSummary(Record, frozen=True):
     verdicts: dict[str, int] = field(default_factory=dict)  # the same, counted by attempt
     score: float | None = None  # mean over scored samples
     pass_at: tuple[PassRate, ...] = ()  # pass@1, pass@2, ... if `--samples` is more than 1
+    endpoints: tuple[EndpointUse, ...] = ()  # the model's servers, if there are several
     usage: ModelUsage = NO_USAGE
     cost: float | None = None  # US dollars; None: the cost of some calls is unknown
     saved: ModelUsage = NO_USAGE  # usage of replies that came from the record, at no cost

@@ -25,7 +25,7 @@ from .conversion import (
     make_completion,
     pick_token_fields,
 )
-from .message import CommonMessage, ModelReply, as_list, merge_messages, to_part
+from .message import CommonMessage, ModelReply, as_dict, as_list, merge_messages, to_part
 from .sse import ChunkStream, EventStream
 from .stream_writer import StreamWriter
 
@@ -185,6 +185,13 @@ class Dialect:
         """Return the request as forwarded, with `model` imposed if set; raise `msgspec.MsgspecError`."""
         return AdaptedRequest(place, impose_model(head, model))
 
+    def read_model(self, head: Mapping[str, Raw], place: RequestTarget) -> str:
+        """Return the model that a request names; empty if it names none. It raises nothing."""
+        try:
+            return msgspec.json.decode(head.get("model", b'""'), type=str)
+        except msgspec.MsgspecError:
+            return ""
+
     def impose_sampling(self, head: Mapping[str, Raw], sampling: Mapping[str, Any]) -> dict[str, Raw]:
         """Return the keys of a request that change.
 
@@ -219,6 +226,10 @@ class Dialect:
         check_utf8(body)
         reply = msgspec.json.decode(body, type=_ReplyShape)
         return ParsedReply(self.count_usage(reply.usage), reply.error)
+
+    def recognizes_reply(self, body: bytes) -> bool:
+        """Whether a reply in one piece, which is valid JSON, is of this dialect."""
+        return self.auxiliary or self.reply_key in as_dict(msgspec.json.decode(body))
 
     def count_usage(self, counts: Any) -> ModelUsage:
         """Return the usage that the `usage` of a reply reports."""

@@ -28,6 +28,9 @@ class TokenCountDialect(Dialect):
         self.provider, self.known_headers = counted.provider, counted.known_headers
         self.key_header, self.count_key = counted.key_header, counted.count_key
 
+    def read_model(self, head: Mapping[str, Raw], place: RequestTarget) -> str:
+        return self._counted.read_model(head, place)
+
     def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
         return self._counted.adapt_request(head, place, model)
 

@@ -115,9 +115,11 @@ class AnswerDelivery:
         dialect: Dialect,
         recorded: RecordedReply | None,
         call: ThreadCall,
+        model: str | None,
     ) -> None:
         self._request = request
         self._call = call
+        self._model = model
         self._threads = session.find_threads(dialect)
         self._saved = recorded.usage if recorded is not None else None
         self._unlimited = recorded is not None and recorded.unlimited
@@ -144,13 +146,13 @@ class AnswerDelivery:
             ending = CallEnding(answer.status, reply.reply or body, reply.usage, chunks=reply.chunks)
             if failure is None and reply.error is not None:
                 failure = failure_inside(reply.error)
+            elif failure is None and not reply.usage.tokens and not self._dialect.recognizes_reply(body):
+                failure = _make_garbage(
+                    f"has no `{self._dialect.reply_key}` of the dialect `{self._dialect.name}`"
+                )
         except DECODE_ERRORS as error:
             ending = CallEnding(answer.status)
-            failure = failure or AttemptFailure(
-                where=FailureOrigin.MODEL,
-                kind="garbage",
-                message=f"the upstream's reply is not valid JSON: {error}",
-            )
+            failure = failure or _make_garbage(f"is not valid JSON: {error}")
         self._write(ending, failure)
         return web.Response(status=answer.status, headers=_prepare_headers(answer), body=body)
 
@@ -225,7 +227,11 @@ class AnswerDelivery:
             reason = "the attempt ended" if self._session.closed else "client went away"
             nothing = NO_USAGE if self._saved is not None else None
             ending = self._make_partial(CLIENT_GONE)._replace(
-                error=reason, saved=nothing, version=self._find_version(), unlimited=self._unlimited
+                error=reason,
+                saved=nothing,
+                version=self._find_version(),
+                unlimited=self._unlimited,
+                model=self._model,
             )
             self._threads.abandon(self._call)
             self._session.write(self._delta, ending, self._started, self._call)
@@ -237,6 +243,8 @@ class AnswerDelivery:
         return CallEnding(status, stream.reply() if stream.began else None, stream.usage, streamed=True)
 
     def _write(self, ending: CallEnding, failure: AttemptFailure | None) -> None:
+        if failure is not None and self._answer is not None:
+            self._answer.failure = failure
         if failure is not None and not ending.error:
             ending = ending._replace(error=failure.message, billed=failure.kind in BILLED_KINDS)
         self._written = True
@@ -247,6 +255,7 @@ class AnswerDelivery:
             version=self._find_version(),
             unlimited=self._unlimited,
             original=self._answer.original if self._answer is not None else None,
+            model=self._model,
         )
         self._session.write(self._delta, ending, self._started, self._call)
         self._threads.end(self._call, failure)
@@ -260,6 +269,11 @@ class AnswerDelivery:
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+def _make_garbage(problem: str) -> AttemptFailure:
+    message = f"the upstream's reply {problem}"
+    return AttemptFailure(where=FailureOrigin.MODEL, kind="garbage", message=message)
 
 
 def _prepare_headers(answer: UpstreamAnswer) -> CIMultiDict[str]:

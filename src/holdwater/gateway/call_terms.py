@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, asynccontextmanager
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,7 +22,10 @@ from .upstreams import Upstream
 
 BURST = 2.0  # seconds' worth of the rate that may be used at once
 LEARNING = 0.2  # the weight of the latest call in the expected tokens of a call
+SIDE_NAME = "small"  # the name for which agents' side calls look in `ModelRoute.names`
 NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NO_PRICES: Mapping[str, ModelPrice | None] = MappingProxyType({})
 
 
 class RateBucket:
@@ -117,21 +121,35 @@ class ModelRoute(NamedTuple):
         None  # receives the number of each recorded exchange
     )
     sampled: bool = True  # the gateway's sampling parameters are imposed
+    names: Mapping[str, str] = NO_NAMES  # patterns of requested names -> models that are imposed instead
+
+    def choose_model(self, requested: str) -> str | None:
+        """Return the model of a request that names `requested`; None: the agent's choice."""
+        if requested == self.model or requested in self.names.values():
+            return requested
+        exact = self.names.get(requested)
+        matching = (model for pattern, model in self.names.items() if fnmatchcase(requested, pattern))
+        return exact or next(matching, self.model)
 
     def with_defaults(self, own: ModelRoute) -> ModelRoute:
         """Return this route, with the gateway's `own` values for fields that are not set."""
         sampling = {**own.sampling, **self.sampling} if self.sampled else self.sampling
         if self.upstream is not None:
             return self._replace(sampling=sampling)
-        model, version = self.model or own.model, own.version or self.version
-        return self._replace(upstream=own.upstream, model=model, sampling=sampling, version=version)
+        own = own if self.model is None else own._replace(model=self.model, names=NO_NAMES)
+        version = own.version or self.version
+        return self._replace(
+            upstream=own.upstream, model=own.model, names=own.names, sampling=sampling, version=version
+        )
 
 
 class CallTerms(NamedTuple):
     price: ModelPrice | None = None  # None: unknown
+    mapped_prices: Mapping[str, ModelPrice | None] = NO_PRICES  # of the models of `ModelRoute.names`
     rate: RateLimiter | None = None  # None: as fast as the upstream allows
     replays: bool = False  # the run only replays a record, without an upstream
     sampling: Mapping[str, Any] = MappingProxyType({})  # imposed on every request
+    names: Mapping[str, str] = NO_NAMES  # of the route
     shared: bool = True  # all attempts share the upstream: a failure common to all of them fails the run
 
 
@@ -151,7 +169,7 @@ class JudgeRoute(NamedTuple):
     def derive_terms(self, attempt: CallTerms) -> CallTerms:
         """Return the terms for judges of an attempt: the rate is that of the run's server."""
         rate = attempt.rate if self.upstream is None else None
-        return attempt._replace(price=self.model.price, rate=rate)
+        return attempt._replace(price=self.model.price, mapped_prices=NO_PRICES, rate=rate)
 
 
 class SharedResources(NamedTuple):

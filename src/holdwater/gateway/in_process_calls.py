@@ -173,11 +173,20 @@ RequestSender = Callable[[str, InProcessRequest], Awaitable[tuple[int, bytes]]]
 class ChatClient:
     """One attempt's client for its model."""
 
-    def __init__(self, ask: RequestSender, url: str, sandbox_url: str, key: str, name: str) -> None:
+    def __init__(
+        self,
+        ask: RequestSender,
+        url: str,
+        sandbox_url: str,
+        key: str,
+        name: str,
+        side_name: str = "",
+    ) -> None:
         self.url = url
         self.sandbox_url = sandbox_url
         self.key = key
         self.name = name
+        self.side_name = side_name or name
         self._ask = ask
         self._conversation = MessageHistory()
 

@@ -306,6 +306,7 @@ class CallEnding(NamedTuple):
     original: bytes | None = None  # as in `Exchange`
     billed: bool = True  # False: refused by the upstream, or never sent, so it costs nothing
     unlimited: bool = False  # does not count against the limits of the attempt
+    model: str | None = None  # as it went upstream
 
     def make_exchange(
         self, number: int, delta: RequestDelta, price: ModelPrice | None, started: float, by: str

@@ -107,7 +107,8 @@ class CallRelay:
         """Get the answer to a call, deliver it and record it."""
         call, delta, asked, requested, has_tools, recorded = prepared
         placed = session.find_threads(dialect).begin(requested, delta, call.body.size, has_tools)
-        turn = AnswerDelivery(request, session, delta, dialect, recorded, placed)
+        call = call._replace(conversation=placed.thread)
+        turn = AnswerDelivery(request, session, delta, dialect, recorded, placed, call.model)
         try:
             async with self._open_answer(call, session, recorded, dialect, behind) as answer:
                 turn.set_answer(answer, behind.version)
@@ -151,7 +152,7 @@ class CallRelay:
         requested = session.find_threads(dialect).tick()
         body, reading = await self._read_request(request, session, dialect)
         try:
-            asked = _adapt_request(route, reading.head, behind)
+            asked, model = _adapt_request(route, reading.head, behind)
             has_tools = bytes(reading.head.get("tools", b"")) not in (b"", b"[]", b"null")
             sent = {**reading.head, **asked.changes}
             if asked.changes:
@@ -173,7 +174,8 @@ class CallRelay:
             body.free()
             raise
         call = _make_call(request, session, asked, route, body)
-        call = call._replace(reply_format=wanted, delta=None if dialect.counted_dialect else delta)
+        turn = None if dialect.counted_dialect else delta
+        call = call._replace(reply_format=wanted, delta=turn, model=model)
         return PreparedCall(call, delta, asked, requested, has_tools, recorded)
 
     async def _read_request(
@@ -221,14 +223,21 @@ async def _send_paced(
         yield answer
 
 
-def _adapt_request(route: CallRoute, head: dict[str, Raw], behind: ModelRoute) -> AdaptedRequest:
-    """Return the request as forwarded, with the model and the sampling parameters of its route."""
+def _adapt_request(
+    route: CallRoute, head: dict[str, Raw], behind: ModelRoute
+) -> tuple[AdaptedRequest, str | None]:
+    """Return the request with the model and the sampling parameters of its route, and that model."""
+    dialect, place, model = route.dialect, route.place, behind.model
+    if behind.names:
+        model = behind.choose_model(dialect.read_model(head, place))
     try:
-        asked = route.dialect.adapt_request(head, route.place, behind.model)
-        changes = route.dialect.impose_sampling(head, behind.sampling)
+        asked = dialect.adapt_request(head, place, model)
+        changes = dialect.impose_sampling(head, behind.sampling)
     except DECODE_ERRORS as error:
         raise MalformedRequest(str(error)) from None
-    return asked._replace(changes={**asked.changes, **changes}) if changes else asked
+    if model is None or not dialect.uses_run_model:
+        model = dialect.read_model(head, place)
+    return asked._replace(changes={**asked.changes, **changes}) if changes else asked, model
 
 
 def _make_call(

@@ -30,7 +30,7 @@ from ..dialect import CHAT, DIALECTS
 from ..dialect.interface import Dialect
 from .body import ByteAdmission
 from .body_reader import UnreadableBody
-from .call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter, SharedResources
+from .call_terms import NO_PRICES, CallTerms, JudgeRoute, ModelRoute, RateLimiter, SharedResources
 from .connections import (
     GatewayConnection,
     GatewayServer,
@@ -83,7 +83,7 @@ class Gateway:
         self.url = ""
         self.outside_url = ""  # for containers
         self.sessions: dict[str, Session] = {}  # by key; an entry lives as long as its scope
-        own = ModelRoute(upstream, model, terms.sampling)
+        own = ModelRoute(upstream, model, terms.sampling, names=terms.names)
         self.relay = CallRelay(own, ByteAdmission(admitted_bytes), body_cap, keep_alive)
         self.calls = 0  # received so far
         self.serving = 0  # calls in flight
@@ -134,11 +134,10 @@ class Gateway:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    def model_of(self, key: str) -> str | None:
-        """Return the model imposed on the session with this key; None: the agent chooses."""
+    def route_of(self, key: str) -> ModelRoute:
+        """Return the route of the session with this key."""
         session = self.sessions.get(key)
-        route = self.relay.default_route if session is None else self.relay.resolve_model_route(session)
-        return route.model
+        return self.relay.default_route if session is None else self.relay.resolve_model_route(session)
 
     def steer(self, own: ModelRoute) -> None:
         """Set the default route, for all sessions without an upstream of their own.
@@ -190,7 +189,7 @@ class Gateway:
         """
         terms = self._terms
         if behind is not None and behind.upstream is not None:  # price and rate apply only to the run's model
-            terms = terms._replace(price=None, rate=None, shared=False)
+            terms = terms._replace(price=None, mapped_prices=NO_PRICES, rate=None, shared=False)
         shared = SharedResources(self.executor, self.relay.admission)
         session = Session(attempt, log, shared, limits, terms, recording, behind)
         self._attempt_refusals[attempt] = RefusedCalls(lambda what: self.on_refused(what, attempt))

@@ -346,7 +346,8 @@ class Session:
         number = self._owner.exchanges + 1
         reply, chunks, original = map(self._extract_reply, (ending.reply, ending.chunks, ending.original))
         ending = ending._replace(reply=reply, chunks=chunks, original=original)
-        exchange = ending.make_exchange(number, delta, self.terms.price, started, self._by)
+        price = self.terms.mapped_prices.get(ending.model or "", self.terms.price)
+        exchange = ending.make_exchange(number, delta, price, started, self._by)
         try:
             self._log.append(exchange)
         except AttemptOver:

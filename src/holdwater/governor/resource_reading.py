@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..core.endpoints import EndpointUse
 from ..core.records import ModelUsage, Record
 
 SHORT_SHARE = 0.1  # share of the memory that a run could use: below this a node counts as short of memory
@@ -88,6 +89,7 @@ class FleetCensus(Record, frozen=True):
     phases: dict[str, int] = msgspec.field(default_factory=dict)
     usage: ModelUsage = ModelUsage()  # of the attempts that are not settled
     uses: dict[int, AttemptUse] = msgspec.field(default_factory=dict)  # by attempt
+    endpoints: tuple[EndpointUse, ...] = ()  # the model's servers, if there are several
 
     @property
     def sandboxes(self) -> int:

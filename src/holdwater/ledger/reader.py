@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ..core.control import EVENT_PREFIX, PAUSE_EVENT, UNPAUSE_EVENT, WATCH_EVENT
+from ..core.endpoints import EndpointUses
 from ..core.errors import BadInput, LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
 from ..core.summary import (
@@ -74,7 +75,9 @@ class LedgerReader:
         config, found = self.config, self.counts()
         query = f"SELECT min(started), {CONDUCTED_SECONDS}, max(seen) FROM conductor"
         started, seconds, seen = self.rows(query)[0]
-        meta = dict(self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open')"))
+        meta = dict(
+            self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open', 'endpoints')")
+        )
         state, reason, exit_status, ended = self._state()
         if state == "running" and seen is not None:
             seconds += max(0.0, time.time() - seen)
@@ -98,6 +101,7 @@ class LedgerReader:
             verdicts=found.verdicts,
             score=found.score,
             pass_at=self.pass_rates(),
+            endpoints=_endpoints.decode(meta["endpoints"]).uses if "endpoints" in meta else (),
             usage=found.usage,
             cost=found.usage.cost,
             saved=found.saved,
@@ -393,3 +397,4 @@ def _choose_mode(path: Path) -> str:
 
 
 _gauges = msgspec.msgpack.Decoder(RunGauge)
+_endpoints = msgspec.msgpack.Decoder(EndpointUses)

@@ -60,6 +60,7 @@ from .worker_protocol import (
     AttemptJob,
     AttemptStatus,
     ChangeWorker,
+    EndpointsUsed,
     EventNoted,
     FetchHeldCall,
     MemberWaiting,
@@ -298,7 +299,13 @@ class AttemptHost:
         except HoldwaterError as error:
             self._emit(WorkerBroken(message=error.message))
             return
+        self.report_endpoints()
         self._emit(AttemptDone(verdict=verdict, tainted=tainted))
+
+    def report_endpoints(self) -> None:
+        """Report the calls of the model's servers, if there are several."""
+        if self._calls is not None and (uses := self._calls.report_uses()):
+            self._emit(EndpointsUsed(uses=uses))
 
     def _make_noter(self, attempt: int) -> Callable[[str, str], None]:
         return lambda kind, message: self._emit(EventNoted(kind=kind, message=message, attempt=attempt))

@@ -23,6 +23,7 @@ import msgspec
 from ..conversation.trajectory import ExchangeTree
 from ..core.authoring import Policy
 from ..core.config import SAME_DIALECT, RunConfig
+from ..core.endpoints import EndpointUse
 from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
@@ -34,7 +35,8 @@ from ..gateway.recorder import RequestDelta
 from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
 from ..gateway.upstreams.endpoints import EndpointPool
 from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
-from ..gateway.upstreams.http import HttpUpstream, ProviderAddress
+from ..gateway.upstreams.http import HttpUpstream
+from ..gateway.upstreams.http_endpoint import EndpointTerms, ProviderAddress
 from ..gateway.upstreams.policy import PolicyUpstream
 from ..gateway.upstreams.translation import TranslatedUpstream
 from ..ledger.blobs import BlobStore, resolve_references
@@ -45,6 +47,7 @@ from .worker_protocol import (
     AttemptProgress,
     CallHeld,
     CallReleased,
+    EventNoted,
     FetchHeldCall,
     HeldCallContent,
     OrderTerms,
@@ -73,6 +76,7 @@ class WorkerModels:
         self._endpoints = EndpointPool(welcome.config.stall)
         self.judge: JudgeRoute | None = None  # None: judges call the model of their attempt
         self._held: dict[int, HeldUpstream] = {}  # by attempt; bound: the run's concurrency
+        self._servers: HttpUpstream | None = None  # of the run
         self._stack = AsyncExitStack()
         self._steered: tuple[str, str | None] | None = None  # the endpoint of the last `SteerWorker`
 
@@ -102,12 +106,26 @@ class WorkerModels:
             return nullcontext(ReplayOnly())
         if given is None:
             return nullcontext(NoModel())
-        addresses = _list_addresses(given)
         if config.upstream_dialect == SAME_DIALECT:
-            return HttpUpstream(addresses, stall=config.stall)
-        understood = list_server_dialects(config.upstream_dialect) & addresses.keys()
-        server = HttpUpstream({name: addresses[name] for name in understood}, stall=config.stall)
+            return self._open_servers(given, frozenset(DIALECTS))
+        server = self._open_servers(given, list_server_dialects(config.upstream_dialect))
         return self._translate_calls(server, DIALECTS[config.upstream_dialect])
+
+    def _open_servers(self, given: UpstreamConfig, dialects: frozenset[str]) -> HttpUpstream:
+        """Return the run's servers, for these dialects."""
+        servers = [
+            terms._replace(addresses={name: a for name, a in terms.addresses.items() if name in dialects})
+            for terms in _list_servers(given)
+        ]
+        self._servers = HttpUpstream(servers, stall=self._welcome.config.stall, note=self._note)
+        return self._servers
+
+    def report_uses(self) -> tuple[EndpointUse, ...]:
+        """Return the calls of each of the run's servers since the last report; nothing for one server."""
+        return () if self._servers is None else self._servers.report_uses()
+
+    def _note(self, kind: str, message: str) -> None:
+        self._emit(EventNoted(kind=kind, message=f"worker {self._welcome.worker}: {message}"))
 
     @asynccontextmanager
     async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
@@ -246,11 +264,15 @@ class _SegmentHistory:
         return ExchangeTree(self._directory, self._attempt).raw_head(number)
 
 
-def _list_addresses(given: UpstreamConfig) -> dict[str, ProviderAddress]:
-    """Return the address of each dialect that a server is known for."""
-    if given.everywhere is not None:
-        return dict.fromkeys(DIALECTS, ProviderAddress(given.everywhere.url, given.everywhere.key))
-    return {name: ProviderAddress(p.url, p.key, p.bearer) for name, p in given.spoken.items()}
+def _list_servers(given: UpstreamConfig) -> list[EndpointTerms]:
+    """Return the servers that share the calls, with the address of each dialect."""
+    if not given.everywhere:
+        spoken = given.spoken.items()
+        return [EndpointTerms({name: ProviderAddress(p.url, p.key, p.bearer) for name, p in spoken})]
+    return [
+        EndpointTerms(dict.fromkeys(DIALECTS, ProviderAddress(p.url, p.key)), p.weight, p.models)
+        for p in given.everywhere
+    ]
 
 
 def load_policy(spec: str) -> Policy:
@@ -268,4 +290,12 @@ def terms_of(config: RunConfig) -> CallTerms:
     rate = None
     if config.rpm is not None or config.tpm is not None:
         rate = RateLimiter(config.rpm, config.tpm, 1.0 / max(1, config.workers))
-    return CallTerms(config.price, rate, config.replays is not None, config.sampling, config.serving is None)
+    return CallTerms(
+        price=config.price,
+        mapped_prices=config.mapped_prices,
+        rate=rate,
+        replays=config.replays is not None,
+        sampling=config.sampling,
+        names=config.model_map,
+        shared=config.serving is None,
+    )

@@ -198,6 +198,10 @@ class ModelView(AttemptView):
         return self._require_model().name
 
     @property
+    def side_name(self) -> str:
+        return self._require_model().side_name
+
+    @property
     def url(self) -> str:
         return self._require_model().url
 

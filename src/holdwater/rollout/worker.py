@@ -180,6 +180,7 @@ class WorkerUpkeep:
             return
         self._skipped, self._reported = 0, memory
         self._host.sample_memory()
+        self._host.report_endpoints()
         self._emit(WorkerHeartbeat(rss=rss, lag=self._lag.take(), living=self._host.list_living()))
 
     def _note(self, kind: str, message: str) -> None:

@@ -17,6 +17,7 @@ from ..core.exchange import SCORING_BORROWERS, ExchangeLog, ReplyRecording
 from ..core.prices import make_price_error
 from ..core.records import Limits, Network
 from ..core.serving_protocol import ModelSource
+from ..gateway.call_terms import SIDE_NAME
 from ..gateway.in_process_calls import ChatClient
 from ..gateway.server import Gateway
 from ..ledger.directory import RunDirectory
@@ -48,6 +49,7 @@ class WorkerGateway:
         self._models = WorkerModels(welcome, directory, emit, policy)
         self.take = self._models.take
         self.answer = self._models.answer
+        self.report_uses = self._models.report_uses
 
     @asynccontextmanager
     async def open(self, directory: Path, address: str) -> AsyncIterator[Path]:
@@ -135,6 +137,7 @@ class WorkerGateway:
         """Return the model as a Python agent calls it, for a sandbox in `network`."""
         url = self._server.url
         nameless = "" if self._config.serving is None else "policy"
-        name = self._server.model_of(session.key) or self._config.model or nameless
+        name = self._server.route_of(session.key).model or self._config.model or nameless
         inside = self._server.outside_url or sandboxes.gateway_url(url, network)
-        return ChatClient(self._server.ask, url, inside, session.key, name)
+        side_name = self._server.route_of(session.key).names.get(SIDE_NAME, "")
+        return ChatClient(self._server.ask, url, inside, session.key, name, side_name)

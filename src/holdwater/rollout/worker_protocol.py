@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ..core.config import RunConfig
+from ..core.endpoints import EndpointUse
 from ..core.records import Attempt, AttemptFailure, AttemptPhase, LimitOverrides, ModelUsage, Record, Verdict
 from ..core.serving_protocol import CallAnswer, ModelChoice, SteerRequest
 from ..ledger.record_encoding import encode_unmasked
@@ -31,12 +32,14 @@ class ModelProvider(Record, frozen=True):
     url: str
     key: str | None = None
     bearer: bool = False  # send the key in `Authorization`, not in the dialect's own header
+    weight: float = 1.0  # its share of the calls, if there are several
+    models: tuple[str, ...] = ()  # patterns of the only models that it serves
 
 
 class UpstreamConfig(Record, frozen=True):
-    """The servers for model calls: one for all dialects, or one for each dialect in use; none: no model."""
+    """The servers for model calls: some for all dialects, or one for each dialect in use; none: no model."""
 
-    everywhere: ModelProvider | None = None
+    everywhere: tuple[ModelProvider, ...] = ()
     spoken: dict[str, ModelProvider] = msgspec.field(default_factory=dict)
     judge: ModelProvider | None = None  # for the calls of judges; None: they go where the agent's calls go
 
@@ -185,6 +188,12 @@ class WorkerHeartbeat(WorkerMessage, frozen=True):
     living: tuple[AttemptStatus, ...] = ()
 
 
+class EndpointsUsed(WorkerMessage, frozen=True):
+    """The calls of each of the model's servers since the last report."""
+
+    uses: tuple[EndpointUse, ...]
+
+
 class AttemptDone(WorkerMessage, frozen=True):
     """The attempt's verdict, which is in the worker's journal already, unless the disk is full."""
 
@@ -273,6 +282,7 @@ ToConductor = (
     WorkerReady
     | WorkerUnfit
     | WorkerHeartbeat
+    | EndpointsUsed
     | AttemptDone
     | EventNoted
     | LineLogged

@@ -56,6 +56,7 @@ from .conductor.run_tasks import RunInbox, convert_cancellation, current_task
 from .conductor.scheduler import AttemptScheduler, RunParts
 from .conductor.signals import CommandSignals
 from .conductor.timeline import TimelineWriter
+from .fleet.endpoint_tally import EndpointTotals
 from .fleet.inline import InlineFleet
 from .fleet.interface import Emit, GovernedFleet
 from .fleet.local import LocalFleet
@@ -240,12 +241,13 @@ async def _schedule(
         levers = DiskControls(
             leases.hold, leases.release, inbox.note, scheduler.stop, lambda: scheduler.running
         )
-        lag = LoopLag()
+        lag, endpoints = LoopLag(), EndpointTotals(ledger, fleet.take_census)
         further = given.build_run.periodic_tasks(leases) if given.build_run else ()
         regular = (
             PeriodicTask("governor", LOOK_SECONDS, memory.look_if_due),
             timeline.periodic_task(scheduler, leases, lag, lambda: book.calls.held_count if book else 0),
             PeriodicTask("budget", BUDGET_SECONDS, lambda: watch.look(fleet, scheduler.stop)),
+            endpoints.periodic_task(),
         )
         further = (*further, *provision.periodic_tasks(scheduler, leases), *given.periodic_tasks)
         duties = (*regular, *further, *retention.periodic_tasks)
@@ -259,6 +261,7 @@ async def _schedule(
                     await scheduler.run((*duties, *service, *watches))
                     if ledger.regrade is not None:
                         await ledger.switch_outcomes(config.keep)
+                    await endpoints.write()
                     await retention.finish()
                 finally:
                     await retention.close()

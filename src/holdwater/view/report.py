@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from ..core.endpoints import EndpointState, EndpointUse
 from ..core.records import Record
 from ..core.summary import PassRate, RegradeState, RunGauge, RunSummary
 from ..ledger.reader import LedgerReader
@@ -136,6 +137,8 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
     if summary.usage.requests:
         facts.add_row("tokens", Text(tokens(summary.usage)))
         facts.add_row("cost", Text(cost(summary.usage)))
+    for use in summary.endpoints:
+        facts.add_row("server", render_endpoint(use))
     if summary.saved.requests:
         facts.add_row("saved", Text(saved_usage(summary.saved)))
     slowest = ", ".join(f"{line(row.instance, 40)} {duration(total_seconds(row))}" for row in seen.slowest)
@@ -154,6 +157,13 @@ def totals(summary: RunSummary, seen: OutcomeOverview, gauges: Sequence[RunGauge
         facts.add_row(name, Text(line(origin), overflow="fold"))
     facts.add_row("logs", Text(f"{line(summary.directory)}/logs", overflow="fold"))
     return facts
+
+
+def render_endpoint(use: EndpointUse) -> Text:
+    """Return the calls of one of the model's servers, and its state."""
+    text = Text(f"{line(use.url, 80)}: {use.requests} calls, {use.failures} failed, ")
+    text.append(str(use.state), "" if use.state is EndpointState.OK else "yellow")
+    return text.append(f": {line(use.error, 120)}" if use.error else "")
 
 
 def list_origins(summary: RunSummary) -> Iterator[tuple[str, str]]:

@@ -123,6 +123,13 @@ class GeminiDialect(Dialect):
                     called.pop("id", None)
         return msgspec.json.encode(fields)
 
+    def read_model(self, head: Mapping[str, Raw], place: RequestTarget) -> str:
+        match = _PATH.fullmatch(place.path)
+        return match["model"].removeprefix("models/") if match else ""
+
+    def recognizes_reply(self, body: bytes) -> bool:
+        return super().recognizes_reply(body) or b'"promptFeedback"' in body  # the prompt was blocked
+
     def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
         match = _PATH.fullmatch(place.path)
         asked = match["model"] if match else ""

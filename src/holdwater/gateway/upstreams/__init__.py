@@ -31,6 +31,8 @@ class UpstreamCall(NamedTuple):
     attempt: int = 0
     reply_format: ReplyFormat = ReplyFormat.WHOLE
     delta: RequestDelta | None = None  # the new part of the request; None: not a turn
+    model: str | None = None  # the requested model, as it goes upstream
+    conversation: object | None = None  # the same for all calls that continue each other
 
 
 class UpstreamAnswer(Protocol):
@@ -38,7 +40,9 @@ class UpstreamAnswer(Protocol):
 
     status: int
     headers: CIMultiDict[str]  # headers to forward to the client
-    failure: AttemptFailure | None  # the failure that the status means for the attempt
+    failure: (
+        AttemptFailure | None
+    )  # the failure of the attempt that the status means; later, that of the content
     version: str | None  # of the policy, if the answer names it; known once the body is
     waits: bool  # the body may start late: send keep-alive events to a streaming client
     original: bytes | None  # the reply as the upstream sent it, if it was translated; known once the body is

@@ -1,216 +1,167 @@
-"""The upstream for HTTP servers: one connection pool, retries before the first byte; it holds the API key.
+"""The upstream for HTTP servers, one or several: retries before the first byte, and the circuit breaker.
 
-`retry.py` decides the meaning of a status; the dialects parse the content.
+`endpoint_choice.py` chooses the server of each call, `http_endpoint.py` sends it. `retry.py` decides the
+meaning of a status; the dialects parse the content.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Mapping
-from functools import lru_cache
-from typing import NamedTuple, Self
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from types import TracebackType
+from typing import Self
 
 import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
 
+from ...core.endpoints import EndpointUse
 from ...core.errors import ModelFailed
-from ...core.records import AttemptFailure, FailureOrigin, MiB
+from ...core.records import AttemptFailure, FailureOrigin
 from ...dialect import DIALECTS
-from ..body import BodyPayload
 from . import UpstreamCall
-from .retry import (
-    HINT,
-    LONGEST_WAIT,
-    RATE_LIMITED,
-    RETRIED_STATUSES,
-    BreakerTripped,
-    CircuitBreaker,
-    UpstreamGate,
-    choose_delay,
-    failure_of,
-    make_trip_failure,
-)
-from .scrubbing import ScrubbedStream, SecretScrubber
+from .endpoint_choice import CallTry, EndpointChoice, NoteChange, has_other, ignore_change
+from .http_endpoint import EndpointTerms, HttpEndpoint, OpenedResponse, ProviderAddress
+from .retry import HINT, BreakerTripped, CircuitBreaker, choose_delay, make_trip_failure
+from .scrubbing import ScrubbedStream
 
-CONNECT_SECONDS = 30.0  # to open a connection
-LARGEST_ERROR = 1 * MiB
-LONGEST_HEADER = 64 * 1024
 VERSION_HEADER = "X-Policy-Version"  # names the weights that answered
-ERROR_SECONDS = 10.0  # to read the body of an error
 DRAIN_SECONDS = 0.05  # seconds to read the rest of a complete answer; then the connection is closed
-
-_WITHHELD_HEADERS = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "trailers",
-        "transfer-encoding",
-        "upgrade",
-        "content-length",
-        "content-encoding",
-        "set-cookie",
-        "date",
-        "server",
-        "alt-svc",
-    }
-)
-
-
-_VERSION = re.compile(r"/v\d+(alpha|beta)?\d*/?$")
-
-
-class ProviderAddress(NamedTuple):
-    """The address of a dialect: the base URL as the provider's own clients take it, and its key."""
-
-    url: str  # with `/v1` for OpenAI's dialects; with or without a version for the others
-    key: str | None = None
-    bearer: bool = False  # send the key as a bearer token even if the dialect has its own header
-
-    def build_base(self, dialect: str) -> str:
-        """Return the URL below which the dialect's paths begin."""
-        url = self.url if DIALECTS[dialect].provider.versioned else _VERSION.sub("", self.url)
-        return url.rstrip("/") + "/"
-
-    def build_headers(self, dialect: str) -> dict[str, str]:
-        if self.key is None:
-            return {}
-        own = None if self.bearer else DIALECTS[dialect].key_header
-        return {own: self.key} if own else {"Authorization": f"Bearer {self.key}"}
 
 
 class HttpUpstream:
-    """One URL for all dialects, or an address for each supported one; use it with `async with`."""
+    """One URL for all dialects, an address for each supported one, or several servers.
+
+    Use it with `async with`.
+    """
 
     def __init__(
         self,
-        url: str | Mapping[str, ProviderAddress],
+        servers: str | Mapping[str, ProviderAddress] | Sequence[EndpointTerms],
         key: str | None = None,
         *,
         retries: int = 4,
         stall: float = 600.0,
         breaker: CircuitBreaker | None = None,
+        note: NoteChange = ignore_change,
     ) -> None:
-        addresses = dict.fromkeys(DIALECTS, ProviderAddress(url, key)) if isinstance(url, str) else dict(url)
-        self.dialects = frozenset(addresses)
+        if isinstance(servers, str):
+            servers = dict.fromkeys(DIALECTS, ProviderAddress(servers, key))
+        terms = [EndpointTerms(servers)] if isinstance(servers, Mapping) else servers
+        self._endpoints = [HttpEndpoint(one, stall) for one in terms]
+        self._choice = EndpointChoice(self._endpoints, note)
+        self.dialects = frozenset[str].intersection(*(endpoint.dialects for endpoint in self._endpoints))
         self.counting = self.dialects
-        self._bases = {dialect: address.build_base(dialect) for dialect, address in addresses.items()}
-        self._keys = {dialect: address.build_headers(dialect) for dialect, address in addresses.items()}
-        self.scrubber = SecretScrubber(address.key for address in addresses.values() if address.key)
         self._retries = retries
-        self._stall = stall
-        self._gate = UpstreamGate()
         self._breaker = breaker or CircuitBreaker()
-        self._client: aiohttp.ClientSession | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._stall),
-            trust_env=False,
-            max_line_size=LONGEST_HEADER,
-            max_field_size=LONGEST_HEADER,
-        )
+        async with AsyncExitStack() as stack:
+            for endpoint in self._endpoints:
+                await stack.enter_async_context(endpoint)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._stack.aclose()
 
     @property
     def busy(self) -> bool:
         """Whether calls are in flight."""
-        return self._gate.inside > 0
+        return any(endpoint.gate.inside > 0 for endpoint in self._endpoints)
+
+    def report_uses(self) -> tuple[EndpointUse, ...]:
+        """Return the calls of each server since the last report; nothing for a single server."""
+        return self._choice.report_uses()
 
     def send(self, call: UpstreamCall) -> HttpCall:
         return HttpCall(self, call)
 
-    async def open_answer(self, call: UpstreamCall) -> tuple[OpenedResponse, HttpAnswer]:
+    async def open_answer(self, call: UpstreamCall) -> HttpAnswer:
         """Return an answer as soon as its first byte is there; the caller must call `close`."""
         opened = await self._reach(call)
         try:
             call.body.free()
-            judged = self._judge(call, opened)
-            return opened, HttpAnswer(self, opened, self._pick_headers(opened.response), judged)
+            return HttpAnswer(opened, self._judge(call, opened))
         except BaseException:  # boundary: releases, then raises again
-            self.close(opened)
+            opened.endpoint.close(opened)
             raise
 
-    def close(self, opened: OpenedResponse) -> None:
-        opened.response.close()  # returns the connection to the pool if the answer has ended, else closes it
-        self._gate.leave()
+    def close(self, call: UpstreamCall, answer: HttpAnswer, error: BaseException | None) -> None:
+        """Release an answer that was read, or not, because of `error`."""
+        opened = answer.opened
+        opened.endpoint.close(opened)
+        if opened.failure is not None:
+            return  # the status said it
+        found = error if isinstance(error, ModelFailed) else answer.failure
+        if found is not None and (found.again or found.where is FailureOrigin.RUN):
+            self._choice.record_failure(call, opened.endpoint, found.message, opened.entered)
+        elif error is None:
+            self._choice.record_success(opened.endpoint)
 
     async def _reach(self, call: UpstreamCall) -> OpenedResponse:
         try:
             return await self._send_with_retries(call)
         except ModelFailed as error:
             now = asyncio.get_running_loop().time()
-            if self._breaker.record_failure(call.attempt, now):
+            if error.again and self._breaker.record_failure(call.attempt, now):
                 raise BreakerTripped(self._breaker.describe(now, error.message), HINT) from None
             raise
 
     async def _send_with_retries(self, call: UpstreamCall) -> OpenedResponse:
-        """Return the first answer not to be retried, or the last one; it holds a slot of the gate."""
-        tried = 0
-        while True:
-            tried += 1
-            last = tried > self._retries
-            try:
-                opened = await self._send_once(call)
-            except aiohttp.SocketTimeoutError:
-                raise self.make_stall_error() from None
-            except (aiohttp.ClientError, OSError) as error:
-                if last or not call.body.at_hand:
-                    raise self.make_error("unreachable", "the upstream cannot be reached", error) from None
-                await asyncio.sleep(choose_delay(tried, {}))
+        """Return the first answer not to be retried, or the last one; the caller must close it.
+
+        Every server gets one try without a delay; the retries after that have delays.
+        """
+        serving = self._choice.list_serving(call)
+        tries: dict[HttpEndpoint, CallTry] = {}
+        for left in reversed(range(len(serving) + self._retries)):
+            endpoint = self._choice.choose(call, serving, tries, asyncio.get_running_loop().time())
+            if endpoint in tries:
+                await _wait_to_retry(call, tries[endpoint])
+            opened = await self._try_once(call, endpoint, last=not left)
+            tries[endpoint] = _plan_retry(tries.get(endpoint), opened)
+            if opened is None:
                 continue
-            if last or not call.body.at_hand or not opened.may_be_tried_again:
+            self._record_status(call, opened, tries[endpoint].again_at)
+            if not left or not call.body.at_hand or not _goes_on(opened, serving, tries):
                 return opened
-            opened.response.close()
-            self._gate.leave()
-            await _wait_to_retry(call, opened, tried)
+            endpoint.close(opened)
+        raise AssertionError("the last try returns or raises")
 
-    async def _send_once(self, call: UpstreamCall) -> OpenedResponse:
-        entered = await self._gate.enter(call.waiting)
+    async def _try_once(
+        self, call: UpstreamCall, endpoint: HttpEndpoint, *, last: bool
+    ) -> OpenedResponse | None:
+        """Return a server's answer; None if there is none, and the call can be tried again."""
+        entered = asyncio.get_running_loop().time()
         try:
-            response = await self._post(call)
-            try:
-                body = await self._read_error(response) if response.status >= 300 else None
-            except BaseException:  # boundary: releases, then raises again
-                response.close()
-                raise
-        except BaseException:  # boundary: releases, then raises again
-            self._gate.leave()
-            raise
-        if response.status in RATE_LIMITED:
-            self._gate.record_refusal(entered)
-        elif body is None:
-            self._gate.record_success()
-        return OpenedResponse(response, body)
+            return await endpoint.send_once(call)
+        except aiohttp.SocketTimeoutError:
+            error = endpoint.make_stall_error()
+            self._choice.record_failure(call, endpoint, error.message, entered)
+            raise error from None
+        except (aiohttp.ClientError, OSError) as lost:
+            error = endpoint.make_error("unreachable", "the upstream cannot be reached", lost)
+            self._choice.record_failure(call, endpoint, error.message, entered, certain=True)
+            if last or not call.body.at_hand:
+                raise error from None
+            return None
 
-    async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:
-        assert self._client is not None, "used outside `async with`"
-        headers = CIMultiDict(call.headers)
-        headers["Accept-Encoding"] = "identity"
-        headers.update(self._keys[call.dialect])
-        url = _parse_url(self._bases[call.dialect] + call.path)
-        return await self._client.post(
-            url, data=BodyPayload(call.body), headers=headers, allow_redirects=False
-        )
-
-    def _pick_headers(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        """Return the headers to forward to the client."""
-        given = [item for item in response.headers.items() if item[0].lower() not in _WITHHELD_HEADERS]
-        values = "\n".join([value for _, value in given])
-        if self.scrubber.scrub_text(values) != values:
-            given = [item for item in given if self.scrubber.scrub_text(item[1]) == item[1]]
-        return CIMultiDict(given)
+    def _record_status(self, call: UpstreamCall, opened: OpenedResponse, again_at: float) -> None:
+        """Record the meaning of a status for its server; a success is known at the end of the answer."""
+        failure = opened.failure
+        if failure is None:
+            return
+        if failure.kind == "429" and again_at < math.inf:
+            opened.endpoint.health.record_refusal(again_at)
+        elif failure.again or failure.where is FailureOrigin.RUN:
+            certain = failure.where is FailureOrigin.RUN
+            self._choice.record_failure(
+                call, opened.endpoint, failure.message, opened.entered, certain=certain
+            )
+        else:
+            self._choice.record_success(opened.endpoint)
 
     def _judge(self, call: UpstreamCall, opened: OpenedResponse) -> AttemptFailure | None:
         """Return the failure that the answer means for the attempt, or for the run if the breaker trips."""
@@ -223,68 +174,26 @@ class HttpUpstream:
                 return make_trip_failure(self._breaker.describe(now, failure.message))
         return failure
 
-    def make_stall_error(self) -> ModelFailed:
-        return ModelFailed(f"the upstream was silent for {self._stall:g} s", kind="stall")
-
-    def make_error(self, kind: str, what: str, error: BaseException) -> ModelFailed:
-        reason = self.scrubber.scrub_text(str(error)) or type(error).__name__
-        return ModelFailed(f"{what}: {reason}", "check the upstream's base URL", kind=kind)
-
-    async def _read_error(self, response: aiohttp.ClientResponse) -> bytes:
-        stream, body = ScrubbedStream(self.scrubber), b""
-        try:
-            async with asyncio.timeout(ERROR_SECONDS):
-                while len(body) < LARGEST_ERROR and (piece := await response.content.readany()):
-                    body += stream.feed(piece)
-                if response.content.at_eof():
-                    body += stream.flush()
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            pass  # the status says enough
-        return body[:LARGEST_ERROR]
-
-
-@lru_cache(maxsize=256)
-def _parse_url(target: str) -> URL:
-    """Return a cached URL, because a `URL` object caches its computed properties."""
-    return URL(target, encoded=True)
-
 
 class HttpCall:
     """A call and its answer, as a context. A class, because a generator costs more per call."""
 
     def __init__(self, upstream: HttpUpstream, call: UpstreamCall) -> None:
         self._upstream = upstream
-        self._call: UpstreamCall | None = call
+        self._call = call
 
     async def __aenter__(self) -> HttpAnswer:
-        call, self._call = self._call, None
-        assert call is not None
-        self._opened, answer = await self._upstream.open_answer(call)
-        return answer
+        self._answer = await self._upstream.open_answer(self._call)
+        return self._answer
 
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
-                await _drain(self._opened.response)
+                await _drain(self._answer.opened.response)
         finally:
-            self._upstream.close(self._opened)
-
-
-class OpenedResponse:
-    """A response whose headers have arrived; the body of an error is read whole to classify it."""
-
-    def __init__(self, response: aiohttp.ClientResponse, body: bytes | None) -> None:
-        self.response = response
-        self.body = body
-        self.failure = failure_of(response.status, response.headers, body) if body is not None else None
-
-    @property
-    def may_be_tried_again(self) -> bool:
-        if self.failure is None or not self.failure.again or self.response.status not in RETRIED_STATUSES:
-            return False
-        if self.response.headers.get("x-should-retry", "").lower() == "false":
-            return False
-        return self.failure.after <= LONGEST_WAIT
+            self._upstream.close(self._call, self._answer, error)
 
 
 class HttpAnswer:
@@ -293,45 +202,57 @@ class HttpAnswer:
     waits = False
     original: bytes | None = None
 
-    def __init__(
-        self,
-        upstream: HttpUpstream,
-        opened: OpenedResponse,
-        headers: CIMultiDict[str],
-        failure: AttemptFailure | None,
-    ) -> None:
-        self.status = opened.response.status
-        self.headers = headers
+    def __init__(self, opened: OpenedResponse, failure: AttemptFailure | None) -> None:
+        endpoint, response = opened.endpoint, opened.response
+        self.opened = opened
+        self.status = response.status
+        self.headers = endpoint.pick_headers(response)
         self.failure = failure
-        version = opened.response.headers.get(VERSION_HEADER)
-        self.version = upstream.scrubber.scrub_text(version) if version is not None else None
-        self._upstream = upstream
-        self._content = opened.response.content
-        self._body = opened.body
+        version = response.headers.get(VERSION_HEADER)
+        self.version = endpoint.scrubber.scrub_text(version) if version is not None else None
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        if self._body is not None:
-            yield self._body
+        if self.opened.body is not None:
+            yield self.opened.body
             return
-        stream = ScrubbedStream(self._upstream.scrubber)
+        endpoint, content = self.opened.endpoint, self.opened.response.content
+        stream = ScrubbedStream(endpoint.scrubber)
         try:
-            while piece := await self._content.readany():
+            while piece := await content.readany():
                 if clean := stream.feed(piece):
                     yield clean
             if rest := stream.flush():
                 yield rest
         except aiohttp.SocketTimeoutError:
-            raise self._upstream.make_stall_error() from None
+            raise endpoint.make_stall_error() from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._upstream.make_error("cut", "the upstream's answer broke off", error) from None
+            raise endpoint.make_error("cut", "the upstream's answer broke off", error) from None
 
 
-async def _wait_to_retry(call: UpstreamCall, opened: OpenedResponse, tried: int) -> None:
-    seconds = choose_delay(tried, opened.response.headers, opened.body or b"")
-    if opened.response.status in RATE_LIMITED:
-        with call.waiting():
-            await asyncio.sleep(seconds)
-    else:
+def _plan_retry(before: CallTry | None, opened: OpenedResponse | None) -> CallTry:
+    """Return when a server may be tried again after an answer, or after none."""
+    number = 1 if before is None else before.number + 1
+    now = asyncio.get_running_loop().time()
+    if opened is None:
+        return CallTry(number, now + choose_delay(number, {}))
+    if not opened.may_be_tried_again:
+        return CallTry(number, math.inf)
+    delay = choose_delay(number, opened.response.headers, opened.body or b"")
+    return CallTry(number, now + delay, opened.is_rate_limited)
+
+
+def _goes_on(
+    opened: OpenedResponse, serving: Sequence[HttpEndpoint], tries: dict[HttpEndpoint, CallTry]
+) -> bool:
+    """Whether the call is tried again after this answer, here or at another server."""
+    if opened.may_be_tried_again:
+        return True
+    return opened.may_be_tried_elsewhere and has_other(serving, tries, opened.endpoint)
+
+
+async def _wait_to_retry(call: UpstreamCall, planned: CallTry) -> None:
+    seconds = planned.again_at - asyncio.get_running_loop().time()
+    with call.waiting() if planned.limited else nullcontext():
         await asyncio.sleep(seconds)
 
 

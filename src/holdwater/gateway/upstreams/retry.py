@@ -109,9 +109,19 @@ class UpstreamGate:
         self._successes = 0
         self._line: deque[asyncio.Future[None]] = deque()  # bound: the calls in flight
 
+    @property
+    def outstanding(self) -> int:
+        """The number of calls inside or in line."""
+        return self.inside + len(self._line)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next call has to wait."""
+        return bool(self._line) or self.inside >= self.limit
+
     async def enter(self, waiting: WaitContext) -> float:
         """Wait for admission; return the time of entry."""
-        if self._line or self.inside >= self.limit:
+        if self.is_full:
             with waiting():
                 await self._wait()
         else:

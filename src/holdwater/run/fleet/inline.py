@@ -25,6 +25,7 @@ from ...rollout.worker_protocol import (
     AttemptDone,
     AttemptJob,
     ChangeWorker,
+    EndpointsUsed,
     EventNoted,
     FetchHeldCall,
     ScoreMembers,
@@ -33,6 +34,7 @@ from ...rollout.worker_protocol import (
     WorkerBroken,
     WorkerSetup,
 )
+from .endpoint_tally import EndpointTally
 from .interface import Emit, FleetCondition, sum_usage
 
 LEAVE_SECONDS = 20.0  # for interrupted attempts to end when the run is over
@@ -52,6 +54,7 @@ class InlineFleet:
         critic: CriticFunction | None = None,
     ) -> None:
         self._emit = emit
+        self._endpoints = EndpointTally()
         self._host = AttemptHost(welcome, self._forward, suite, agent, enclose, policy, critic)
         self._stack = AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()  # bound: the run's concurrency
@@ -94,6 +97,7 @@ class InlineFleet:
         return "(no such attempt)"
 
     def take_census(self) -> FleetCensus:
+        self._host.report_endpoints()
         self._host.check_disks()
         self._host.sample_memory()
         living = self._host.list_living()
@@ -102,7 +106,13 @@ class InlineFleet:
             one.attempt: AttemptUse(sandbox=one.memory, disk=one.disk, throttled=one.throttled, cpu=one.cpu)
             for one in living
         }
-        return FleetCensus(workers=0, phases=dict(phases), usage=sum_usage(living), uses=uses)
+        return FleetCensus(
+            workers=0,
+            phases=dict(phases),
+            usage=sum_usage(living),
+            uses=uses,
+            endpoints=self._endpoints.sum_up(),
+        )
 
     @property
     def memory_version(self) -> int:
@@ -150,6 +160,9 @@ class InlineFleet:
             self._emit(WorkerBroken(message=f"internal error: {type(error).__name__}: {error}"))
 
     def _forward(self, message: ToConductor) -> None:
+        if isinstance(message, EndpointsUsed):
+            self._endpoints.add(0, message.uses)
+            return
         if isinstance(message, AttemptDone) and message.tainted:
             note = "a thread of the attempt could not be ended and stays until the process exits"
             self._emit(EventNoted(kind="thread.left", message=note, attempt=message.verdict.attempt))

@@ -55,6 +55,7 @@ from ...rollout.worker_protocol import (
     AttemptJob,
     CancelAttempt,
     ChangeWorker,
+    EndpointsUsed,
     EventNoted,
     ExtendLease,
     LineLogged,
@@ -67,6 +68,7 @@ from ...rollout.worker_protocol import (
     WorkerSetup,
     WorkerUnfit,
 )
+from .endpoint_tally import EndpointTally
 from .interface import Emit, FleetCondition, ToAttempt, WorkerGone, sum_usage
 from .process import WorkerProcess, WorkerRemains
 
@@ -94,6 +96,7 @@ class LocalFleet:
         self._carrying_out = False
         self._running = RunningClock()  # measures silence, lateness and overdue starts
         self.memory_version = 0
+        self._endpoints = EndpointTally()
         self._standing: dict[type, StandingMessage] = {}  # the last of each kind, for workers to come
         self._remains = WorkerRemains(welcome, self._note)
         self._stack = AsyncExitStack()
@@ -155,6 +158,7 @@ class LocalFleet:
             phases=dict(Counter(str(status.phase) for status in living)),
             usage=sum_usage(status for status in living if status.attempt in uses),
             uses=uses,
+            endpoints=self._endpoints.sum_up(),
         )
 
     # Called by the governor.
@@ -318,6 +322,8 @@ class LocalFleet:
                 case WorkerHeartbeat():
                     self.memory_version += 1
                     worker.record_beat(message)
+                case EndpointsUsed(uses=uses):
+                    self._endpoints.add(number, uses)
                 case AttemptDone(verdict=verdict, tainted=tainted):
                     worker.forget(verdict.attempt)
                     if verdict.attempt in attempts:  # else it was given up, and has its verdict
@@ -333,6 +339,7 @@ class LocalFleet:
         self._handle(WorkerDisconnected(worker=number))
         death = await worker.wait_for_death()
         del self._processes[number]
+        self._endpoints.forget(number)
         hint = f"see `{worker.log}`"
         self._handle(WorkerDied(worker=number, reason=death.reason, own=death.own, hint=hint))
 

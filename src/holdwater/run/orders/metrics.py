@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...core.endpoints import EndpointState
 from ...core.records import ModelUsage
 from ...core.serving_protocol import ServerStats
 
@@ -31,6 +32,7 @@ class _StatsCollector(Collector):
         yield from _health(self._stats)
         yield from _rollouts(self._stats)
         yield from _model(self._stats)
+        yield from _endpoints(self._stats)
         yield from _machine(self._stats)
 
 
@@ -72,6 +74,16 @@ def _model(stats: ServerStats) -> Iterator[Metric]:
         yield _counter(f"{prefix}model_calls", f"Model calls. {how}", usage.requests)
         yield _counters(f"{prefix}tokens", f"Tokens. {how}", "kind", _tokens(usage))
     yield _counter("cost_dollars", "Cost of the calls with a known price.", stats.usage.nanodollars / 1e9)
+
+
+def _endpoints(stats: ServerStats) -> Iterator[Metric]:
+    uses = stats.endpoints
+    if not uses:
+        return
+    yield _counters("endpoint_calls", "Calls to a server.", "url", {use.url: use.requests for use in uses})
+    yield _counters("endpoint_failures", "Calls that failed.", "url", {use.url: use.failures for use in uses})
+    ok = {use.url: float(use.state is EndpointState.OK) for use in uses}
+    yield _gauges("endpoint_ok", "Whether a server takes new conversations.", "url", ok)
 
 
 def _machine(stats: ServerStats) -> Iterator[Metric]:

@@ -68,9 +68,10 @@ class ServerStatus:
             waiting=self._scheduler.waiting,
         )
         held, open_orders = self._book.calls.held_count, len(self._book.by_key)
-        return self._book.statistics.snapshot(
+        stats = self._book.statistics.snapshot(
             time.time(), self.health(), gauge, self._fleet.condition(), held, open_orders
         )
+        return msgspec.structs.replace(stats, endpoints=self._usage.census.endpoints)
 
     def periodic_tasks(self) -> tuple[PeriodicTask, ...]:
         return (

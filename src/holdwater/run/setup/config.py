@@ -19,6 +19,7 @@ import msgspec
 
 from ...core.authoring import Agent, Suite
 from ...core.config import SAME_DIALECT, KeepRule, RunConfig, SandboxRoot, ServingConfig
+from ...core.endpoints import BaseUrl, check_endpoints, find_first_url, list_endpoint_keys, list_endpoints
 from ...core.environment import JUDGE_KEY, KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
 from ...core.fork_origin import ForkOrigin
@@ -64,9 +65,10 @@ class ProcessEnvironment(Record, frozen=True):
     inherited: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def read_environment() -> ProcessEnvironment:
+def read_environment(base_url: BaseUrl | None = None) -> ProcessEnvironment:
+    """Read the environment. The keys of the servers of `base_url` are withheld from workers, too."""
     env = {**read_taken_keys(), **os.environ}
-    keys = list_key_variables()
+    keys = list_key_variables().union(list_endpoint_keys(base_url))
     return ProcessEnvironment(
         providers={names.url: found for names in list_providers() if (found := _find_provider(names, env))},
         path=env.get("PATH") or SYSTEM_PATH,
@@ -102,9 +104,7 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
     if config.base_url == POLICY_URL:
         raise BadInput("the run's model is a Python function", "pass it again: `policy=...`")
     if config.base_url is not None:
-        openai = env.providers.get(CHAT.provider.url)
-        key = openai.key if openai else None
-        return UpstreamConfig(everywhere=ModelProvider(url=config.base_url.rstrip("/"), key=key))
+        return UpstreamConfig(everywhere=_list_servers(config.base_url, env))
     spoken = {
         name: env.providers[dialect.provider.url]
         for name, dialect in DIALECTS.items()
@@ -119,6 +119,21 @@ def find_upstream(config: RunConfig, env: ProcessEnvironment) -> UpstreamConfig 
         if problem := find_url_problem(provider.url):
             raise BadInput(f"`{variable}` {problem}", "put the key into its own variable")
     return UpstreamConfig(spoken=spoken)
+
+
+def _list_servers(base_url: BaseUrl, env: ProcessEnvironment) -> tuple[ModelProvider, ...]:
+    """Return the servers with their keys: each that of its own variable, or the run's."""
+    openai = env.providers.get(CHAT.provider.url)
+    keys = read_key_variables(list_endpoint_keys(base_url))
+    return tuple(
+        ModelProvider(
+            url=server.url.rstrip("/"),
+            key=keys[server.key] if server.key is not None else openai.key if openai else None,
+            weight=server.weight,
+            models=server.models,
+        )
+        for server in list_endpoints(base_url)
+    )
 
 
 def add_judge(
@@ -168,10 +183,14 @@ def build_config(suite: Suite, agent: Agent, named: tuple[str, str], options: di
         said["model"] = suggested.model
     prices = said.pop("price", {})
     if said.get("model") is not None:
-        said["price"] = price_of(said["model"], prices, said.get("base_url") or _find_other_url())
+        url = find_first_url(said.get("base_url")) or _find_other_url()
+        said["price"] = price_of(said["model"], prices, url)
+        said["mapped_prices"] = {
+            name: price_of(name, prices, url) for name in said.get("model_map", {}).values()
+        }
     judge: JudgeModel = said.get("judge", JudgeModel())
     if judge.name is not None:
-        url = judge.url or said.get("base_url") or _find_other_url()
+        url = judge.url or find_first_url(said.get("base_url")) or _find_other_url()
         said["judge"] = msgspec.structs.replace(judge, price=price_of(judge.name, prices, url))
     config = RunConfig(
         id=secrets.token_hex(8),
@@ -254,8 +273,10 @@ def make_fork_config(config: RunConfig, origin: ForkOrigin, changes: Mapping[str
         fields.setdefault("base_url", None)  # the function answered as another model
     made = msgspec.structs.replace(made, **fields)
     if made.model is not None and (prices or (made.model, made.base_url) != (config.model, config.base_url)):
-        price = price_of(made.model, prices, made.base_url or _find_other_url())
-        made = msgspec.structs.replace(made, price=price)
+        url = find_first_url(made.base_url) or _find_other_url()
+        mapped = {name: price_of(name, prices, url) for name in made.model_map.values()}
+        price = price_of(made.model, prices, url)
+        made = msgspec.structs.replace(made, price=price, mapped_prices=mapped)
     check_config(made)
     return made
 
@@ -269,8 +290,10 @@ def check_config(config: RunConfig) -> None:
         raise BadInput(f"`--memory` must be at least {needs}: {config.memory // MiB} MiB")
     if config.shard is not None and not 1 <= config.shard[0] <= config.shard[1]:
         raise BadInput(f"`--shard` must be i/n with 1 <= i <= n: {config.shard[0]}/{config.shard[1]}")
-    if config.base_url not in (None, POLICY_URL) and (problem := find_url_problem(config.base_url)):
-        raise BadInput(f"`--base-url` {problem}", "put the key into `OPENAI_API_KEY`")
+    if config.model_map and config.model is None:
+        raise BadInput("`--model-map` needs `--model`", "the model of all other calls")
+    if config.base_url is not None and config.base_url != POLICY_URL:
+        check_endpoints(config.base_url, filter(None, (config.model, *config.model_map.values())))
     _check_judge(config)
     check_upstream_dialect(config.upstream_dialect)
     check_containers(config)
@@ -279,9 +302,10 @@ def check_config(config: RunConfig) -> None:
         if getattr(config.limits, name) <= 0:
             raise BadInput(f"`{flag}` must be more than 0: {getattr(config.limits, name):g}")
     limited = config.limits.cost is not None or config.budget.cost is not None
-    if limited and config.model and config.price is None:
-        error = make_price_error(config.model)
-        raise BadInput(error.message, error.hint)
+    for name, price in {config.model or "": config.price, **config.mapped_prices}.items():
+        if limited and name and price is None:
+            error = make_price_error(name)
+            raise BadInput(error.message, error.hint)
 
 
 def _check_judge(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ KEY_ENDINGS = ("_KEY", "_KEYS", "_TOKEN")  # of all variables that hold keys
 ARGUMENTS_START = 45
 ENVIRONMENT_STARTS = 47
 VALUE_FLAG = "--env"  # its values are secrets
-_taken: dict[str, str] = {}  # bound: `list_key_variables`
+_taken: dict[str, str] = {}  # bound: `list_key_variables`, and the keys of servers
 
 
 def take_keys() -> None:
@@ -31,7 +31,12 @@ def take_keys() -> None:
         return
     from ...dialect import list_key_variables  # takes a fifth of the time of `holdwater --help`
 
-    found = {name: os.environ.pop(name) for name in list_key_variables() if name in os.environ}
+    take_variables(list_key_variables())
+
+
+def take_variables(names: Iterable[str]) -> None:
+    """Move these keys out of the environment; the user names them in the options."""
+    found = {name: os.environ.pop(name) for name in names if name in os.environ}
     _taken.update(found)
     if found:
         _overwrite("environ", ENVIRONMENT_STARTS, lambda rows: _find_rows(rows, found))

@@ -56,7 +56,8 @@ class RunOptions(TypedDict, total=False):
     """
 
     model: str | None
-    base_url: str | None
+    model_map: Mapping[str, str] | Sequence[str] | None
+    base_url: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
     upstream_dialect: str | None
     judge_model: str | None
     judge_base_url: str | None
@@ -140,7 +141,7 @@ class ResumeOptions(TypedDict, total=False):
     timeout: float | None
     memory: int | str | None
     disk: int | str | None
-    base_url: str | None
+    base_url: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
     upstream_dialect: str | None
     judge_base_url: str | None
     env: Mapping[str, str | None] | Sequence[str] | None

@@ -112,4 +112,6 @@ def describe_changes(before: RunConfig, after: RunConfig) -> Iterator[str]:
 def _show_value(value: object, entry: OptionEntry) -> str:
     if value is None:
         return "not set"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return f"{value} bytes" if entry.option.size else str(value)
