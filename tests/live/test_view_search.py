@@ -196,7 +196,7 @@ def test_a_search_ends_with_its_page(endless: RunDirectory, browser: Browser, tm
         search_for(page, "unique beginning")
         expect(page.locator("#hits tr")).to_have_count(1)
         expect(page.locator("#search")).to_contain_text("read in")
-        assert has_segment(process)
+        until("the scan", lambda: has_segment(process))
 
         page.get_by_role("link", name="holdwater", exact=True).click()
 
