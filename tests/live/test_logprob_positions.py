@@ -6,8 +6,8 @@ import pytest
 from tests.dialect_requests import speak
 from tests.live.test_gateway_replay import answered, place
 
-from holdwater.conversation.nodes import build_sequences, read_nodes
-from holdwater.conversation.trajectory import ExchangeTree
+from holdwater.conversation.nodes import read_nodes
+from holdwater.core.token_sequences import build_sequences
 from holdwater.gateway.upstreams.policy import PolicyUpstream
 
 GIVEN = [-0.5, None, math.nan, -math.inf, -1.5]
@@ -28,7 +28,8 @@ async def test_a_node_has_a_log_probability_for_each_token(tmp_path, dialect, st
         p.gateway.steer(p.gateway.relay.default_route._replace(upstream=PolicyUpstream(policy)))
         await answered(scene, speak(dialect, "count", stream=stream))
 
-    *_, node = read_nodes(p.directory, 1)
+    *_, node = nodes = list(read_nodes(p.directory, 1))
     assert (node.tokens, node.logprobs) == ((0, 1, 2, 3, 4), (-0.5, None, None, None, -1.5))
-    [sequence] = build_sequences(ExchangeTree(p.directory, 1))
-    assert (sequence.ids, sequence.logprobs) == ([7, 0, 1, 2, 3, 4], None)
+    [sequence] = build_sequences(nodes)
+    assert (sequence.ids.tolist(), sequence.complete) == ([7, 0, 1, 2, 3, 4], False)
+    assert [None if math.isnan(value) else value for value in sequence.logprobs] == [0.0, *node.logprobs]

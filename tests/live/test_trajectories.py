@@ -26,6 +26,7 @@ from holdwater.conversation import order_results
 from holdwater.conversation.order_results import build_result, read_rollout
 from holdwater.core.records import Attempt, ChildAttempt, FailureOrigin, Outcome
 from holdwater.core.serving_protocol import Order, OrderResult, TrajectoryForm
+from holdwater.core.token_sequences import SequenceStart
 from holdwater.ledger.attempt_files import measure_tree
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import segment_path
@@ -136,29 +137,23 @@ def test_trajectories_come_with_how_they_ended_and_what_was_said(run: Path) -> N
 
 
 def test_tokens_are_one_sequence_with_a_mask_whether_streamed_or_not(run: Path) -> None:
-    [tokens] = next(iter(hw.read(run, only=["good"]))).tokens()
+    [tokens] = next(iter(hw.read(run, only=["good"]))).sequences()
 
     assert "".join(map(chr, tokens.ids)) == "u:goa:1\0u:ona:3\0u:ona:5\0"
     assert "".join(map(str, tokens.mask)) == "000000110000001100000011"
-    assert tokens.logprobs == [-one / 8 * on for one, on in zip(tokens.ids, tokens.mask, strict=True)]
+    assert list(tokens.logprobs) == [-one / 8 * on for one, on in zip(tokens.ids, tokens.mask, strict=True)]
 
 
-def test_a_rewritten_history_begins_another_sequence(run: Path) -> None:
-    first, second = next(iter(hw.read(run, only=["rewr*"]))).tokens()
+@pytest.mark.parametrize(
+    ("instance", "text"),
+    [("rewritten", "u:goa:1\0u:ona:three\0u:ona:5\0"), ("forgetful", "u:goa:3\0u:ona:3\0")],
+)
+def test_a_rewritten_history_begins_another_sequence(run: Path, instance: str, text: str) -> None:
+    first, second = next(iter(hw.read(run, only=[instance]))).sequences()
 
     assert "".join(map(chr, first.ids)) == "u:goa:1\0u:ona:3\0"
-    assert "".join(map(chr, second.ids)) == "u:goa:1\0u:ona:three\0u:ona:5\0"
+    assert ("".join(map(chr, second.ids)), second.reason) == (text, SequenceStart.REWRITTEN)
     assert (sum(first.mask), sum(second.mask)) == (4, 2)
-
-
-def test_a_forgotten_history_is_another_thread(run: Path) -> None:
-    trajectory = next(iter(hw.read(run, only=["forgetful"])))
-
-    assert [len(tokens.ids) for tokens in trajectory.tokens()] == [16]
-    assert ["".join(map(chr, tokens.ids)) for tokens in trajectory.tokens(beside=True)] == [
-        "u:goa:1\0u:ona:3\0",
-        "u:goa:3\0u:ona:3\0",
-    ]
 
 
 def test_sampled_nodes_have_their_tokens(run: Path) -> None:
@@ -174,7 +169,7 @@ def test_sampled_nodes_have_their_tokens(run: Path) -> None:
 def test_without_ids_there_are_no_sequences(tmp_path: Path) -> None:
     hw.run(SUITE, solve, out=tmp_path / "run", policy=lambda request: "ok", workers=0)
 
-    assert [list(trajectory.tokens()) for trajectory in hw.read(tmp_path / "run")] == [[], [], [], []]
+    assert [trajectory.sequences() for trajectory in hw.read(tmp_path / "run")] == [[], [], [], []]
 
 
 def test_some_of_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,4 +475,4 @@ def test_the_page_about_reading_does_what_it_says(
     messages, nodes, tokens = printed
     assert messages[:2] == ["good 0 1.0 0", "  user go"]
     assert nodes[:3] == ["1 messages -> stop ", "3 messages -> stop ", "5 messages -> stop "]
-    assert tokens[0] == "None 24 6 0.0"
+    assert tokens[0] == "None 24 6 first 0.0"

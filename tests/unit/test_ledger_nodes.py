@@ -157,7 +157,10 @@ def test_every_choice_is_a_node_with_its_own_tokens(tmp_path: Path) -> None:
 
     assert [node.tokens for node in found] == [(0, 9), (1, 9)]
     assert [node.logprobs for node in found] == [(-0.5, 0.0), (-0.5, -1.0)]
-    assert {node.prompt_tokens for node in found} == {(5, 6)}
+    assert [(node.follows, node.shared, node.prompt_delta) for node in found] == [
+        (None, 0, (5, 6)),
+        (1, 2, ()),
+    ]
     assert {(node.version, node.by) for node in found} == {("step-3", "judge")}
     assert (asked.tokens, asked.version, asked.by) == (None, "", "judge")
 

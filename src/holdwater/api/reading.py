@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from ..conversation.branches import read_branch_tree
-from ..conversation.nodes import MediaMode, build_nodes, build_sequences
-from ..conversation.nodes import TokenSequence as TokenSequence
+from ..conversation.nodes import MediaMode, build_nodes
 from ..conversation.order_results import read_answer
 from ..conversation.trajectory import ExchangeTree as ExchangeTree
 from ..conversation.trajectory import Turn as Turn
@@ -27,6 +26,8 @@ from ..core.errors import BadInput, HoldwaterError
 from ..core.records import AttemptFailure, ModelUsage, Verdict
 from ..core.serving_protocol import MessageNode
 from ..core.summary import RunSummary
+from ..core.token_sequences import TokenSequence as TokenSequence
+from ..core.token_sequences import build_sequences
 from ..export.formats import DIRECTORY_FORMATS as DIRECTORY_FORMATS
 from ..export.formats import export_run
 from ..export.openai import find_last_answered, render_chat_messages, render_chat_tools
@@ -257,13 +258,9 @@ class Trajectory:
         last = find_last_answered(tree)
         return render_chat_tools(tree, last) if last else []
 
-    def tokens(self, *, beside: bool = False) -> Iterator[TokenSequence]:
-        """Yield the main thread as token ids with a mask, if the upstream returned token ids.
-
-        A new sequence begins where a prompt does not continue the previous tokens. `beside` includes the
-        other threads.
-        """
-        return self._read_kept(lambda tree: build_sequences(tree, beside=beside))
+    def sequences(self) -> list[TokenSequence]:
+        """Return the token sequences of all threads, if the upstream returned token ids."""
+        return build_sequences(self.nodes())
 
     def blob(self, name: str) -> bytes:
         """Return a medium by its reference in a message (`holdwater-blob:...`) or by its hash."""

@@ -26,6 +26,13 @@ from ..core.serving_protocol import (
     TrajectoryForm,
     Turned,
 )
+from ..core.token_sequences import (
+    SampledTurn,
+    SequenceStart,
+    TokenSequence,
+    TokenSpan,
+    build_sequences,
+)
 from .async_client import AsyncClient, OrderStream
 from .blocking_client import Client
 from .policy import Policy, PolicyCall
@@ -54,12 +61,17 @@ __all__ = [
     "Policy",
     "PolicyCall",
     "Rollout",
+    "SampledTurn",
+    "SequenceStart",
     "ServerBusy",
     "ServerGone",
     "ServerHealth",
     "ServerStats",
     "Settled",
     "Started",
+    "TokenSequence",
+    "TokenSpan",
     "TrajectoryForm",
     "Turned",
+    "build_sequences",
 ]

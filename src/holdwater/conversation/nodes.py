@@ -1,8 +1,8 @@
-"""Builds the input of a trainer from an attempt: message nodes with parent links, and token sequences.
+"""Builds the input of a trainer from an attempt: message nodes with parent links and token ids.
 
 Conversations with a common beginning share their first nodes. A reply that the client sends back is the node
 that the model sampled. Token ids are taken from the replies and never computed. One exchange is in memory at
-a time. `trajectory.py` finds which exchange continues which.
+a time. `prompt_deltas.py` finds the new ids of a prompt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ..core.exchange import Exchange
-from ..core.records import Record
+from ..core.exchange import SCORING_BORROWERS, Exchange
 from ..core.serving_protocol import MessageNode
 from ..dialect import find_dialect
 from ..dialect.message import (
@@ -31,7 +30,8 @@ from ..dialect.message import (
 )
 from ..ledger.blobs import resolve_references
 from ..ledger.directory import RunDirectory
-from .trajectory import ExchangeTree, parse_reply
+from .prompt_deltas import PromptDelta, PromptHistory
+from .trajectory import ExchangeTree
 
 MediaMode = Literal["reference", "inline"]
 
@@ -86,7 +86,7 @@ class _NodeBuilder:
         # (parent node, digest of the message) -> node; bound: the messages of one attempt
         self._sent_nodes: dict[tuple[int, bytes], int] = {}
         self._reply_nodes: dict[tuple[int, bytes], int] = {}
-        self._ids: dict[int, int] = {}  # bound: the vocabulary of the model
+        self._prompts = PromptHistory()
 
     def add_exchange(self, number: int) -> Iterator[MessageNode]:
         """Yield the new nodes of an exchange. Its parent must have been added before."""
@@ -143,10 +143,12 @@ class _NodeBuilder:
         if known is not None:
             return known
         self._sent_nodes[key] = new = self._next_id()
+        role = item.messages[0].role if item.messages else "unknown"
+        self._prompts.add_message(new, _to_parent(before), role)
         yield MessageNode(
             id=new,
             parent=_to_parent(before),
-            role=item.messages[0].role if item.messages else "unknown",
+            role=role,
             message=self._render_raw(item.raw, item.value),
             exchange=exchange.number,
             dialect=exchange.dialect,
@@ -168,6 +170,7 @@ class _NodeBuilder:
     def _make_sampled(self, before: int, message: Any, reply: ModelReply, exchange: Exchange) -> MessageNode:
         new = self._next_id()
         self._reply_nodes[before, digest_message(reply.message or CommonMessage("assistant"))] = new
+        delta = self._find_delta(new, before, reply.tokens, exchange.by)
         return MessageNode(
             id=new,
             parent=_to_parent(before),
@@ -176,17 +179,23 @@ class _NodeBuilder:
             exchange=exchange.number,
             dialect=exchange.dialect,
             sampled=True,
-            tokens=self._share_ids(reply.tokens.completion),
-            prompt_tokens=self._share_ids(reply.tokens.prompt),
+            tokens=reply.tokens.completion or None,
+            prompt_delta=delta.new if delta else None,
+            follows=delta.follows if delta else None,
+            shared=delta.shared if delta else 0,
+            sequence_start=delta.start if delta else None,
             logprobs=reply.tokens.logprobs or None,
             version=exchange.version,
             finish=reply.finish,
             by=exchange.by,
         )
 
-    def _share_ids(self, ids: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the ids as shared integers: prompts repeat, and a separate integer takes 28 bytes."""
-        return tuple(map(self._ids.setdefault, ids, ids)) or None
+    def _find_delta(self, node: int, before: int, tokens: ReplyTokens, by: str) -> PromptDelta | None:
+        """Return the new ids of the prompt of a reply; None if its ids are not known, or not trained on."""
+        self._prompts.add_message(node, _to_parent(before), "assistant", sampled=True)
+        if not tokens.prompt or not tokens.completion or by in SCORING_BORROWERS:
+            return None
+        return self._prompts.add_reply(node, by, tokens.prompt, tokens.completion)
 
     def _render_raw(self, raw: bytes, value: Any) -> Any:
         """Return the message of a node, with media inline or as references."""
@@ -233,59 +242,3 @@ def _read_system(name: str, head: dict[str, Any]) -> Iterator[tuple[CommonMessag
     for key in dialect.system_keys:
         for message in dialect.parse_system({key: head.get(key)}):
             yield message, head[key]
-
-
-class TokenSequence(Record, frozen=True):
-    """A sequence of prompt and sampled tokens; three lists of the same length."""
-
-    ids: list[int]
-    mask: list[int]  # 1: sampled by the model
-    logprobs: list[float] | None  # 0.0 where the mask is 0; None: not returned for every sampled token
-
-
-def build_sequences(tree: ExchangeTree, *, beside: bool = False) -> Iterator[TokenSequence]:
-    """Yield the sequences of the trajectory, or with `beside` of every thread; each sampled token is in one.
-
-    A new sequence begins where a prompt does not extend the sequence so far: the history was rewritten, or is
-    tokenized differently now.
-    """
-    for thread in tree.threads()[: None if beside else 1]:
-        growing = _SequenceBuilder()
-        for number in thread.numbers:
-            exchange = tree.exchange(number)
-            tokens = parse_reply(exchange).tokens if exchange.complete else ReplyTokens()
-            if tokens.prompt and tokens.completion:
-                if not growing.continues(tokens):
-                    yield growing.build()
-                    growing = _SequenceBuilder()
-                growing.add(tokens)
-        if growing:
-            yield growing.build()
-
-
-class _SequenceBuilder:
-    """A sequence that grows turn by turn; bound: the model's context."""
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._mask: list[int] = []
-        self._logprobs: list[float] | None = []
-
-    def __bool__(self) -> bool:
-        return bool(self._ids)
-
-    def continues(self, tokens: ReplyTokens) -> bool:
-        return list(tokens.prompt[: len(self._ids)]) == self._ids
-
-    def add(self, tokens: ReplyTokens) -> None:
-        new = tokens.prompt[len(self._ids) :]
-        self._ids += [*new, *tokens.completion]
-        self._mask += [0] * len(new) + [1] * len(tokens.completion)
-        given = [p for p in tokens.logprobs if p is not None]
-        if self._logprobs is not None and len(given) == len(tokens.logprobs) == len(tokens.completion):
-            self._logprobs += [0.0] * len(new) + given
-        else:
-            self._logprobs = None
-
-    def build(self) -> TokenSequence:
-        return TokenSequence(self._ids, self._mask, self._logprobs)

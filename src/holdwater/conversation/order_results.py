@@ -6,6 +6,8 @@ It reads a few rows per rollout, and its segment if nodes are requested. It bloc
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from ..core.policy import grade_counts
@@ -18,6 +20,7 @@ from ..core.serving_protocol import (
     TrajectoryForm,
     TrajectoryReference,
 )
+from ..core.token_sequences import PackedSequence, pack_sequences
 from ..dialect.message import decode_foreign
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.directory import RunDirectory
@@ -82,7 +85,7 @@ def _read_with_verdict(
     instance, sample, member = which
     row = find_rollout(reader, instance, sample)
     verdict = reader.whole_verdict(row.attempt)
-    trajectory, reference, taken = _read_trajectory(reader, row.attempt, how, room)
+    carried = _read_trajectory(reader, row.attempt, how, room)
     rollout = Rollout(
         instance=row.instance,
         sample=sample,
@@ -99,10 +102,11 @@ def _read_with_verdict(
         times=verdict.times,
         exchanges=verdict.exchanges,
         children=verdict.children,
-        trajectory=trajectory,
-        reference=reference,
+        trajectory=carried.nodes,
+        reference=carried.reference,
+        tokens=carried.tokens,
     )
-    return rollout, verdict, taken
+    return rollout, verdict, carried.size
 
 
 def read_answer(directory: RunDirectory, verdict: Verdict) -> object:
@@ -111,29 +115,40 @@ def read_answer(directory: RunDirectory, verdict: Verdict) -> object:
     return None if text is None else decode_foreign(text.encode())
 
 
+class _CarriedTrajectory(NamedTuple):
+    """The conversation of a rollout in the form that its result carries, and its encoded bytes."""
+
+    nodes: tuple[MessageNode, ...] | None = None
+    tokens: tuple[PackedSequence, ...] | None = None
+    reference: TrajectoryReference | None = None
+    size: int = 0
+
+
 def _read_trajectory(
     reader: LedgerReader, attempt: int, how: TrajectoryForm, room: int
-) -> tuple[tuple[MessageNode, ...] | None, TrajectoryReference | None, int]:
-    """Return the nodes if they fit, else a reference; neither if the attempt is not kept or never began."""
+) -> _CarriedTrajectory:
+    """Return a reference in place of what does not fit; nothing if the attempt is not kept or never began."""
     if how is TrajectoryForm.NONE or not attempt:
-        return None, None, 0
+        return _CarriedTrajectory()
     spoke = reader.acting_attempt(attempt)
-    found: tuple[list[MessageNode], int] | None = None
+    found: _CarriedTrajectory | None = None
     try:
         if how is TrajectoryForm.NODES:
             found = _collect_nodes(ExchangeTree(reader.directory, spoke), room)
+        elif how is TrajectoryForm.TOKENS:
+            found = _pack_tokens(ExchangeTree(reader.directory, spoke), room)
     except FileNotFoundError:  # dropped during the read
         pass
     if reader.find_unrecorded_policy((spoke,)) is not None:
-        return None, None, 0
+        return _CarriedTrajectory()
     if found is None:
         where = reader.directory.path.absolute()
-        return None, TrajectoryReference(directory=str(where), attempt=attempt), 0
-    return tuple(found[0]), None, found[1]
+        return _CarriedTrajectory(reference=TrajectoryReference(directory=str(where), attempt=attempt))
+    return found
 
 
-def _collect_nodes(tree: ExchangeTree, room: int) -> tuple[list[MessageNode], int] | None:
-    """Return the nodes and their encoded bytes; None if they exceed `room`."""
+def _collect_nodes(tree: ExchangeTree, room: int) -> _CarriedTrajectory | None:
+    """Return the nodes; None if they exceed `room`."""
     kept: list[MessageNode] = []  # bound: `room`
     taken = 0
     for node in build_nodes(tree):
@@ -141,7 +156,14 @@ def _collect_nodes(tree: ExchangeTree, room: int) -> tuple[list[MessageNode], in
         if taken > room:
             return None
         kept.append(node)
-    return kept, taken
+    return _CarriedTrajectory(nodes=tuple(kept), size=taken)
+
+
+def _pack_tokens(tree: ExchangeTree, room: int) -> _CarriedTrajectory | None:
+    """Return the token sequences; None if they exceed `room`."""
+    packed = pack_sequences(build_nodes(tree))
+    size = len(_encode(packed))
+    return _CarriedTrajectory(tokens=packed, size=size) if size <= room else None
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -17,6 +17,7 @@ from ..dialect.conversion import to_chat_message
 from ..dialect.message import CommonMessage, as_dict, as_list, as_string
 from .expert_routing import ExpertRouting, read_routing
 from .nodes import build_nodes
+from .prompt_deltas import restore_prompt
 from .trajectory import ExchangeTree, parse_reply
 
 # The reasons of all dialects for which a model stops, in the three words of the wire.
@@ -99,7 +100,7 @@ class _GraphBuilder:
     ) -> int:
         before = self._place_path(reply, known)
         path = self._list_path(before)
-        prompt, tokens = list(reply.prompt_tokens or ()), list(reply.tokens or ())
+        prompt, tokens = restore_prompt(reply, known), list(reply.tokens or ())
         kept, offset = self._match_tokens(path, prompt) if prompt else (len(path), 0)
         if kept < len(path):  # the history is tokenized differently now: it is another branch
             before = self._copy_path(path[kept:], path[kept - 1] if kept else None)

@@ -24,6 +24,13 @@ from .records import (
     PhaseTimes,
     Record,
 )
+from .token_sequences import (
+    PackedSequence,
+    SequenceStart,
+    TokenSequence,
+    build_sequences,
+    unpack_sequences,
+)
 
 PROTOCOL = 1
 LONGEST_KEY = 200  # characters of an idempotency key
@@ -56,6 +63,7 @@ class TrajectoryForm(StrEnum):
     """The form in which a result carries the conversation."""
 
     NODES = "nodes"
+    TOKENS = "tokens"  # packed token sequences, without messages: `Rollout.sequences`
     REFERENCE = "reference"  # its location on the server's disk, for `holdwater.read`
     NONE = "none"
 
@@ -103,7 +111,13 @@ class MessageNode(Record, frozen=True):
     dialect: str = "chat"
     sampled: bool = False  # the model generated it: a trainer trains on these messages (the mask)
     tokens: tuple[int, ...] | None = None  # ids, if the upstream provides them
-    prompt_tokens: tuple[int, ...] | None = None  # for a sampled message: ids of the whole prompt before it
+    # For a sampled message: its prompt has the first `shared` ids of the prompt and tokens of the node
+    # `follows`, and then these. None: the upstream sent no ids of the prompt.
+    prompt_delta: tuple[int, ...] | None = None
+    follows: int | None = None
+    shared: int = 0
+    # Why a token sequence begins with its prompt; None: the prompt continues the sequence of `follows`.
+    sequence_start: SequenceStart | None = None
     # One for each token; None: the upstream sent none, or no finite number (JSON has neither NaN nor
     # infinity).
     logprobs: tuple[float | None, ...] | None = None
@@ -139,6 +153,13 @@ class Rollout(Record, frozen=True):
     children: tuple[ChildAttempt, ...] = ()
     trajectory: tuple[MessageNode, ...] | None = None
     reference: TrajectoryReference | None = None
+    tokens: tuple[PackedSequence, ...] | None = None
+
+    def sequences(self) -> list[TokenSequence]:
+        """Return the token sequences of the trajectory; none if it is not part of the result."""
+        if self.tokens is not None:
+            return unpack_sequences(self.tokens)
+        return build_sequences(self.trajectory or ())
 
 
 class OrderResult(Record, frozen=True):

@@ -22,6 +22,7 @@ REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?:
 # The prefix of genuine blob references after decoding. It is random: no foreign text can begin with it.
 REFERENCE_MARK = f"{secrets.token_hex(12)}-"
 REFERENCE_WORD = "holdwater-"
+LARGEST_ID = (1 << 32) - 1  # of a token
 MOST_OPEN_CALLS = 1024  # unanswered calls kept in memory
 
 # Raised by decoding untrusted JSON.
@@ -262,8 +263,10 @@ def parse_tokens(reply: dict[str, Any], choice: dict[str, Any]) -> ReplyTokens:
 
 
 def _parse_integers(value: Any) -> tuple[int, ...]:
+    """Return token ids; none if any is not an integer of 32 bits."""
     given = as_list(value)
-    return tuple(given) if set(map(type, given)) <= {int} else ()
+    fits = set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= LARGEST_ID
+    return tuple(given) if fits else ()
 
 
 def make_function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
