@@ -31,7 +31,7 @@ from ..dialect.message import (
 from ..ledger.blobs import resolve_references
 from ..ledger.directory import RunDirectory
 from .prompt_deltas import PromptDelta, PromptHistory
-from .trajectory import ExchangeTree
+from .trajectory import ExchangeTree, read_original_tokens
 
 MediaMode = Literal["reference", "inline"]
 
@@ -162,8 +162,10 @@ class _NodeBuilder:
         value = decode_referring(raw)
         dialect = find_dialect(exchange.dialect)
         shown = dialect.split_choices(as_dict(self._render_raw(raw, value)))
-        for (message, _), (_, one) in zip(shown, dialect.split_choices(as_dict(value)), strict=True):
-            reply = dialect.parse_reply(one)
+        replies = [dialect.parse_reply(one) for _, one in dialect.split_choices(as_dict(value))]
+        for place, tokens in enumerate(read_original_tokens(exchange)[: len(replies)]):
+            replies[place] = msgspec.structs.replace(replies[place], tokens=tokens)
+        for (message, _), reply in zip(shown, replies, strict=True):
             if reply.message is not None:
                 yield message, reply
 

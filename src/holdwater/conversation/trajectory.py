@@ -14,7 +14,7 @@ from ..core.errors import BadInput
 from ..core.exchange import Exchange
 from ..core.policy import explain_not_kept
 from ..core.records import ModelUsage, Record
-from ..dialect import find_dialect
+from ..dialect import CHAT, find_dialect
 from ..dialect.message import (
     CallPairing,
     CommonMessage,
@@ -22,6 +22,7 @@ from ..dialect.message import (
     ReplyTokens,
     as_dict,
     as_string,
+    decode_foreign,
     decode_referring,
     says_same,
 )
@@ -116,7 +117,18 @@ def parse_reply(exchange: Exchange) -> ModelReply:
     """Return the reply of an exchange, as far as it was received."""
     if exchange.reply is None:
         return ModelReply()
-    return find_dialect(exchange.dialect).parse_reply(as_dict(decode_referring(bytes(exchange.reply))))
+    reply = find_dialect(exchange.dialect).parse_reply(as_dict(decode_referring(bytes(exchange.reply))))
+    for tokens in read_original_tokens(exchange)[:1]:
+        reply = msgspec.structs.replace(reply, tokens=tokens)
+    return reply
+
+
+def read_original_tokens(exchange: Exchange) -> list[ReplyTokens]:
+    """Return the tokens of each choice of a reply that was translated; the agent's side may lack them."""
+    if exchange.original is None:
+        return []
+    original = as_dict(decode_foreign(bytes(exchange.original)))
+    return [CHAT.parse_reply(one).tokens for _, one in CHAT.split_choices(original)]
 
 
 def _find_new_system(tree: ExchangeTree, exchange: Exchange) -> list[CommonMessage]:

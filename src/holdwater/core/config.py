@@ -25,7 +25,7 @@ SAME_DIALECT = "same"  # calls go to the server in the dialect of the agent
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
 _, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
-__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot", "ServingConfig"]
+__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot", "ServingConfig", "TokenServer"]
 
 
 class SandboxRoot(StrEnum):
@@ -50,6 +50,15 @@ class KeepRule(StrEnum):
     ALL = "all"
     FAILURES = "failures"  # files of samples that did not pass
     NONE = "none"
+
+
+class TokenServer(StrEnum):
+    """The kind of server that is asked for token ids: each kind has fields of its own."""
+
+    AUTO = "auto"  # the fields of all kinds, unless the server refuses them
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    NEMO = "nemo"
 
 
 class SelectionRecord(Record, frozen=True):
@@ -110,6 +119,15 @@ class RunConfig(Record, frozen=True):
             live=False,
         ),
     ] = SAME_DIALECT
+    token_ids: Annotated[
+        TokenServer | None,
+        ConfigOption(
+            CHOICE,
+            "Ask the model's server for token ids and log probabilities: `auto`, `vllm`, `sglang` or `nemo`",
+            resume="Ask the model's server for token ids: `auto`, `vllm`, `sglang` or `nemo`",
+            live=False,
+        ),
+    ] = None
     judge: JudgeModel = JudgeModel()
     # What the agent's `configure` takes.
     agent_options: Annotated[

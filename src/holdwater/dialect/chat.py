@@ -6,7 +6,8 @@ client did not. Policies and trainers get all requests in this dialect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,9 +25,9 @@ from .message import (
     as_string,
     make_function_tool,
     parse_arguments,
-    parse_tokens,
 )
 from .openai import ChoiceStream, OpenAIDialect, check_index, parse_content, request_usage
+from .reply_tokens import SAMPLED_FIELD, parse_tokens
 from .sse import (
     NULL,
     ChunkStream,
@@ -225,7 +226,9 @@ class _ChoiceAssembly:
                 self._logprobs.setdefault(field, None)
         for field in choice.keys() - {"index", "delta"}:
             value = choice[field]
-            if isinstance(value, list):
+            if field in _REPEATED_FIELDS:
+                self._beside[field] = _REPEATED_FIELDS[field](self._beside.get(field), value)
+            elif isinstance(value, list):
                 self._beside[field] = listed = self._beside.get(field) or []
                 listed.extend(value)
             elif field == "logprobs" or value is None:
@@ -272,6 +275,24 @@ class _ChoiceAssembly:
         if index not in self._arguments:
             return call
         return {**call, "function": {**call["function"], "arguments": "".join(self._arguments[index])}}
+
+
+def _join_prompt(old: Any, new: Any) -> Any:
+    return new or old
+
+
+def _join_meta(old: Any, new: Any) -> Any:
+    """Join SGLang's facts about the tokens so far: each chunk has all tokens, or the new ones alone."""
+    before, more = (as_list(as_dict(meta).get(SAMPLED_FIELD)) for meta in (old, new))
+    if not before or more[: len(before)] == before:
+        return new or old
+    return {**as_dict(old), **as_dict(new), SAMPLED_FIELD: before + more}
+
+
+# Fields beside the message that a server may repeat in each chunk.
+_REPEATED_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {"prompt_token_ids": _join_prompt, "meta_info": _join_meta}
+)
 
 
 def _renew_name(old: Any, new: Any) -> Any:

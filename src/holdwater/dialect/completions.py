@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Raw
 
 from .interface import AdaptedRequest, RequestTarget
-from .message import CommonMessage, ModelReply, as_dict, as_list, as_string, parse_tokens, render_unknown
+from .message import CommonMessage, ModelReply, as_dict, as_list, as_string, render_unknown
 from .openai import ChoiceStream, OpenAIDialect, request_usage
+from .reply_tokens import parse_tokens
 from .sse import NULL, decode_values, is_given, join_values, render_event, to_objects
 
 

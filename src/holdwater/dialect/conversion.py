@@ -27,7 +27,7 @@ from .message import (
 Object = dict[str, Any]
 INPUT_PARAMETER = "input"  # the only parameter of a text tool, if tools take objects
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CHOICE_FIELDS = ("token_ids", "logprobs")  # fields of the choice
+_CHOICE_FIELDS = ("token_ids", "logprobs", "meta_info", "prompt_token_ids")  # fields of the choice
 _COMPLETION_FIELDS = ("prompt_token_ids", "policy_version")  # fields of the completion
 
 

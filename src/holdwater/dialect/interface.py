@@ -306,7 +306,7 @@ class Dialect:
         """Return a `chat.completion` as a reply. Missing ids are generated.
 
         Other dialects have no field for token ids, log probabilities and the policy's version. These go to
-        the top of the reply, under their Chat Completions names: see `message.parse_tokens`.
+        the top of the reply, under their Chat Completions names: see `reply_tokens.parse_tokens`.
         """
         content = CompletionContent(completion, context)
         return msgspec.json.encode({**self.render_completion(content), **pick_token_fields(completion)})

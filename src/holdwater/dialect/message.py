@@ -22,7 +22,6 @@ REFERENCE = re.compile(rb'(?<!\\)"holdwater-(blob|base64|json):([0-9a-f]{64})(?:
 # The prefix of genuine blob references after decoding. It is random: no foreign text can begin with it.
 REFERENCE_MARK = f"{secrets.token_hex(12)}-"
 REFERENCE_WORD = "holdwater-"
-LARGEST_ID = (1 << 32) - 1  # of a token
 MOST_OPEN_CALLS = 1024  # unanswered calls kept in memory
 
 # Raised by decoding untrusted JSON.
@@ -246,27 +245,6 @@ def restore_references(value: Any) -> Any:
 def render_unknown(value: Any) -> str:
     """Render a value of an unknown kind as JSON."""
     return "" if value is None else msgspec.json.encode(restore_references(value)).decode()
-
-
-def parse_tokens(reply: dict[str, Any], choice: dict[str, Any]) -> ReplyTokens:
-    """Read the token ids and log probabilities that an upstream of any dialect adds to a reply.
-
-    A missing log probability becomes None, which keeps the positions of the others.
-    """
-    logprobs = as_list(as_dict(choice.get("logprobs")).get("content"))
-    given = [as_dict(token).get("logprob") for token in logprobs]
-    return ReplyTokens(
-        prompt=_parse_integers(reply.get("prompt_token_ids")),
-        completion=_parse_integers(choice.get("token_ids")),
-        logprobs=tuple(float(p) if isinstance(p, int | float) else None for p in given),
-    )
-
-
-def _parse_integers(value: Any) -> tuple[int, ...]:
-    """Return token ids; none if any is not an integer of 32 bits."""
-    given = as_list(value)
-    fits = set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= LARGEST_ID
-    return tuple(given) if fits else ()
 
 
 def make_function_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:

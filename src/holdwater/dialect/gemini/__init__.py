@@ -38,11 +38,11 @@ from ..message import (
     as_string,
     make_function_tool,
     parse_call,
-    parse_tokens,
     render_unknown,
     to_media,
     to_part,
 )
+from ..reply_tokens import parse_tokens
 from ..sse import decode_values, render_event
 from .stream import (
     GeminiStream,

@@ -34,11 +34,11 @@ from ..message import (
     make_function_tool,
     merge_messages,
     parse_arguments,
-    parse_tokens,
     render_unknown,
     to_part,
 )
 from ..openai import OpenAIDialect, parse_content
+from ..reply_tokens import parse_tokens
 from ..sse import NULL
 from .stream import (
     ResponsesReply,

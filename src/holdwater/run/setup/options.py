@@ -21,6 +21,7 @@ from ...core.config import (
     Network,
     RunConfig,
     SandboxRoot,
+    TokenServer,
 )
 from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
@@ -59,6 +60,7 @@ class RunOptions(TypedDict, total=False):
     model_map: Mapping[str, str] | Sequence[str] | None
     base_url: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
     upstream_dialect: str | None
+    token_ids: TokenServer | str | None
     judge_model: str | None
     judge_base_url: str | None
     agent_option: Mapping[str, Any] | Sequence[str] | None
@@ -143,6 +145,7 @@ class ResumeOptions(TypedDict, total=False):
     disk: int | str | None
     base_url: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
     upstream_dialect: str | None
+    token_ids: TokenServer | str | None
     judge_base_url: str | None
     env: Mapping[str, str | None] | Sequence[str] | None
     sandbox_url: str | None
