@@ -17,10 +17,10 @@ from holdwater.conversation.prompt_deltas import PromptHistory, restore_prompt
 from holdwater.core.serving_protocol import MessageNode
 from holdwater.core.token_sequences import (
     PackedSequence,
+    SequencePacking,
     SequenceStart,
     TokenSequence,
     build_sequences,
-    pack_sequences,
     unpack_sequences,
 )
 from holdwater.ledger.directory import RunDirectory
@@ -85,6 +85,13 @@ class GrownConversation:
             before.append(node)
             node = self.nodes[node].parent
         return before[::-1]
+
+
+def pack_sequences(nodes: list[MessageNode]) -> tuple[PackedSequence, ...]:
+    packing = SequencePacking()
+    for node in nodes:
+        packing.add(node)
+    return packing.build()
 
 
 def describe(sequences: list[TokenSequence]) -> list[tuple[SequenceStart, list[int], str]]:

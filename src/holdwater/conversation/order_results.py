@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..core.exchange import SCORING_BORROWERS
 from ..core.policy import grade_counts
 from ..core.records import FailureOrigin, Verdict
 from ..core.serving_protocol import (
@@ -20,7 +21,7 @@ from ..core.serving_protocol import (
     TrajectoryForm,
     TrajectoryReference,
 )
-from ..core.token_sequences import PackedSequence, pack_sequences
+from ..core.token_sequences import PackedSequence, SequencePacking
 from ..dialect.message import decode_foreign
 from ..ledger.attempt_files import read_answer_json
 from ..ledger.directory import RunDirectory
@@ -105,6 +106,7 @@ def _read_with_verdict(
         trajectory=carried.nodes,
         reference=carried.reference,
         tokens=carried.tokens,
+        unknown_replies=carried.unknown,
     )
     return rollout, verdict, carried.size
 
@@ -121,6 +123,7 @@ class _CarriedTrajectory(NamedTuple):
     nodes: tuple[MessageNode, ...] | None = None
     tokens: tuple[PackedSequence, ...] | None = None
     reference: TrajectoryReference | None = None
+    unknown: int = 0  # replies that are in no token sequence
     size: int = 0
 
 
@@ -156,14 +159,22 @@ def _collect_nodes(tree: ExchangeTree, room: int) -> _CarriedTrajectory | None:
         if taken > room:
             return None
         kept.append(node)
-    return _CarriedTrajectory(nodes=tuple(kept), size=taken)
+    return _CarriedTrajectory(nodes=tuple(kept), unknown=sum(map(_lacks_ids, kept)), size=taken)
 
 
 def _pack_tokens(tree: ExchangeTree, room: int) -> _CarriedTrajectory | None:
     """Return the token sequences; None if they exceed `room`."""
-    packed = pack_sequences(build_nodes(tree))
+    packing, unknown = SequencePacking(), 0
+    for node in build_nodes(tree):
+        packing.add(node)
+        unknown += _lacks_ids(node)
+    packed = packing.build()
     size = len(_encode(packed))
-    return _CarriedTrajectory(tokens=packed, size=size) if size <= room else None
+    return _CarriedTrajectory(tokens=packed, unknown=unknown, size=size) if size <= room else None
+
+
+def _lacks_ids(node: MessageNode) -> bool:
+    return node.sampled and node.prompt_delta is None and node.by not in SCORING_BORROWERS
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -68,6 +68,16 @@ class TrajectoryForm(StrEnum):
     NONE = "none"
 
 
+_CARRIED_FORMS = (TrajectoryForm.NODES, TrajectoryForm.TOKENS)  # the result names the versions
+
+
+class StaleAction(StrEnum):
+    """The effect of `max_staleness` on a rollout that is staler."""
+
+    FLAG = "flag"  # `Rollout.stale` is set
+    DROP = "drop"  # its reward and trajectory are left out as well
+
+
 class Order(Record, frozen=True):
     """One rollout, or a group of `size`. Sending the same key again addresses the same order."""
 
@@ -82,6 +92,9 @@ class Order(Record, frozen=True):
     trajectory: TrajectoryForm = TrajectoryForm.NODES
     detached: bool = False  # the order continues without its client, and the result is kept for it
     turns: bool = False  # whether `Turned` events are sent
+    # By how many versions of the policy the oldest reply may be behind the newest that the server knows.
+    max_staleness: int | None = None
+    when_stale: StaleAction = StaleAction.FLAG
 
     def __post_init__(self) -> None:
         if not self.key or len(self.key) > LONGEST_KEY or not self.key.isprintable():
@@ -90,6 +103,10 @@ class Order(Record, frozen=True):
             raise ValueError(f"`size` must be at least 1: {self.size}")
         if (self.model.source is ModelSource.ENDPOINT) != (self.model.url is not None):
             raise ValueError("`model.url` is required for the source `endpoint` and not allowed for others")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"`max_staleness` must be at least 0: {self.max_staleness}")
+        if self.max_staleness is not None and self.trajectory not in _CARRIED_FORMS:
+            raise ValueError("`max_staleness` needs `trajectory` to be `tokens` or `nodes`")
 
 
 class SteerRequest(Record, frozen=True):
@@ -154,6 +171,9 @@ class Rollout(Record, frozen=True):
     trajectory: tuple[MessageNode, ...] | None = None
     reference: TrajectoryReference | None = None
     tokens: tuple[PackedSequence, ...] | None = None
+    unknown_replies: int = 0  # replies without ids, or without those of their prompt: they are in no sequence
+    staleness: int | None = None  # see `Order.max_staleness`; None: its versions are not known, or no numbers
+    stale: bool = False  # staler than the order allows
 
     def sequences(self) -> list[TokenSequence]:
         """Return the token sequences of the trajectory; none if it is not part of the result."""
@@ -281,6 +301,22 @@ class ServerHealth(Record, frozen=True):
     protocol: int = PROTOCOL
 
 
+class TokenFigures(Record, frozen=True):
+    """The tokens of the rollouts that were delivered with tokens or nodes, since the server started."""
+
+    replies: int = 0  # with ids: each is in one sequence
+    unknown: int = 0  # replies without ids, or without those of their prompt
+    sampled: int = 0  # tokens
+    starts: dict[str, int] = field(default_factory=dict)  # sequences, by the reason why they begin
+    # The share of the replies that could continue a sequence and began another one: see `SequenceStart`.
+    breaks: float = 0.0
+    version: int | None = None  # the newest of the policy
+    staleness: dict[str, float] = field(
+        default_factory=dict
+    )  # versions behind it, recent rollouts: `p50`, ...
+    stale: int = 0  # rollouts beyond the `max_staleness` of their order
+
+
 class ServerStats(Record, frozen=True):
     """Measurements of a server by itself. Rates cover the last minute."""
 
@@ -298,6 +334,7 @@ class ServerStats(Record, frozen=True):
     waited: dict[str, float] = field(default_factory=dict)  # seconds from order to start
     held: int = 0  # calls that wait for an answer from a trainer
     endpoints: tuple[EndpointUse, ...] = ()  # the servers of the run's model, if there are several
+    tokens: TokenFigures = TokenFigures()
     usage: ModelUsage = NO_USAGE
     saved: ModelUsage = NO_USAGE
     workers: int = 0

@@ -125,15 +125,10 @@ class TokenSequence(Record, frozen=True):
 
 def build_sequences(nodes: Iterable[MessageNode]) -> list[TokenSequence]:
     """Return the sequences of a rollout, in the order in which they begin; none without ids."""
-    return unpack_sequences(pack_sequences(nodes))
-
-
-def pack_sequences(nodes: Iterable[MessageNode]) -> tuple[PackedSequence, ...]:
-    """Return the sequences with one copy of each token."""
-    packing = _SequencePacking()
+    packing = SequencePacking()
     for node in nodes:
         packing.add(node)
-    return tuple(growing.build() for growing in packing.sequences)
+    return unpack_sequences(packing.build())
 
 
 def unpack_sequences(packed: Iterable[PackedSequence]) -> list[TokenSequence]:
@@ -182,11 +177,11 @@ def _cut_spans(spans: tuple[TokenSpan, ...], end: int) -> Iterator[TokenSpan]:
             yield replace(span, stop=min(span.stop, end), sampled=False)
 
 
-class _SequencePacking:
-    """The sequences of a rollout while its nodes arrive; bound: its tokens."""
+class SequencePacking:
+    """Packs the sequences of a rollout from its nodes, with one copy of each token; bound: its tokens."""
 
     def __init__(self) -> None:
-        self.sequences: list[_GrowingSequence] = []
+        self._sequences: list[_GrowingSequence] = []
         self._places: dict[int, int] = {}  # sampled node -> its sequence
         self._parents: dict[int, int | None] = {}  # message node -> the node before it
 
@@ -200,13 +195,16 @@ class _SequencePacking:
             assert base is not None
             self._places[node.id] = base
         else:
-            self._places[node.id] = len(self.sequences)
-            self.sequences.append(_GrowingSequence(node, base))
-        self.sequences[self._places[node.id]].add(node, self._list_messages(node))
+            self._places[node.id] = len(self._sequences)
+            self._sequences.append(_GrowingSequence(node, base))
+        self._sequences[self._places[node.id]].add(node, self._list_messages(node))
+
+    def build(self) -> tuple[PackedSequence, ...]:
+        return tuple(growing.build() for growing in self._sequences)
 
     def _list_messages(self, node: MessageNode) -> tuple[int, ...]:
         """Return the nodes before a reply, after the part of the conversation that other spans have."""
-        known = self.sequences[self._places[node.id]]
+        known = self._sequences[self._places[node.id]]
         branches = node.sequence_start is SequenceStart.BRANCH
         before: list[int] = []
         at = node.parent

@@ -38,6 +38,7 @@ from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream
 from ..gateway.upstreams.http_endpoint import EndpointTerms, ProviderAddress
 from ..gateway.upstreams.policy import PolicyUpstream
+from ..gateway.upstreams.token_requests import TokenUpstream
 from ..gateway.upstreams.translation import TranslatedUpstream
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
@@ -107,7 +108,7 @@ class WorkerModels:
         if given is None:
             return nullcontext(NoModel())
         if config.upstream_dialect == SAME_DIALECT:
-            return self._open_servers(given, frozenset(DIALECTS))
+            return self._ask_tokens(self._open_servers(given, frozenset(DIALECTS)))
         server = self._open_servers(given, list_server_dialects(config.upstream_dialect))
         return self._translate_calls(server, DIALECTS[config.upstream_dialect])
 
@@ -128,9 +129,15 @@ class WorkerModels:
         self._emit(EventNoted(kind=kind, message=f"worker {self._welcome.worker}: {message}"))
 
     @asynccontextmanager
-    async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
+    async def _ask_tokens(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
         async with server:
-            yield TranslatedUpstream(server, target, self._read_conversation)
+            kind = self._welcome.config.token_ids
+            yield server if kind is None else TokenUpstream(server, kind)
+
+    @asynccontextmanager
+    async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
+        async with self._ask_tokens(server) as asking:
+            yield TranslatedUpstream(asking, target, self._read_conversation)
 
     def _open_judge(self) -> AbstractAsyncContextManager[Upstream | None]:
         """Open the judges' own server; None: their calls go where those of their attempt go."""

@@ -27,6 +27,7 @@ class ActiveOrder(OrderProgress):
         self.abandoned = False  # it is being cancelled because its client is gone
         self.placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.followers = 0
+        self._was_read = False  # its result
         self._endpoint_key = key  # never written to a file
         self._pending_replacements = 0  # members that are being replaced
         self._grace: asyncio.TimerHandle | None = None  # runs while no client waits for the order
@@ -42,6 +43,12 @@ class ActiveOrder(OrderProgress):
 
     def mark_delivered(self) -> None:
         self.row = msgspec.structs.replace(self.row, delivered=True)
+
+    def take_first_reading(self) -> bool:
+        """Return whether the result is read for the first time; that of a delivered order was read before."""
+        first = not (self._was_read or self.row.delivered)
+        self._was_read = True
+        return first
 
     def mark_abandoned(self) -> None:
         self.abandoned = True

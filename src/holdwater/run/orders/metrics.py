@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ...core.endpoints import EndpointState
 from ...core.records import ModelUsage
-from ...core.serving_protocol import ServerStats
+from ...core.serving_protocol import ServerStats, TokenFigures
 
 REFUSED = "refused."  # prefix of the counts of refused orders, before the code
 
@@ -33,6 +33,7 @@ class _StatsCollector(Collector):
         yield from _rollouts(self._stats)
         yield from _model(self._stats)
         yield from _endpoints(self._stats)
+        yield from _sequences(self._stats.tokens)
         yield from _machine(self._stats)
 
 
@@ -84,6 +85,19 @@ def _endpoints(stats: ServerStats) -> Iterator[Metric]:
     yield _counters("endpoint_failures", "Calls that failed.", "url", {use.url: use.failures for use in uses})
     ok = {use.url: float(use.state is EndpointState.OK) for use in uses}
     yield _gauges("endpoint_ok", "Whether a server takes new conversations.", "url", ok)
+
+
+def _sequences(tokens: TokenFigures) -> Iterator[Metric]:
+    yield _counter("token_replies", "Delivered replies with token ids.", tokens.replies)
+    yield _counter("token_replies_unknown", "Delivered replies whose ids are not known.", tokens.unknown)
+    yield _counter("tokens_sampled", "Sampled tokens in delivered rollouts.", tokens.sampled)
+    yield _counters("token_sequences", "Delivered sequences, by why they begin.", "start", tokens.starts)
+    yield _gauge("token_breaks", "Share of replies that broke their sequence.", tokens.breaks)
+    if tokens.version is not None:
+        yield _gauge("policy_version", "The newest version of the policy.", tokens.version)
+    staleness = _quantiles(tokens.staleness)
+    yield _gauges("rollout_staleness", "Versions behind the newest, recent rollouts.", "quantile", staleness)
+    yield _counter("rollouts_stale", "Rollouts beyond the `max_staleness` of their order.", tokens.stale)
 
 
 def _machine(stats: ServerStats) -> Iterator[Metric]:

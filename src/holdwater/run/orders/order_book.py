@@ -32,6 +32,7 @@ from ...rollout.worker_protocol import (
 from ..fleet.interface import AttemptUpdate, ServingFleet
 from .active_order import ActiveOrder
 from .stats import ServerStatistics
+from .token_statistics import TokenStatistics
 
 BUSY_SECONDS = 1.0  # before a retry is worthwhile
 
@@ -47,6 +48,7 @@ class OrderBook:
         self._ledger = ledger
         self._fleet = fleet
         self.statistics = ServerStatistics(time.time(), outcomes)
+        self.tokens = TokenStatistics()
         self.calls = HeldCalls(fleet)
         self.by_key: dict[str, ActiveOrder] = {}  # bound: `serving.queue` rollouts
         self.parked: dict[str, OrderRow] = {}  # by key: left by an earlier conductor; bound: the same

@@ -149,6 +149,7 @@ class OrderService:
     async def steer(self, to: SteerRequest, key: str | None = None) -> None:
         """Change the run's model from now on; `key` is its API key."""
         await self._ledger.remember(STEERED, msgspec.msgpack.encode(to))
+        self._book.tokens.note_version(to.version)
         self._has_model = True
         self._fleet.announce(SteerWorker(to=to, key=key))
         await self._ledger.note("model.steered", f"version `{to.version}`: {to.url}")
@@ -188,6 +189,7 @@ class OrderService:
                 "gone", f"this call does not wait for an answer any more: `{answer.call[:80]}`"
             )
         del member.calls[answer.call]
+        self._book.tokens.note_version(answer.version)
         self._book.calls.deliver_answer(answer)
 
     def cancel(self, order: ActiveOrder, message: str) -> None:
@@ -216,7 +218,8 @@ class OrderService:
     async def read_result(self, order: ActiveOrder) -> OrderResult:
         """Read the result from the ledger, in a thread; only when the order is `finished`."""
         loop, how = asyncio.get_running_loop(), order.order.trajectory
-        return await loop.run_in_executor(self._reading, build_result, self._reader, order.row, how)
+        result = await loop.run_in_executor(self._reading, build_result, self._reader, order.row, how)
+        return self._book.tokens.rate_result(order.order, result, first=order.take_first_reading())
 
     async def mark_delivered(self, order: ActiveOrder) -> None:
         """Record that the client has the result; the order is not new any more."""
@@ -279,6 +282,7 @@ class OrderService:
         else:
             self._book.parked.pop(order.key, None)
             known = await self._readmit(known)
+        self._book.tokens.note_version(order.model.version)
         await self._take_up(active, known)
 
     async def _readmit(self, row: OrderRow) -> OrderRow:

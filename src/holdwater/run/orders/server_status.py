@@ -71,7 +71,8 @@ class ServerStatus:
         stats = self._book.statistics.snapshot(
             time.time(), self.health(), gauge, self._fleet.condition(), held, open_orders
         )
-        return msgspec.structs.replace(stats, endpoints=self._usage.census.endpoints)
+        tokens, endpoints = self._book.tokens.snapshot(), self._usage.census.endpoints
+        return msgspec.structs.replace(stats, tokens=tokens, endpoints=endpoints)
 
     def periodic_tasks(self) -> tuple[PeriodicTask, ...]:
         return (
