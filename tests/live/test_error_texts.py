@@ -298,6 +298,9 @@ $ holdwater run demo --agent nop --shard 5/4
 $ holdwater run demo --agent nop --upstream-dialect french
 2 error: `--upstream-dialect` must be one of `same`, `chat`, `messages`: `french`
 
+$ holdwater run demo --agent nop --token-ids some
+2 error: `--token-ids` must be one of `all`, `failures`, `none`: `some`
+
 $ holdwater run demo --agent nop --shard half
 2 error: `--shard` must look like `1/4`: `half`
 
@@ -1478,6 +1481,12 @@ POST /v1/orders {"key": "", "instance": "slugs"}
 
 POST /v1/orders {"key": "a", "instance": "slugs", "size": 0}
 400 invalid: the body cannot be read: `size` must be at least 1: 0
+
+POST /v1/orders {"key": "a", "instance": "slugs", "max_staleness": -1}
+400 invalid: the body cannot be read: `max_staleness` must be at least 0: -1
+
+POST /v1/orders {"key": "a", "instance": "slugs", "max_staleness": 1, "trajectory": "none"}
+400 invalid: the body cannot be read: `max_staleness` needs `trajectory` to be `tokens` or `nodes`
 
 POST /v1/orders {"key": "a", "instance": "slugs", "size": 100000}
 400 invalid: 100000 rollouts exceed the limit of open rollouts: 4096

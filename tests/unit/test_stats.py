@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdwater.core.records import ModelUsage
-from holdwater.core.serving_protocol import ServerHealth, ServerStats
+from holdwater.core.serving_protocol import ServerHealth, ServerStats, TokenFigures
 from holdwater.core.summary import RunGauge
 from holdwater.run.fleet.interface import FleetCondition
 from holdwater.run.orders.metrics import render_metrics
@@ -140,3 +141,15 @@ def _parts(thing: object) -> list[object]:
         inner = list(value) if isinstance(value, list | dict) or hasattr(value, "maxlen") else []
         parts += [value, *inner, *_parts(value)]
     return parts
+
+
+def test_the_figures_of_tokens_are_metrics() -> None:
+    starts = {"first": 2, "branch": 1, "retokenized": 3}
+    figures = TokenFigures(replies=10, sampled=70, starts=starts, breaks=0.375, version=5, stale=1)
+    stats = shown(ServerStatistics(BEGAN), BEGAN)
+    text = render_metrics(msgspec.structs.replace(stats, tokens=figures)).decode()
+
+    assert 'holdwater_token_sequences_total{start="retokenized"} 3.0' in text
+    assert "holdwater_token_breaks 0.375" in text
+    assert "holdwater_policy_version 5.0" in text
+    assert "holdwater_rollouts_stale_total 1.0" in text

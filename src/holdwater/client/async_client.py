@@ -32,6 +32,7 @@ from ..core.serving_protocol import (
     Rollout,
     ServerHealth,
     ServerStats,
+    StaleAction,
     SteerRequest,
     TrajectoryForm,
 )
@@ -90,6 +91,8 @@ class OrderOptions(TypedDict, total=False):
     trajectory: TrajectoryForm
     detached: bool
     turns: bool  # by default True if there is an `on_event`
+    max_staleness: int | None
+    when_stale: StaleAction
     policy: Policy | None  # answers the agent's model calls, in this process
     on_event: Callable[[AnyOrderEvent], Any] | None  # plain or async; the client waits for it
 
