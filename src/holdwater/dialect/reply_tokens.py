@@ -6,11 +6,14 @@ the log probabilities `token_id:N`. `gateway/upstreams/token_requests.py` asks f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from .message import ReplyTokens, as_dict, as_list
 
 LARGEST_ID = (1 << 32) - 1
+TokenIds = tuple[Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)], ...]
 TOKEN_PREFIX = "token_id:"
 SAMPLED_FIELD = "output_token_logprobs"  # of SGLang: a list of `[logprob, id, text]`
 
@@ -61,6 +64,7 @@ def _to_logprob(value: Any) -> float | None:
 
 def _parse_ids(value: Any) -> tuple[int, ...]:
     """Return token ids; none if any is not an integer of 32 bits."""
-    given = as_list(value)
-    fits = set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= LARGEST_ID
-    return tuple(given) if fits else ()
+    try:
+        return msgspec.convert(value, TokenIds)
+    except msgspec.ValidationError:
+        return ()
