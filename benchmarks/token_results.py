@@ -81,9 +81,7 @@ def record(directory: RunDirectory, turns: int, tokens: int) -> int:
 
 
 def make_reply(turn: int, prompt: list[int], reply: list[int], logprobs: list[float]) -> dict[str, Any]:
-    content = [
-        {"token": str(token), "logprob": value} for token, value in zip(reply, logprobs, strict=True)
-    ]
+    content = [{"token": str(token), "logprob": value} for token, value in zip(reply, logprobs, strict=True)]
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": f"call {turn} " * 20},

@@ -71,9 +71,7 @@ async def test_stale_rollouts_are_flagged_or_dropped_and_counted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", [TrajectoryForm.TOKENS, TrajectoryForm.NODES])
-async def test_a_result_is_the_same_and_counted_once_however_often_it_is_read(
-    tmp_path: Path, form: TrajectoryForm
-) -> None:
+async def test_a_result_that_is_read_twice_is_counted_once(tmp_path: Path, form: TrajectoryForm) -> None:
     async with serving(tmp_path) as client:
         policy = VersionedPolicy("1", "2", "3")
         first = await client.run(ASKED, key="k", policy=policy, trajectory=form)

@@ -160,7 +160,7 @@ async def test_a_server_that_refuses_the_fields_is_asked_without(tmp_path: Path)
     assert [bool(body.get("logprobs")) for body in served.asked] == [True, False, False]
 
 
-async def test_a_stream_that_a_server_cannot_send_with_ids_comes_whole_once_known(tmp_path: Path) -> None:
+async def test_a_stream_without_ids_is_asked_whole_from_then_on(tmp_path: Path) -> None:
     async with (
         engine("sglang") as served,
         asking(tmp_path, served, TokenServer.AUTO) as p,
