@@ -299,7 +299,7 @@ $ holdwater run demo --agent nop --upstream-dialect french
 2 error: `--upstream-dialect` must be one of `same`, `chat`, `messages`: `french`
 
 $ holdwater run demo --agent nop --token-ids some
-2 error: `--token-ids` must be one of `all`, `failures`, `none`: `some`
+2 error: `--token-ids` must be one of `none`, `auto`, `vllm`, `sglang`, `nemo`: `some`
 
 $ holdwater run demo --agent nop --shard half
 2 error: `--shard` must look like `1/4`: `half`

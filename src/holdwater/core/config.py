@@ -55,6 +55,7 @@ class KeepRule(StrEnum):
 class TokenServer(StrEnum):
     """The kind of server that is asked for token ids: each kind has fields of its own."""
 
+    NONE = "none"  # no ids are asked for
     AUTO = "auto"  # the fields of all kinds, unless the server refuses them
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -120,14 +121,14 @@ class RunConfig(Record, frozen=True):
         ),
     ] = SAME_DIALECT
     token_ids: Annotated[
-        TokenServer | None,
+        TokenServer,
         ConfigOption(
             CHOICE,
             "Ask the model's server for token ids and log probabilities: `auto`, `vllm`, `sglang` or `nemo`",
             resume="Ask the model's server for token ids: `auto`, `vllm`, `sglang` or `nemo`",
             live=False,
         ),
-    ] = None
+    ] = TokenServer.NONE
     judge: JudgeModel = JudgeModel()
     # What the agent's `configure` takes.
     agent_options: Annotated[

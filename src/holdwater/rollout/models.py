@@ -22,7 +22,7 @@ import msgspec
 
 from ..conversation.trajectory import ExchangeTree
 from ..core.authoring import Policy
-from ..core.config import SAME_DIALECT, RunConfig
+from ..core.config import SAME_DIALECT, RunConfig, TokenServer
 from ..core.endpoints import EndpointUse
 from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
@@ -132,7 +132,7 @@ class WorkerModels:
     async def _ask_tokens(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
         async with server:
             kind = self._welcome.config.token_ids
-            yield server if kind is None else TokenUpstream(server, kind)
+            yield server if kind is TokenServer.NONE else TokenUpstream(server, kind)
 
     @asynccontextmanager
     async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
