@@ -15,8 +15,7 @@ from tests.dialect_requests import speak, text_of
 from tests.live.test_gateway_replay import Place, answered, place
 
 from holdwater.conversation.nodes import read_nodes
-from holdwater.core.config import TokenServer
-from holdwater.core.token_sequences import TokenSequence, build_sequences
+from holdwater.core.token_sequences import TokenSequence, TokenServer, build_sequences
 from holdwater.dialect import CHAT
 from holdwater.gateway.upstreams.http import HttpUpstream
 from holdwater.gateway.upstreams.token_requests import TokenUpstream

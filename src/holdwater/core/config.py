@@ -20,12 +20,13 @@ from .prices import ModelPrice, RunBudget
 from .records import GiB, Limits, MiB, Network, Record
 from .sandbox_protocol import RemoteAddress
 from .serving_config import ServingConfig
+from .token_sequences import TokenServer
 
 SAME_DIALECT = "same"  # calls go to the server in the dialect of the agent
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
 _, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
-__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot", "ServingConfig", "TokenServer"]
+__all__ = ["CriticKind", "KeepRule", "Network", "RunConfig", "SandboxRoot", "ServingConfig"]
 
 
 class SandboxRoot(StrEnum):
@@ -50,16 +51,6 @@ class KeepRule(StrEnum):
     ALL = "all"
     FAILURES = "failures"  # files of samples that did not pass
     NONE = "none"
-
-
-class TokenServer(StrEnum):
-    """The kind of server that is asked for token ids: each kind has fields of its own."""
-
-    NONE = "none"  # no ids are asked for
-    AUTO = "auto"  # the fields of all kinds, unless the server refuses them
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    NEMO = "nemo"
 
 
 class SelectionRecord(Record, frozen=True):

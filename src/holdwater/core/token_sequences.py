@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 ID_SIZE = array("I").itemsize  # bytes of a token id, and of a log probability
 
 
+class TokenServer(StrEnum):
+    """The kind of server that is asked for token ids: each kind has fields of its own."""
+
+    NONE = "none"  # no ids are asked for
+    AUTO = "auto"  # the fields of all kinds, unless the server refuses them
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    NEMO = "nemo"
+
+
 class SequenceStart(StrEnum):
     """The reason why a sequence does not continue an earlier one."""
 

@@ -22,12 +22,13 @@ import msgspec
 
 from ..conversation.trajectory import ExchangeTree
 from ..core.authoring import Policy
-from ..core.config import SAME_DIALECT, RunConfig, TokenServer
+from ..core.config import SAME_DIALECT, RunConfig
 from ..core.endpoints import EndpointUse
 from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
+from ..core.token_sequences import TokenServer
 from ..dialect import DIALECTS, list_server_dialects
 from ..dialect.interface import Dialect
 from ..gateway.call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from ...core.config import TokenServer
 from ...core.errors import ModelFailed
 from ...core.records import MiB
+from ...core.token_sequences import TokenServer
 from ...dialect import CHAT
 from ...dialect.interface import ReplyFormat
 from ...dialect.message import DECODE_ERRORS

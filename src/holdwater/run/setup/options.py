@@ -21,7 +21,6 @@ from ...core.config import (
     Network,
     RunConfig,
     SandboxRoot,
-    TokenServer,
 )
 from ...core.environment import KEYS_WITHHELD
 from ...core.errors import BadInput
@@ -32,6 +31,7 @@ from ...core.options import OptionEntry, list_options
 from ...core.prices import RunBudget
 from ...core.records import Limits
 from ...core.sandbox_protocol import RemoteAddress
+from ...core.token_sequences import TokenServer
 from ...dialect import list_key_variables
 from ...gateway.prices import read_prices
 from ...image.recipe import read_recipe
