@@ -11,7 +11,16 @@ import pytest
 from aiohttp import web
 from tests.faulty_server import Connection, called, cut, playing
 
-from holdwater.client import AsyncClient, CallAnswer, Dropped, ModelChoice, ModelSource, PolicyCall
+from holdwater.client import (
+    AsyncClient,
+    CallAnswer,
+    Dropped,
+    ModelChoice,
+    ModelSource,
+    Order,
+    PolicyCall,
+    Settled,
+)
 from holdwater.client.policy import CallHistory, PolicyRunner, UnknownParent
 from holdwater.core.serving_protocol import KEPT_CALLS, Accepted
 
@@ -48,7 +57,7 @@ async def test_a_conversation_is_assembled_from_its_new_messages(kind: str) -> N
     assert stage.connections[0].order.model == ModelChoice(source=ModelSource.TRAINER)
 
 
-async def answer_to_one(policy: Any, **wishes: Any) -> CallAnswer:
+async def answer_to_one(policy: Any, errors: Any = "raise", **wishes: Any) -> CallAnswer:
     found: list[CallAnswer] = []
 
     async def one_call(connection: Connection) -> web.StreamResponse:
@@ -56,7 +65,7 @@ async def answer_to_one(policy: Any, **wishes: Any) -> CallAnswer:
         found.append(await connection.answer("1"))
         return await connection.finish()
 
-    async with playing(one_call) as stage, AsyncClient(stage.url) as client:
+    async with playing(one_call) as stage, AsyncClient(stage.url, policy_errors=errors) as client:
         await client.run("add-1", policy=policy, **wishes)
     return found[0]
 
@@ -76,15 +85,130 @@ async def cancel_itself(call: PolicyCall) -> str:
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [lambda call: 1 / 0, lambda call: 3, lambda call: {"content": object()}, cancel_itself],
-    ids=["raises", "returns a number", "returns what cannot be sent", "cancels itself"],
-)
-async def test_a_policy_that_fails_fails_its_call_and_nothing_else(policy: Any) -> None:
-    answer = await answer_to_one(policy)
+FAILING = {
+    "raises": lambda call: 1 / 0,
+    "returns a number": lambda call: 3,
+    "returns what cannot be sent": lambda call: {"content": object()},
+    "cancels itself": cancel_itself,
+}
+
+
+@pytest.mark.parametrize("policy", FAILING.values(), ids=FAILING)
+async def test_a_policy_that_fails_can_fail_its_call_alone(policy: Any) -> None:
+    answer = await answer_to_one(policy, errors="fail")
 
     assert answer.error is not None and answer.error.startswith("the policy failed: ")
+
+
+@pytest.mark.parametrize("policy", FAILING.values(), ids=FAILING)
+async def test_an_error_of_a_policy_reaches_the_caller_of_its_order(policy: Any) -> None:
+    left = asyncio.Event()
+
+    async def wait(connection: Connection) -> web.StreamResponse:
+        try:
+            await connection.tell(Accepted(order=1), called("1", "hello"))
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError
+
+    async with playing(wait) as stage, AsyncClient(stage.url) as client:
+        with pytest.raises((ZeroDivisionError, TypeError, RuntimeError)):
+            await client.run("add-1", policy=policy)
+        await left.wait()
+
+    assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+    assert stage.deleted.qsize() == 1 and stage.answers == {}
+
+
+async def test_a_cancelled_order_stays_cancelled_though_its_policy_fails() -> None:
+    async def wait(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "hello"))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def policy(call: PolicyCall) -> str:
+        order.cancel()
+        raise ValueError("too late")
+
+    async with playing(wait) as stage, AsyncClient(stage.url) as client:
+        order = asyncio.create_task(client.run("add-1", policy=policy))
+        await asyncio.wait({order})
+
+    assert order.cancelled()
+
+
+class NotingPolicy:
+    """Notes each rollout that has ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[PolicyCall] = []
+        self.ended: list[tuple[str, int]] = []
+
+    async def __call__(self, call: PolicyCall) -> str:
+        self.calls.append(call)
+        return "hi"
+
+    def end_member(self, order: str, member: int) -> None:
+        self.ended.append((order, member))
+
+
+async def test_a_policy_hears_which_call_goes_on_and_which_rollout_ended() -> None:
+    policy = NotingPolicy()
+
+    async def talk(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1), called("1", "hello"), called("2", "you", member=1))
+        await connection.answer("1")
+        await connection.answer("2")
+        await connection.tell(Settled(member=1, outcome="passed"))
+        await connection.tell(called("3", "and?", parent="1", keep=1))
+        await connection.answer("3")
+        return await connection.finish()
+
+    async with playing(talk) as stage, AsyncClient(stage.url) as client:
+        await client.run_group("add-1", 2, key="k", policy=policy)
+
+    assert [(call.parent, call.keep) for call in policy.calls] == [(None, 0), (None, 0), ("1", 1)]
+    assert policy.ended == [("k", 1), ("k", 0)]
+
+
+async def test_gathered_results_are_in_the_order_of_the_orders() -> None:
+    last = asyncio.Event()
+
+    async def go(connection: Connection) -> web.StreamResponse:
+        await connection.tell(Accepted(order=1))
+        if connection.order.key == "2":
+            last.set()
+        else:
+            await last.wait()
+        return await connection.finish()
+
+    orders = [Order(key=str(n), instance=f"i{n}") for n in range(3)]
+    async with playing(otherwise=go) as stage, AsyncClient(stage.url) as client:
+        results = await client.gather(orders)
+
+    assert [(result.key, result.rollouts[0].instance) for result in results] == [
+        ("0", "i0"),
+        ("1", "i1"),
+        ("2", "i2"),
+    ]
+
+
+async def test_an_error_of_one_gathered_order_ends_the_others() -> None:
+    async def ask_one(connection: Connection) -> web.StreamResponse:
+        if connection.order.key == "1":
+            await connection.stage.hanging.wait()
+            await connection.tell(Accepted(order=1), called("1", "hello"))
+        return await connection.hang()
+
+    def policy(call: PolicyCall) -> str:
+        raise MemoryError("out of memory")
+
+    orders = [Order(key=str(n), instance="add-1") for n in range(2)]
+    async with playing(otherwise=ask_one) as stage, AsyncClient(stage.url) as client:
+        with pytest.raises(MemoryError):
+            await client.gather(orders, policy=policy)
+        assert {await stage.deleted.get(), await stage.deleted.get()} == {"0", "1"}
 
 
 async def test_a_dropped_call_ends_its_policy() -> None:

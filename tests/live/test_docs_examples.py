@@ -61,7 +61,13 @@ BEFORE = {  # what a page's prose says is there: (page, text of the example) -> 
     ): "from holdwater.client import *\nclient = await AsyncClient().__aenter__()",
     ("training.md", "sample(call.chat)"): (
         "from holdwater.client import *\nclient = await AsyncClient().__aenter__()\n"
-        "def sample(chat): return [1], '2'"
+        "def sample(chat): return [1], [2], [-0.5], '2'"
+    ),
+    ("training.md", "TokenPolicy(tokenizer"): (
+        "from holdwater.client import *\nclient = await AsyncClient().__aenter__()\n"
+        f"import sys\nsys.path.append({str(ROOT)!r})\n"
+        "from tests.small_tokenizer import SmallTokenizer\ntokenizer = SmallTokenizer()\n"
+        "def sample(prompts): return [(tokenizer.spell('2', '<end>'), [-0.5, -0.5]) for _ in prompts]"
     ),
 }
 AFTER = {  # what shows that a definition works
@@ -83,7 +89,13 @@ AFTER = {  # what shows that a definition works
         "hw.Suite(name='judged', instances=instances, grade=grade, group=group)"
     ),
     ("training.md", "GroupTerms("): "await client.__aexit__(None, None, None)",
-    ("training.md", "sample(call.chat)"): "await client.__aexit__(None, None, None)",
+    **{
+        ("training.md", example): (
+            "await client.__aexit__(None, None, None)\n"
+            "assert any(node.tokens and node.logprobs for node in rollout.trajectory), rollout"
+        )
+        for example in ("sample(call.chat)", "TokenPolicy(tokenizer")
+    },
 }
 
 

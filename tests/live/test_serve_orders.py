@@ -192,6 +192,20 @@ async def test_a_cancelled_order_stays_cancelled_when_its_key_comes_again(tmp_pa
     assert [one.outcome for one in again.rollouts] == ["cancelled"]
 
 
+async def test_an_order_whose_caller_was_cancelled_runs_anew(tmp_path: Path) -> None:
+    order = Order(key="k", instance="i1")
+    async with model() as upstream, serving(tmp_path, model="m", base_url=upstream.url) as client:
+        upstream.gate.clear()
+        ordering = asyncio.create_task(client.order(order))
+        await eventually(lambda: upstream.waiting == 1, 20.0)
+        ordering.cancel()
+        await asyncio.wait({ordering})
+        upstream.gate.set()
+        again = await client.order(order)
+
+    assert [one.outcome for one in again.rollouts] == ["passed"]
+
+
 async def test_an_order_has_a_model_sampling_and_limits_of_its_own(tmp_path: Path) -> None:
     async with model() as upstream, serving(tmp_path, model="m", base_url="http://127.0.0.1:9/v1") as client:
         choice = ModelChoice(source=ModelSource.ENDPOINT, url=upstream.url, name="its-own", version="step-7")

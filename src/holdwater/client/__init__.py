@@ -39,6 +39,7 @@ from .async_client import AsyncClient, OrderStream
 from .blocking_client import Client
 from .policy import Policy, PolicyCall
 from .server_connection import AccessRefused, OrderRefused, ServerBusy, ServerGone
+from .token_policy import CallBatcher, SampledTokens, TokenPolicy, TokenPrompt
 
 __all__ = [
     "Accepted",
@@ -46,6 +47,7 @@ __all__ = [
     "AnyOrderEvent",
     "AsyncClient",
     "CallAnswer",
+    "CallBatcher",
     "Called",
     "Client",
     "Dropped",
@@ -63,6 +65,7 @@ __all__ = [
     "Policy",
     "PolicyCall",
     "Rollout",
+    "SampledTokens",
     "SampledTurn",
     "SequenceStart",
     "ServerBusy",
@@ -73,6 +76,8 @@ __all__ = [
     "StaleAction",
     "Started",
     "TokenFigures",
+    "TokenPolicy",
+    "TokenPrompt",
     "TokenSequence",
     "TokenSpan",
     "TrajectoryForm",

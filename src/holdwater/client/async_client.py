@@ -11,7 +11,7 @@ import inspect
 import random
 import resource
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
@@ -36,7 +36,7 @@ from ..core.serving_protocol import (
     SteerRequest,
     TrajectoryForm,
 )
-from .policy import Policy, PolicyRunner
+from .policy import Policy, PolicyErrors, PolicyRunner, RunnerSettings
 from .server_connection import (
     ConnectionLost,
     InvalidReply,
@@ -75,6 +75,7 @@ class ClientSettings(TypedDict, total=False):
     patience: float  # 60: seconds without any progress before a server counts as gone
     at_once: int  # 1024: orders in flight, each with a connection; fewer if the limit on open files is lower
     calls_at_once: int  # 256: policy calls that run at once, over all orders
+    policy_errors: PolicyErrors  # raise: whether an error of a policy is raised, or fails the agent's call
     connections: int  # 64: connections for requests other than orders
     busy: Literal["wait", "raise"]  # wait: whether a busy server makes the client wait or raise `ServerBusy`
     tls: ssl.SSLContext  # for servers with a certificate that the system's authorities did not sign
@@ -110,7 +111,8 @@ class AsyncClient:
         self._patience = settings.get("patience", 60.0)
         self._waits = settings.get("busy", "wait") == "wait"
         self._orders = asyncio.Semaphore(_cap_orders(settings.get("at_once", 1024), connections))
-        self._calls = asyncio.Semaphore(settings.get("calls_at_once", 256))
+        slots = asyncio.Semaphore(settings.get("calls_at_once", 256))
+        self._answering = RunnerSettings(slots, settings.get("policy_errors", "raise"))
         self.leaving: set[asyncio.Task[None]] = set()  # that cancel orders; bound: orders in flight
 
     async def __aenter__(self) -> AsyncClient:
@@ -154,7 +156,9 @@ class AsyncClient:
         """
         if policy is not None:
             order = _set_trainer(order)
-        answering = PolicyRunner(order, policy, self._calls, self._make_poster(order.key)) if policy else None
+        answering = (
+            PolicyRunner(order, policy, self._answering, self._make_poster(order.key)) if policy else None
+        )
         async with answering or nullcontext(), self._open_stream(order, model_key, answering) as events:
             async for event in events:
                 if on_event is not None:
@@ -164,6 +168,26 @@ class AsyncClient:
                 if isinstance(event, Finished):
                     return event.result
         raise AssertionError("a stream ends with its result, or raises")
+
+    async def gather(
+        self,
+        orders: Iterable[Order],
+        *,
+        policy: Policy | None = None,
+        on_event: Callable[[AnyOrderEvent], Any] | None = None,
+        model_key: str | None = None,
+    ) -> list[OrderResult]:
+        """Send all orders and return their results in the order of `orders`. An error cancels the others."""
+        tasks = [
+            asyncio.create_task(self.order(order, policy=policy, on_event=on_event, model_key=model_key))
+            for order in orders
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stream(self, order: Order, *, model_key: str | None = None) -> OrderStream:
         """Send an order; return the stream of its events, up to `Finished`. Leaving early cancels the order.
@@ -302,7 +326,7 @@ class AsyncClient:
         return await asyncio.sleep(wait * random.uniform(1.0, 1.5))
 
     async def _leave(self, key: str) -> None:
-        """Cancel an order on the server, even if the caller is cancelled meanwhile."""
+        """Leave an order, also while the caller is cancelled. It runs again if its key comes again."""
         task = asyncio.create_task(self._give_up(key))
         self.leaving.add(task)
         task.add_done_callback(self.leaving.discard)
@@ -311,7 +335,7 @@ class AsyncClient:
     async def _give_up(self, key: str) -> None:
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
-                await self._server.ask(ServerRequest("DELETE", order_path(key)))
+                await self._server.ask(ServerRequest("DELETE", order_path(key, "?left")))
         except (HoldwaterError, ConnectionLost, TimeoutError):
             pass  # the order's connection is closed: the server cancels the order after its grace period
 

@@ -69,6 +69,7 @@ class Client:
     run = _mirror(AsyncClient.run)
     run_group = _mirror(AsyncClient.run_group)
     order = _mirror(AsyncClient.order)
+    gather = _mirror(AsyncClient.gather)
     answer = _mirror(AsyncClient.answer)
     cancel = _mirror(AsyncClient.cancel)
     result = _mirror(AsyncClient.result)
@@ -84,6 +85,7 @@ class Client:
         *,
         at_once: int = 64,
         policy: Policy | None = None,
+        on_event: Callable[[AnyOrderEvent], Any] | None = None,
         model_key: str | None = None,
     ) -> Iterator[OrderResult]:
         """Yield the results of `orders` as they finish. This thread pulls from `orders` when there is room.
@@ -97,7 +99,9 @@ class Client:
         try:
             while True:
                 while len(running) < at_once and (order := next(source, None)) is not None:
-                    begun = self._begin(self._client.order(order, policy=policy, model_key=model_key))
+                    begun = self._begin(
+                        self._client.order(order, policy=policy, on_event=on_event, model_key=model_key)
+                    )
                     running.add(begun)
                     begun.add_done_callback(done.put)
                 if not running:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ class PolicyCall(NamedTuple):
     messages: list[Any]  # as the agent sent them
     head: Mapping[str, Any]  # every other key of the request
     streamed: bool = False  # the agent requested a streamed reply; the policy returns a whole one in any case
+    parent: str | None = None  # id of an earlier call of the rollout with the same first `keep` messages
+    keep: int = 0
 
     @property
     def request(self) -> dict[str, Any]:
@@ -60,8 +62,13 @@ Policy = Callable[[PolicyCall], Any]
 """Takes a `PolicyCall`; returns a text, a message, a `chat.completion`, a reply in the call's dialect, or a
 `CallAnswer`.
 
-An `async def` policy runs on the client's loop; a plain function gets a thread of its own.
+An `async def` policy, or an object with an `async` `__call__`, runs on the client's loop; a plain function
+gets a thread of its own. If the policy has a method `end_member(order, member)`, the client calls it when a
+rollout is over, also if the rollout is not over but its order has been left.
 """
+PolicyErrors = Literal["raise", "fail"]
+"""`raise`: an exception of the policy leaves its order and is raised to the order's caller. `fail`: it fails
+the agent's call, so that the rollout has a model failure and no reward."""
 
 
 class UnknownParent(ConnectionLost):
@@ -87,7 +94,15 @@ class CallHistory:
             raise InvalidReply(f"cannot decode a model call: {error}") from error
         messages = [*parent.messages[: event.keep], *append] if parent is not None else append
         call = PolicyCall(
-            self._order, event.member, event.call, event.dialect, messages, head, event.streamed
+            self._order,
+            event.member,
+            event.call,
+            event.dialect,
+            messages,
+            head,
+            event.streamed,
+            event.parent,
+            event.keep,
         )
         calls.pop(call.id, None)
         calls[call.id] = call
@@ -125,33 +140,55 @@ def _decode_head(text: str | None) -> dict[str, Any]:
     return msgspec.json.decode(text or "null", type=dict[str, Any])
 
 
+class RunnerSettings(NamedTuple):
+    """The settings of a client that all its policy runners share."""
+
+    slots: asyncio.Semaphore  # for the calls of all orders
+    errors: PolicyErrors
+
+
 class PolicyRunner:
-    """Answers the calls of one order inside of its `async with` block."""
+    """Answers the calls of one order inside of its `async with` block.
+
+    With `errors="raise"` an error of the policy cancels the task of that block, which raises the error.
+    """
 
     def __init__(
-        self, order: Order, policy: Policy, slots: asyncio.Semaphore, post: Callable[[bytes], Awaitable[None]]
+        self, order: Order, policy: Policy, settings: RunnerSettings, post: Callable[[bytes], Awaitable[None]]
     ) -> None:
         from ..rollout.user_calls import UserCalls  # here: a client without a policy needs no worker code
 
         self.conversations = CallHistory(order.key)
-        self._version = order.model.version
+        self.error: Exception | None = None  # the first error to raise
+        self._order = order
         self._policy = policy
         self._user_calls = UserCalls("policy")
-        self._slots = slots
+        self._settings = settings
         self._post = post
+        self._owner: asyncio.Task[Any] | None = None
+        self._members: set[int] = set()  # that have called; bound: the order's size, and its replacements
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by call; bound: CALLS_AN_ORDER
         self._room = asyncio.Semaphore(CALLS_AN_ORDER)
         self._remembered: dict[str, None] = {}  # calls, the newest last; bound: REMEMBERED_CALLS
 
     async def __aenter__(self) -> PolicyRunner:
+        self._owner = asyncio.current_task()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        owner, self._owner = self._owner, None
         left = list(self._tasks.values())
         for task in left:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=CANCELLING)
+        try:
+            if left:
+                await asyncio.wait(left, timeout=CANCELLING)
+            for member in tuple(self._members):
+                self._end_member(member)
+        finally:
+            # As in `asyncio.timeout`: if another party has cancelled the task too, the cancellation wins.
+            if self.error is not None and owner is not None and owner.uncancel() == 0:
+                raise self.error
 
     async def handle_event(self, event: AnyOrderEvent) -> None:
         """Start a new call, cancel a dropped one, forget a settled rollout. Wait while too many calls run."""
@@ -162,10 +199,17 @@ class PolicyRunner:
         elif isinstance(event, Dropped) and event.call in self._tasks:
             self._tasks[event.call].cancel()
         elif isinstance(event, Settled):
-            self.conversations.forget(event.member)
+            self._end_member(event.member)
+
+    def _end_member(self, member: int) -> None:
+        self.conversations.forget(member)
+        self._members.discard(member)
+        if (end := getattr(self._policy, "end_member", None)) is not None:
+            end(self._order.key, member)
 
     async def _begin(self, call: PolicyCall) -> None:
         await self._room.acquire()
+        self._members.add(call.member)
         task = asyncio.create_task(self._answer(call))
         self._tasks[call.id] = task
         self._remembered[call.id] = None
@@ -178,31 +222,35 @@ class PolicyRunner:
         self._room.release()
 
     async def _answer(self, call: PolicyCall) -> None:
-        async with self._slots:
-            answer = await self._ask_policy(call)
+        async with self._settings.slots:
+            try:
+                answer = await self._ask_policy(call)
+            except Exception as error:  # boundary: the policy is foreign code  # noqa: BLE001
+                text = as_failure(error, ModelFailed, AttemptPhase.ACTING).message
+                return await self._fail(call, error, f"the policy failed: {text}")
         try:
-            await self._post(answer)
+            return await self._post(answer)
         except OrderRefused as refused:
             if refused.code not in ("gone", "unknown"):
-                await self._fail(call, f"the server refused the answer: {refused}")
+                await self._fail(call, refused, f"the server refused the answer: {refused}")
         except ServerGone:
             pass  # the reader of the order's stream gets the same error, and raises it
 
     async def _ask_policy(self, call: PolicyCall) -> bytes:
-        """Return the encoded answer. An answer that cannot be encoded becomes an error here."""
-        try:
-            said = _as_answer(call.id, await self._user_calls.call(self._policy, call))
-            return _ENCODE(said if said.version else replace(said, version=self._version))
-        except Exception as error:  # boundary: the policy is foreign code  # noqa: BLE001
-            text = as_failure(error, ModelFailed, AttemptPhase.ACTING).message
-            return _ENCODE(
-                CallAnswer(call=call.id, error=f"the policy failed: {text}", version=self._version)
-            )
+        """Return the encoded answer. An answer that cannot be encoded is an error of the policy."""
+        said = _as_answer(call.id, await self._user_calls.call(self._policy, call))
+        return _ENCODE(said if said.version else replace(said, version=self._order.model.version))
 
-    async def _fail(self, call: PolicyCall, message: str) -> None:
-        """Post an error in place of the answer: otherwise the agent would wait until its time limit."""
+    async def _fail(self, call: PolicyCall, error: Exception, message: str) -> None:
+        """Raise the error to the caller of the order, or post it: otherwise the agent would wait."""
+        if self._settings.errors == "raise":
+            if self.error is None and self._owner is not None:
+                self.error = error
+                self._owner.cancel()
+            return
         try:
-            await self._post(_ENCODE(CallAnswer(call=call.id, error=message)))
+            version = self._order.model.version
+            await self._post(_ENCODE(CallAnswer(call=call.id, error=message, version=version)))
         except (OrderRefused, ServerGone):
             pass  # the call is over, or the reader of the order's stream gets the same error
 

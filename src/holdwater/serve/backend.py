@@ -38,8 +38,8 @@ class OrderIntake(Protocol[OrderT]):
     def answer(self, order: OrderT, answer: CallAnswer) -> None:
         """Answer a held call; raise `RequestRefused` (`gone`) if it is not held any more."""
 
-    def cancel(self, order: OrderT, message: str) -> None:
-        """End all open members with the verdict `cancelled`."""
+    def cancel(self, order: OrderT, message: str, *, left: bool = False) -> None:
+        """End all open members with the verdict `cancelled`; if it was `left`, its key may run it again."""
 
 
 class OrderContents(Protocol[OrderT_contra]):

@@ -70,9 +70,11 @@ class OrderRoutes(Generic[OrderT]):
         return await self._deliver(request, speech, ticket)
 
     async def cancel(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:
+        """Cancel an order. With the parameter `left` it runs again when its key comes again."""
         ticket = await self._find(key, owner_of(request))
         if not ticket.finished:
-            self._backend.cancel(ticket, "its client cancelled it")
+            left = "left" in request.query
+            self._backend.cancel(ticket, f"its client {'left' if left else 'cancelled'} it", left=left)
         return render_status(ticket, speech)
 
     async def answer(self, request: web.BaseRequest, speech: WireFormat, key: str) -> web.StreamResponse:

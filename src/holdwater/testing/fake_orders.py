@@ -178,5 +178,5 @@ class FakeOrderService:
         order.deliveries += 1
         await order.notify_change()
 
-    def cancel(self, order: FakeActiveOrder, message: str) -> None:
+    def cancel(self, order: FakeActiveOrder, message: str, *, left: bool = False) -> None:
         order.cancelled = message

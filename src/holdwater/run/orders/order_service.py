@@ -192,9 +192,9 @@ class OrderService:
         self._book.tokens.note_version(answer.version)
         self._book.calls.deliver_answer(answer)
 
-    def cancel(self, order: ActiveOrder, message: str) -> None:
-        """End all open members with the verdict `cancelled`."""
-        self._cancel(order, "asked", message)
+    def cancel(self, order: ActiveOrder, message: str, *, left: bool = False) -> None:
+        """End all open members with the verdict `cancelled`; if it was `left`, its key may run it again."""
+        self._cancel(order, CLIENT_GONE if left else "asked", message)
 
     async def wait_for_change(self, order: ActiveOrder, seen: int) -> int:
         return await order.wait_for_change(seen)
