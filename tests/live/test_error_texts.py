@@ -7,6 +7,7 @@ of a server. Requests to a server and calls of the library follow the commands.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 from tests.command_runner import Command, until
+from tests.small_tokenizer import SmallTokenizer
 
 import holdwater as hw
 from holdwater import client
 from holdwater.core.config import RunConfig, ServingConfig
 from holdwater.core.errors import HoldwaterError
 from holdwater.run.execute import create_run
+from holdwater.trainers.token_rows import require_tokens
 
 KEYS = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "GEMINI_API_KEY")
 
@@ -1576,6 +1579,17 @@ hint: use `http://HOST:PORT` or `unix:PATH`
 >>> client.Client("http://127.0.0.1:1", patience=0.0).run("slugs")
 ServerGone: the server at `http://127.0.0.1:1` is gone: Cannot connect to host 127.0.0.1:1 ssl:default [Connect call failed ('127.0.0.1', 1)]
 hint: is it running?
+
+>>> client.TokenPolicy(SmallTokenizer(), print, end="ends")
+BadInput: the end of a turn must be one token: `ends`
+hint: pass `end=`
+
+>>> asyncio.run(client.CallBatcher(lambda prompts: [])("a prompt"))
+BadInput: the function returned 0 results for a batch of 1
+
+>>> require_tokens([result_without_tokens()])
+BadInput: no token ids in 1 scored rollouts
+hint: use a `TokenPolicy`, or an endpoint that returns `prompt_token_ids` and `token_ids`
 """
 
 TABLES = {
@@ -1724,10 +1738,26 @@ def test_a_wrong_call_raises_or_reports_this_text(
     assert call(line.removeprefix(">>> ")) == text
 
 
+def result_without_tokens() -> client.OrderResult:
+    rollout = client.Rollout(instance="a", sample=0, member=0, outcome="passed", attempt=1, reward=1.0)
+    return client.OrderResult(key="k", order=1, rollouts=(rollout,))
+
+
+CALLABLE = {
+    "asyncio": asyncio,
+    "client": client,
+    "hw": hw,
+    "require_tokens": require_tokens,
+    "result_without_tokens": result_without_tokens,
+    "SmallTokenizer": SmallTokenizer,
+    "yielding": yielding,
+}
+
+
 def call(expression: str) -> str:
     """Return the error of a call, or the string that it returns."""
     try:
-        return str(eval(expression, {"hw": hw, "client": client, "yielding": yielding}))
+        return str(eval(expression, CALLABLE))
     except HoldwaterError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         return f"{type(error).__name__}: {error.message}{hint}"

@@ -72,7 +72,7 @@ async def test_a_reply_that_was_cut_is_ended_by_the_template() -> None:
     assert first.reply is not None and first.reply["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_reply_is_known_in_the_form_in_which_agents_send_it_back() -> None:
+async def test_a_reply_is_known_in_the_form_that_agents_send_back() -> None:
     sampler = ScriptedSampler(["a", "b", "<end>"], ["c"])
     policy = TokenPolicy(TOKENS, sampler)
     await policy(ask(HELLO))
