@@ -242,15 +242,15 @@ async def test_a_client_works_on_a_server_of_another_dialect(
     returned = {"chat": '"role":"tool"', "messages": '"tool_result"'}[server]
     upstream = Upstream(client._replace(returned=returned))
 
-    played = await play(tmp_path, name, upstream, SHORT, monkeypatch, server=server)
+    played = await play(tmp_path, name, upstream, SHORT, monkeypatch, samples=1, server=server)
 
-    assert played.summary.outcomes == {"passed": 2}, attempts(played.run)
+    assert played.summary.outcomes == {"passed": 1}, attempts(played.run)
     roles = [{message["role"] for message in request["messages"]} for request in upstream.seen]
     assert all(("system" in spoken) == (server == "chat") for spoken in roles)
     assert all(DONE in json.loads(attempt["answer"]) for attempt in attempts(played.run))
     check_secrets(played)
     again = await hw.areplay(played.run, out=tmp_path / "again")
-    assert (again.outcomes, again.events) == ({"passed": 2}, {}), attempts(tmp_path / "again")
+    assert (again.outcomes, again.events) == ({"passed": 1}, {}), attempts(tmp_path / "again")
 
 
 def check_record(played: Played, client: Client) -> None:
@@ -281,8 +281,8 @@ def check_record(played: Played, client: Client) -> None:
 def check_secrets(played: Played) -> None:
     """Nothing in the sandbox or in the run directory knows the upstream, and no argument shows a key."""
     assert found(KEY, played.run) == []
-    for attempt in (1, 2):
-        files = salvaged(played.run, attempt)
+    for attempt in attempts(played.run):
+        files = salvaged(played.run, attempt["attempt"])
         assert set(files) <= {"made.txt", "fixed.txt", "env.txt", "others.txt", "lines.txt"}
         address = played.url.removeprefix("http://").removesuffix("/v1")
         assert all(address.encode() not in content for content in files.values())
