@@ -28,7 +28,6 @@ def watch_run(setup: RunSetup, *, quiet: bool, view: bool = False) -> RunSummary
     """Conduct the run with the live display, without a closing page; `view` serves it to a browser too."""
     from ..api.process import complete, take_variables
     from ..api.runs import start
-    from ..api.viewing import open_view
 
     take_variables(list_endpoint_keys(setup.config.base_url))
     console = CommandConsole.current or CommandConsole.claim()
@@ -37,6 +36,8 @@ def watch_run(setup: RunSetup, *, quiet: bool, view: bool = False) -> RunSummary
 
     def begin_display(directory: RunDirectory) -> None:
         if view:
+            from ..api.viewing import open_view
+
             console.say(f"view: {views.enter_context(open_view(directory.path))}")
         console.divert(directory.logs / "console.log")
         if not quiet:
