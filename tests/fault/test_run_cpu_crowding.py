@@ -51,7 +51,7 @@ def grade(instance, sandbox, answer):
 
 suite = hw.Suite(name="crowd", instances=instances, grade=grade)
 """
-COUNT = 16 * len(os.sched_getaffinity(0))
+COUNT = 16 * max(2, len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture

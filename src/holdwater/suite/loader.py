@@ -13,7 +13,6 @@ from ..core.authoring import Suite
 from ..core.errors import BadInput
 from ..plugin import PluginEntry
 from . import demo, swebench, verifiers
-from .harbor import harbor
 from .jsonl import jsonl
 from .openhands import openhands
 
@@ -46,6 +45,8 @@ def load(spec: str) -> Suite:
     if spec in BUILT_IN:
         return BUILT_IN[spec]()
     if _is_tree(spec):
+        from .harbor import harbor  # its records take time, and few workers need them
+
         return harbor(Path(spec.removeprefix(HARBOR)))
     if ":" in spec:
         return _as_suite(plugin.find_object(spec), spec)
