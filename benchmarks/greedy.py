@@ -55,6 +55,7 @@ async def _grade(instance: hw.Instance, sandbox: hw.Sandbox, answer: Any) -> boo
 
 
 few, some, many = _suite(20, 1.0), _suite(60, 2.0), _suite(150, 3.0)
+lasting = _suite(20, 600.0)
 
 
 async def in_sandbox(instance: hw.Instance, sandbox: hw.Sandbox, model: hw.Model) -> int:

@@ -47,9 +47,9 @@ class Group:
         return max(len(at_our_limit), int(rows["oom_kill"]))
 
     def run(
-        self, out: Path, *words: str, seconds: float = 600, during: Callable[[], None] = lambda: None
+        self, out: Path, *words: str, seconds: float = 600, during: Callable[[], object] = lambda: None
     ) -> Played:
-        """Run `holdwater run` in this group, from its first process on; call `during` repeatedly."""
+        """Run `holdwater run` in this group; call `during` repeatedly, until it returns something true."""
         enter = 'echo $$ >"$1"; shift; exec "$@"'
         command = [
             sys.executable,
@@ -76,8 +76,7 @@ class Group:
             )
             while process.poll() is None:
                 highest = max(highest, self.used)
-                during()
-                if time.monotonic() - began > seconds:
+                if during() or time.monotonic() - began > seconds:
                     process.kill()
                 time.sleep(0.05)
         text = (out.parent / f"{out.name}.out").read_text()

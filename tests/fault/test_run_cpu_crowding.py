@@ -72,9 +72,8 @@ def test_attempts_that_crowd_the_cpu_become_fewer(scene: Scene, tmp_path: Path) 
     told = [event.message for event in events(scene.out, "governor.cpu")]
     assert any("tasks wait for the CPU" in message for message in told), told
     with LedgerReader(scene.out) as reader:
-        gauges = list(reader.gauges())
-    assert "cpu" in {gauge.binds for gauge in gauges}
-    assert max(gauge.running for gauge in gauges) < COUNT
+        crowded = [gauge.running for gauge in reader.gauges() if gauge.binds == "cpu"]
+    assert crowded and max(crowded) < COUNT  # later, with less load from elsewhere, all may run
 
 
 def is_bound(out: Path) -> bool:

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from holdwater.core import comparison
 from holdwater.core.comparison import (
     MOST_RESAMPLED,
     InstanceScores,
@@ -84,7 +85,10 @@ def test_the_interval_of_several_samples_is_the_one_that_is_reported() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-def test_runs_without_a_difference_are_seldom_called_different(samples: int) -> None:
+def test_runs_without_a_difference_are_seldom_called_different(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "FLIPS", 2000)  # enough to tell whether p is below 0.05
     called = 0
     for seed in range(100):
         chance = random.Random(seed)

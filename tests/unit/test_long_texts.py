@@ -132,9 +132,10 @@ def test_a_tree_is_extended_by_new_exchanges_only(tmp_path: Path) -> None:
     assert [thread.numbers for thread in longer.threads()] == [(1, 2)]
 
 
-def test_a_message_of_20_megabytes_takes_little_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("megabytes", [10, pytest.param(20, marks=pytest.mark.proof)])
+def test_a_large_message_takes_little_memory(tmp_path: Path, megabytes: int) -> None:
     chance = random.Random(1)
-    text = "".join(chance.choices("abcdefgh \n\"'\\", k=1 << 16)) * 320
+    text = "".join(chance.choices("abcdefgh \n\"'\\", k=1 << 16)) * 16 * megabytes
     record_texts(tmp_path, (chat(text), says("end")))
     directory = RunDirectory(tmp_path / "run")
     tracemalloc.start()

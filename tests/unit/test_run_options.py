@@ -23,7 +23,7 @@ def test_an_unknown_option_is_refused_before_anything_is_made(tmp_path: Path, op
 
 
 def test_an_unknown_option_of_a_resumed_run_is_refused(tmp_path: Path) -> None:
-    hw.run("demo", out=tmp_path / "run", only=["cli-flags"], network="open")
+    hw.run("demo", "nop", out=tmp_path / "run", only=["cli-flags"], network="open", workers=0)
 
     with pytest.raises(hw.BadInput, match="unknown option: `rety`"):
         hw.resume(tmp_path / "run", rety=["failed"])

@@ -58,7 +58,7 @@ def seen(root: Path) -> dict[str, object]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees, edits)
 def test_what_changed_is_kept_and_put_back_on_a_fresh_copy(tree, edited):
     with tempfile.TemporaryDirectory() as place:
