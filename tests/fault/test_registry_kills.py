@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.registry_server import FORMS, RealRegistry, engine, layer, real_registry, tar
+from aiohttp import web
+from tests.registry_server import (
+    FORMS,
+    RealRegistry,
+    engine,
+    front,
+    layer,
+    real_registry,
+    refused,
+    tar,
+)
 from tests.wait_bounds import stretch
 
-from holdwater.core.image import ImageOutcome
+from holdwater.core.image import ImageLayer, ImageOutcome
 from holdwater.image.registry.lookup import check_image
 
 
@@ -34,29 +44,11 @@ async def test_what_a_killed_build_left_is_completed(
         registry.push(f"base{number}", "1", FORMS[number % 4], layers=[tar({"x": b"%d" % number})])
     bases = [f"{registry.address}/base{number}:1" for number in range(count)]
     agent = layer(tmp_path / "agent", {"opt/agent": os.urandom(8_000_000)})
-    asked = {
-        "bases": bases,
-        "repositories": [f"{registry.address}/agents"],
-        "layers": [msgspec.to_builtins(agent)],
-    }
     places = [tmp_path / "cwd", tmp_path / "temp"]
     for place in places:
         place.mkdir()
-    script = Path(__file__).parents[1] / "registry_build.py"
-    uploads = registry.root / "docker/registry/v2/repositories/agents/_uploads"
-    for wanted in (0, count // 2):  # while the layer is on its way, then among the images
-        child = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(asked)],
-            cwd=places[0],
-            env={**os.environ, "TMPDIR": str(places[1]), "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + stretch(60)
-        while not uploads.exists() or len(registry.tags("agents")) < wanted:
-            assert time.monotonic() < until and child.poll() is None
-            time.sleep(0.001)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
+    for tags in (0, count // 2):  # while the layer is on its way, then among the images
+        await kill_build(registry, agent, count, tags, places)
     assert len(registry.tags("agents")) < count
     async with engine((agent,)) as making:
         made = await making.all(bases, f"{registry.address}/agents")
@@ -64,3 +56,34 @@ async def test_what_a_killed_build_left_is_completed(
         assert [await check_image(making.registries, one) for one in made] == [""] * count
     assert [one for place in places for one in place.iterdir()] == []
     assert len(registry.tags("agents")) == count
+
+
+async def kill_build(
+    registry: RealRegistry, agent: ImageLayer, count: int, tags: int, places: list[Path]
+) -> None:
+    """Kill a build while it sends the layer, or the image after so many tags: it cannot be over before."""
+    script = Path(__file__).parents[1] / "registry_build.py"
+    async with front(registry) as before:
+
+        def strike(kind: str, request: web.Request) -> web.Response | None:
+            sends = "PUT manifest" if tags else "PUT blob"
+            if kind != sends or len(registry.tags("agents")) < tags:
+                return None
+            if child.returncode is None:
+                child.kill()
+            return refused(500)
+
+        before.fault = strike
+        asked = {
+            "bases": [f"{before.address}/base{number}:1" for number in range(count)],
+            "repositories": [f"{before.address}/agents"],
+            "layers": [msgspec.to_builtins(agent)],
+        }
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(script), json.dumps(asked)),
+            cwd=places[0],
+            env={**os.environ, "TMPDIR": str(places[1]), "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(stretch(60)):
+            assert await child.wait() == -signal.SIGKILL
