@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from socket import socket
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,6 +37,10 @@ class SandboxSite(NamedTuple):
     provided: Any = None  # from the kind's provision in the conductor
 
 
+ListenerService = Callable[[socket, int], Awaitable[Callable[[], None]]]
+"""Serves the gateway on a listening socket to an attempt's commands; returns a function that ends it."""
+
+
 class OpenedSandboxes(NamedTuple):
     """The sandboxes of a worker."""
 
@@ -43,6 +48,8 @@ class OpenedSandboxes(NamedTuple):
     gateway_address: str = ""  # of this machine, if sandboxes reach the gateway on an address of their own
     # Called when an attempt begins; returns a function that returns how its sandbox was lost, if it was.
     watch_loss: Callable[[int], Callable[[], AttemptFailure | None]] | None = None
+    # Takes the gateway's service, if commands can have listening sockets in networks of their own.
+    use_service: Callable[[ListenerService], None] | None = None
 
 
 class ProvisionSite(NamedTuple):

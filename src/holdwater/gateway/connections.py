@@ -102,7 +102,8 @@ class OpenConnections:
     def add(self, connection: GatewayConnection) -> None:
         """Add a new connection, as a stranger's."""
         connection.since = asyncio.get_running_loop().time()
-        connection.owner = name_peer(connection.transport)
+        origin = connection.origin
+        connection.owner = name_peer(connection.transport) if origin is None else f"sandbox {origin}"
         self._strangers[connection] = None
         self.count += 1
         self._put(connection)
@@ -176,6 +177,12 @@ def name_peer(transport: asyncio.BaseTransport | None) -> str:
     return f"address {peer[0]}" if isinstance(peer, tuple) else "unknown"
 
 
+def find_origin(transport: asyncio.BaseTransport | None) -> int | None:
+    """Return the attempt on whose listening socket the connection was accepted."""
+    protocol = transport.get_protocol() if isinstance(transport, asyncio.Transport) else None
+    return protocol.origin if isinstance(protocol, GatewayConnection) else None
+
+
 def find_peer_process(transport: asyncio.BaseTransport | None) -> int | None:
     """Return the id of the process at the other end of a unix socket."""
     socket = transport.get_extra_info("socket") if transport is not None else None
@@ -203,8 +210,14 @@ class GatewayServer(web.Server):
         why = f"connection closed: request heads of all connections exceed {MOST_HELD} bytes"
         self.heads: HeldHeads[GatewayConnection] = HeldHeads(lambda over: opened.shut(over, 431, why))
 
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> GatewayConnection:
         return GatewayConnection(self, self._unread, self._loop, self._kwargs)
+
+    def accept_from(self, attempt: int) -> GatewayConnection:
+        """Return the protocol for a connection that only this attempt can have opened."""
+        connection = self()
+        connection.origin = attempt
+        return connection
 
 
 class GatewayConnection(web.RequestHandler):
@@ -228,6 +241,7 @@ class GatewayConnection(web.RequestHandler):
         self._open_connections = manager.open_connections
         self.since = 0.0  # by the loop's clock
         self.owner: ConnectionOwner = ""
+        self.origin: int | None = None  # the attempt whose listening socket accepted it
         self.calls = 0  # in flight
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -36,6 +36,7 @@ from .connections import (
     GatewayServer,
     OpenConnections,
     RefusedCalls,
+    find_origin,
     find_peer_process,
 )
 from .in_process_calls import IncomingRequest, InProcessRequest
@@ -119,6 +120,7 @@ class Gateway:
                 read_bufsize=READ_AHEAD,
                 auto_decompress=False,
             )
+            self._listening = server
             runner = web.ServerRunner(server, shutdown_timeout=CLOSING)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -173,6 +175,13 @@ class Gateway:
             self.outside_url = f"http://{address}:{port}/v1"
             return
         raise RunFailed(f"no free port for containers: `{address}`", kind="gateway")
+
+    async def serve_listener(self, listener: sockets.socket, attempt: int) -> Callable[[], None]:
+        """Serve calls on a socket that only `attempt` reaches; return a function that closes it."""
+        loop = asyncio.get_running_loop()
+        accept = partial(self._listening.accept_from, attempt)
+        server = await loop.create_server(accept, sock=listener, backlog=1024)
+        return server.close
 
     @asynccontextmanager
     async def open_session(
@@ -306,9 +315,10 @@ class Gateway:
         return make_refusal(asked.dialect, status, message, code or None)
 
     def _find_refusals(self, transport: asyncio.BaseTransport | None) -> RefusedCalls:
-        """Find the attempt of a request without a valid key: by its process, or the only attempt there is."""
-        process = find_peer_process(transport)
-        attempt = self.attempt_of(process) if process is not None else None
+        """Find the attempt of a request without a valid key: by its socket, or the only attempt there is."""
+        attempt = find_origin(transport)
+        if attempt is None and (process := find_peer_process(transport)) is not None:
+            attempt = self.attempt_of(process)
         if attempt not in self._attempt_refusals and len(self._attempt_refusals) == 1:
             [attempt] = self._attempt_refusals
         return self._refusals if attempt is None else self._attempt_refusals.get(attempt, self._refusals)

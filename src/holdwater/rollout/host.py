@@ -149,6 +149,8 @@ class AttemptHost:
             # The path of a unix socket has at most 108 bytes, so it cannot be in the run directory.
             with self._make_temporary() as directory:
                 async with self._calls.open(directory, opened.gateway_address) as self.gateway:
+                    if opened.use_service is not None:
+                        opened.use_service(self._calls.serve_listener)
                     yield self
 
     @contextmanager

@@ -73,7 +73,7 @@ async def _open_processes(site: SandboxSite) -> AsyncIterator[OpenedSandboxes]:
         visible=find_visible(config.sandbox_root, config.mounts, needed.trees, needed.links),
     )
     try:
-        yield OpenedSandboxes(sandboxes)
+        yield OpenedSandboxes(sandboxes, use_service=sandboxes.use_service)
     finally:
         sandboxes.close()
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from socket import socket
 
 from ..core.authoring import Model, Policy, SandboxProvider, SessionStatus
 from ..core.errors import AttemptOver
@@ -75,6 +76,10 @@ class WorkerGateway:
             if address:
                 await self._server.listen_on(address)
             yield self._server.socket
+
+    async def serve_listener(self, listener: socket, attempt: int) -> Callable[[], None]:
+        """Serve calls on a socket that listens in the network of one of this attempt's commands."""
+        return await self._server.serve_listener(listener, attempt)
 
     async def follow(self, message: StandingMessage) -> None:
         """Change the run's model, or hold its calls or change their rate, for running attempts too."""

@@ -210,7 +210,7 @@ class CommandView(Record, frozen=True, dict=True):
 def build_arguments(view: CommandView, hide: tuple[str, ...], forwarder: int = -1) -> list[str]:
     """Return bubblewrap's arguments for a sandbox that shows `view` and hides the paths in `hide`.
 
-    `forwarder`: a descriptor with `compile_forwarder`, if the sandbox reaches a gateway.
+    `forwarder`: a descriptor with `compile_forwarder`, if the command starts it.
     """
     shown = {inside: path for inside, path in view.shown.items() if not is_below(path, hide)}
     masks = find_masks(view.root, shown, hide)
@@ -229,7 +229,7 @@ def build_arguments(view: CommandView, hide: tuple[str, ...], forwarder: int = -
     for _, words in sorted(steps, key=lambda step: step[0]):  # outer paths first
         arguments += words
     arguments += ["--bind", view.work, WORK, "--bind", view.home, HOME, "--ro-bind", view.private, PRIVATE]
-    if view.gateway:
+    if view.gateway and forwarder >= 0:
         arguments += ["--file", str(forwarder), f"{INSIDE}/forwarder.pyc"]  # cheaper than a mount
         # Read-only: all sandboxes share the socket's mode.
         arguments += ["--ro-bind", view.gateway, f"{INSIDE}/gateway.sock"]

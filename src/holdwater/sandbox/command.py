@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -47,6 +47,9 @@ class ProcessLaunch(msgspec.Struct, frozen=True):
         [int], AttemptError | None
     ]  # takes a number of new bytes; returns an error above the limit
     population: Callable[[], int]  # returns the number of processes in the sandbox
+    # Takes a held command's pidfd before it starts; returns a function to call at its end, or None if the
+    # command has to be started in another way.
+    prepare: Callable[[int], Awaitable[Callable[[], None] | None]]
 
 
 def adopt_orphans() -> None:
@@ -72,12 +75,17 @@ class ProcessCommand:
         self._over = asyncio.Event()  # the command exited or was stopped
         self._silent = asyncio.Event()  # both pipes are closed
         self._gone = asyncio.Event()  # the pid namespace has ended; set from the start if there is none
-        self._open: set[int] = set()  # watched descriptors: two pipes, two pidfds, the status
+        self._open: set[int] = set()  # two pipes, two pidfds, the status, and the release
         self._pipes: set[int] = set()
         self._ended = False  # no descriptor is watched any more
         self._init: int | None = None  # pidfd of the namespace's first process
         self._report = -1  # pipe on which bubblewrap reports
         self._status = b""  # bubblewrap's report, a few hundred bytes
+        self._release = -1  # a byte on it lets a held command start
+        self._preparation: asyncio.Task[None] | None = None  # of a held command
+        self._end_service: Callable[[], None] | None = None
+        self._misheld = False
+        self._killed = False
         self._started = time.monotonic()
         self._process = self._start()
 
@@ -112,8 +120,10 @@ class ProcessCommand:
         if not self._launch.confined:
             self._signal_group(signal.SIGKILL)
             await self._in_thread(process_marks.kill_all, self._launch.marks)
+        self._killed = True
         self._process.kill()
         self._kill_namespace()
+        await self._end_preparation()
         for event in (self._exited, self._silent, self._gone):
             await wait_within(GONE, event)
         if self._ended:
@@ -124,6 +134,11 @@ class ProcessCommand:
         for fd in list(self._open):
             self._close(fd)
         self._process.poll()  # reaped last: until now its pid and its process group cannot be reused
+
+    @property
+    def misheld(self) -> bool:
+        """Whether the command was held and could not be prepared; started again, it is not held."""
+        return self.stopped is None and self._misheld
 
     @property
     def blocked_by_mount(self) -> bool:
@@ -153,9 +168,14 @@ class ProcessCommand:
             )
         except (OSError, ValueError) as e:  # ValueError: a NUL, or text that cannot be encoded
             os.close(report)
+            if handover.release >= 0:
+                os.close(handover.release)
             raise SandboxFailed(f"cannot start a process: {e}", kind="spawn") from e
         finally:
             handover.close()
+        if handover.release >= 0:
+            self._release = handover.release
+            self._open.add(self._release)  # closed at the end: a closed pipe lets the command start
         try:
             self._watch(process, report)
         except OSError as e:  # out of descriptors
@@ -231,6 +251,33 @@ class ProcessCommand:
             self._add(self._init, self._on_gone)
         except (OSError, ValueError, KeyError):
             self._gone.set()
+            return
+        if self._release >= 0 and not self._killed:
+            self._preparation = self._loop.create_task(self._prepare(self._init))
+
+    async def _prepare(self, init: int) -> None:
+        """Prepare a held command and let it start; kill it if that fails."""
+        try:
+            self._end_service = await self._launch.prepare(init)
+        except AttemptError as e:
+            self.stop(e)
+            return
+        if self._end_service is None:
+            self._misheld = True
+            self._process.kill()
+            return
+        try:
+            os.write(self._release, b"!")
+        except BrokenPipeError:
+            return  # the command was killed meanwhile
+
+    async def _end_preparation(self) -> None:
+        if self._preparation is not None:
+            self._preparation.cancel()
+            await asyncio.wait([self._preparation])
+        end, self._end_service = self._end_service, None
+        if end is not None:
+            end()
 
     def _kill_namespace(self) -> None:
         """Kill the namespace's first process, which ends the namespace.
@@ -304,6 +351,8 @@ async def run_command(
         command = ProcessCommand(launch, log, threads)
         async with watch(command):
             code = await command.finish(timeout)
+        if command.misheld:
+            continue
         if not command.blocked_by_mount or not pause:
             break
         await asyncio.sleep(pause)

@@ -70,6 +70,13 @@ class DescriptorHandover:
         self.status = status  # descriptor for bubblewrap's report
         self.stdin = subprocess.DEVNULL
         self.fds = [] if status is None else [status]
+        self.release = -1  # where a byte lets a held command start; the owner's to close
+
+    def hold(self) -> int:
+        """Return a descriptor on which bubblewrap waits before it starts the command."""
+        held, self.release = os.pipe2(os.O_CLOEXEC)
+        self.fds.append(held)
+        return held
 
     def put(self, content: bytes) -> int:
         """Return a descriptor from which the launcher reads `content`."""

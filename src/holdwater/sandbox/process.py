@@ -280,10 +280,13 @@ class ProcessSandbox(WatchedSandbox):
                 return [*enter, *argv]
             hidden = self._sandboxes.hidden  # read late: a scratch that does not exist yet cannot be hidden
             view = layout.make_view(self._gateway, workdir)
-            forwarder = handover.put(bubblewrap.compile_forwarder()) if view.gateway else -1
+            forwards = bool(view.gateway) and not self._sandboxes.listeners.usable
+            forwarder = handover.put(bubblewrap.compile_forwarder()) if forwards else -1
             arguments = [*bubblewrap.build_arguments(view, hidden, forwarder), *render_setenv(environment)]
+            if view.gateway and not forwards:
+                arguments += ["--block-fd", str(handover.hold())]
             words = build_bwrap_argv(handover, bwrap, arguments, self._sandboxes.machine.filter)
-            return [*enter, *words, *(bubblewrap.build_forwarder_argv() if view.gateway else ()), *argv]
+            return [*enter, *words, *(bubblewrap.build_forwarder_argv() if forwards else ()), *argv]
 
         return ProcessLaunch(
             argv=complete,
@@ -291,6 +294,7 @@ class ProcessSandbox(WatchedSandbox):
             confined=bool(bwrap),
             count_output=watch.count_output,
             population=watch.population,
+            prepare=lambda process: self._sandboxes.listeners.serve(process, self._attempt),
         )
 
     def _check_program(self, name: str, path: str) -> None:

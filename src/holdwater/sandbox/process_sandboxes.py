@@ -22,9 +22,11 @@ from ..core.config import SandboxRoot
 from ..core.environment import SYSTEM_PATH
 from ..core.errors import BadInput
 from ..core.records import Limits, Network, Record, SandboxSpec
+from ..core.sandbox_kind import ListenerService
 from . import bubblewrap, process_marks
 from .bubblewrap import REPLACED, copy_settings, find_secrets, is_below, is_ours, make_root
 from .command import adopt_orphans
+from .gateway_listeners import GatewayListeners
 from .layout import SharedMounts
 from .probe import MachineFeatures, probe
 from .process import ProcessSandbox
@@ -174,6 +176,7 @@ class ProcessSandboxes:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdwater-sandbox")
         if self.machine.bwrap:
             adopt_orphans()
+        self.listeners = GatewayListeners()
         self.process_index = process_marks.ProcessIndex(run)
         self._hide = hide
         self.programs: set[str] = set()  # found in the system; bound: the system's programs
@@ -207,8 +210,13 @@ class ProcessSandboxes:
             return f"http://127.0.0.1:{bubblewrap.PORT}/v1"
         return host_url
 
+    def use_service(self, service: ListenerService) -> None:
+        """Let this gateway serve the commands from now on."""
+        self.listeners.service = service
+
     def close(self) -> None:
-        """Remove the files that the sandboxes share. All sandboxes must be closed."""
+        """Remove the files that the sandboxes share, and end their helper. All sandboxes must be closed."""
+        self.listeners.close()
         self.view.close()
 
     @cached_property
